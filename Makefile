@@ -1,0 +1,42 @@
+# make setup   .venv with every pinned dependency and hetpipe itself (editable); does nothing when it is up to date
+# make demo    a real model on real data over an emulated mixed cluster: the plan against equal splits
+# make test    the tests
+# make lint    ruff and mypy
+# make check   lint and test: what CI runs
+# make clean   removes what building and running left behind, but for .venv
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+DEMO ?= $(PY) -m bench.demo.run configs/jobs/demo.yaml
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
+STAMP := $(VENV)/.hetpipe-setup
+
+.PHONY: setup demo test lint check clean
+
+setup: $(STAMP)
+
+# torch first and alone: some packages want to find it when they are built.
+$(STAMP): setup.py constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(shell grep '^torch==' constraints.txt)
+	$(PIP) -e '.[test,viz]'
+	touch $@
+
+demo: setup
+	$(DEMO)
+
+test: setup
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: setup
+	$(PY) -m ruff check
+	$(PY) -m mypy
+
+check: lint test
+
+clean:
+	rm -rf build dist *.egg-info runs checkpoints .hetpipe .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Every baseline against `auto`, simulated, on mixed clusters."""

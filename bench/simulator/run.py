@@ -1,0 +1,124 @@
+"""How long does a simulation take? Pipelines of many stages and micro-batches, every duration different.
+
+python -m bench.simulator.run [--repeats N] [--json]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hetpipe.cli import main
+from hetpipe.cluster import Cluster
+from hetpipe.plan import Plan
+from hetpipe.profiles import Profile
+from hetpipe.schedule import deep_depths, default_depths
+from hetpipe.simulator import PipelineCosts, pipeline_times, simulate
+
+SHAPES = ((4, 8), (8, 64), (16, 128), (64, 512), (128, 1024))
+
+
+def random_costs(n: int, m: int) -> PipelineCosts:
+    """n stages, m micro-batches; transfers take about a tenth of a forward."""
+    draw = random.Random(0)
+    forward = [[draw.uniform(0.5, 1.5) for _ in range(m)] for _ in range(n)]
+    return PipelineCosts(
+        forward=forward,
+        backward=[[2 * x for x in row] for row in forward],
+        occupied=[[draw.uniform(0.0, 0.2) for _ in range(m)] for _ in range(n - 1)],
+        latency=[0.01] * (n - 1),
+    )
+
+
+def whole_plan(n: int, m: int) -> tuple[Plan, Profile, Cluster]:
+    """A plan of n stages of one layer, each on a device of its own, and what it takes to simulate it."""
+    draw = random.Random(0)
+    seconds = [draw.uniform(0.5, 1.5) for _ in range(n)]
+    layers = [
+        {
+            "name": f"layer.{i}",
+            "parameter_bytes": 10**6,
+            "output_bytes_per_sample": 10**4,
+            "saved_bytes_per_sample": 10**5,
+        }
+        for i in range(n)
+    ]
+    measured = {
+        "device_type": "gpu", "microbatch_sizes": [1], "forward_seconds": [seconds],
+        "backward_seconds": [[2 * t for t in seconds]], "optimizer_seconds": [0.01] * n,
+    }  # fmt: skip
+    profile = {
+        "format": "hetpipe.profile/1", "model": "chain", "layers": layers, "measurements": [measured],
+        "optimizer": {"state_bytes_per_parameter_byte": 2.0},
+    }  # fmt: skip
+    cluster = {
+        "format": "hetpipe.cluster/1",
+        "device_types": {"gpu": {"memory": 10**12}},
+        "nodes": [{"name": "n0", "devices": {"gpu": n}, "link": {"bandwidth": 1e9, "latency": 1e-5}}],
+    }
+    stages = [{"layers": [s, s + 1], "devices": [f"n0/{s}"]} for s in range(n)]
+    plan = {
+        "format": "hetpipe.plan/1",
+        "model": "chain",
+        "global_batch": m,
+        "replicas": [{"microbatch_sizes": [1] * m, "stages": stages}],
+    }
+    return Plan.parse(plan, "plan"), Profile.parse(profile, "profile"), Cluster.parse(cluster, "cluster")
+
+
+def seconds_of(action: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """(least, median) seconds of processor time: other work on the machine does not count."""
+    found = []
+    for _ in range(repeats):
+        begin = time.process_time()
+        action()
+        found.append(time.process_time() - begin)
+    return min(found), statistics.median(found)
+
+
+def measure(n: int, m: int, repeats: int) -> dict[str, tuple[float, float]]:
+    """Seconds of the longest path for three schedules, of `simulate`, and of `simulate` with its spans read."""
+    costs, plan = random_costs(n, m), whole_plan(n, m)
+    actions: dict[str, Callable[[], object]] = {
+        "1f1b": lambda: pipeline_times(costs, default_depths("1f1b", n, m)),
+        "deep 1f1b": lambda: pipeline_times(costs, deep_depths(n, m)),
+        "gpipe": lambda: pipeline_times(costs, default_depths("gpipe", n, m)),
+        "simulate": lambda: simulate(*plan),
+        "simulate and spans": lambda: len(simulate(*plan).spans),
+    }
+    return {name: seconds_of(action, repeats) for name, action in actions.items()}
+
+
+def run(
+    repeats: Annotated[int, typer.Option(min=1)] = 9,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Print the least and the median of the repeats."""
+    rows = {f"{n} × {m}": measure(n, m, repeats) for n, m in SHAPES}
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        return
+    table = Table("stages × micro-batches", title="Milliseconds of processor time, least / median")
+    for name in next(iter(rows.values())):
+        table.add_column(name, justify="right")
+    for shape, row in rows.items():
+        table.add_row(shape, *(f"{1e3 * least:.1f} / {1e3 * middle:.1f}" for least, middle in row.values()))
+    Console().print(table)
+    Console().print(
+        f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, one in use"
+    )
+
+
+if __name__ == "__main__":
+    main(lambda: typer.run(run))

@@ -1,0 +1,6 @@
+"""`python -m hetpipe`."""
+
+from hetpipe.cli import main
+
+if __name__ == "__main__":
+    main()

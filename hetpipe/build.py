@@ -1,0 +1,215 @@
+"""Job → Model, data, optimizer, schedule: every name of the job file turned into the object it means."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hetpipe import registry
+from hetpipe.config import Job, LossSection, Named, SchedulerSection, TorchNamed
+from hetpipe.data import MapDataset, fetch
+from hetpipe.datasets import DataError, DataSplits
+from hetpipe.formats import InputError, nearest
+from hetpipe.model import LOSSES, Loss, Model, accuracy, cross_entropy
+from hetpipe.runtime.base import Metric
+from hetpipe.split import refuse_batch_norm, trace_boundaries
+
+_OPTIMIZERS_REFUSED = {
+    "LBFGS": "it evaluates the model several times a step",
+    "SparseAdam": "it needs sparse gradients",
+    "Muon": "it takes matrices only",
+}
+_SCHEDULERS_REFUSED = {
+    "LambdaLR": "a function",
+    "MultiplicativeLR": "a function",
+    "ReduceLROnPlateau": "a metric at every step",
+    "SequentialLR": "other schedulers",
+    "ChainedScheduler": "other schedulers",
+}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> Any:
+    """Call with the job's arguments; an unknown one is named with the nearest known."""
+    signature = inspect.signature(function)
+    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        known = [
+            n for n, p in signature.parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        for name in arguments:
+            if name not in known:
+                raise InputError(f"{what} has no argument {name!r}{nearest(name, known)}")
+    try:
+        return function(**arguments)
+    except (InputError, DataError) as error:
+        raise InputError(f"{what}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} refuses its arguments {dict(arguments)}: {error}") from error
+
+
+def _function(section: Named, find: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+    return registry.load_target(section.target) if section.target is not None else find(str(section.name))
+
+
+def build_data(job: Job) -> DataSplits:
+    """The job's training and test samples."""
+    splits = _call(_function(job.data, registry.dataset), job.data.args, f"data {job.data.label!r}")
+    if isinstance(splits, tuple) and len(splits) == 2:
+        splits = DataSplits(train=splits[0], test=splits[1])
+    if not isinstance(splits, DataSplits):
+        raise InputError(
+            f"data {job.data.label!r} must return DataSplits(train, test) or a pair, found {type(splits).__name__}"
+        )
+    for part, samples in (("training", splits.train), ("test", splits.test)):
+        if samples is not None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+            raise InputError(
+                f"data {job.data.label!r}: the {part} samples are of type {type(samples).__name__}, which has no "
+                "length or no index: give a map-style dataset, or a list of (inputs, target)"
+            )
+    if len(splits.train) == 0:  # type: ignore[arg-type]
+        raise InputError(f"data {job.data.label!r} has no training samples")
+    return splits
+
+
+def build_loss(section: LossSection) -> Loss:
+    """The job's loss and its weight."""
+    if section.target is not None:
+        function = registry.load_target(section.target)
+    else:
+        name = section.name or "cross_entropy"
+        if name not in LOSSES:
+            raise InputError(f"unknown loss {name!r}{nearest(name, list(LOSSES))}")
+        function = LOSSES[name]
+        if name == "cross_entropy" and section.ignore_index != -100:
+            function = partial(cross_entropy, ignore_index=section.ignore_index)
+    return Loss(function=function, weight=section.weight, ignore_index=section.ignore_index)
+
+
+def build_metric(loss: Loss) -> Metric | None:
+    """What to count in an evaluation beside the loss: for cross-entropy, the correct predictions."""
+    if getattr(loss.function, "func", loss.function) is not cross_entropy:
+        return None
+    return partial(accuracy, ignore_index=loss.ignore_index)
+
+
+def check_training(job: Job) -> None:
+    """The partitioner, back end, optimizer and schedule exist and take their arguments: known before anything is measured."""
+    registry.partitioner(job.plan.partitioner)
+    if job.plan.backend != "torch":
+        raise InputError(
+            f"the back end {job.plan.backend!r} can be planned for, but does not train yet; write backend: torch"
+        )
+    build_scheduler(
+        job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])
+    )
+
+
+def build_model(job: Job, data: MapDataset) -> Model:
+    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first."""
+    torch.manual_seed(job.train.seed)
+    layers = _call(_function(job.model, registry.model), job.model.args, f"model {job.model.label!r}")
+    if isinstance(layers, nn.Sequential):
+        layers = layers.to(DTYPES[job.train.dtype])
+    try:
+        inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor([0])))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"data {job.data.label!r}: {error}") from error
+    model = Model(
+        name=job.model.label, layers=layers, inputs=inputs, targets=targets, loss=build_loss(job.loss)
+    )
+    refuse_batch_norm(model.layers, job.model.batch_norm)
+    if job.model.batch_norm == "deferred":
+        raise InputError(
+            "batch_norm: deferred needs the fairscale or torchgpipe back end; with torch write per_microbatch"
+        )
+    with _without_torch_s_log():
+        trace_boundaries(
+            model.layers, model.inputs
+        )  # model and data fit together: a message where they do not
+    return model
+
+
+@contextmanager
+def _without_torch_s_log() -> Iterator[None]:
+    """Fake tensors print a traceback of their own before they raise."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def as_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors of a batch in the model's type; TypeError where it holds something else."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"samples hold tensors or tuples of tensors, found {type(value).__name__}")
+    return tuple(as_dtype(v, dtype) for v in value)
+
+
+def _torch_class(module: Any, base: type, name: str, what: str) -> type:
+    known = [
+        n
+        for n, c in vars(module).items()
+        if inspect.isclass(c) and issubclass(c, base) and c is not base and not n.startswith("_")
+    ]
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}{nearest(name, sorted(known))}")
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def optimizer_factory(section: TorchNamed) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:
+    """The optimizer of torch.optim by its name, as a function of parameters."""
+    found = _torch_class(torch.optim, torch.optim.Optimizer, section.name, "optimizer")
+    if section.name in _OPTIMIZERS_REFUSED:
+        reason = _OPTIMIZERS_REFUSED[section.name]
+        raise InputError(
+            f"optimizer {section.name!r} cannot train a pipeline: {reason}; use, for example, AdamW"
+        )
+    return lambda parameters: _call(
+        lambda **kw: found(list(parameters), **kw), _checked(found, section), f"optimizer {section.name!r}"
+    )
+
+
+def _checked(found: type, section: TorchNamed) -> dict[str, Any]:
+    known = [n for n in inspect.signature(found).parameters if n not in ("params", "self", "optimizer")]
+    for name in section.arguments:
+        if name not in known:
+            raise InputError(f"{section.name!r} has no argument {name!r}{nearest(name, known)}")
+    return section.arguments
+
+
+def build_scheduler(
+    section: SchedulerSection | None, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """The learning-rate schedule. LinearLR with `warmup_steps` w rises from 1/w of the rate over w steps; any other schedule
+    begins after such a warm-up."""
+    if section is None:
+        return None
+    schedulers = torch.optim.lr_scheduler
+    found = _torch_class(schedulers, schedulers.LRScheduler, section.name, "scheduler")
+    if section.name in _SCHEDULERS_REFUSED:
+        raise InputError(
+            f"scheduler {section.name!r} cannot be written in a job file: it takes "
+            f"{_SCHEDULERS_REFUSED[section.name]}; use, for example, CosineAnnealingLR with warmup_steps"
+        )
+    arguments, warmup = _checked(found, section), section.warmup_steps
+    if section.name == "LinearLR" and warmup:
+        arguments = {"start_factor": 1 / warmup, "total_iters": warmup, **arguments}
+    main: torch.optim.lr_scheduler.LRScheduler = _call(
+        lambda **kw: found(optimizer, **kw), arguments, f"scheduler {section.name!r}"
+    )
+    if not warmup or section.name == "LinearLR":
+        return main
+    rise = schedulers.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup)
+    return schedulers.SequentialLR(optimizer, [rise, main], milestones=[warmup])

@@ -1,0 +1,230 @@
+"""The job file: what to train, on what, how; and `--set key=value`, which changes it from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from hetpipe.cluster import Cluster
+from hetpipe.formats import Document, InputError, Strict, read_mapping, read_yaml
+from hetpipe.partition import Problem, ScheduleChoice
+from hetpipe.plan import Plan
+from hetpipe.profiles import Profile
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+def _refuse_text(data: Any) -> Any:
+    if isinstance(data, str):
+        raise ValueError(f"write {{name: {data}}}, with its arguments, if any, behind the name")
+    return data
+
+
+class Named(Strict):
+    """Something of the registry by `name`, or a function by `target` (`package.module:function`), with its `args`."""
+
+    name: str | None = None
+    target: str | None = None
+    args: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mapping(cls, data: Any) -> Any:
+        return _refuse_text(data)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.name is None) == (self.target is None):
+            raise ValueError(
+                "give either 'name' (from the registry) or 'target' (package.module:function), and not both"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        """The name or the target."""
+        return self.name or str(self.target)
+
+
+class ModelSection(Named):
+    """The model; `batch_norm: per_microbatch` accepts that BatchNorm normalises each micro-batch by itself."""
+
+    batch_norm: Literal["per_microbatch", "deferred"] | None = None
+
+
+class LossSection(Strict):
+    """A loss of the registry, or a function (output, targets) → mean; `weight` says over what it is the mean."""
+
+    name: str | None = None
+    target: str | None = None
+    weight: Literal["samples", "tokens"] = "samples"
+    ignore_index: int = -100
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.name is not None and self.target is not None:
+            raise ValueError("give either 'name' or 'target' (package.module:function), and not both")
+        return self
+
+
+class PlanSection(Strict):
+    """How to plan, or which plan `file` to use."""
+
+    partitioner: str = "auto"
+    schedule: ScheduleChoice = "auto"
+    backend: Literal["torch", "fairscale", "torchgpipe"] = "torch"
+    file: str | None = None
+    allow_recompute: bool = True
+    memory_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class TorchNamed(Strict):
+    """A class of torch.optim by name and its arguments."""
+
+    model_config = {"extra": "allow", "frozen": True}
+
+    name: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Every key but the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        return _refuse_text(data)  # torch's own signature says which keys there are
+
+
+class SchedulerSection(TorchNamed):
+    """A class of torch.optim.lr_scheduler; `warmup_steps` puts a linear warm-up before it (for LinearLR: is it)."""
+
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+
+
+class TrainSection(Strict):
+    """The loop: `steps`, or `epochs` of the data."""
+
+    global_batch: Positive
+    steps: Positive | None = None
+    epochs: Positive | None = None
+    optimizer: TorchNamed = TorchNamed(name="AdamW")
+    scheduler: SchedulerSection | None = None
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    seed: int = 0
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    evaluate_samples: Annotated[int, Field(ge=0)] | None = None
+    check_replicas_every: Positive = 100
+
+    @model_validator(mode="after")
+    def _length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either 'steps' or 'epochs', and not both")
+        return self
+
+
+class CheckpointSection(Strict):
+    """Where and how often to save; training resumes from the newest checkpoint there unless `resume` is false."""
+
+    folder: str
+    every_steps: Positive = 100
+    keep: Positive = 3
+    resume: bool = True
+
+
+class LogSection(Strict):
+    """Where results go (metrics.jsonl, plan.json, profile.json, trace.json, summary.json) and how often a line is written."""
+
+    folder: str
+    every_steps: Positive = 10
+
+
+class ProfileSection(Strict):
+    """How to measure: micro-batch sizes (1 is always one of them) and repeats."""
+
+    microbatch_sizes: tuple[Positive, ...] = (1, 2, 4, 8)
+    repeats: Positive = 5
+    cache: str | None = None
+
+
+class Job(Document):
+    """One training run."""
+
+    format: Literal["hetpipe.job/1"]
+    model: ModelSection
+    data: Named
+    loss: LossSection = LossSection(name="cross_entropy")
+    cluster: str | None = None
+    profile: str | None = None
+    profiler: ProfileSection = ProfileSection()
+    plan: PlanSection = PlanSection()
+    train: TrainSection
+    checkpoint: CheckpointSection | None = None
+    log: LogSection | None = None
+
+    @classmethod
+    def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Job:
+        """The job of a file, changed by `key.key=value` settings (values are YAML). Relative paths of cluster, profile and plan
+        are looked up from the current folder, then from the job file's."""
+        data = read_mapping(path)
+        if isinstance(data, Mapping):
+            data = apply_settings(dict(data), settings)
+        job = cls.parse(data, str(path))
+        base = Path(path).resolve().parent
+        found = {
+            "cluster": _locate(job.cluster, base),
+            "profile": _locate(job.profile, base),
+            "plan": job.plan.model_copy(update={"file": _locate(job.plan.file, base)}),
+        }
+        return job.model_copy(update=found)
+
+    def check_files(self) -> None:
+        """Read the cluster, profile and plan files and compare them, so that a fault is found before anything starts."""
+        cluster = self.read_cluster()
+        profile = Profile.load(self.profile) if self.profile is not None else None
+        if cluster is not None and profile is not None:
+            Problem.create(cluster=cluster, profile=profile, global_batch=self.train.global_batch)
+        if self.plan.file is not None:
+            Plan.load(self.plan.file).check(
+                cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=self.plan.file
+            )
+
+    def read_cluster(self) -> Cluster | None:
+        """The cluster file's content; None where the job names none."""
+        return Cluster.load(self.cluster) if self.cluster is not None else None
+
+
+def _locate(name: str | None, base: Path) -> str | None:
+    if name is None or Path(name).exists() or not (base / name).exists():
+        return name
+    return str(base / name)
+
+
+def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """`data` with each "a.b=value" put in its place; the values are read as YAML, an empty one as null."""
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise InputError(
+                f"cannot read the setting {setting!r}; write key=value, for example train.steps=50"
+            )
+        try:
+            value = read_yaml(text)
+        except yaml.YAMLError as error:
+            raise InputError(f"cannot read the value of the setting {setting!r}: {error}") from None
+        *path, last = key.split(".")
+        place = data
+        for part in path:
+            inner = place.get(part)
+            if inner is not None and not isinstance(inner, dict):
+                raise InputError(
+                    f"the setting {setting!r} goes into {part!r}, which is {inner!r} and has no keys"
+                )
+            place[part] = dict(inner) if inner is not None else {}
+            place = place[part]
+        place[last] = value
+    return data

@@ -1,0 +1,37 @@
+"""Profiles that other planners published, as profile.json and cluster.yaml: the same numbers for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hetpipe.formats import InputError, nearest
+from hetpipe.importers.fasop import import_fasop
+from hetpipe.importers.metis import import_metis
+from hetpipe.importers.options import Imported, ImportOptions, parse_quantities
+from hetpipe.importers.sailor import import_sailor
+
+__all__ = ["LAYOUTS", "ImportOptions", "Imported", "import_published", "parse_quantities"]
+
+
+def _one(layout: str, sources: Sequence[Path]) -> Path:
+    if len(sources) != 1:
+        raise InputError(f"{layout} takes one folder, {len(sources)} were given")
+    return sources[0]
+
+
+LAYOUTS: dict[str, Callable[[Sequence[Path], ImportOptions], Imported]] = {
+    "sailor": lambda sources, options: import_sailor(_one("sailor", sources), options),
+    "fasop": lambda sources, options: import_fasop(_one("fasop", sources), options),
+    "metis": lambda sources, options: import_metis(sources, options),
+}
+
+
+def import_published(layout: str, sources: Sequence[Path], options: ImportOptions) -> Imported:
+    """Read `sources` in a published layout. InputError, naming the file and the place, where they are not of it."""
+    if layout not in LAYOUTS:
+        raise InputError(f"unknown layout {layout!r}{nearest(layout, list(LAYOUTS))}")
+    for source in sources:
+        if not source.exists():
+            raise InputError(f"cannot read {source}: no such file or folder")
+    return LAYOUTS[layout](sources, options)

@@ -1,0 +1,220 @@
+"""Measuring a whole cluster under torchrun or `hetpipe train`: every type measures itself, the main rank makes one profile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hetpipe.cluster import Cluster, Device, LinkBetween
+from hetpipe.config import ProfileSection
+from hetpipe.device import Emulation, torch_device
+from hetpipe.model import Model
+from hetpipe.profiler import Measured, OptimizerFactory, assemble, check_sizes, measure_device, provenance
+from hetpipe.profiles import Measurement, Profile
+from hetpipe.world import World
+
+HOST = "host"  # the table by which emulated devices are paced
+LINK_REPEATS = 15
+LARGE_BYTES = 4 * 2**20
+
+
+def profile_cluster(
+    model: Model, cluster: Cluster, world: World, options: ProfileSection, optimizer: OptimizerFactory
+) -> Profile:
+    """Collective: the first rank of each device type measures it. Emulated types are paced by a table of this host's plain
+    speed, measured first, by one rank alone; then they sleep most of the time and measure side by side. Real CPU types
+    measure in turn."""
+    sizes = check_sizes(options.microbatch_sizes)
+    first: dict[str, Device] = {}
+    for device in sorted(
+        (d for d in cluster.devices if d.id in world.rank_of), key=lambda d: world.rank_of[d.id]
+    ):
+        first.setdefault(device.type, device)
+    mine = next((d for d in first.values() if world.rank_of[d.id] == world.rank), None)
+    emulated = [d for d in first.values() if cluster.device_types[d.type].emulate is not None]
+    host = None
+    if emulated:
+        host = _alone(
+            world,
+            world.rank_of[emulated[0].id],
+            lambda: _run(model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True),
+        )
+    found: list[Measured | None] = []
+    for turn in _turns(cluster, first, world):
+        result = None
+        if mine is not None and mine.id in turn:
+            emulation = _emulation(cluster, mine.type, host.measurement if host else None)
+            repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
+            result = _run(
+                model,
+                mine.type,
+                torch_device(cluster.device_types[mine.type], mine.index),
+                sizes,
+                optimizer,
+                repeats,
+                emulation,
+                world.is_main,
+            )
+        found += world.gather(result)
+    done = [m for m in found if m is not None]
+    links = measure_links(cluster, world)
+    here = torch_device(cluster.device_types[mine.type], mine.index) if mine is not None else None
+    notes = provenance(
+        options.repeats,
+        max(m.spread for m in done),
+        devices={m.measurement.device_type: first[m.measurement.device_type].id for m in done},
+    )
+    profile = (
+        assemble(
+            model,
+            [m.measurement for m in done],
+            max(m.state_bytes_per_parameter_byte for m in done),
+            host=host.measurement if host else None,
+            links=links,
+            notes=notes,
+            device=here,
+        )
+        if world.is_main
+        else None
+    )
+    return Profile.parse(
+        world.first(profile.model_dump(mode="json") if profile else None), "the measured profile"
+    )
+
+
+def _emulation(cluster: Cluster, kind: str, host: Measurement | None) -> Emulation | None:
+    spec = cluster.device_types[kind]
+    if spec.emulate is None or host is None:
+        return None
+    return Emulation(slowdown=spec.emulate.slowdown, host=host, memory_bytes=spec.memory)
+
+
+def _turns(cluster: Cluster, first: dict[str, Device], world: World) -> list[set[str]]:
+    """Devices that measure at the same time: emulated ones and GPUs together, plain CPUs one after another."""
+    together, alone = set(), []
+    for kind, device in first.items():
+        if cluster.device_types[kind].emulate is None and not torch.cuda.is_available():
+            alone.append({device.id})
+        else:
+            together.add(device.id)
+    return ([together] if together else []) + alone
+
+
+def _alone(world: World, rank: int, measure: Callable[[], Measured]) -> Measured:
+    values = world.gather(measure() if world.rank == rank else None)
+    measured: Measured = next(v for v in values if v is not None)
+    return measured
+
+
+def _run(
+    model: Model,
+    kind: str,
+    device: torch.device,
+    sizes: tuple[int, ...],
+    optimizer: OptimizerFactory,
+    repeats: int,
+    emulation: Emulation | None,
+    visible: bool,
+) -> Measured:
+    bar = Progress(
+        TextColumn("measuring {task.fields[kind]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar if visible else nullcontext():
+        task = bar.add_task("", total=len(model.layers) * (len(sizes) + 1), kind=kind)
+        return measure_device(
+            model,
+            kind,
+            device,
+            sizes,
+            optimizer,
+            repeats=repeats,
+            emulation=emulation,
+            processor_time=kind == HOST,
+            advance=lambda what: bar.update(task, advance=1, description=what),
+        )
+
+
+def measure_links(cluster: Cluster, world: World) -> list[LinkBetween]:
+    """Latency and bandwidth between every two nodes, and inside every node with two ranks: half of a round trip of a few
+    bytes, and of 4 MiB less that. Collective."""
+    of_node: dict[str, list[int]] = {}
+    for device in cluster.devices:
+        if device.id in world.rank_of:
+            of_node.setdefault(device.node, []).append(world.rank_of[device.id])
+    names = list(of_node)
+    pairs = [(a, a, of_node[a][0], of_node[a][1]) for a in names if len(of_node[a]) > 1]
+    pairs += [(a, b, of_node[a][0], of_node[b][0]) for i, a in enumerate(names) for b in names[i + 1 :]]
+    found = []
+    for a, b, left, right in pairs:
+        result = _ping_pong(world.rank, left, right) if world.rank in (left, right) else None
+        seconds = next(v for v in world.gather(result) if v is not None)
+        small, large = seconds
+        found.append(
+            LinkBetween(between=(a, b), latency=small, bandwidth=LARGE_BYTES / max(large - small, 1e-9))
+        )
+    return found
+
+
+def _ping_pong(rank: int, left: int, right: int) -> tuple[float, float] | None:
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available() and dist.get_backend() != "gloo"
+        else torch.device("cpu")
+    )
+    medians = []
+    for size in (16, LARGE_BYTES):
+        message, times = torch.zeros(size, dtype=torch.uint8, device=device), []
+        for _ in range(LINK_REPEATS + 3):
+            time.sleep(0.001)
+            began = time.perf_counter()
+            if rank == left:
+                dist.send(message, right)
+                dist.recv(message, right)
+            else:
+                dist.recv(message, left)
+                dist.send(message, left)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append((time.perf_counter() - began) / 2)
+        medians.append(statistics.median(times[3:]))
+    return (medians[0], medians[1]) if rank == left else None
+
+
+def cache_path(model: Model, cluster: Cluster, options: ProfileSection, optimizer: str) -> str:
+    """Where the profile of this model, on these device types, with these versions, is kept."""
+    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.layers.named_parameters()]
+    sample = [
+        (tuple(t.shape[1:]), str(t.dtype))
+        for t in (model.inputs if isinstance(model.inputs, tuple) else (model.inputs,))
+    ]
+    content: list[Any] = [
+        model.name,
+        repr(model.layers),
+        shapes,
+        sample,
+        model.loss.weight,
+        options.model_dump(),
+        optimizer,
+        torch.__version__,
+        os.uname().nodename,
+        {k: v.model_dump() for k, v in cluster.device_types.items()},
+        [(n.name, n.devices, n.host) for n in cluster.nodes],
+    ]
+    digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+    return os.path.join(options.cache or os.path.join(".hetpipe", "profiles"), f"{model.name}-{digest}.json")

@@ -1,0 +1,142 @@
+"""What is trained: layers (an nn.Sequential), a sample of its inputs and targets, and a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.formats import InputError, nearest
+
+Tensors = Tensor | tuple[Tensor, ...]
+LossFunction = Callable[[Tensors, Tensors], Tensor]
+LossWeight = Literal["samples", "tokens"]
+
+
+def as_tuple(value: object) -> tuple[Tensor, ...]:
+    """A layer's input or output as a tuple of tensors; TypeError naming what else it held."""
+    items = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for item in items:
+        if not isinstance(item, Tensor):
+            raise TypeError(f"layers pass a tensor or a tuple of tensors, found {type(item).__name__}")
+    return items
+
+
+def as_value(items: Sequence[Tensor]) -> Tensors:
+    """The inverse of `as_tuple`: a single tensor stands for itself."""
+    return items[0] if len(items) == 1 else tuple(items)
+
+
+def named_layers(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
+    """The layers with their names, one entry a position: a module that stands at two positions (one nn.ReLU for all) is in the
+    list twice, while `named_children()` leaves the second out."""
+    return [(name, layer) for name, layer in layers._modules.items() if layer is not None]
+
+
+def batch_size(value: Tensors) -> int:
+    """Samples in a batch: dimension 0 of the first tensor."""
+    return int(as_tuple(value)[0].shape[0])
+
+
+def select(value: Tensors, index: slice | Tensor) -> Tensors:
+    """Rows of every tensor of a batch."""
+    return as_value([t[index] for t in as_tuple(value)])
+
+
+def split_rows(value: Tensors, sizes: Sequence[int]) -> list[Tensors]:
+    """Cut a batch along dimension 0 into micro-batches of the given sizes."""
+    parts = zip(*(torch.split(t, list(sizes)) for t in as_tuple(value)), strict=True)
+    return [as_value(part) for part in parts]
+
+
+def move(value: Tensors, device: torch.device) -> Tensors:
+    """The batch on `device`."""
+    return as_value([t.to(device, non_blocking=True) for t in as_tuple(value)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A mean loss and what it is the mean over. `function(output, targets)` returns the mean over the samples of a batch or
+    (weight "tokens") over its targets that differ from `ignore_index`."""
+
+    function: LossFunction
+    weight: LossWeight = "samples"
+    ignore_index: int = -100
+
+    def __post_init__(self) -> None:
+        if self.weight not in ("samples", "tokens"):
+            raise InputError(f"loss weight {self.weight!r}{nearest(str(self.weight), ['samples', 'tokens'])}")
+
+    def count(self, targets: Tensors) -> int:
+        """The weight of a batch: its samples, or its targets that are not ignored."""
+        if self.weight == "samples":
+            return batch_size(targets)
+        return int((as_tuple(targets)[0] != self.ignore_index).sum())
+
+    def share(self, output: Tensors, targets: Tensors, denominator: float) -> Tensor:
+        """The part of the global mean that this batch contributes: its sum over the global `denominator`. A batch in which
+        every target is ignored contributes zero (its mean would be 0/0), with zero gradients."""
+        count = self.count(targets)
+        if count == 0:
+            empty = [
+                t.reshape(-1)[:0].sum() for t in as_tuple(output) if t.is_floating_point()
+            ]  # not 0 · output: that may be infinite
+            return sum(empty, torch.zeros((), device=empty[0].device if empty else None))
+        return self.function(output, targets) * (count / denominator)
+
+
+def cross_entropy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> Tensor:
+    """Mean cross-entropy: logits [..., classes] against class indices [...]; `ignore_index` is ignored."""
+    (logits,), (labels,) = as_tuple(output), as_tuple(targets)
+    return nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=ignore_index
+    )
+
+
+def mse(output: Tensors, targets: Tensors) -> Tensor:
+    """Mean squared error of two tensors of the same shape."""
+    (prediction,), (wanted,) = as_tuple(output), as_tuple(targets)
+    if prediction.shape != wanted.shape:  # torch would broadcast, and train something else
+        raise InputError(
+            f"mse: the model's output has shape {tuple(prediction.shape)}, the targets {tuple(wanted.shape)}; they must be equal"
+        )
+    return nn.functional.mse_loss(prediction, wanted)
+
+
+LOSSES: dict[str, LossFunction] = {"cross_entropy": cross_entropy, "mse": mse}
+
+
+def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tuple[float, int]:
+    """(correct predictions, predictions) of logits [..., classes] against class indices [...]; `ignore_index` is ignored."""
+    (logits,), (labels,) = as_tuple(output), as_tuple(targets)
+    counted = labels != ignore_index
+    return float(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Layers are the children of `layers`, the unit that is never split. `inputs` and `targets` are a small sample batch
+    (dimension 0 counts samples); only their shapes and types matter."""
+
+    name: str
+    layers: nn.Sequential
+    inputs: Tensors
+    targets: Tensors
+    loss: Loss
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, nn.Sequential):
+            raise InputError(
+                f"model {self.name!r}: expected an nn.Sequential whose children are the layers, "
+                f"found {type(self.layers).__name__}"
+            )
+        if len(self.layers) == 0:
+            raise InputError(f"model {self.name!r} has no layers: its nn.Sequential is empty")
+
+    def sample(self, size: int) -> tuple[Tensors, Tensors]:
+        """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""
+        rows = torch.arange(size) % batch_size(self.inputs)
+        return select(self.inputs, rows), select(self.targets, rows)

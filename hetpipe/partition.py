@@ -1,0 +1,70 @@
+"""The contract of every planner: a Problem in, a Plan out, or a PartitionError that says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from hetpipe.cluster import Cluster
+from hetpipe.plan import Plan, Proof
+from hetpipe.profiles import Profile
+
+ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
+
+
+class PartitionError(Exception):
+    """No plan fits. Commands print it and exit with 3. The message says which device type, which layer, how many bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is to be planned. `cluster` already has the profile's measured links (see `Problem.create`).
+
+    `schedule` "auto" lets the planner choose gpipe (depth m) or 1f1b with depths n − s or 2(n − s) − 1; "1f1b" leaves the two
+    latter; "gpipe" only the first. `backend` torch has all of them, fairscale and torchgpipe run gpipe only.
+    `memory_reserve` is the fraction of each device's memory that plans leave free.
+    """
+
+    cluster: Cluster
+    profile: Profile
+    global_batch: int
+    schedule: ScheduleChoice = "auto"
+    backend: Literal["torch", "fairscale", "torchgpipe"] = "torch"
+    allow_recompute: bool = True
+    memory_reserve: float = 0.0
+    max_price_per_hour: float | None = None
+    deadline_seconds_per_step: float | None = None
+    progress: Callable[[str], None] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise ValueError(f"global_batch must be at least 1, got {self.global_batch}")
+        for kind in self.cluster.device_types:
+            if any(kind in node.devices for node in self.cluster.nodes):
+                self.profile.measurement(kind)
+
+    @classmethod
+    def create(cls, *, cluster: Cluster, profile: Profile, global_batch: int, **options: object) -> Problem:
+        """A Problem whose links are the profile's measured ones, where it has them."""
+        linked = cluster.with_links(profile.links)
+        return cls(cluster=linked, profile=profile, global_batch=global_batch, **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """A plan and the best lower bound that the search itself proved on the step time of any plan of its class."""
+
+    plan: Plan
+    lower_bound_seconds: float | None = None
+    proof: Proof | None = None
+
+
+class Partitioner(Protocol):
+    """One planning algorithm. `name` is how plans and commands call it."""
+
+    name: str
+
+    def __call__(self, problem: Problem) -> Solution:
+        """Solve the problem, or raise PartitionError."""
+        ...

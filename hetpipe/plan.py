@@ -1,0 +1,186 @@
+"""The plan file: replicas, their stages, and the sizes of their micro-batches. A plan validates itself, and, with
+`check`, against the cluster and the profile it is meant for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hetpipe.cluster import Cluster
+from hetpipe.formats import Bytes, Document, InputError, Strict
+from hetpipe.profiles import Profile
+from hetpipe.schedule import ScheduleName, check_depths, default_depths
+
+Proof = Literal["exhaustive", "search-bound", "fluid"]
+
+
+class StagePlan(Strict):
+    """Layers [lo, hi) on one device (more than one: a tensor-parallel group). `warmup`: forwards before the first backward."""
+
+    layers: tuple[Annotated[int, Field(ge=0)], int]
+    devices: Annotated[tuple[str, ...], Field(min_length=1)]
+    recompute: bool = False
+    warmup: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def device(self) -> str:
+        """The first (or only) device."""
+        return self.devices[0]
+
+
+class ReplicaPlan(Strict):
+    """One pipeline and the sizes of its micro-batches."""
+
+    microbatch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    stages: Annotated[tuple[StagePlan, ...], Field(min_length=1)]
+
+    @property
+    def samples(self) -> int:
+        """Samples of one step in this replica."""
+        return sum(self.microbatch_sizes)
+
+    @model_validator(mode="after")
+    def _covers_once(self) -> Self:
+        at = 0
+        for s, stage in enumerate(self.stages):
+            lo, hi = stage.layers
+            if lo != at or hi <= lo:
+                raise ValueError(
+                    f"stage {s} has layers [{lo}, {hi}), expected a range that starts at {at} and is not empty: "
+                    "the stages of a replica must cover all layers once, in order"
+                )
+            at = hi
+        return self
+
+    def depths(self, schedule: ScheduleName, m: int | None = None) -> tuple[int, ...]:
+        """Warm-up depth of each stage for `m` micro-batches (default: the plan's own), within [1, m]."""
+        m = len(self.microbatch_sizes) if m is None else m
+        default = default_depths(schedule, len(self.stages), m)
+        return tuple(
+            d if stage.warmup is None else max(1, min(stage.warmup, m))
+            for d, stage in zip(default, self.stages, strict=True)
+        )
+
+
+class Prediction(Strict):
+    """What the simulator says of the plan, and how far it is from the best possible: gap = step / lower bound − 1."""
+
+    step_seconds: float
+    pipeline_seconds: float
+    gradient_sync_seconds: float
+    optimizer_seconds: float
+    samples_per_second: float
+    price_per_hour: float
+    price_per_million_samples: float
+    peak_bytes: dict[str, Bytes]
+    lower_bound_seconds: float | None = None
+    fluid_bound_seconds: float | None = None
+    gap: float | None = None
+    proof: Proof | None = None
+
+
+class Plan(Document):
+    """Who computes what: replicas side by side, each with its own depth, cuts and share of the global batch."""
+
+    format: Literal["hetpipe.plan/1"] = "hetpipe.plan/1"
+    model: str
+    global_batch: Annotated[int, Field(ge=1)]
+    schedule: ScheduleName = "1f1b"
+    partitioner: str = "by hand"
+    replicas: Annotated[tuple[ReplicaPlan, ...], Field(min_length=1)]
+    predicted: Prediction | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        faults = []
+        total = sum(replica.samples for replica in self.replicas)
+        if total != self.global_batch:
+            faults.append(
+                f"the micro-batches of all replicas sum to {total} samples, but global_batch is {self.global_batch}"
+            )
+        used = Counter(d for replica in self.replicas for stage in replica.stages for d in stage.devices)
+        faults += [
+            f"device {d!r} is used {count} times; a device holds one stage"
+            for d, count in used.items()
+            if count > 1
+        ]
+        ends = {replica.stages[-1].layers[1] for replica in self.replicas}
+        if len(ends) > 1:
+            faults.append(f"the replicas cover different numbers of layers: {sorted(ends)}")
+        for r, replica in enumerate(self.replicas):
+            try:
+                check_depths(replica.depths(self.schedule))
+            except ValueError as error:
+                faults.append(f"replica {r}: {error}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    @property
+    def layer_count(self) -> int:
+        """L: the number of layers that every replica covers."""
+        return self.replicas[0].stages[-1].layers[1]
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """All devices in use, replica by replica, stage by stage."""
+        return tuple(d for replica in self.replicas for stage in replica.stages for d in stage.devices)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what is executed (not of the prediction): equal on all ranks, or they hold different plans."""
+        content = self.model_dump(mode="json", exclude={"predicted", "partitioner"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def check(self, *, cluster: Cluster | None = None, profile: Profile | None = None, layers: int | None = None,
+              global_batch: int | None = None, source: str = "the plan") -> None:  # fmt: skip
+        """Compare the plan with what it is to run on; an InputError lists every mismatch with both numbers."""
+        faults = self._cluster_faults(cluster) if cluster is not None else []
+        if profile is not None:
+            layers = len(profile.layers) if layers is None else layers
+            faults += self._profile_faults(profile, cluster if not faults else None)
+        if layers is not None and layers != self.layer_count:
+            faults.append(
+                f"its stages cover layers [0, {self.layer_count}), but the model has {layers} layers"
+            )
+        if global_batch is not None and global_batch != self.global_batch:
+            faults.append(
+                f"its global batch is {self.global_batch}, but {global_batch} is asked for (train.global_batch or --global-batch)"
+            )
+        if faults:
+            raise InputError(
+                f"{source} does not fit; make a new one with 'hetpipe plan':\n"
+                + "\n".join(f"  {fault}" for fault in faults)
+            )
+
+    def _cluster_faults(self, cluster: Cluster) -> list[str]:
+        faults = []
+        for device_id in self.device_ids:
+            try:
+                cluster.device(device_id)
+            except InputError as error:
+                faults.append(f"it was made for another cluster: {error}")
+        kinds = {d.id: (d.node, d.type) for d in cluster.devices}
+        for r, replica in enumerate(self.replicas):
+            for s, stage in enumerate(replica.stages):
+                if len({kinds[d] for d in stage.devices if d in kinds}) > 1:
+                    group = f"the tensor-parallel group {list(stage.devices)}"
+                    faults.append(f"replica {r} stage {s}: {group} mixes nodes or device types")
+        return faults
+
+    def _profile_faults(self, profile: Profile, cluster: Cluster | None) -> list[str]:
+        faults = []
+        if profile.model != self.model:
+            faults.append(f"it is for model {self.model!r}, the profile for {profile.model!r}")
+        if cluster is not None:
+            stages = [stage for replica in self.replicas for stage in replica.stages]
+            for kind, degree in sorted({(cluster.device(s.device).type, len(s.devices)) for s in stages}):
+                try:
+                    profile.measurement(kind, degree)
+                except InputError as error:
+                    faults.append(str(error))
+        return faults

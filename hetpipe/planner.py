@@ -1,0 +1,128 @@
+"""Profile + cluster + global batch → Plan: calls the named partitioner, simulates, attaches the prediction
+and its bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from hetpipe import registry
+from hetpipe.bounds import fluid_bound
+from hetpipe.cluster import Cluster
+from hetpipe.formats import InputError
+from hetpipe.partition import PartitionError, Problem, ScheduleChoice, Solution
+from hetpipe.plan import Plan, Prediction, Proof
+from hetpipe.profiles import Profile
+from hetpipe.simulator import simulate
+
+
+def make_plan(
+    profile: Profile,
+    cluster: Cluster,
+    global_batch: int,
+    *,
+    partitioner: str = "auto",
+    schedule: ScheduleChoice = "auto",
+    backend: Literal["torch", "fairscale", "torchgpipe"] = "torch",
+    max_price_per_hour: float | None = None,
+    deadline_seconds_per_step: float | None = None,
+    allow_recompute: bool = True,
+    memory_reserve: float = 0.0,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """The plan of the named partitioner, with its prediction. InputError if an argument is wrong,
+    PartitionError if no plan fits."""
+    found = registry.partitioner(partitioner)
+    _check(global_batch, memory_reserve, max_price_per_hour, deadline_seconds_per_step, cluster)
+    problem = Problem.create(
+        cluster=cluster,
+        profile=profile,
+        global_batch=global_batch,
+        schedule=schedule,
+        backend=backend,
+        allow_recompute=allow_recompute,
+        memory_reserve=memory_reserve,
+        max_price_per_hour=max_price_per_hour,
+        deadline_seconds_per_step=deadline_seconds_per_step,
+        progress=progress,
+    )
+    return with_prediction(found(problem), problem)
+
+
+def _check(
+    global_batch: int,
+    memory_reserve: float,
+    max_price: float | None,
+    deadline: float | None,
+    cluster: Cluster,
+) -> None:
+    """All faults of the options at once."""
+    faults = []
+    if global_batch < 1:
+        faults.append(f"the global batch must be at least 1, got {global_batch}")
+    if not 0 <= memory_reserve < 1:
+        faults.append(
+            f"memory_reserve is a fraction of a device's memory, at least 0 and below 1, got {memory_reserve}"
+        )
+    for name, value in (("max_price_per_hour", max_price), ("deadline_seconds_per_step", deadline)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            faults.append(f"{name} must be a positive number, got {value}")
+    if deadline is not None and all(
+        cluster.device_types[d.type].price_per_hour == 0 for d in cluster.devices
+    ):
+        faults.append(
+            "deadline_seconds_per_step asks for the cheapest plan, but no device type of the cluster has a "
+            "price_per_hour"
+        )
+    if faults:
+        raise InputError("; ".join(faults))
+
+
+def with_prediction(solution: Solution, problem: Problem) -> Plan:
+    """The solution's plan with what the simulator says of it. InputError if the partitioner broke a limit of
+    the problem.
+
+    `lower_bound_seconds` is the fluid bound, which holds for any system, unless the search proved a larger
+    one for its plan class (proof "exhaustive" or "search-bound"); `fluid_bound_seconds` comes with every plan."""
+    plan, cluster = solution.plan, problem.cluster
+    timeline = simulate(plan, problem.profile, cluster)
+    _check_memory(plan, problem, timeline.peak_bytes)
+    step = timeline.step_seconds
+    price = sum(cluster.type_of(device).price_per_hour for device in plan.device_ids)
+    fluid = min(fluid_bound(problem), step)  # equal but for rounding when a plan reaches it
+    bound, proof = _best_bound(solution, fluid, step)
+    prediction = Prediction(
+        step_seconds=step,
+        pipeline_seconds=timeline.pipeline_seconds,
+        gradient_sync_seconds=timeline.sync_seconds,
+        optimizer_seconds=timeline.optimizer_seconds,
+        samples_per_second=plan.global_batch / step if step > 0 else math.inf,
+        price_per_hour=price,
+        price_per_million_samples=price / 3600 * step / plan.global_batch * 1e6,
+        peak_bytes=dict(timeline.peak_bytes),
+        lower_bound_seconds=bound,
+        fluid_bound_seconds=fluid,
+        gap=step / bound - 1 if bound > 0 else None,
+        proof=proof,
+    )
+    return plan.model_copy(update={"predicted": prediction})
+
+
+def _best_bound(solution: Solution, fluid: float, step: float) -> tuple[float, Proof]:
+    """The larger of the two bounds, and its name."""
+    searched = solution.lower_bound_seconds
+    if searched is not None and solution.proof is not None and searched >= fluid:
+        return min(searched, step), solution.proof
+    return fluid, "fluid"
+
+
+def _check_memory(
+    plan: Plan, problem: Problem, peaks: Mapping[str, int]
+) -> None:  # a partitioner may come from anywhere
+    for device, peak in peaks.items():
+        limit = problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)
+        if peak > limit:
+            raise PartitionError(
+                f"the plan of {plan.partitioner!r} needs {peak} bytes on {device}, which has {limit:.0f}"
+            )

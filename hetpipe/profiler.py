@@ -1,0 +1,364 @@
+"""The profiler: every layer's seconds and bytes, on the devices themselves.
+
+Times are medians over repeats after a warm-up, each after a short idle gap (a pipeline's ranks wait between actions, and a hot
+loop would flatter small ones). Saved bytes come from one forward, by saved-tensor hooks: shared storage once, parameters never.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.device import Emulation, MemoryMeter, Pacer, Stopwatch, module_bytes, one_thread, static_storages
+from hetpipe.formats import InputError
+from hetpipe.model import Model, Tensors, as_tuple, as_value, move, named_layers
+from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.split import tied_layers, trace_boundaries, unchanged_buffers
+
+OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+Advance = Callable[[str], None]
+IDLE_SECONDS = 0.002
+
+
+@dataclass
+class Clock:
+    """Times one action (layer, kind, size): on a real device as it is; on an emulated one it lasts as long as it would there.
+    `processor_time` counts this thread's own processor seconds instead of wall time, so that other work on the machine does
+    not distort the table by which emulated devices are paced (one thread computes, forward and backward)."""
+
+    device: torch.device
+    emulation: Emulation | None = None
+    processor_time: bool = False
+    pacer: Pacer = field(default_factory=Pacer)
+
+    def measure(self, action: Callable[[], object], kind: str, layer: int, size: int) -> float:
+        """Seconds of the action."""
+        time.sleep(IDLE_SECONDS)
+        if self.processor_time:
+            began = time.thread_time()
+            action()
+            return time.thread_time() - began
+        if self.emulation is None:
+            return Stopwatch(self.device).measure(action)
+        seconds = self.emulation.seconds(kind, layer, layer + 1, size)
+        return Stopwatch(self.device).measure(lambda: self._paced(action, seconds))
+
+    def _paced(self, action: Callable[[], object], seconds: float) -> None:
+        self.pacer.start()
+        action()
+        self.pacer.finish(seconds)
+
+
+def _leaf(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
+
+
+@contextmanager
+def _placed(layer: nn.Module, device: torch.device) -> Iterator[None]:
+    """One layer on the device, so that a model that does not fit it can be measured there."""
+    if device.type == "cpu":
+        yield
+        return
+    layer.to(device)
+    try:
+        yield
+    finally:
+        layer.to("cpu")
+
+
+@dataclass(frozen=True)
+class _LayerRun:
+    """Forward and backward of one layer (the last with the loss) as actions that can be timed."""
+
+    layer: nn.Module
+    inputs: tuple[Tensor, ...]
+    loss: Callable[[Tensors], Tensor] | None
+    received: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+
+    def receive(self) -> None:
+        """Fresh inputs (a layer may work in place)."""
+        self.received[:] = [t.clone() for t in self.inputs]
+
+    def forward(self) -> None:
+        output = self.layer(as_value(self.received))
+        self.outputs[:] = (
+            [self.loss(output)] if self.loss is not None else [t for t in as_tuple(output) if t.requires_grad]
+        )
+
+    def backward(self) -> None:
+        differentiable = [t for t in self.outputs if t.requires_grad]
+        if differentiable:
+            torch.autograd.backward(differentiable, self.gradients(differentiable))
+        for tensor in self.inputs:
+            tensor.grad = None
+
+    def gradients(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.ones_like(t) for t in outputs]
+
+
+def _measure_size(
+    model: Model, device: torch.device, clock: Clock, size: int, repeats: int, advance: Advance
+) -> tuple[list[float], list[float], float]:
+    """Median forward and backward seconds of each layer, and the median relative spread."""
+    inputs, targets = (move(x, device) for x in model.sample(size))
+    forward, backward, spreads = [], [], []
+    tensors = as_tuple(inputs)
+    for index, layer in enumerate(model.layers):
+        with _placed(layer, device):
+            received = _leaf(tensors)
+            tensors = _leaf(as_tuple(layer(as_value([t.clone() for t in received]))))
+            loss = _loss_of(model, targets) if index == len(model.layers) - 1 else None
+            times = _time_layer(_LayerRun(layer, received, loss), clock, index, size, repeats)
+        forward.append(statistics.median(f for f, _ in times))
+        backward.append(statistics.median(b for _, b in times))
+        totals = sorted(f + b for f, b in times)
+        spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
+        advance(f"{size} sample{'s' if size > 1 else ''}, layer {index}")
+    return forward, backward, statistics.median(spreads)
+
+
+def _loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
+    count = max(1, model.loss.count(targets))
+    return lambda output: model.loss.share(output, targets, count)
+
+
+def _time_layer(
+    run: _LayerRun, clock: Clock, index: int, size: int, repeats: int
+) -> list[tuple[float, float]]:
+    """(forward, backward) seconds of each repeat; one before them warms up allocations and the parameters' first gradients."""
+    times = []
+    for _ in range(repeats + 1):
+        run.receive()
+        times.append(
+            (clock.measure(run.forward, "F", index, size), clock.measure(run.backward, "B", index, size))
+        )
+    for parameter in run.layer.parameters():
+        parameter.grad = None
+    return times[1:]
+
+
+def _measure_optimizer(
+    model: Model, clock: Clock, factory: OptimizerFactory, repeats: int, advance: Advance
+) -> tuple[list[float], float]:
+    """Median seconds of an optimizer step per layer, and state bytes per parameter byte."""
+    seconds, state_bytes, parameter_bytes = [], 0, 0
+    for index, layer in enumerate(model.layers):
+        parameters = [p for p in layer.parameters() if p.requires_grad]
+        advance(f"optimizer, layer {index}")
+        if not parameters:
+            seconds.append(0.0)
+            continue
+        with _placed(layer, clock.device):
+            took, state = _time_optimizer(parameters, clock, index, factory, repeats)
+        seconds.append(took)
+        state_bytes += state
+        parameter_bytes += sum(p.numel() * p.element_size() for p in parameters)
+    return seconds, state_bytes / max(1, parameter_bytes)
+
+
+def _time_optimizer(
+    parameters: list[nn.Parameter], clock: Clock, index: int, factory: OptimizerFactory, repeats: int
+) -> tuple[float, int]:
+    """Median seconds of a step on one layer, and the bytes of its state; the parameters keep their values."""
+    before = [p.detach().clone() for p in parameters]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    optimizer = factory(parameters)
+    optimizer.step()
+    seconds = [clock.measure(optimizer.step, "optimizer", index, 0) for _ in range(repeats)]
+    tensors = [
+        t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor) and t.numel() > 1
+    ]
+    with torch.no_grad():
+        for p, value in zip(parameters, before, strict=True):
+            p.copy_(value)
+            p.grad = None
+    return statistics.median(seconds), sum(t.numel() * t.element_size() for t in tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A Measurement, with what came out beside it."""
+
+    measurement: Measurement
+    state_bytes_per_parameter_byte: float
+    spread: float
+
+
+def measure_device(
+    model: Model,
+    device_type: str,
+    device: torch.device,
+    sizes: Sequence[int],
+    optimizer: OptimizerFactory,
+    *,
+    repeats: int = 5,
+    emulation: Emulation | None = None,
+    processor_time: bool = False,
+    advance: Advance = lambda _: None,
+) -> Measured:
+    """Measure all layers on one device (see `Clock` for `emulation` and `processor_time`). `advance` is
+    called L times per size and L times for the optimizer."""
+    clock, rows, spreads = Clock(device, emulation, processor_time=processor_time), [], []
+    model.layers.train()
+    with one_thread(device), unchanged_buffers(model.layers):
+        try:
+            for size in sizes:
+                forward, backward, spread = _measure_size(model, device, clock, size, repeats, advance)
+                rows.append((tuple(forward), tuple(backward)))
+                spreads.append(spread)
+        except torch.OutOfMemoryError:
+            if not rows:
+                raise
+        seconds, state = _measure_optimizer(model, clock, optimizer, repeats, advance)
+    measurement = Measurement(
+        device_type=device_type,
+        microbatch_sizes=tuple(sizes[: len(rows)]),
+        forward_seconds=tuple(f for f, _ in rows),
+        backward_seconds=tuple(b for _, b in rows),
+        optimizer_seconds=tuple(seconds),
+    )
+    return Measured(measurement=measurement, state_bytes_per_parameter_byte=state, spread=max(spreads))
+
+
+def saved_bytes(model: Model, device: torch.device) -> list[int]:
+    """Bytes that one sample leaves for backward, per layer, from one forward of the whole chain."""
+    inputs, targets = (move(x, device) for x in model.sample(1))
+    meter, found, tensors = MemoryMeter(), [], as_tuple(inputs)
+    with unchanged_buffers(model.layers), meter.hooks():
+        for index, layer in enumerate(model.layers):
+            before = meter.used
+            with _placed(layer, device):
+                meter.exclude |= static_storages(layer)
+                tensors = as_tuple(layer(as_value(tensors)))
+            if index == len(model.layers) - 1:
+                loss = _loss_of(model, targets)(as_value(tensors))
+            found.append(meter.used - before)
+    del loss
+    return found
+
+
+def _saved_bytes_somewhere(model: Model, device: torch.device) -> list[int]:
+    """On the device if one sample of the whole model fits it, else on the CPU (whose kernels may save a little more)."""
+    try:
+        return saved_bytes(model, device)
+    except torch.OutOfMemoryError:
+        return saved_bytes(model, torch.device("cpu"))
+
+
+def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfile, ...], int]:
+    """The bytes of every layer, and the bytes of one sample's input."""
+    ends = [
+        sum(spec.size_bytes for spec in specs) for specs in trace_boundaries(model.layers, model.sample(1)[0])
+    ]
+    saved, by_name = (
+        _saved_bytes_somewhere(model, device),
+        dict(model.layers.named_parameters(remove_duplicate=False)),
+    )
+    ties: dict[int, list[str]] = {}
+    for name, members in tied_layers(model.layers).items():
+        for member in members:
+            ties.setdefault(member, []).append(name)
+    rows = []
+    for index, (name, layer) in enumerate(named_layers(model.layers)):
+        parameters, buffers = module_bytes(layer)
+        shared = ties.get(index, [])
+        rows.append(
+            LayerProfile(
+                name=name,
+                parameter_bytes=parameters,
+                output_bytes_per_sample=ends[index + 1],
+                saved_bytes_per_sample=saved[index],
+                buffer_bytes=buffers,
+                tied=shared[0] if shared else None,
+                tied_parameter_bytes=sum(by_name[n].numel() * by_name[n].element_size() for n in shared),
+            )
+        )
+    return tuple(rows), ends[0]
+
+
+def provenance(repeats: int, spread: float, **more: object) -> dict[str, object]:
+    """Versions, host, date, repeats and spread of a measurement."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "repeats": repeats,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "relative_spread": round(spread, 4),
+        **more,
+    }
+
+
+def check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sorted micro-batch sizes to measure; 1 is always one of them."""
+    if any(size < 1 for size in sizes):
+        raise InputError(f"micro-batch sizes must be at least 1, got {sorted(sizes)}")
+    return tuple(sorted({1, *sizes}))
+
+
+def assemble(
+    model: Model,
+    measurements: Sequence[Measurement],
+    state: float,
+    *,
+    host: Measurement | None = None,
+    links: Sequence[object] = (),
+    notes: dict[str, object] | None = None,
+    device: torch.device | None = None,
+) -> Profile:
+    """A Profile of measurements, with the model's bytes, counted on `device` (the CPU if none is given)."""
+    layers, input_bytes = layer_profiles(model, device or torch.device("cpu"))
+    return Profile(
+        format="hetpipe.profile/1",
+        model=model.name,
+        layers=layers,
+        measurements=tuple(measurements),
+        links=tuple(links),  # type: ignore[arg-type]
+        optimizer=OptimizerProfile(state_bytes_per_parameter_byte=state),
+        input_bytes_per_sample=input_bytes,
+        host=host,
+        provenance=notes or {},
+    )
+
+
+def profile_model(
+    model: Model,
+    *,
+    device_type: str | None = None,
+    microbatch_sizes: Sequence[int] = (1, 2, 4, 8),
+    repeats: int = 5,
+    optimizer: OptimizerFactory = torch.optim.AdamW,
+    device: torch.device | None = None,
+    advance: Advance = lambda _: None,
+) -> Profile:
+    """Measure `model` on one device of this machine (a GPU if there is one). `device_type` is its name in the profile."""
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = device_type or default_type_name(device)
+    measured = measure_device(
+        model, name, device, check_sizes(microbatch_sizes), optimizer, repeats=repeats, advance=advance
+    )
+    return assemble(
+        model,
+        [measured.measurement],
+        measured.state_bytes_per_parameter_byte,
+        notes=provenance(repeats, measured.spread),
+        device=device,
+    )
+
+
+def default_type_name(device: torch.device) -> str:
+    """A device type's name on a machine without a cluster file: the GPU's own, or cpu."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device).lower().replace(" ", "-")
+    return "cpu"

@@ -1,0 +1,153 @@
+"""What a run leaves: its result, its log folder, and what it shows while it runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from hetpipe.config import Job
+from hetpipe.formats import make_folder, write_text
+from hetpipe.plan import Plan
+from hetpipe.profiles import Profile
+from hetpipe.runtime.base import Evaluation
+from hetpipe.timeline import Timeline
+from hetpipe.trace import save_trace
+
+WARMUP_STEPS = 2
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(kw_only=True)
+class TrainResult:
+    """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01
+    where an emulated device was too slow for its emulated speed, which makes timings invalid."""
+
+    plan: Plan | None
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    samples: int = 0
+    first_step: int = 0
+    evaluation: Evaluation | None = None
+    measured: Timeline | None = None
+    predicted: Timeline | None = None
+    overrun_fraction: float = 0.0
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def median_step_seconds(self) -> float:
+        """Median of the steady steps."""
+        return median(self.steady_seconds) if self.step_seconds else 0.0
+
+    @property
+    def steady_seconds(self) -> list[float]:
+        """Steps after the warm-up (allocations, first messages), where there are more."""
+        return self.step_seconds[WARMUP_STEPS:] or self.step_seconds
+
+    @property
+    def samples_per_second(self) -> float:
+        """Whole global batches per median step."""
+        batch = self.plan.global_batch if self.plan is not None else self.samples / max(1, len(self.losses))
+        return batch / self.median_step_seconds if self.step_seconds else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """The result as plain numbers."""
+        found: dict[str, Any] = {
+            "steps": self.first_step + len(self.losses),
+            "samples": self.samples,
+            "first_loss": self.losses[0] if self.losses else None,
+            "last_loss": self.losses[-1] if self.losses else None,
+            "measured_step_seconds": self.median_step_seconds,
+            "samples_per_second": self.samples_per_second,
+            "overrun_fraction": self.overrun_fraction,
+            "losses": self.losses,
+        }
+        if self.predicted is not None:
+            found["predicted_step_seconds"] = self.predicted.step_seconds
+        if self.evaluation is not None:
+            found |= {"test_loss": self.evaluation.loss, "test_accuracy": self.evaluation.metric}
+        if self.measured is not None:
+            found["peak_bytes"] = self.peak_bytes
+            found["utilisation"] = {d: 1 - b for d, b in self.measured.bubble_fraction().items()}
+        return found
+
+
+def make_folders(job: Job) -> None:
+    """The folders of the log and of checkpoints, so that a run does not end, after hours, because it cannot write."""
+    for section in (job.log, job.checkpoint):
+        if section is not None:
+            make_folder(section.folder)
+
+
+def trim_metrics(path: Path, step: int) -> None:
+    """Leave in the log what was written up to `step`, from which the run goes on: an earlier run's other lines are void."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        write_text(path, "".join(line for line in lines if _step_of(line) <= step))
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")  # cut off when the run was killed
+
+
+class ProgressBar:
+    """Loss, throughput and utilisation on standard error while training."""
+
+    def __init__(self, start: int, total: int) -> None:
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("", total=total, completed=start)
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        return self._advance
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _advance(self, loss: float, result: TrainResult) -> None:
+        parts = [f"loss {loss:.4f}"]
+        if result.step_seconds:
+            batch = result.samples / len(result.losses)
+            parts.append(
+                f"{result.step_seconds[-1]:.2f} s/step, {batch / result.step_seconds[-1]:.1f} samples/s"
+            )
+        if result.measured is not None:
+            busy = [1 - b for b in result.measured.bubble_fraction().values()]
+            parts.append(f"busy {min(busy):.0%} to {max(busy):.0%}")
+        self._bar.update(self._task, advance=1, description=", ".join(parts))
+
+
+def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult) -> None:
+    """plan.json, profile.json, summary.json and trace.json (predicted beside measured)."""
+    plan.save(folder / "plan.json")
+    profile.save(folder / "profile.json")
+    write_text(folder / "summary.json", json.dumps(result.summary(), indent=1) + "\n")
+    timelines = {
+        name: t
+        for name, t in (("predicted", result.predicted), ("measured", result.measured))
+        if t is not None
+    }
+    save_trace(folder / "trace.json", timelines)

@@ -1,0 +1,294 @@
+"""From a job file to ranks that know their part: world, model, profile, plan. The same on one machine and under torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from hetpipe.build import build_data, build_model, check_training, optimizer_factory
+from hetpipe.cluster import Cluster
+from hetpipe.config import Job
+from hetpipe.cost import Costs
+from hetpipe.datasets import DataSplits
+from hetpipe.device import Emulation, module_bytes, torch_device
+from hetpipe.formats import InputError
+from hetpipe.launch import describe_with, name_places
+from hetpipe.measure import cache_path, profile_cluster
+from hetpipe.model import Model, named_layers
+from hetpipe.plan import Plan
+from hetpipe.planner import make_plan
+from hetpipe.profiler import default_type_name
+from hetpipe.profiles import Profile
+from hetpipe.replicas import PlanGroups
+from hetpipe.runtime.engine import TorchEngine, refuse_tensor_parallel
+from hetpipe.split import tied_layers
+from hetpipe.world import World, connect, create_world
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A running job on this rank, before planning: everything that does not depend on the plan."""
+
+    job: Job
+    world: World
+    cluster: Cluster
+    model: Model
+    data: DataSplits
+
+
+def discover_cluster() -> Cluster:
+    """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names. Collective."""
+    cuda = torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if cuda:
+        kind, memory = (
+            default_type_name(torch.device("cuda", local)),
+            torch.cuda.get_device_properties(local).total_memory,
+        )
+    else:
+        per_host = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        kind, memory = "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, (int(os.environ.get("GROUP_RANK", "0")), local, kind, memory))
+    nodes: dict[int, dict[str, int]] = {}
+    types: dict[str, dict[str, int]] = {}
+    for agent, _, kind, memory in sorted(rows):
+        counts = nodes.setdefault(agent, {})
+        if counts and kind not in counts and list(counts)[-1] != kind and kind in list(counts)[:-1]:
+            raise InputError(
+                f"agent {agent} mixes device types in alternation; give a cluster file whose "
+                "node lists its devices in the order of local ranks"
+            )
+        counts[kind] = counts.get(kind, 0) + 1
+        types[kind] = {"memory": min(memory, types.get(kind, {}).get("memory", memory))}
+    document = {
+        "format": "hetpipe.cluster/1",
+        "device_types": types,
+        "nodes": [{"name": f"n{a}", "devices": c} for a, c in sorted(nodes.items())],
+    }
+    return Cluster.parse(document, "the devices found")
+
+
+def open_session(job: Job) -> Session:
+    """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
+    cluster = job.read_cluster()
+    emulated = cluster is not None and any(t.emulate is not None for t in cluster.device_types.values())
+    connect(use_cuda=torch.cuda.is_available() and not emulated)
+    if not torch.cuda.is_available() or emulated:
+        torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
+    cluster = cluster or discover_cluster()
+    world = create_world(cluster)
+    describe_with(lambda: f"rank {world.rank}, device {world.device_id}")
+    check_training(job)
+    data = build_data(job)
+    return Session(job=job, world=world, cluster=cluster, model=build_model(job, data.train), data=data)
+
+
+def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
+    """The job's profile file; else the cached one of this model on these devices; else a new measurement. Collective."""
+    job, world = session.job, session.world
+    if job.profile is not None and not fresh:
+        profile = Profile.load(job.profile)
+        _check_profile(profile, session.model, job.profile)
+        return profile
+    path = cache_path(session.model, session.cluster, job.profiler, repr(job.train.optimizer))
+    cached = world.first(_cached(path) if world.is_main and not fresh else None)
+    if cached is not None:
+        return Profile.parse(cached, path)
+    profile = profile_cluster(
+        session.model, session.cluster, world, job.profiler, optimizer_factory(job.train.optimizer)
+    )
+    if world.is_main:
+        profile.save(path)
+    world.barrier()
+    return profile
+
+
+def _check_profile(profile: Profile, model: Model, source: str) -> None:
+    """A profile of another model, or of this one with other arguments, would plan and pace something else."""
+    faults = []
+    if profile.model != model.name:
+        faults.append(f"it is of model {profile.model!r}, the job's is {model.name!r}")
+    measured = [(layer.name, layer.parameter_bytes) for layer in profile.layers]
+    own = [(name, module_bytes(layer)[0]) for name, layer in named_layers(model.layers)]
+    if len(measured) != len(own):
+        faults.append(f"it has {len(measured)} layers, the model {len(own)}")
+    else:
+        faults += [
+            f"layer {i} is {there!r} with {there_bytes} parameter bytes, in the model {here!r} with {here_bytes}"
+            for i, ((there, there_bytes), (here, here_bytes)) in enumerate(zip(measured, own, strict=True))
+            if (there, there_bytes) != (here, here_bytes)
+        ][:1]
+    if faults:
+        raise InputError(
+            f"{source} is not a profile of this model ({'; '.join(faults)}); measure it with 'hetpipe profile'"
+        )
+
+
+def _cached(path: str) -> Any:
+    """The profile in the cache; None where there is none, or one that is no longer readable."""
+    try:
+        return Profile.load(path).model_dump(mode="json") if Path(path).exists() else None
+    except InputError:
+        return None
+
+
+def planned_by_file(session: Session) -> Plan | None:
+    """The job's plan file, if it names one, checked against everything but the profile."""
+    job = session.job
+    if job.plan.file is None:
+        return None
+    plan = Plan.load(job.plan.file)
+    plan.check(
+        cluster=session.cluster,
+        layers=len(session.model.layers),
+        global_batch=job.train.global_batch,
+        source=job.plan.file,
+    )
+    refuse_tensor_parallel(plan)
+    return plan
+
+
+def obtain_plan(session: Session, profile: Profile) -> Plan:
+    """A new plan by the job's partitioner, made by the main rank. Collective."""
+    job, world = session.job, session.world
+    outcome: Any = None
+    if world.is_main:
+        outcome = _try_plan(job, session.cluster, profile)
+    outcome = world.first(outcome)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return Plan.parse(outcome, "the new plan")
+
+
+def _try_plan(job: Job, cluster: Cluster, profile: Profile) -> Any:
+    console = Console(stderr=True)
+    try:
+        with console.status("planning") as status:
+            plan = make_plan(
+                profile,
+                cluster,
+                job.train.global_batch,
+                partitioner=job.plan.partitioner,
+                schedule=job.plan.schedule,
+                backend=job.plan.backend,
+                allow_recompute=job.plan.allow_recompute,
+                memory_reserve=job.plan.memory_reserve,
+                progress=lambda message: status.update(f"planning: {message}"),
+            )
+        return plan.model_dump(mode="json")
+    except Exception as error:  # goes to every rank, which raises it
+        return error
+
+
+def join(session: Session, profile: Profile, plan: Plan) -> TorchEngine | None:
+    """This rank's engine; None where the plan leaves its device unused (the process may end). Collective."""
+    world, cluster, model = session.world, session.cluster, session.model
+    plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
+    groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))
+    used = world.restrict(plan.device_ids)
+    if used.device_id is None:
+        return None
+    if world.is_main or used.is_main:
+        name_places(_places(plan))
+    device = cluster.device(used.device_id)
+    place = _places(plan)[device.id]
+    describe_with(lambda: f"rank {used.rank}, {place}, device {device.id}")
+    engine = TorchEngine(
+        model,
+        plan,
+        used,
+        groups,
+        torch_device(cluster.device_types[device.type], device.index),
+        emulation=_emulation(cluster, profile, plan, used.device_id),
+    )
+    describe_with(lambda: f"{engine.name}, in {engine.recorder.current}")
+    return engine
+
+
+def _places(plan: Plan) -> dict[str, str]:
+    """Device → "replica 0 stage 1"."""
+    return {
+        stage.device: f"replica {r} stage {s}"
+        for r, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+    }
+
+
+def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -> Emulation | None:
+    spec = cluster.type_of(device_id)
+    if spec.emulate is None:
+        return None
+    if profile.host is None:
+        raise InputError(
+            f"device {device_id} is emulated, but the profile has no 'host' measurement to pace it by; "
+            "measure again with 'hetpipe profile'"
+        )
+    stage, samples = next((s, r.samples) for r in plan.replicas for s in r.stages if s.device == device_id)
+    memory = Costs(profile, cluster).stage_memory(
+        cluster.device(device_id).type, *stage.layers, samples=samples, recompute=stage.recompute
+    )
+    largest = max(max(r.microbatch_sizes) for r in plan.replicas if stage in r.stages)
+    return Emulation(
+        slowdown=spec.emulate.slowdown,
+        host=profile.host,
+        memory_bytes=spec.memory,
+        transient_bytes=round(memory.transient_per_sample * largest),
+    )
+
+
+def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> Any:
+    """`program(job, *arguments)` on every rank: in this process under torchrun, else in ranks started here. Returns the main
+    rank's result (None on other ranks of torchrun)."""
+    from hetpipe.launch import start_ranks
+
+    if "RANK" in os.environ:
+        return program(job, *arguments)
+    cluster = job.read_cluster()
+    if cluster is None:
+        count = max(1, torch.cuda.device_count())
+        cluster = Cluster.parse(
+            {
+                "format": "hetpipe.cluster/1",
+                "device_types": {"here": {"memory": 0}},
+                "nodes": [{"name": "n0", "devices": {"here": count}}],
+            },
+            "this machine",
+        )
+    _refuse_shared_gpus(cluster)
+    results = start_ranks(program, (job, *arguments), cluster.devices)
+    return next((r for r in results if r is not None), None)
+
+
+def _refuse_shared_gpus(cluster: Cluster) -> None:
+    """Several nodes of real GPUs are several machines: started on one, their ranks would share its GPUs without a word."""
+    real = [
+        node.name
+        for node in cluster.nodes
+        if any(cluster.device_types[k].emulate is None for k in node.devices)
+    ]
+    if torch.cuda.is_available() and len(real) > 1:
+        raise InputError(
+            f"the cluster file has real devices on the nodes {real}, and this is one machine: start the command under torchrun "
+            f"on each of them (torchrun --nnodes={len(cluster.nodes)} --nproc-per-node=… -m hetpipe …), or leave one node"
+        )
+
+
+def _profile_rank(job: Job) -> Profile | None:
+    session = open_session(job)
+    profile = obtain_profile(session, fresh=True)
+    return profile if session.world.is_main else None
+
+
+def profile_everywhere(job: Job) -> Profile | None:
+    """A new measurement of the job's model on all its device types: in the process that started the ranks, or on
+    the main rank."""
+    result: Profile | None = run_everywhere(job, _profile_rank)
+    return result

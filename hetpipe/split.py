@@ -1,0 +1,205 @@
+"""Model + Plan → stage modules: a slice of the nn.Sequential, what crosses its two ends, and its parameters by group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.autograd.graph import Node
+from torch.utils.checkpoint import checkpoint
+
+from hetpipe.formats import InputError
+from hetpipe.model import Tensors, as_tuple, as_value, named_layers
+
+
+class Stage(nn.Sequential):
+    """Consecutive layers as one module; names stay those of the whole model. Tensors of a tuple come as separate arguments.
+    With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept."""
+
+    recompute = False
+
+    def forward(self, *tensors: Tensor) -> Tensors:
+        """Run the layers. What enters the stage, or a checkpointed layer, is kept for backward, so a layer that works
+        in place (`nn.ReLU(inplace=True)`) gets a copy of it."""
+        checkpointed = self.recompute and torch.is_grad_enabled()
+        tensors = tuple(_alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
+        for index, layer in enumerate(self):
+            copy = (checkpointed or index == 0) and works_in_place(layer)
+            if checkpointed:
+                given, versions = tensors, [t._version for t in tensors]
+                tensors = as_tuple(checkpoint(_call, layer, copy, *tensors, use_reentrant=False))
+                if [t._version for t in given] != versions:
+                    raise InputError(f"layer {type(layer).__name__} overwrites its input, so it cannot be recomputed from it: "
+                                     "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
+            else:
+                tensors = as_tuple(_call(layer, copy, *tensors))
+        return as_value(tensors)
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory as a tensor that is no leaf, so that a layer may write into it (`x += 1`), as it may on one device."""
+
+    @staticmethod
+    def forward(ctx: object, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    result: Tensor = _Alias.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def works_in_place(layer: nn.Module) -> bool:
+    """Whether a layer says that it overwrites its input."""
+    return any(getattr(module, "inplace", False) is True for module in layer.modules())
+
+
+def _call(layer: nn.Module, copy: bool, *tensors: Tensor) -> Tensors:
+    result: Tensors = layer(as_value([t.clone() for t in tensors] if copy else tensors))
+    return result
+
+
+def make_stage(layers: nn.Sequential, lo: int, hi: int, *, recompute: bool = False) -> Stage:
+    """The stage of layers [lo, hi): the same module objects, the same names."""
+    stage = Stage()
+    for name, layer in named_layers(layers)[lo:hi]:
+        stage.add_module(name, layer)
+    stage.recompute = recompute
+    return stage
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and type of one tensor that crosses a boundary, and whether a gradient comes back for it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def empty(self, device: torch.device) -> Tensor:
+        """An uninitialised tensor of this shape."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.requires_grad)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Buffers have afterwards the values they had (BatchNorm counts its batches even on fake tensors). By name: moving a
+    module to another device and back gives it other tensors."""
+    before = {n: b.detach().clone() for n, b in module.named_buffers() if b.device.type != "meta"}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in before:
+                    buffer.copy_(before[name])
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Random state and buffers are afterwards what they were."""
+    state = torch.get_rng_state()
+    try:
+        with unchanged_buffers(module):
+            yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def trace_boundaries(layers: nn.Sequential, inputs: Tensors) -> list[tuple[TensorSpec, ...]]:
+    """What enters layer 0, what leaves layer 0, …, what leaves layer L − 1 (L + 1 entries), for these inputs. No arithmetic
+    is done: the layers run on fake tensors, so nothing (BatchNorm statistics, random state) changes. A tensor on which the last
+    layer's output does not depend requires no gradient."""
+    found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
+    with _unchanged(layers), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+        tensors: tuple[Tensor, ...] = tuple(mode.from_tensor(t.detach()) for t in as_tuple(inputs))
+        for name, layer in named_layers(layers):
+            # A stage has moved its own layers to its GPU.
+            home = next((t.device for t in (*layer.parameters(), *layer.buffers())), None)
+            try:
+                tensors = as_tuple(layer(as_value([t if home is None else t.to(home) for t in tensors])))
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise InputError(
+                    f"layer {name!r} ({type(layer).__name__}) decides by the values of its tensors ({error}); a pipeline must "
+                    "know every shape beforehand: let the layer compute both ways and select, with torch.where"
+                ) from error
+            except Exception as error:
+                raise InputError(
+                    f"layer {name!r} ({type(layer).__name__}) does not run on what the layer before it gives: "
+                    f"{'; '.join(str(s.shape) for s in found[-1])}: {error}"
+                ) from error
+            _refuse_reentrant(name, tensors)
+            found.append(_specs(tensors))
+            nodes.append([t.grad_fn for t in tensors])
+    used = _ancestors(nodes[-1])
+    return [tuple(replace(spec, requires_grad=spec.requires_grad and (node is None or node in used))
+                  for spec, node in zip(specs, row, strict=True)) for specs, row in zip(found, nodes, strict=True)]  # fmt: skip
+
+
+def joint_gradients(rows: Sequence[tuple[TensorSpec, ...]]) -> list[tuple[TensorSpec, ...]]:
+    """One boundary's tensors for several micro-batches: a gradient comes back for all of them if for any."""
+    needed = [any(column) for column in zip(*([s.requires_grad for s in row] for row in rows), strict=True)]
+    return [tuple(replace(s, requires_grad=n) for s, n in zip(row, needed, strict=True)) for row in rows]
+
+
+def _ancestors(nodes: Iterable[Node | None]) -> set[Node]:
+    """All nodes of the autograd graph that a backward from these visits."""
+    pending, seen = [node for node in nodes if node is not None], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending += [parent for parent, _ in node.next_functions if parent is not None]
+    return seen
+
+
+def _specs(tensors: tuple[Tensor, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+
+
+def _refuse_reentrant(name: str, tensors: tuple[Tensor, ...]) -> None:
+    if any(node.name() == "CheckpointFunctionBackward" for node in _ancestors(t.grad_fn for t in tensors)):
+        raise InputError(
+            f"layer {name!r} uses reentrant checkpointing, under which a pipeline loses gradients without a word; "
+            "call torch.utils.checkpoint.checkpoint(…, use_reentrant=False), or leave recompute to the plan"
+        )
+
+
+def refuse_batch_norm(layers: nn.Sequential, choice: str | None) -> None:
+    """BatchNorm in training normalises each micro-batch by itself, which is not what one device does: it needs a choice."""
+    names = [
+        name for name, module in layers.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    if names and choice is None:
+        raise InputError(
+            f"the model has BatchNorm (first: {names[0]!r}), which normalises every micro-batch by its own statistics, so "
+            "gradients differ from those of one device with the whole batch; write 'batch_norm: per_microbatch' in the job's "
+            "model section to accept that"
+        )
+
+
+def tied_layers(layers: nn.Sequential) -> dict[str, tuple[int, ...]]:
+    """Tied parameters: the first name of each → the layers that hold the same object."""
+    names: dict[nn.Parameter, list[tuple[int, str]]] = {}
+    for index, (child, layer) in enumerate(named_layers(layers)):
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append((index, f"{child}.{name}"))
+    found = {places[0][1]: tuple(dict.fromkeys(index for index, _ in places)) for places in names.values()}
+    return {name: indices for name, indices in found.items() if len(indices) > 1}

@@ -1,0 +1,377 @@
+"""The training loop: data, optimizer, schedule, log, checkpoints, around an Engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from hetpipe import checkpoint
+from hetpipe.build import DTYPES, as_dtype, build_metric, build_scheduler, optimizer_factory
+from hetpipe.config import Job
+from hetpipe.data import EpochSampler, fetch, replica_slices
+from hetpipe.footprint import with_memory
+from hetpipe.formats import InputError
+from hetpipe.launch import describe_with
+from hetpipe.model import Tensors
+from hetpipe.plan import Plan
+from hetpipe.profiles import Profile
+from hetpipe.runlog import (
+    METRICS_FILE,
+    WARMUP_STEPS,
+    ProgressBar,
+    TrainResult,
+    make_folders,
+    trim_metrics,
+    write_folder,
+)
+from hetpipe.runtime.base import Evaluation
+from hetpipe.runtime.engine import TorchEngine
+from hetpipe.runtime.reference import ReferenceEngine
+from hetpipe.session import Session, join, obtain_plan, obtain_profile, open_session, planned_by_file
+from hetpipe.shares import shares_for
+from hetpipe.simulator import simulate
+from hetpipe.timeline import Span, Timeline
+
+SCHEDULED = ("lr", "momentum", "betas")  # what a schedule changes in an optimizer's parameter groups
+
+
+class Trainer:
+    """Trains a job on this rank; every rank constructs one and calls `run`. Single process, torchrun, or `hetpipe train`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def run(self, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
+        """Measure, plan (unless given) and train. The main rank gets the result, the others None."""
+        session = open_session(self.job)
+        if session.world.is_main:
+            make_folders(self.job)
+        plan = plan or planned_by_file(session)  # a fault in it is known before anything is measured
+        profile = profile or obtain_profile(session)
+        plan = plan or obtain_plan(session, profile)
+        engine = join(session, profile, plan)
+        if engine is None:
+            return None
+        result = _Run(self.job, session, engine, plan).train()
+        if not engine.world.is_main:
+            return None
+        result.predicted = with_memory(
+            simulate(plan, profile, session.cluster), plan, profile, session.cluster
+        )
+        if self.job.log is not None:
+            write_folder(Path(self.job.log.folder), plan, profile, result)
+        return result
+
+
+def train_reference(job: Job) -> TrainResult:
+    """The same job on one plain device with the whole batch at once, in this process: what every plan must reproduce."""
+    torch.set_num_threads(1)  # one order of summation, and no spinning threads where cores are shared
+    job = job.model_copy(update={"cluster": None, "log": None, "checkpoint": None})
+    joined = dist.is_initialized()
+    session = open_session(job)
+    try:
+        return _Run(job, session, ReferenceEngine(session.model.layers, session.model.loss), None).train()
+    finally:
+        describe_with(None)
+        if not joined:
+            dist.destroy_process_group()
+
+
+class _Run:
+    """One run of the loop, on one rank."""
+
+    def __init__(
+        self, job: Job, session: Session, engine: TorchEngine | ReferenceEngine, plan: Plan | None
+    ) -> None:
+        self.job, self.session, self.engine, self.plan = job, session, engine, plan
+        self.train_job = job.train
+        self.parallel = engine if isinstance(engine, TorchEngine) else None
+        self.world = self.parallel.world if self.parallel else session.world
+        self.optimizer = optimizer_factory(job.train.optimizer)(list(engine.parameters()))
+        self.scheduler = build_scheduler(job.train.scheduler, self.optimizer)
+        self.sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
+        self.total = job.train.steps or job.train.epochs * self.sampler.batches_per_epoch  # type: ignore[operator]
+        self.result = TrainResult(plan=plan)
+        self._batches: list[int] = []
+        self._log_seconds = 0.0
+        self._stepped = False
+
+    def train(self) -> TrainResult:
+        """All steps, then the evaluation."""
+        start = self._resume()
+        self.result.first_step = start
+        if self.world.is_main and self.job.log is not None:
+            trim_metrics(Path(self.job.log.folder) / METRICS_FILE, start)
+        batches = self.sampler.forever()
+        began = None
+        with self._progress(start) as advance:
+            for step in range(start, self.total):
+                now = time.perf_counter()
+                if began is not None:
+                    self.result.step_seconds.append(now - began - self._log_seconds)
+                began, self._log_seconds = now, 0.0
+                loss, norm = self._step(step, next(batches))
+                if step == start + WARMUP_STEPS - 1 and self.parallel is not None:
+                    self.parallel.recorder.pacer.overrun_seconds = 0.0
+                self._after(step, loss, norm, advance)
+        self._finish_timing(began)
+        self.result.evaluation = self._evaluate()
+        self._collect()
+        return self.result
+
+    def _finish_timing(self, began: float | None) -> None:
+        self.world.barrier()
+        if began is not None:
+            self.result.step_seconds.append(time.perf_counter() - began - self._log_seconds)
+
+    def _step(self, step: int, batch: torch.Tensor) -> tuple[float, float | None]:
+        torch.manual_seed((self.train_job.seed + self.world.rank) * 1_000_003 + step)
+        loss = self.engine.step(*self._share(self.session.data.train, batch))
+        norm = (
+            self.engine.clip_grad_norm_(self.train_job.clip_norm)
+            if self.train_job.clip_norm is not None
+            else None
+        )
+        self._optimize()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.result.losses.append(loss)
+        self._batches.append(len(batch))
+        self.result.samples += len(batch)
+        return loss, norm
+
+    def _share(self, dataset: Any, batch: torch.Tensor) -> tuple[Tensors | None, Tensors | None]:
+        """This rank's inputs and targets of a global batch: the first stage's, the last stage's, both, or none."""
+        if self.parallel is not None:
+            assert self.plan is not None
+            counts = [sum(sizes) for sizes in shares_for(self.plan, len(batch))]
+            batch = replica_slices(batch, counts)[self.parallel.replica]
+            if not (self.parallel.is_first or self.parallel.is_last) or len(batch) == 0:
+                return None, None
+        inputs, targets = fetch(dataset, batch)
+        dtype = DTYPES[self.train_job.dtype]
+        return as_dtype(inputs, dtype), as_dtype(targets, dtype)
+
+    def _optimize(self) -> None:
+        if self.parallel is None:
+            self.optimizer.step()
+            return
+        recorder = self.parallel.recorder
+        recorder.begin("optimizer")
+        self.optimizer.step()
+        recorder.finish("optimizer", 0, 0)
+        if not self._stepped and recorder.meter is not None:
+            state = sum(
+                t.numel() * t.element_size()
+                for s in self.optimizer.state.values()
+                for t in s.values()
+                if isinstance(t, torch.Tensor)
+            )
+            recorder.meter.add(state, "optimizer state")
+        self._stepped = True
+
+    def _after(self, step: int, loss: float, norm: float | None, advance: Any) -> None:
+        """Log, check and save; its time is not part of the step."""
+        began, done = time.perf_counter(), step + 1
+        log, save = self.job.log, self.job.checkpoint
+        last = done == self.total
+        due = last or (log is not None and done % log.every_steps == 0)
+        whole = (
+            self._batches[-1] == self.train_job.global_batch
+        )  # a partial batch is no step to compare with the plan's
+        if self.parallel is not None:
+            if done % self.train_job.check_replicas_every == 0:
+                self.parallel.sync.check_equal()
+            if due and (whole or self.result.measured is None):
+                self.result.measured = self._measured()
+        if self.world.is_main and log is not None and due:
+            self._write_line(Path(log.folder), done, loss, norm)
+        if save is not None and self.parallel is not None and (last or done % save.every_steps == 0):
+            self._save(done)
+        advance(loss, self.result)
+        self._log_seconds = time.perf_counter() - began
+
+    def _write_line(self, folder: Path, done: int, loss: float, norm: float | None) -> None:
+        line: dict[str, Any] = {
+            "step": done,
+            "epoch": self.sampler.epoch,
+            "loss": loss,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+        }
+        if norm is not None:
+            line["grad_norm"] = norm
+        if self.result.step_seconds:
+            line |= {
+                "step_seconds": self.result.step_seconds[-1],
+                "samples_per_second": self._batches[-2]
+                / self.result.step_seconds[-1],  # both of the step before
+            }
+        if self.result.measured is not None:
+            line["utilisation"] = {
+                d: round(1 - b, 4) for d, b in self.result.measured.bubble_fraction().items()
+            }
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _measured(self) -> Timeline:
+        """The step just done, as it was: every rank's actions, in seconds since its step began. Collective."""
+        assert self.parallel is not None and self.plan is not None
+        own = [
+            (self.world.device_id, self.parallel.replica, self.parallel.index, *span)
+            for span in self.parallel.recorder.end_step()
+        ]
+        spans = tuple(
+            Span(
+                device=d,
+                replica=r,
+                stage=s,
+                kind=kind,
+                microbatch=i if kind in "FB" else None,
+                start=a,
+                end=b,
+            )
+            for part in self.world.gather(own)
+            for d, r, s, kind, i, a, b in part
+        )
+        pipeline = max((s.end for s in spans if s.kind in "FB"), default=0.0)
+        first = min((s.start for s in spans if s.kind == "optimizer"), default=pipeline)
+        end = max((s.end for s in spans), default=0.0)
+        return Timeline(
+            spans=spans,
+            step_seconds=end,
+            pipeline_seconds=pipeline,
+            sync_seconds=max(0.0, first - pipeline),
+            optimizer_seconds=end - max(first, pipeline),
+        )
+
+    def _evaluate(self) -> Evaluation | None:
+        """The whole test set (or `evaluate_samples` of it) in global batches: mean loss and, for classes, accuracy."""
+        test = self.session.data.test
+        count = len(test) if test is not None else 0  # type: ignore[arg-type]
+        if self.train_job.evaluate_samples is not None:
+            count = min(count, self.train_job.evaluate_samples)
+        if count == 0:
+            return None
+        metric = build_metric(self.session.model.loss)
+        sums = [0.0, 0.0]
+        weight = 0
+        for batch in torch.split(torch.arange(count), self.train_job.global_batch):
+            found = self.engine.evaluate(*self._share(test, batch), metric)
+            sums = [sums[0] + found.loss * found.weight, sums[1] + (found.metric or 0.0) * found.weight]
+            weight += found.weight
+        mean = [value / max(1, weight) for value in sums]
+        return Evaluation(mean[0], mean[1] if metric is not None else None, weight)
+
+    def _collect(self) -> None:
+        """Overruns and peak bytes of all ranks. Collective."""
+        if self.parallel is None:
+            return
+        recorder = self.parallel.recorder
+        peak = (
+            recorder.meter.peak
+            if recorder.meter is not None
+            else torch.cuda.max_memory_allocated()
+            if recorder.device.type == "cuda"
+            else None
+        )
+        rows = self.world.gather((self.world.device_id, peak, recorder.pacer.overrun_seconds))
+        elapsed = max(sum(self.result.steady_seconds), 1e-9)
+        self.result.overrun_fraction = max(row[2] for row in rows) / elapsed
+        self.result.peak_bytes = {row[0]: row[1] for row in rows if row[1] is not None}
+
+    def _resume(self) -> int:
+        section = self.job.checkpoint
+        if section is None or self.parallel is None:
+            return 0
+        found = self.world.first([str(p) for p in checkpoint.list_checkpoints(section.folder)])
+        if not found:
+            return 0
+        newest = Path(found[-1])
+        if not section.resume:
+            raise InputError(
+                f"checkpoint.resume is false, but {section.folder} holds checkpoints of an earlier run (the newest is "
+                f"{newest.name}), among which new ones would be lost; name another folder, or remove that one"
+            )
+        state = checkpoint.read_state(newest)
+        self._restore(newest, state)
+        if self.world.is_main:
+            Console(stderr=True).print(
+                f"resuming from {newest}; to start anew, name another checkpoint.folder, or remove that one",
+                markup=False,
+                soft_wrap=True,
+            )
+        return int(state["step"])
+
+    def _restore(self, newest: Path, state: dict[str, Any]) -> None:
+        assert self.parallel is not None
+        missing = [key for key in ("step", "sampler", "optimizer", "scheduler") if key not in state]
+        if missing:
+            raise InputError(
+                f"checkpoint {newest} lacks {missing} in {checkpoint.STATE_FILE}: another version saved it"
+            )
+        for what, own in (("optimizer", self.train_job.optimizer.name), ("scheduler", self._scheduler_name)):
+            if state[what] != own:
+                raise InputError(
+                    f"checkpoint {newest} was saved with the {what} {state[what]}, the job has {own}: go on with the "
+                    "same one, or name another checkpoint.folder to start anew"
+                )
+        checkpoint.load(newest, self.parallel.stage, self.optimizer, self.world)
+        try:
+            self.sampler.load_state_dict(state["sampler"])
+        except ValueError as error:
+            raise InputError(f"checkpoint {newest}: {error}") from error
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler_state"])
+            for group, values in zip(self.optimizer.param_groups, state["scheduled"], strict=True):
+                group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+    @property
+    def _scheduler_name(self) -> str | None:
+        return self.train_job.scheduler.name if self.train_job.scheduler is not None else None
+
+    def _save(self, step: int) -> None:
+        assert self.parallel is not None and self.job.checkpoint is not None
+        extra = {
+            "sampler": dict(self.sampler.state_dict()),
+            "optimizer": self.train_job.optimizer.name,
+            "scheduler": self._scheduler_name,
+            "scheduler_state": _plain(self.scheduler.state_dict()) if self.scheduler else None,
+            "scheduled": [{k: g[k] for k in SCHEDULED if k in g} for g in self.optimizer.param_groups],
+        }
+        checkpoint.save(
+            self.job.checkpoint.folder,
+            step,
+            self.parallel.stage,
+            self.optimizer,
+            extra,
+            self.world,
+            self.job.checkpoint.keep,
+        )
+
+    def _progress(self, start: int) -> Any:
+        return ProgressBar(start, self.total) if self.world.is_main else nullcontext(lambda *_: None)
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a scheduler's state that JSON can hold (nested schedulers included, functions not)."""
+    kept: dict[str, Any] = {}
+    for key, value in state.items():
+        if key == "_schedulers":
+            kept[key] = [_plain(inner) for inner in value]
+        elif isinstance(value, int | float | str | bool | list | type(None)):
+            kept[key] = value
+    return kept
+
+
+def train_rank(job: Job) -> TrainResult | None:
+    """The program of every rank of `hetpipe train`."""
+    return Trainer(job).run()

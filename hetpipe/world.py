@@ -1,0 +1,156 @@
+"""The running job: which process is which device of the plan, and the groups over which it talks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetpipe.cluster import Cluster, Node
+from hetpipe.formats import InputError
+
+# A message of a training step that takes longer means a lost peer; measuring and planning, where ranks wait for one, may
+# take long.
+TIMEOUT = timedelta(seconds=float(os.environ.get("HETPIPE_TIMEOUT_SECONDS", "120")))
+SETUP_TIMEOUT = max(TIMEOUT, timedelta(hours=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among all. `rank_of` maps device ids to global ranks; `device_id` is this process's (None: it has no part in
+    the cluster); `control` is a CPU group for small messages over `ranks`."""
+
+    rank: int
+    size: int
+    device_id: str | None
+    rank_of: Mapping[str, int]
+    ranks: tuple[int, ...]
+    control: dist.ProcessGroup | None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == min(self.ranks)
+
+    def sum(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> list[float]:
+        """Element-wise sum over the group's processes: the same bits everywhere."""
+        tensor = torch.tensor(list(values), dtype=dtype)
+        if len(self.ranks) > 1:
+            dist.all_reduce(tensor, group=self.control)
+        result: list[float] = tensor.tolist()
+        return result
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, in rank order, on every process."""
+        if len(self.ranks) == 1:
+            return [value]
+        values: list[Any] = [None] * len(self.ranks)
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def first(self, value: Any) -> Any:
+        """The main process's value on every process."""
+        if len(self.ranks) == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=min(self.ranks), group=self.control)
+        return values[0]
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self.sum([0.0])
+
+    def require(self, device_ids: Sequence[str]) -> World:
+        """This world, if it has a process for each of these devices; else an InputError."""
+        check_devices(device_ids, self.rank_of)
+        return self
+
+    def restrict(self, device_ids: Sequence[str]) -> World:
+        """The part of this world that runs these devices; every process must call it."""
+        self.require(device_ids)
+        ranks = tuple(sorted(self.rank_of[d] for d in device_ids))
+        group = dist.new_group(list(ranks), backend="gloo", timeout=TIMEOUT) if len(ranks) > 1 else None
+        return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
+                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, control=group)  # fmt: skip
+
+
+def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None:
+    """InputError if a plan uses a device that no process of the job drives."""
+    missing = [d for d in device_ids if d not in rank_of]
+    if missing:
+        raise InputError(
+            f"the plan uses {missing}, but this job has only the devices {sorted(rank_of)}; start one process per device"
+        )
+
+
+def connect(*, use_cuda: bool) -> None:
+    """Join the process group that torchrun or `hetpipe train` prepared (or a world of one); gloo, with NCCL where there
+    are GPUs."""
+    if dist.is_initialized():
+        return
+    if "RANK" not in os.environ:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
+            store=store,
+            rank=0,
+            world_size=1,
+            timeout=SETUP_TIMEOUT,
+        )
+        return
+    if use_cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=SETUP_TIMEOUT)
+
+
+def bind_devices(nodes: Sequence[Node], places: Sequence[tuple[str, int, int]]) -> dict[str, int]:
+    """Device id → rank. `places` has, per rank, (host name, agent number, local rank): an agent of torchrun is one node, the one
+    whose `host` is its host name where a node gives one, else the i-th node for agent i. Pure: see tests."""
+    agents: dict[int, str] = {agent: host for host, agent, _ in places}
+    free = [node for node in nodes if node.host is None]
+    node_of: dict[int, Node] = {}
+    for agent, host in sorted(agents.items()):
+        named = [node for node in nodes if node.host == host and node not in node_of.values()]
+        if named:
+            node_of[agent] = named[0]
+    for position, agent in enumerate(a for a in sorted(agents) if a not in node_of):
+        if position >= len(free):
+            names = [node.name for node in nodes]
+            raise InputError(
+                f"agent {agent} on host {agents[agent]!r} is no node of the cluster file: "
+                f"{len(agents)} agents for the nodes {names}"
+            )
+        node_of[agent] = free[position]
+    bound = {}
+    for rank, (host, agent, local) in enumerate(places):
+        node = node_of[agent]
+        count = sum(node.devices.values())
+        if local >= count:
+            raise InputError(
+                f"local rank {local} on host {host!r} is beyond node {node.name!r}, which has {count} devices in the "
+                f"cluster file; start that agent with --nproc-per-node={count}"
+            )
+        bound[f"{node.name}/{local}"] = rank
+    return bound
+
+
+def create_world(cluster: Cluster) -> World:
+    """Bind this job's processes to the devices of `cluster`. The process group must exist (see `connect`)."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    agent = int(os.environ.get("GROUP_RANK", "0"))
+    places: list[Any] = [None] * size
+    dist.all_gather_object(
+        places, (socket.gethostname(), agent, int(os.environ.get("LOCAL_RANK", str(rank))))
+    )
+    rank_of = bind_devices(cluster.nodes, places)
+    control = dist.new_group(list(range(size)), backend="gloo", timeout=SETUP_TIMEOUT)
+    mine = next((d for d, r in rank_of.items() if r == rank), None)
+    return World(
+        rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), control=control
+    )

@@ -1,0 +1,54 @@
+"""`memory-layers`: layers in proportion to the memory of the devices, FlashFlex's rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetpipe.partition import Problem, Solution
+from hetpipe.partitioners._grids import Ends, Line, device_ids, ends_of, grid_plans, grids, solve
+from hetpipe.plan import Plan
+
+
+def layers_by_memory(memories: Sequence[int], layers: int) -> list[int]:
+    """Layers per device: each gets its quota layers · memory / total rounded down; what is left goes one by one to the
+    devices of most memory. A device of little memory may get none.
+
+    >>> layers_by_memory([40, 16, 16], 10)
+    [6, 2, 2]
+    """
+    total = sum(memories)
+    counts = [layers * memory // total if total else 0 for memory in memories]
+    largest = sorted(range(len(memories)), key=lambda i: (-memories[i], i))
+    for i in range(layers - sum(counts)):
+        counts[largest[i % len(largest)]] += 1
+    return counts
+
+
+@dataclass(frozen=True)
+class MemoryLayers:
+    """The layer rule of FlashFlex (Yan et al. 2024, "FlashFlex: Accommodating Large Language Model Training over
+    Heterogeneous Environment", arXiv 2409.01143): within each pipeline, layers in proportion to memory, so cuts
+    differ between replicas; the batch is split evenly; 1F1B.
+
+    FlashFlex chooses the pipelines by graph partitioning with tensor-parallel groups. Here they are the grids of equal
+    depth over all devices, in two orders, of which the one that simulates fastest is taken, with the best micro-batch
+    size, and recompute everywhere or nowhere."""
+
+    name: str = "memory-layers"
+
+    def __call__(self, problem: Problem) -> Solution:
+        """The best grid that fits."""
+        return solve(problem, self.name, self._plans(problem))
+
+    def _plans(self, problem: Problem) -> Iterator[Plan]:
+        L = len(problem.profile.layers)
+
+        def cut(line: Line, b: int) -> Ends:
+            return ends_of(layers_by_memory([problem.cluster.type_of(d).memory for d in line], L))
+
+        for grid in grids(device_ids(problem), L):
+            yield from grid_plans(problem, self.name, grid, cut)
+
+
+partitioner = MemoryLayers()

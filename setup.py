@@ -1,0 +1,70 @@
+"""Packaging: `hetpipe/`, `partitioners/`, `models/` install as hetpipe, hetpipe.partitioners, hetpipe.models.
+
+Entry points by which another package adds a part of its own, found by name (`hetpipe/registry.py`):
+
+    hetpipe.partitioners   name = package.module:Partitioner   a planning algorithm
+    hetpipe.models         name = package.module:build         returns an nn.Sequential
+    hetpipe.datasets       name = package.module:function      returns a hetpipe.datasets.DataSplits
+    hetpipe.backends       name = package.module:Backend       something that runs a plan
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def version() -> str:
+    """The version, read from the source: importing it here would need the dependencies."""
+    source = (ROOT / "hetpipe" / "__init__.py").read_text("utf-8")
+    found = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('hetpipe/__init__.py has no line __version__ = "…"')
+    return found[1]
+
+
+def long_description() -> str:
+    """README.md, where there is one."""
+    readme = ROOT / "README.md"
+    return readme.read_text("utf-8") if readme.exists() else ""
+
+
+setup(
+    name="hetpipe",
+    version=version(),
+    description="Unequal pipeline and data parallelism for PyTorch on unequal devices.",
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["hetpipe", "hetpipe.*"]), "hetpipe.partitioners", "hetpipe.models"],
+    package_dir={"hetpipe.partitioners": "partitioners", "hetpipe.models": "models"},
+    package_data={"hetpipe": ["py.typed"], "hetpipe.models": ["README.md"]},
+    install_requires=[
+        "torch>=2.13,<2.14",
+        "numpy>=2",
+        "scipy>=1.13",
+        "pydantic>=2.7",
+        "PyYAML>=6",
+        "typer>=0.12",
+        "rich>=13",
+        "safetensors>=0.5",
+    ],
+    extras_require={
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "ruff>=0.6",
+            "mypy>=1.11",
+            "types-PyYAML",
+        ],
+        "viz": ["matplotlib>=3.9"],
+        "hf": ["transformers>=5"],
+        "pipes": ["fairscale==0.4.13", "torchgpipe==0.0.7"],
+    },
+    entry_points={"console_scripts": ["hetpipe = hetpipe.cli:main"]},
+    zip_safe=False,
+)

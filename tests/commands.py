@@ -1,0 +1,119 @@
+"""Running commands as a user does: in a process of their own, under `hetpipe` or torchrun, with every child watched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "HETPIPE_TEST_RUN"  # in the environment of a command and of all it starts
+
+
+class Ended(NamedTuple):
+    """How a command ended; `leftover` are processes of it that are still there."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    leftover: list[int]
+
+    @property
+    def last(self) -> str:
+        """The last thing printed."""
+        return [line for line in self.err.splitlines() if line.strip()][-1]
+
+
+def environment(mark: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "COLUMNS")}
+    return kept | {
+        MARK: mark,
+        "HETPIPE_TIMEOUT_SECONDS": "20",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def processes(mark: str) -> list[int]:
+    """Live processes that a command started with this mark, itself included."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            content, state = (
+                (folder / "environ").read_bytes(),
+                (folder / "stat").read_text().rsplit(")", 1)[1].split()[0],
+            )
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in content.split(b"\0") and state != "Z":
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def start(
+    arguments: Sequence[str], folder: Path, mark: str, name: str = "command"
+) -> subprocess.Popen[bytes]:
+    """Start `python arguments…` in a folder; what it prints goes to name.out and name.err there. It heeds Ctrl-C, as a command
+    that is typed does, also where this process was started in the background and so ignores it."""
+    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _start(arguments, folder, mark, name)
+    finally:
+        signal.signal(signal.SIGINT, heeded)
+
+
+def _start(arguments: Sequence[str], folder: Path, mark: str, name: str) -> subprocess.Popen[bytes]:
+    with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
+        return subprocess.Popen(
+            [sys.executable, *arguments], cwd=folder, env=environment(mark), stdout=out, stderr=err
+        )
+
+
+def finish(
+    process: subprocess.Popen[bytes], folder: Path, mark: str, name: str = "command", timeout: float = 90
+) -> Ended:
+    """Wait for the end, and up to 10 s more for its children's."""
+    began = time.monotonic()
+    try:
+        code = process.wait(timeout)
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while (leftover := processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in leftover:
+        os.kill(pid, signal.SIGKILL)
+    out, err = ((folder / f"{name}.{end}").read_text(errors="replace") for end in ("out", "err"))
+    return Ended(code, out, err, time.monotonic() - began, leftover)
+
+
+def hetpipe(*arguments: str, folder: Path, timeout: float = 90) -> Ended:
+    """`python -m hetpipe arguments…` from start to end."""
+    mark = str(folder)
+    return finish(start(["-m", "hetpipe", *arguments], folder, mark), folder, mark, timeout=timeout)
+
+
+def agents(
+    counts: Sequence[int], arguments: Sequence[str], folder: Path, mark: str
+) -> list[subprocess.Popen[bytes]]:
+    """One torchrun agent a node, with that many processes each, running `-m hetpipe arguments…`."""
+    port = free_port()
+    return [
+        start(["-m", "torch.distributed.run", f"--nnodes={len(counts)}", f"--nproc-per-node={count}", f"--node-rank={i}",
+               "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "hetpipe", *arguments], folder, mark, f"agent{i}")
+        for i, count in enumerate(counts)
+    ]  # fmt: skip

@@ -1,0 +1,240 @@
+"""Small models with one difficulty each, in float64, and batches for them. All have ten layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.model import Tensors, as_tuple
+
+WIDTH, WORDS, LENGTH = 8, 11, 6
+LAYERS = 10
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
+def blocks() -> nn.Sequential:
+    return nn.Sequential(*[Block() for _ in range(LAYERS)])
+
+
+def tied_language_model() -> nn.Sequential:
+    """Layer 0 embeds, layer 9 predicts with the same weight."""
+    embedding, head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+    head.weight = embedding.weight
+    return nn.Sequential(embedding, *[Block() for _ in range(LAYERS - 2)], head)
+
+
+class Fan(nn.Module):
+    """(x, mask) → (x, class of each sample, mask, weight per sample): floats, integers, booleans, and floats without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: Tensors) -> Tensors:
+        x, mask = as_tuple(given)
+        return self.linear(x), x.argmax(-1), mask, x.detach().abs().mean(-1, keepdim=True)
+
+
+class Through(nn.Module):
+    """Uses every tensor of the tuple and hands all on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(WIDTH, WIDTH), nn.Embedding(WIDTH, WIDTH)
+
+    def forward(self, given: Tensors) -> Tensors:
+        x, index, mask, weight = as_tuple(given)
+        return torch.tanh(self.linear(x)) * mask + weight * self.table(index), index, mask, weight
+
+
+class Join(nn.Module):
+    def forward(self, given: Tensors) -> Tensor:
+        return as_tuple(given)[0]
+
+
+def tuples() -> nn.Sequential:
+    return nn.Sequential(Fan(), *[Through() for _ in range(LAYERS - 2)], Join())
+
+
+class Spare(nn.Module):
+    """x → (x, a float that needs a gradient but that nothing uses)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensors:
+        return torch.tanh(self.linear(x)), self.other(x)
+
+
+class Carry(nn.Module):
+    """Uses the first tensor only, and hands both on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, given: Tensors) -> Tensors:
+        x, spare = as_tuple(given)
+        return self.block(x), spare
+
+
+def unused_output() -> nn.Sequential:
+    """The spare crosses every boundary up to the last layer, which drops it."""
+    return nn.Sequential(Spare(), *[Carry() for _ in range(LAYERS - 2)], Join())
+
+
+class Late(nn.Module):
+    """Uses the second tensor in micro-batches of an even number of samples only."""
+
+    def forward(self, given: Tensors) -> Tensor:
+        x, spare = as_tuple(given)
+        return x if x.shape[0] % 2 else x + spare.sum(-1, keepdim=True)
+
+
+def output_used_by_even_microbatches() -> nn.Sequential:
+    """The spare has no gradient in micro-batches of an odd number of samples."""
+    return nn.Sequential(Spare(), *[Carry() for _ in range(LAYERS - 2)], Late())
+
+
+class Turn(nn.Module):
+    """[b, 4, 8] → [b, 8, 4] and back: its output is not contiguous."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x)).transpose(1, 2)
+
+
+def transposed() -> nn.Sequential:
+    return nn.Sequential(*[Turn(WIDTH if index % 2 == 0 else 4) for index in range(LAYERS)])
+
+
+class Idle(nn.Module):
+    """Has a parameter that takes no part in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.unused = Block(), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.block(x)
+        return out
+
+
+def unused_parameter() -> nn.Sequential:
+    return nn.Sequential(*[Idle() for _ in range(LAYERS)])
+
+
+def frozen(*layers: int) -> Callable[[], nn.Sequential]:
+    def build() -> nn.Sequential:
+        net = blocks()
+        for index in layers:
+            net[index].requires_grad_(False)
+        return net
+
+    return build
+
+
+def shared_modules() -> nn.Sequential:
+    """One nn.Tanh at three positions, one nn.Linear at three."""
+    tanh, linear = nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(linear, tanh, Block(), linear, tanh, Block(), Block(), tanh, linear, Block())
+
+
+class AddInPlace(nn.Module):
+    """x += 1, without saying so by an `inplace` of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1.0
+        return x
+
+
+def in_place() -> nn.Sequential:
+    """Layers 2, 4, 6 and 7 write into their input, also where a stage begins with them."""
+    linear = (0, 1, 3, 5, 8, 9)
+    row = [nn.Linear(WIDTH, WIDTH) if index in linear else nn.ReLU(inplace=True) for index in range(LAYERS)]
+    row[6] = AddInPlace()
+    return nn.Sequential(*row)
+
+
+def declared_in_place() -> nn.Sequential:
+    """The same with layers that say so: these can be recomputed."""
+    row = list(in_place())
+    row[6] = nn.Hardtanh(-0.5, 0.5, inplace=True)
+    return nn.Sequential(*row)
+
+
+def with_dropout_and_batch_norm() -> nn.Sequential:
+    half = [
+        (nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), nn.ReLU(), Block())
+        for _ in range(2)
+    ]
+    return nn.Sequential(*half[0], *half[1])
+
+
+def bare_parameters() -> nn.Sequential:
+    """Identity and Flatten as whole stages: stages without parameters, whose output is their input."""
+    row: list[nn.Module] = [Block() if index in (0, 1, 2, 3, 9) else nn.Identity() for index in range(LAYERS)]
+    return nn.Sequential(*row)
+
+
+NETS: dict[str, Callable[[], nn.Sequential]] = {
+    "blocks": blocks,
+    "tied": tied_language_model,
+    "tuples": tuples,
+    "unused output": unused_output,
+    "sometimes used output": output_used_by_even_microbatches,
+    "transposed": transposed,
+    "unused parameter": unused_parameter,
+    "first stage frozen": frozen(0, 1, 2, 3),
+    "layer frozen": frozen(2, 6),
+    "middle stage frozen": frozen(4, 5, 6),
+    "last stage frozen": frozen(7, 8, 9),
+    "shared modules": shared_modules,
+    "in place": in_place,
+    "declared in place": declared_in_place,
+    "dropout and BatchNorm": with_dropout_and_batch_norm,
+    "identities": bare_parameters,
+}
+
+
+def build(net: str, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """The net with the same weights every time."""
+    torch.manual_seed(0)
+    return NETS[net]().to(dtype)
+
+
+def batch(net: str, size: int, step: int, dtype: torch.dtype = torch.float64) -> tuple[Tensors, Tensors]:
+    """Inputs and targets of one step."""
+    draw = torch.Generator().manual_seed(100 + step)
+    targets = torch.randn(size, WIDTH, generator=draw).to(dtype)
+    x = torch.randn(size, WIDTH, generator=draw).to(dtype)
+    if net == "tied":
+        words = torch.randint(WORDS, (size, LENGTH + 1), generator=draw)
+        labels = words[:, 1:].clone()
+        labels[torch.rand(labels.shape, generator=draw) < 0.4] = -100
+        labels[4:8] = -100  # a whole micro-batch of four
+        labels[-3:] = -100
+        return words[:, :-1], labels
+    if net == "tuples":
+        return (x, torch.rand(size, WIDTH, generator=draw) < 0.7), targets
+    if net == "transposed":
+        return torch.randn(size, 4, WIDTH, generator=draw).to(dtype), torch.randn(
+            size, 4, WIDTH, generator=draw
+        ).to(dtype)
+    if net == "dropout and BatchNorm":
+        return x, torch.randint(WIDTH, (size,), generator=draw)
+    return x, targets

@@ -1,0 +1,285 @@
+"""What the ranks of the tests run. Light to import, since every rank imports it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hetpipe
+from hetpipe.formats import InputError
+from hetpipe.launch import describe_with, name_places
+from hetpipe.model import Loss, as_tuple, cross_entropy, mse
+from hetpipe.plan import Plan
+from hetpipe.replicas import ReplicaMismatchError
+from hetpipe.world import World
+from tests.nets import batch, build
+from tests.ranks import make_plan
+from tests.transparency import open_engine, share
+
+# ---- replicas ----
+
+
+def twenty_steps(world: World, plan: Plan) -> dict[str, Any]:
+    """20 clipped float32 steps of three unlike replicas; then one weight of replica 1's layer 5 is changed behind their backs."""
+    layers = build("tied", torch.float32)
+    engine = open_engine(
+        world, plan, layers, *batch("tied", 4, 0), Loss(function=cross_entropy, weight="tokens")
+    )
+    assert engine is not None
+    shares = tuple(replica.samples for replica in plan.replicas)
+    optimizer = torch.optim.AdamW(engine.parameters(), lr=0.01)
+    norms = []
+    for step in range(20):
+        inputs, targets = batch("tied", sum(shares), step)
+        engine.step(share(inputs, shares, engine.replica), share(targets, shares, engine.replica))
+        norms.append(engine.clip_grad_norm_(0.05))
+        optimizer.step()
+        engine.sync.check_equal()
+    state = {name: value.clone() for name, value in engine.stage.state_dict().items()}
+    if engine.replica == 1 and "5.linear.weight" in state:
+        with torch.no_grad():
+            dict(engine.stage.named_parameters())["5.linear.weight"][0, 0] += 1e-6
+    message = None
+    try:
+        engine.sync.check_equal()
+    except ReplicaMismatchError as error:
+        message = str(error)
+    return {"replica": engine.replica, "norms": norms, "state": state, "message": message}
+
+
+def refusals(world: World, plan: Plan) -> dict[str, Any]:
+    """Wrong input, one kind after the other: what each rank was told. At the end, a step that goes well."""
+    heard: dict[str, Any] = {}
+    data = batch("blocks", 40, 0)
+    loss = Loss(function=mse)
+
+    def attempt(name: str, action: Any) -> Any:
+        try:
+            return action()
+        except InputError as error:
+            heard[name] = str(error)
+
+    other = make_plan([{"cuts": [3, 4, 3], "sizes": [4, 4]}, {"cuts": [6, 4], "sizes": [4]}])
+    attempt(
+        "another plan on rank 2",
+        lambda: open_engine(world, other if world.rank == 2 else plan, build("blocks"), *data, loss),
+    )
+    beyond = make_plan([{"cuts": [4, 2, 2, 2], "sizes": [4, 4]}, {"cuts": [6, 4], "sizes": [4]}])
+    attempt("a device that is not there", lambda: open_engine(world, beyond, build("blocks"), *data, loss))
+    attempt("a model of nine layers", lambda: open_engine(world, plan, build("blocks")[:9], *data, loss))
+    engine = open_engine(world, plan, build("blocks"), *data, loss)
+    assert engine is not None
+    inputs, targets = (as_tuple(t)[0] for t in data)
+    mine = slice(0, 8) if engine.replica == 0 else slice(8, 12)
+    attempt(
+        "unequal ends",
+        lambda: engine.step(inputs[:7] if engine.replica == 0 else inputs[8:12], targets[mine]),
+    )
+    attempt("too many samples", lambda: engine.step(inputs[:9] if engine.replica == 0 else inputs[9:12],
+                                                    targets[:9] if engine.replica == 0 else targets[9:12]))  # fmt: skip
+    attempt(
+        "unequal ends of an evaluation",
+        lambda: engine.evaluate(inputs[mine], targets[:3] if engine.replica == 1 else targets[mine]),
+    )
+    heard["loss"] = engine.step(inputs[mine], targets[mine])
+    return heard
+
+
+# ---- world ----
+
+
+def talk(world: World) -> dict[str, Any]:
+    """Small messages over all ranks, and over a part of them."""
+    part = world.restrict(["n1/0", "n0/1"])
+    heard: dict[str, Any] = {
+        "rank": world.rank, "device": world.device_id, "rank_of": dict(world.rank_of), "main": world.is_main,
+        "sum": world.sum([world.rank, 0.5]), "gather": world.gather(f"from {world.rank}"), "first": world.first(world.rank + 10),
+        "part": part.device_id, "part ranks": part.ranks,
+    }  # fmt: skip
+    if part.device_id is not None:
+        heard.update(
+            {
+                "part sum": part.sum([world.rank]),
+                "part gather": part.gather(world.rank),
+                "part first": part.first(world.rank),
+            }
+        )
+    world.barrier()
+    try:
+        world.restrict(["n1/0", "n7/3"])
+    except InputError as error:
+        heard["message"] = str(error)
+    return heard
+
+
+# ---- launch ----
+
+
+def note_pid(folder: str) -> int:
+    rank = int(os.environ["RANK"])
+    (Path(folder) / f"{rank}.tmp").write_text(str(os.getpid()))
+    os.replace(Path(folder) / f"{rank}.tmp", Path(folder) / f"{rank}.pid")
+    return rank
+
+
+def wait_for_pids(folder: str, count: int) -> None:
+    while len(list(Path(folder).glob("*.pid"))) < count:
+        time.sleep(0.01)
+
+
+def environment_of_rank(value: Any) -> tuple[Any, ...]:
+    keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE")
+    return (*(int(os.environ[k]) for k in keys), value)
+
+
+def large_result() -> Tensor:
+    return torch.full((1 << 18,), float(os.environ["RANK"]))
+
+
+def _raise() -> None:
+    raise KeyError("no such thing")
+
+
+def _refuse() -> None:
+    try:
+        int("x")
+    except ValueError as error:
+        raise InputError("line 3 of the file is not a number") from error
+
+
+def _wrap() -> None:
+    try:
+        raise torch.OutOfMemoryError("out of memory on rank 1")
+    except RuntimeError as error:
+        raise RuntimeError("[Stage 1] failed to run forward:\n args: Tensor(…)") from error
+
+
+MISDEEDS = {
+    "raise": _raise,
+    "input": _refuse,
+    "wrapped": _wrap,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda: os._exit(7),
+}
+
+
+def misbehave(folder: str, how: str) -> None:
+    """Rank 1 does `how`; the others wait for ever."""
+    rank = note_pid(folder)
+    wait_for_pids(folder, 3)
+    if rank == 1:
+        MISDEEDS[how]()
+    time.sleep(600)
+
+
+def be_deaf(folder: str) -> None:
+    """Rank 0 raises; the others wait for ever and do not heed SIGTERM."""
+    rank = note_pid(folder)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (Path(folder) / f"{rank}.deaf").touch()
+    while len(list(Path(folder).glob("*.deaf"))) < 3:
+        time.sleep(0.01)
+    if rank == 0:
+        raise ValueError("the others do not listen")
+    time.sleep(600)
+
+
+def give_what_cannot_be_sent(folder: str) -> Any:
+    """Rank 1's result is a local function."""
+    return (lambda: None) if note_pid(folder) == 1 else None
+
+
+class Stumble(nn.Module):
+    """A layer that fails in one forward of one rank."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.calls = what, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor and x.shape[0] == 2:  # not the fake tensors of tracing
+            self.calls += 1
+            if self.calls == 3:
+                if self.what == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ValueError("this layer has had enough")
+        return x
+
+
+def stumble_in_training(world: World, folder: str, what: str) -> None:
+    """[2, 1, 1] layers beside one rank; the second stage (rank 1) fails in its third forward."""
+    note_pid(folder)
+    plan = make_plan([{"cuts": [2, 1, 1], "sizes": [2] * 4}, {"cuts": [4], "sizes": [3]}])
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Stumble(what), nn.Linear(4, 4))
+    inputs = torch.zeros(11, 4)
+    engine = open_engine(world, plan, layers, inputs, inputs, Loss(function=mse))
+    assert engine is not None
+    name_places(
+        {
+            s.device: f"replica {r} stage {i}"
+            for r, row in enumerate(plan.replicas)
+            for i, s in enumerate(row.stages)
+        }
+    )
+    describe_with(lambda: f"{engine.name}, in {engine.recorder.current}")
+    mine = inputs[:8] if engine.replica == 0 else inputs[8:]
+    engine.step(mine, mine)
+
+
+# ---- one's own loop ----
+
+
+def own_loop(plan: Plan, seeds: tuple[int, ...] = (), tokens: bool = False) -> dict[str, Any]:
+    """What a user writes: a model, a plan, an optimizer, a loop."""
+    net = "tied" if tokens else "blocks"
+    inputs, targets = batch(net, 32, 0)
+    model = build(net)
+    rank = int(os.environ["RANK"])
+    if seeds:
+        torch.manual_seed(seeds[rank])
+        nn.init.normal_(model[5].linear.weight)  # type: ignore[union-attr,arg-type]
+    sample = inputs[:2]  # type: ignore[index]
+    try:
+        engine = hetpipe.wrap(
+            model,
+            plan,
+            sample,
+            cross_entropy if tokens else mse,
+            loss_weight="tokens" if tokens else "samples",
+        )
+    except InputError as error:
+        time.sleep(0.2)  # the others hear it too
+        return {"message": str(error)}
+    shares = tuple(replica.samples for replica in plan.replicas)
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.2, momentum=0.9)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append(
+            engine.step(share(inputs, shares, engine.replica), share(targets, shares, engine.replica))
+        )
+        engine.clip_grad_norm_(0.5)
+        optimizer.step()
+    found = engine.evaluate(share(inputs, shares, engine.replica), share(targets, shares, engine.replica))
+    return {"losses": losses, "state": dict(engine.stage.state_dict()), "evaluation": found}
+
+
+def alone(plan: Plan) -> dict[str, Any]:
+    """Without torchrun: a world of one."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    inputs, targets = batch("blocks", 8, 0)
+    engine = hetpipe.wrap(build("blocks"), plan, inputs, mse)
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.2)
+    losses = []
+    for _ in range(2):
+        losses.append(engine.step(inputs, targets))
+        optimizer.step()
+    return {"losses": losses, "state": dict(engine.stage.state_dict())}

@@ -1,0 +1,180 @@
+"""The one home of hypothesis strategies: clusters, profiles, problems; and plain builders for cases drawn by
+hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from hetpipe.cluster import Cluster
+from hetpipe.partition import Problem
+from hetpipe.profiles import Profile
+
+RUNTIME = {
+    "device_bytes": 100,
+    "parameter_copies": 0.5,
+    "backward_workspace": 1.5,
+    "allocator_factor": 1.25,
+    "receive_buffers": "one",
+    "overlap_transfers": False,
+}
+LINK = {"bandwidth": 1e9, "latency": 1e-4}
+
+
+def make_cluster(
+    nodes: Sequence[dict[str, int]],
+    memory: int | dict[str, int] = 10**12,
+    price: dict[str, float] | None = None,
+    link: dict[str, Any] | None = None,
+    inside: dict[str, Any] | None = None,
+    overhead: dict[str, Any] | None = None,
+) -> Cluster:
+    """Nodes n0, n1, … with so many devices of each type; one link between all, `inside` within a node."""
+    kinds = sorted({kind for node in nodes for kind in node})
+    sizes = memory if isinstance(memory, dict) else dict.fromkeys(kinds, memory)
+    document = {
+        "format": "hetpipe.cluster/1",
+        "device_types": {
+            kind: {"memory": sizes[kind], "price_per_hour": (price or {}).get(kind, 0.0)} for kind in kinds
+        },
+        "nodes": [
+            {"name": f"n{i}", "devices": devices, "link": inside or link or LINK}
+            for i, devices in enumerate(nodes)
+        ],
+        "link": link or LINK,
+        "runtime_overhead": overhead or {},
+    }
+    return Cluster.parse(document, "the test's cluster")
+
+
+def make_profile(
+    forward: dict[str, Sequence[float]],
+    sizes: Sequence[int] = (1,),
+    layer: dict[str, int] | None = None,
+    layers: Sequence[dict[str, Any]] | None = None,
+    backward: float = 2.0,
+    fixed: float = 0.0,
+    optimizer: float = 0.0,
+) -> Profile:
+    """Times that grow linearly with the micro-batch: type → forward seconds of each layer for one sample; b
+    samples take fixed + (1 − fixed)·b times as long; backward is `backward` × forward, the optimizer
+    `optimizer` ×."""
+    count = len(next(iter(forward.values())))
+    plain = {"parameter_bytes": 0, "output_bytes_per_sample": 0, "saved_bytes_per_sample": 0} | (layer or {})
+    given = layers or [{}] * count
+    measurements = []
+    for kind, times in forward.items():
+        rows = [[t * (fixed + (1 - fixed) * b) for t in times] for b in sizes]
+        measurements.append(
+            {
+                "device_type": kind,
+                "microbatch_sizes": list(sizes),
+                "forward_seconds": rows,
+                "backward_seconds": [[backward * t for t in row] for row in rows],
+                "optimizer_seconds": [optimizer * t for t in times],
+            }
+        )
+    document = {
+        "format": "hetpipe.profile/1",
+        "model": "test",
+        "layers": [plain | {"name": f"layer.{i}"} | own for i, own in enumerate(given)],
+        "measurements": measurements,
+        "optimizer": {"state_bytes_per_parameter_byte": 2.0},
+    }
+    return Profile.parse(document, "the test's profile")
+
+
+def make_problem(cluster: Cluster, profile: Profile, global_batch: int, **options: Any) -> Problem:
+    """A Problem."""
+    return Problem.create(cluster=cluster, profile=profile, global_batch=global_batch, **options)
+
+
+def _seconds(low: float = 0.05, high: float = 1.0) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False)
+
+
+def _mostly_large(most: int) -> st.SearchStrategy[int]:
+    """1 to `most`, and `most` in half of all cases: the search is where the size is."""
+    return st.one_of(st.just(most), st.integers(1, most))
+
+
+@st.composite
+def links(draw: st.DrawFn) -> dict[str, Any]:
+    """Latency and bandwidth, or measured points; from negligible to slower than a layer."""
+    if draw(st.integers(0, 4)) == 0:
+        y = sorted(draw(st.lists(_seconds(1e-5, 0.2), min_size=3, max_size=3)))
+        return {"points": [[1, y[0]], [500, y[1]], [20_000, y[2]]]}
+    return {
+        "bandwidth": draw(st.sampled_from([2e3, 1e4, 1e5, 1e9])),
+        "latency": draw(st.sampled_from([0.0, 1e-3, 0.05])),
+    }
+
+
+@st.composite
+def clusters(draw: st.DrawFn, most_devices: int = 5, most_kinds: int = 3) -> Cluster:
+    """One to three nodes with up to three types in all; prices; memories from too small to ample."""
+    kinds = ["a", "b", "c"][: draw(_mostly_large(most_kinds))]
+    total = draw(_mostly_large(most_devices))
+    nodes: list[dict[str, int]] = [{} for _ in range(draw(st.integers(1, min(3, total))))]
+    for i in range(total):
+        node = nodes[i] if i < len(nodes) else draw(st.sampled_from(nodes))
+        kind = draw(st.sampled_from(kinds))
+        node[kind] = node.get(kind, 0) + 1
+    return make_cluster(
+        nodes,
+        memory={
+            kind: draw(st.sampled_from([4_000, 8_000, 16_000, 40_000])) + draw(st.integers(0, 4_000))
+            for kind in kinds
+        },
+        price={kind: draw(st.sampled_from([0.5, 1.0, 3.0])) for kind in kinds},
+        link=draw(links()),
+        inside=draw(links()),
+        overhead=draw(st.sampled_from([{}, {}, {"action_seconds": 0.01}, RUNTIME])),
+    )
+
+
+@st.composite
+def profiles(draw: st.DrawFn, kinds: Sequence[str] = ("a", "b", "c"), most_layers: int = 7) -> Profile:
+    """Up to seven uneven layers, sometimes with two tied; measured sizes {1}, {1, 2} or {1, 3}; uneven speed
+    by layer."""
+    count = draw(_mostly_large(most_layers))
+    bytes_ = st.integers(0, 1_500)
+    layers: list[dict[str, Any]] = [
+        {
+            "parameter_bytes": draw(bytes_),
+            "output_bytes_per_sample": draw(st.sampled_from([1, 10])) * draw(st.integers(0, 50)),
+            "saved_bytes_per_sample": draw(st.sampled_from([1, 2, 4])) * draw(bytes_),
+            "buffer_bytes": draw(st.integers(0, 50)),
+        }
+        for _ in range(count)
+    ]
+    if count > 1 and draw(st.integers(0, 3)) == 0:
+        shared = min(layers[0]["parameter_bytes"], layers[-1]["parameter_bytes"])
+        for i in (0, -1):
+            layers[i] |= {"tied": "wte", "tied_parameter_bytes": shared}
+    times = {kind: draw(st.lists(_seconds(), min_size=count, max_size=count)) for kind in kinds}
+    return make_profile(
+        times,
+        sizes=draw(st.sampled_from([(1,), (1, 2), (1, 3)])),
+        layers=layers,
+        backward=draw(st.sampled_from([0.5, 1.0, 2.0])),
+        fixed=draw(st.sampled_from([0.0, 0.5])),
+        optimizer=draw(st.sampled_from([0.0, 0.3])),
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn, most_devices: int = 5, most_layers: int = 7, most_batch: int = 7) -> Problem:
+    """A small problem with everything that a planner must heed."""
+    cluster = draw(clusters(most_devices))
+    options = {
+        "schedule": draw(st.sampled_from(["auto", "auto", "auto", "gpipe", "1f1b"])),
+        "allow_recompute": draw(st.sampled_from([True, True, False])),
+        "memory_reserve": draw(st.sampled_from([0.0, 0.1])),
+    }
+    if options["schedule"] != "1f1b":
+        options["backend"] = draw(st.sampled_from(["torch", "torch", "torch", "fairscale"]))
+    profile = draw(profiles(most_layers=most_layers))
+    return make_problem(cluster, profile, draw(_mostly_large(most_batch)), **options)

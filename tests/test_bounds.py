@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetpipe.bounds import best_seconds_per_sample, fluid_bound
+from hetpipe.partition import Problem
+from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.shares import proportional_shares
+from hetpipe.simulator import simulate
+from tests.strategies import make_cluster, make_problem, make_profile, problems
+
+
+def test_two_unequal_devices() -> None:
+    """12 samples at 6 s and 12 s a sample: 8 and 4, both 48 s."""
+    profile = make_profile({"a": [1.0, 1.0], "b": [2.0, 2.0]})
+    assert fluid_bound(make_problem(make_cluster([{"a": 1, "b": 1}]), profile, 12)) == pytest.approx(48.0)
+
+
+def test_layers_go_where_they_are_relatively_cheap() -> None:
+    """a does only layer 0 and b only layer 1, 3 s a sample each, though a alone would need 3 + 30."""
+    profile = make_profile({"a": [1.0, 10.0], "b": [10.0, 1.0]})
+    assert fluid_bound(make_problem(make_cluster([{"a": 1, "b": 1}]), profile, 10)) == pytest.approx(30.0)
+
+
+def test_the_optimizer_counts_once_per_layer() -> None:
+    profile = make_profile({"a": [1.0, 1.0]}, optimizer=0.5)
+    assert fluid_bound(make_problem(make_cluster([{"a": 1}]), profile, 2)) == pytest.approx(2 * 6 + 1)
+    assert fluid_bound(make_problem(make_cluster([{"a": 2}]), profile, 2)) == pytest.approx((2 * 6 + 1) / 2)
+
+
+def test_the_best_measured_size_counts() -> None:
+    """Half of the time is fixed: 3 s for one sample, 1.875 s a sample in fours."""
+    profile = make_profile({"a": [1.0]}, sizes=(1, 2, 4), fixed=0.5)
+    assert best_seconds_per_sample(profile.measurements[0], 8) == pytest.approx([7.5 / 4])
+    assert best_seconds_per_sample(profile.measurements[0], 3) == pytest.approx([3.0 * 2.0 / 3])
+    assert fluid_bound(make_problem(make_cluster([{"a": 1}]), profile, 8)) == pytest.approx(15.0)
+
+
+def test_layers_without_any_time() -> None:
+    assert (
+        fluid_bound(make_problem(make_cluster([{"a": 1, "b": 1}]), make_profile({"a": [0.0], "b": [0.0]}), 4))
+        == 0
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, problem: Problem) -> Plan:
+    """Any plan for the problem, whether or not it fits: shuffled devices, random cuts, shares, recompute,
+    depths."""
+    batch, L = problem.global_batch, len(problem.profile.layers)
+    ids = draw(st.permutations([device.id for device in problem.cluster.devices]))
+    largest = min(problem.profile.measurement(d.type).microbatch_sizes[-1] for d in problem.cluster.devices)
+    R = draw(st.integers(1, min(len(ids), batch)))
+    samples = [
+        1 + extra for extra in proportional_shares([draw(st.floats(0.1, 1)) for _ in range(R)], batch - R)
+    ]
+    replicas = []
+    for r in range(R):
+        line = ids[r::R][: draw(st.integers(1, L))]
+        cuts = sorted(draw(st.permutations(range(1, L)))[: len(line) - 1])
+        b = draw(st.integers(1, largest))
+        sizes = (b,) * (samples[r] // b) + ((samples[r] % b,) if samples[r] % b else ())
+        stages = tuple(
+            StagePlan(layers=ends, devices=(device,), recompute=draw(st.booleans()))
+            for ends, device in zip(zip((0, *cuts), (*cuts, L), strict=True), line, strict=True)
+        )
+        replicas.append(ReplicaPlan(microbatch_sizes=sizes, stages=stages))
+    schedule = draw(st.sampled_from(["gpipe", "1f1b"]))
+    return Plan(model="test", global_batch=batch, schedule=schedule, replicas=tuple(replicas))
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_no_plan_beats_it(data: st.DataObject) -> None:
+    problem = data.draw(problems(most_devices=5, most_layers=6, most_batch=12))
+    plan = data.draw(plans(problem))
+    timeline = simulate(plan, problem.profile, problem.cluster)
+    assert fluid_bound(problem) <= timeline.step_seconds * (1 + 1e-12)
+
+
+@given(st.integers(1, 4), st.integers(1, 30))
+def test_more_devices_divide_it(count: int, batch: int) -> None:
+    profile = make_profile({"a": [1.0, 2.0, 3.0]})
+    one = fluid_bound(make_problem(make_cluster([{"a": 1}]), profile, batch))
+    assert fluid_bound(make_problem(make_cluster([{"a": count}]), profile, batch)) == pytest.approx(
+        one / count
+    )
+    assert np.isclose(one, 18 * batch)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetpipe.cost import Costs, most_in_flight, owner_segments, sync_segments
+from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+from tests.strategies import make_cluster, make_profile
+
+LAYERS = [
+    {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 30, "buffer_bytes": 1},
+    {"parameter_bytes": 200, "output_bytes_per_sample": 20, "saved_bytes_per_sample": 50},
+    {"parameter_bytes": 300, "output_bytes_per_sample": 5, "saved_bytes_per_sample": 40},
+]
+
+
+def costs(layers: list[dict[str, object]] | None = None, **cluster: object) -> Costs:
+    profile = make_profile(
+        {"a": [1.0, 2.0, 4.0]}, sizes=(1, 2, 4), layers=layers or LAYERS, fixed=0.5, optimizer=0.1
+    )
+    return Costs(profile, make_cluster([{"a": 2}, {"a": 2}], **cluster))  # type: ignore[arg-type]
+
+
+def replica(*cuts: int, devices: list[str], sizes: tuple[int, ...] = (1, 1)) -> ReplicaPlan:
+    ends = zip((0, *cuts), (*cuts, 3), strict=True)
+    stages = tuple(StagePlan(layers=end, devices=(d,)) for end, d in zip(ends, devices, strict=True))
+    return ReplicaPlan(microbatch_sizes=sizes, stages=stages)
+
+
+class TestSeconds:
+    def test_sums_over_the_range(self) -> None:
+        assert costs().stage_seconds("a", 1, 3, 1) == (6.0, 12.0)
+
+    def test_recompute_runs_the_forward_again(self) -> None:
+        assert costs().stage_seconds("a", 1, 3, 1, recompute=True) == (6.0, 18.0)
+
+    def test_each_action_has_the_overhead_once(self) -> None:
+        assert costs(overhead={"action_seconds": 0.5}).stage_seconds("a", 0, 1, 1, recompute=True) == (
+            1.5,
+            3.5,
+        )
+
+    def test_linear_between_measured_sizes_and_beyond(self) -> None:
+        """Half of the time is fixed: 1, 1.5, 2, 2.5 for 1 to 4 samples."""
+        found = [costs().stage_seconds("a", 0, 1, b)[0] for b in (1, 2, 3, 4, 6)]
+        assert found == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.5])
+
+    def test_optimizer(self) -> None:
+        assert costs().optimizer_seconds("a", 0, 3) == pytest.approx(0.7)
+
+
+class TestMemory:
+    def test_by_hand(self) -> None:
+        """Layers 1 and 2 of 4 samples, 2 in flight: 4 x 500 parameters; inputs 4 x 10; 2 x (50 + 40 + 5)."""
+        memory = costs().stage_memory("a", 1, 3, samples=4)
+        assert (memory.static, memory.boundary, memory.held_per_sample) == (2000, 40, 95)
+        assert memory.peak((1, 1, 1, 1), 2) == 2000 + 40 + 190
+
+    def test_a_stage_that_is_not_the_last_keeps_gradients_of_outputs(self) -> None:
+        memory = costs().stage_memory("a", 0, 1, samples=4)
+        assert (memory.static, memory.boundary) == (401, 40)
+
+    def test_recompute_keeps_inputs_and_one_layer(self) -> None:
+        """Between its layers 20 bytes, the output 5; in backward the largest layer, 50."""
+        memory = costs().stage_memory("a", 1, 3, samples=4, recompute=True)
+        assert (memory.held_per_sample, memory.transient_per_sample) == (25, 50)
+        assert memory.peak((2, 2), 1) == 2000 + 40 + 2 * 25 + 2 * 50
+
+    def test_tied_parameters_in_one_stage_count_once(self) -> None:
+        tied = [
+            layer | {"tied": "wte", "tied_parameter_bytes": 100} if i != 1 else layer
+            for i, layer in enumerate(LAYERS)
+        ]
+        assert costs(tied).parameter_bytes("a", 0, 3) == 500
+        assert costs(tied).parameter_bytes("a", 0, 2) == 300
+
+    @pytest.mark.parametrize(("depth", "most"), [(1, 4), (2, 8), (3, 11), (9, 11)])
+    def test_most_samples_in_flight(self, depth: int, most: int) -> None:
+        assert most_in_flight((4, 4, 3), depth) == most
+
+
+class TestLinks:
+    def test_transfer(self) -> None:
+        link = {"bandwidth": 100.0, "latency": 0.25}
+        assert costs(link=link).transfer("n0/0", "n1/0", 2, 3) == pytest.approx((0.6, 0.25))
+
+    def test_measured_points(self) -> None:
+        points = {"points": [[10, 1.0], [20, 2.0], [30, 4.0]]}
+        occupied, latency = costs(link=points).transfer("n0/0", "n1/0", 1, 4)
+        assert (occupied, latency) == pytest.approx((6.0 - 1.0, 1.0))
+
+    def test_ring_over_the_slowest_link(self) -> None:
+        """3 devices on 2 nodes: 2 x 2 rounds of a third, 100 bytes at 100 bytes/s + 0.5 s."""
+        mixed = costs(link={"bandwidth": 100.0, "latency": 0.5}, inside={"bandwidth": 1e9, "latency": 0.0})
+        assert mixed.all_reduce_seconds(["n0/0", "n0/1", "n1/0"], 300) == pytest.approx(4 * 1.5)
+        assert mixed.all_reduce_seconds(["n0/0", "n0/1"], 300) == pytest.approx(2 * 150e-9)
+        assert mixed.all_reduce_seconds(["n0/0"], 300) == 0.0
+
+
+class TestSegments:
+    def test_runs_with_the_same_owners(self) -> None:
+        """
+        layers     0   1   2
+        replica 0  n0/0|n0/1
+        replica 1  n1/0    |n1/1
+        """
+        found = owner_segments([replica(1, devices=["n0/0", "n0/1"]), replica(2, devices=["n1/0", "n1/1"])])
+        assert found == [(0, 1, ("n0/0", "n1/0")), (1, 2, ("n0/1", "n1/0")), (2, 3, ("n0/1", "n1/1"))]
+
+    def test_launched_from_the_last_layer_and_tied_ones_last(self) -> None:
+        tied = [
+            layer | {"tied": "wte", "tied_parameter_bytes": 100} if i != 1 else layer
+            for i, layer in enumerate(LAYERS)
+        ]
+        plan = Plan(
+            model="test",
+            global_batch=4,
+            replicas=(replica(1, devices=["n0/0", "n0/1"]), replica(devices=["n1/0"])),
+        )
+        found = [(s.lo, s.hi, s.owners, s.size_bytes, s.tied) for s in sync_segments(plan, costs(tied))]
+        assert found == [
+            (1, 3, ("n0/1", "n1/0"), 400.0, None),  # the first layer is all tied: no segment of its own
+            (0, 3, ("n0/0", "n0/1", "n1/0"), 100.0, "wte"),
+        ]
+
+    def test_one_replica_sums_only_what_is_tied(self) -> None:
+        plan = Plan(model="test", global_batch=2, replicas=(replica(1, devices=["n0/0", "n0/1"]),))
+        assert sync_segments(plan, costs()) == []
+
+
+def test_prefix_sums_are_those_of_the_profile() -> None:
+    forward, backward = costs().time_prefix("a", 1)
+    assert np.array_equal(forward, [0, 1, 3, 7])
+    assert np.array_equal(backward, [0, 2, 6, 14])

@@ -1,0 +1,132 @@
+"""hetpipe/data.py: each sample exactly once an epoch, resuming, unequal parts."""
+
+from itertools import islice, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hetpipe.data import EpochSampler, fetch, replica_slices, split
+
+samples_and_batch = st.tuples(st.integers(1, 60), st.integers(1, 70))
+
+
+def flat(batches: list[Tensor]) -> list[int]:
+    return [index for batch in batches for index in batch.tolist()]
+
+
+@given(samples_and_batch, st.integers(0, 1000))
+def test_each_sample_exactly_once_an_epoch(sizes: tuple[int, int], seed: int) -> None:
+    samples, global_batch = sizes
+    sampler = EpochSampler(samples, global_batch, seed=seed)
+    for epoch in range(3):
+        assert (sampler.epoch, len(sampler)) == (epoch, sampler.batches_per_epoch)
+        batches = list(sampler)
+        assert sorted(flat(batches)) == list(range(samples))
+        assert [len(batch) for batch in batches[:-1]] == [global_batch] * (len(batches) - 1)
+        assert len(batches) == sampler.batches_per_epoch
+
+
+@given(samples_and_batch, st.integers(0, 100))
+def test_resuming_equals_going_on(sizes: tuple[int, int], seed: int) -> None:
+    samples, global_batch = sizes
+    steps = 3 * EpochSampler(samples, global_batch).batches_per_epoch
+    whole = [
+        batch.tolist() for batch in islice(EpochSampler(samples, global_batch, seed=seed).forever(), steps)
+    ]
+    sampler = EpochSampler(samples, global_batch, seed=seed)
+    running = sampler.forever()
+    for done in range(1, steps):
+        next(running)
+        resumed = EpochSampler(samples, global_batch, seed=seed + 1)  # the seed is the checkpoint's
+        resumed.load_state_dict(sampler.state_dict())
+        rest = [batch.tolist() for batch in islice(resumed.forever(), min(3, steps - done))]
+        assert rest == whole[done : done + 3]
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20), st.integers(0, 10))
+def test_resuming_with_another_batch_sees_the_rest_once(
+    samples: int, before: int, after: int, steps: int
+) -> None:
+    sampler = EpochSampler(samples, before, seed=1)
+    seen = flat(list(islice(sampler, min(steps, sampler.batches_per_epoch))))
+    resumed = EpochSampler(samples, after)
+    resumed.load_state_dict(sampler.state_dict())
+    if len(seen) < samples:
+        seen += flat(list(resumed))
+    assert seen == EpochSampler(samples, 1, seed=1).order(0).tolist()
+
+
+def test_epochs_differ_and_the_seed_decides() -> None:
+    sampler = EpochSampler(100, 10, seed=4)
+    orders = [sampler.order(epoch).tolist() for epoch in range(3)]
+    assert all(first != second for first, second in pairwise(orders))
+    assert EpochSampler(100, 7, seed=4).order(1).tolist() == orders[1]
+    assert EpochSampler(100, 10, seed=5).order(0).tolist() != orders[0]
+    assert EpochSampler(4, 3, shuffle=False).order(9).tolist() == [0, 1, 2, 3]
+
+
+def test_length_counts_what_is_left() -> None:
+    sampler = EpochSampler(10, 4)
+    running = iter(sampler)
+    assert [len(sampler)] + [len(next(running)) for _ in range(3)] == [3, 4, 4, 2]
+    assert (sampler.epoch, sampler.position, len(sampler)) == (0, 10, 3)
+
+
+def test_wrong_sizes_and_states_name_both_numbers() -> None:
+    with pytest.raises(ValueError, match="global_batch must be at least 1, got 0"):
+        EpochSampler(5, 0)
+    state = EpochSampler(5, 2).state_dict()
+    with pytest.raises(ValueError, match="saved over 5 samples, the data now has 6"):
+        EpochSampler(6, 2).load_state_dict(state)
+    state["position"] = 7
+    with pytest.raises(ValueError, match="stands at sample 7 of epoch 0, outside an epoch of 5 samples"):
+        EpochSampler(5, 2).load_state_dict(state)
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=1, max_size=4))
+@settings(max_examples=50)
+def test_split_covers_the_batch_in_order(microbatch_sizes: list[list[int]]) -> None:
+    batch = torch.arange(sum(map(sum, microbatch_sizes)))
+    parts = split(batch, microbatch_sizes)
+    assert [[len(part) for part in replica] for replica in parts] == microbatch_sizes
+    assert flat([part for replica in parts for part in replica]) == batch.tolist()
+
+
+def test_replica_slices() -> None:
+    assert [part.tolist() for part in replica_slices(torch.arange(5), [3, 0, 2])] == [[0, 1, 2], [], [3, 4]]
+    with pytest.raises(ValueError, match=r"shares \[3, 3\] sum to 6, the batch has 5 samples"):
+        replica_slices(torch.arange(5), [3, 3])
+    with pytest.raises(ValueError, match="not negative"):
+        replica_slices(torch.arange(5), [6, -1])
+
+
+class Pairs:
+    """A dataset without `__getitems__`: an input of two tensors, and a plain number as target."""
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], int]:
+        return (torch.full((3,), float(index)), torch.tensor(index)), 10 * index
+
+
+class Wrong:
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+def test_fetch_collates_trees_and_empty_batches() -> None:
+    (vectors, numbers), targets = fetch(Pairs(), torch.tensor([4, 1]))
+    assert vectors.tolist() == [[4.0] * 3, [1.0] * 3]
+    assert (numbers.tolist(), targets.tolist()) == ([4, 1], [40, 10])
+    (vectors, numbers), targets = fetch(Pairs(), torch.tensor([], dtype=torch.int64))
+    assert (vectors.shape, numbers.shape, targets.shape) == ((0, 3), (0,), (0,))
+    assert (vectors.dtype, targets.dtype) == (torch.float32, torch.int64)
+
+
+def test_fetch_says_what_a_sample_is() -> None:
+    with pytest.raises(
+        ValueError, match=r"sample 2 of Wrong is not a pair \(inputs, target\) but of type int"
+    ):
+        fetch(Wrong(), torch.tensor([2]))

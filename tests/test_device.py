@@ -1,0 +1,188 @@
+"""Devices: pacing, emulated seconds, and memory that is counted and enforced."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hetpipe.cluster import DeviceType
+from hetpipe.device import (
+    Emulation,
+    MemoryMeter,
+    Pacer,
+    Stopwatch,
+    module_bytes,
+    one_thread,
+    static_storages,
+    torch_device,
+)
+from hetpipe.formats import InputError
+from hetpipe.profiles import Measurement
+from tests.nets import Block
+
+HOST = Measurement(
+    device_type="host",
+    microbatch_sizes=(1, 3),
+    forward_seconds=((0.001, 0.002, 0.004), (0.003, 0.004, 0.008)),
+    backward_seconds=((0.002, 0.004, 0.008), (0.004, 0.008, 0.016)),
+    optimizer_seconds=(0.010, 0.020, 0.040),
+)
+SLOW = Emulation(slowdown=4.0, host=HOST, memory_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lo", "hi", "size", "recompute", "seconds"),
+    [
+        ("F", 0, 3, 1, False, 4 * 0.007),
+        ("F", 1, 3, 1, False, 4 * 0.006),
+        ("F", 0, 3, 2, False, 4 * (0.002 + 0.003 + 0.006)),  # half-way between the measured sizes
+        ("B", 0, 1, 3, False, 4 * 0.004),
+        ("B", 0, 1, 3, True, 4 * (0.004 + 0.003)),
+        ("F", 0, 1, 3, True, 4 * 0.003),
+        ("optimizer", 1, 3, 99, False, 4 * 0.060),
+    ],
+)
+def test_emulated_seconds(kind: str, lo: int, hi: int, size: int, recompute: bool, seconds: float) -> None:
+    assert SLOW.seconds(kind, lo, hi, size, recompute=recompute) == pytest.approx(seconds)
+
+
+def test_a_paced_action_lasts_its_time() -> None:
+    pacer = Pacer()
+    began = time.perf_counter()
+    pacer.start()
+    pacer.finish(0.05)
+    assert time.perf_counter() - began >= 0.05
+    assert pacer.overrun_seconds == 0.0
+
+
+def test_an_action_that_takes_longer_is_an_overrun() -> None:
+    pacer = Pacer()
+    for _ in range(2):
+        pacer.start()
+        time.sleep(0.02)
+        began = time.perf_counter()
+        pacer.finish(0.005)
+        assert time.perf_counter() - began < 0.015, "nothing is left to sleep for"
+    assert pacer.overrun_seconds >= 2 * 0.015
+
+
+def test_the_meter_counts_storages_once_and_parameters_never() -> None:
+    linear = nn.Linear(8, 8, bias=False)
+    meter = MemoryMeter(exclude=static_storages(linear))
+    x = torch.randn(4, 8, requires_grad=True)  # 128 bytes
+    with meter.hooks():
+        hidden = linear(x)  # saves x and the weight
+        squared = hidden * hidden  # saves hidden twice
+        viewed = hidden.view(2, 16).exp()  # saves its own result
+    assert meter.used == meter.peak == x.nbytes + hidden.nbytes + viewed.nbytes == 3 * 128
+    (squared.sum() + viewed.sum()).backward()
+    del hidden, squared, viewed
+    assert (meter.used, meter.peak) == (0, 3 * 128)
+
+
+def test_a_graph_that_is_dropped_is_freed_too() -> None:
+    meter = MemoryMeter()
+    x = torch.randn(4, 8, requires_grad=True)
+    with meter.hooks():
+        y = x.exp().exp()
+    assert meter.used == 2 * 128
+    del y
+    assert meter.used == 0
+
+
+def test_what_is_overwritten_before_backward_is_noticed() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    with MemoryMeter().hooks():
+        y = x.exp()
+        y += 1.0
+    with pytest.raises(RuntimeError, match=r"of shape \[4, 8\], has been modified by an in-place operation"):
+        y.sum().backward()
+
+
+def test_gradients_of_gradients_pass_the_meter() -> None:
+    x = torch.tensor([2.0], requires_grad=True)
+    with MemoryMeter().hooks():
+        (first,) = torch.autograd.grad(x.exp() * x, x, create_graph=True)
+        (second,) = torch.autograd.grad(first, x)
+    assert float(second) == pytest.approx(4 * 7.38905609893065)
+
+
+def test_a_tensor_is_held_as_long_as_the_holder_lives() -> None:
+    meter = MemoryMeter()
+    x = torch.zeros(4, 8)
+    first, second = meter.hold(x), meter.hold(x[1:])
+    assert meter.used == x.nbytes
+    del first
+    assert meter.used == x.nbytes
+    del second
+    assert meter.used == 0
+    assert meter.hold(torch.zeros(0)) is not None
+    assert meter.used == 0
+
+
+def test_more_than_the_memory_is_the_error_that_cuda_raises() -> None:
+    meter = MemoryMeter(limit=10_000, where="rank 1, replica 0 stage 1, device n0/1")
+    meter.add(9_000, "the parameters")
+    x = torch.randn(500, requires_grad=True)
+    with pytest.raises(torch.OutOfMemoryError) as caught, meter.hooks():
+        x.exp()
+    assert str(caught.value).startswith(
+        "out of memory on rank 1, replica 0 stage 1, device n0/1: a tensor that autograd saves for backward "
+        "needs 2,000 bytes more, which makes 11,000 of 10,000"
+    )
+
+
+def test_up_to_the_limit_all_is_well() -> None:
+    meter = MemoryMeter(limit=100)
+    meter.add(100, "gradients")
+    meter.free(40)
+    meter.add(40, "gradients")
+    assert meter.peak == 100
+    with pytest.raises(
+        torch.OutOfMemoryError, match="this device: gradients needs 1 bytes more, which makes 101 of 100"
+    ):
+        meter.add(1, "gradients")
+
+
+def test_module_bytes_count_shared_parameters_once() -> None:
+    block = Block()  # LayerNorm 8 + 8, Linear 64 + 8: 88 floats
+    assert module_bytes(nn.Sequential(block, block)) == (4 * 88, 0)
+    assert module_bytes(nn.BatchNorm1d(8)) == (4 * 16, 4 * 16 + 8)
+
+
+def test_an_emulated_type_is_the_cpu() -> None:
+    kind = DeviceType.model_validate({"memory": "1 GiB", "emulate": {"slowdown": 2}})
+    assert torch_device(kind, 5) == torch.device("cpu")
+
+
+def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    kind = DeviceType.model_validate({"memory": "1 GiB"})
+    assert torch_device(kind, 1) == torch.device("cuda", 1)
+    with pytest.raises(
+        InputError, match="local rank 2 has no GPU: this host shows 2; correct the node's 'devices'"
+    ):
+        torch_device(kind, 2)
+
+
+def test_the_stopwatch_measures_the_action() -> None:
+    seconds = Stopwatch(torch.device("cpu")).measure(lambda: time.sleep(0.02))
+    assert 0.02 <= seconds < 2.0
+
+
+def test_one_thread_is_given_back() -> None:
+    before = torch.get_num_threads()
+    with one_thread(torch.device("cpu")):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_meta_tensors_take_no_memory() -> None:
+    meter = MemoryMeter()
+    held: object = meter.hold(torch.zeros(8, device="meta"))
+    assert isinstance(held, Tensor)
+    assert meter.used == 0

@@ -1,0 +1,131 @@
+"""One rank fails: every process is gone within 10 s; the last thing printed is the first cause, with rank, stage and device."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import Ended, agents, finish, processes, start
+from tests.jobs import Folder, train
+
+SECOND = "rank 1, replica 0 stage 1, device n0/1"  # where layer 3 of `failing` is
+FAIL_AT = 4  # its forward at which it fails: in the second step (three micro-batches a step)
+
+
+def failing_job(path: Path, how: str, **sections: Any) -> Folder:
+    folder = Folder(path)
+    model = {"target": "tests.user_parts:failing", "args": {"how": how, "step": FAIL_AT}}
+    rows = [{"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2]}]
+    folder.ready(rows=rows, **{"model": model, "train": train(steps=500), **sections})
+    return folder
+
+
+def gone(ended: Ended, seconds_since_failure: float) -> None:
+    assert ended.leftover == []
+    assert seconds_since_failure < 10
+
+
+def failed_at(folder: Folder) -> float:
+    """When the failing layer wrote that it fails (its clock is ours)."""
+    return float((folder.path / "failed_at").read_text())
+
+
+def run_until_it_fails(folder: Folder) -> Ended:
+    mark = str(folder.path)
+    ended = finish(start(["-m", "hetpipe", "train", "job.yaml"], folder.path, mark), folder.path, mark)
+    seconds = time.time() - failed_at(folder)
+    print(f"all processes were gone {seconds:.1f} s after the failure")
+    gone(ended, seconds)
+    return ended
+
+
+def test_a_rank_that_raises(tmp_path: Path) -> None:
+    ended = run_until_it_fails(failing_job(tmp_path, "raise"))
+    assert ended.code == 1
+    assert ended.last.startswith(f"error: {SECOND}, in ")
+    assert ended.last.endswith(": ArithmeticError: this layer divides by the number of its friends")
+    assert 'raise ArithmeticError("this layer divides' in ended.err  # the traceback shows the user's own line
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    ended = run_until_it_fails(failing_job(tmp_path, "kill"))
+    assert ended.code == 1
+    assert ended.last == (
+        "error: rank 1, replica 0 stage 1, device n0/1 was killed by SIGKILL "
+        "(the system kills processes like this when memory runs out)"
+    )
+
+
+def test_an_emulated_device_out_of_memory(tmp_path: Path) -> None:
+    """80 KiB are enough for the parameters and gradients, not for AdamW's state beside them."""
+    folder = Folder(tmp_path)
+    folder.ready(
+        (2,), [{"cuts": [4, 2], "sizes": [4, 4, 4]}], slowdown=1.0, memory="80 KiB", train=train(steps=500)
+    )
+    began = time.time()
+    mark = str(tmp_path)
+    ended = finish(start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, mark), tmp_path, mark)
+    assert (ended.code, ended.leftover) == (1, [])
+    assert time.time() - began < 60
+    place = "rank 0, replica 0 stage 0, device n0/0"
+    assert ended.last.startswith(f"error: {place}, in ")
+    assert f"OutOfMemoryError: out of memory on {place}: " in ended.last
+    assert "of 81,920 (the device type's memory in the cluster file)" in ended.last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_under_torchrun_all_processes_of_both_agents_are_gone(tmp_path: Path, how: str) -> None:
+    folder = failing_job(tmp_path, how)
+    mark = str(tmp_path)
+    started = agents([2, 1], ["train", "job.yaml"], tmp_path, mark)
+    try:
+        for agent in started:
+            assert agent.wait(100) != 0
+        deadline = time.monotonic() + 10
+        while processes(mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        seconds = time.time() - failed_at(folder)
+        print(f"all processes were gone {seconds:.1f} s after the failure")
+        assert processes(mark) == []
+        assert seconds < 10
+    finally:
+        for agent in started:
+            agent.kill()
+            agent.wait()
+    said = (tmp_path / "agent0.err").read_text()
+    if how == "raise":
+        assert f"error: {SECOND}, in " in said
+        assert ": ArithmeticError: this layer divides by the number of its friends" in said
+    else:
+        assert "Signal 9 (SIGKILL) received by PID" in said
+
+
+def train_until_it_stands(folder: Folder, mark: str) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Start a run; return when its failing layer hangs, with all its processes."""
+    process = start(["-m", "hetpipe", "train", "job.yaml"], folder.path, mark)
+    deadline = time.monotonic() + 60
+    while not (folder.path / "failed_at").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found = processes(mark)
+    assert len(found) >= 4, "the parent and three ranks"
+    return process, found
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "SIGKILL"]
+)
+def test_ending_the_command_ends_its_ranks(tmp_path: Path, how: signal.Signals, code: int) -> None:
+    """Ctrl-C, which a terminal sends, is answered; a killed command says nothing, but leaves nothing behind either."""
+    folder = failing_job(tmp_path, "hang")
+    process, _ = train_until_it_stands(folder, str(tmp_path))
+    process.send_signal(how)
+    ended = finish(process, tmp_path, str(tmp_path), timeout=10)
+    assert (ended.code, ended.leftover) == (code, [])
+    assert ended.seconds < 10
+    assert "Traceback" not in ended.err

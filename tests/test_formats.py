@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from hetpipe.cluster import Cluster, Link
+from hetpipe.formats import InputError, nearest, read_mapping, write_text
+from hetpipe.plan import Plan
+from hetpipe.profiles import Profile
+from tests.strategies import clusters, make_cluster, make_profile, profiles
+
+CLUSTER = """
+format: hetpipe.cluster/1
+device_types:
+  a100: {memory: 40 GiB, price_per_hour: 4.10}
+  t4:   {memory: 15 GiB, price_per_hour: 0.53}
+  slow: {memory: 2 GiB, emulate: {slowdown: 4.0}}
+nodes:
+  - {name: n0, devices: {a100: 2, t4: 1}, link: {bandwidth: 300 GB/s, latency: 5 us}}
+  - {name: n1, devices: {slow: 2}}
+link: {bandwidth: 24 Gbit/s, latency: 30 us}
+"""
+
+
+def cluster_document(**changes: Any) -> dict[str, Any]:
+    return {
+        "format": "hetpipe.cluster/1",
+        "device_types": {"a": {"memory": 100}},
+        "nodes": [{"name": "n0", "devices": {"a": 2}}],
+        "link": {"bandwidth": 1.0},
+    } | changes
+
+
+def plan_document(**changes: Any) -> dict[str, Any]:
+    return {
+        "format": "hetpipe.plan/1",
+        "model": "test",
+        "global_batch": 4,
+        "replicas": [
+            {
+                "microbatch_sizes": [2, 2],
+                "stages": [
+                    {"layers": [0, 1], "devices": ["n0/0"]},
+                    {"layers": [1, 3], "devices": ["n0/1"]},
+                ],
+            }
+        ],
+    } | changes
+
+
+def refused(cls: type[Cluster] | type[Plan] | type[Profile], document: Any, *messages: str) -> None:
+    with pytest.raises(InputError) as caught:
+        cls.parse(document, "the.file")
+    text = str(caught.value)
+    assert text.startswith("the.file: ")
+    for message in messages:
+        assert message in text
+
+
+class TestCluster:
+    def test_units_and_ids(self, tmp_path: Path) -> None:
+        path = tmp_path / "cluster.yaml"
+        path.write_text(CLUSTER)
+        cluster = Cluster.load(path)
+        assert cluster.device_types["a100"].memory == 40 * 2**30
+        assert [device.id for device in cluster.devices] == ["n0/0", "n0/1", "n0/2", "n1/0", "n1/1"]
+        assert [device.type for device in cluster.devices] == ["a100", "a100", "t4", "slow", "slow"]
+        assert cluster.link_between("n0", "n0").bandwidth == 300e9
+        assert cluster.link_between("n0", "n1").bandwidth == 3e9
+        assert cluster.link_between("n1", "n1").latency == pytest.approx(30e-6)
+        assert cluster.type_of("n1/0").emulate is not None
+
+    def test_a_link_of_one_pair(self) -> None:
+        between = [{"between": ["n1", "n0"], "points": [[0, 1.0], [10, 2.0]]}]
+        nodes = [{"name": name, "devices": {"a": 1}} for name in ("n0", "n1", "n2")]
+        cluster = Cluster.parse(cluster_document(nodes=nodes, links=between), "x")
+        assert cluster.link_between("n0", "n1").seconds(5) == 1.5
+        assert cluster.link_between("n0", "n1").seconds(30) == 4.0
+        assert cluster.link_between("n0", "n2").bandwidth == 1.0
+
+    def test_unknown_key_names_the_nearest(self) -> None:
+        refused(Cluster, cluster_document(divices=1), "unknown key 'divices'; did you mean 'device_types'?")
+        types = {"a": {"memry": 100}}
+        refused(Cluster, cluster_document(device_types=types), "unknown key 'memry'; did you mean 'memory'?")
+
+    def test_all_faults_at_once(self) -> None:
+        nodes = [{"name": "n0", "devices": {"b": 1}}, {"name": "n0", "devices": {"a": 1}}]
+        links = [{"between": ["n0", "n9"], "bandwidth": 1}]
+        messages = ["'n0' is given 2 times", "unknown device type 'b'", "unknown node 'n9'"]
+        refused(Cluster, cluster_document(nodes=nodes, links=links), *messages)
+
+    @pytest.mark.parametrize(
+        ("memory", "message"),
+        [
+            ("24 GiBs", "cannot read '24 GiBs'"),
+            ("1.2.3 GiB", "cannot read the number in '1.2.3 GiB'"),
+            (-1, "greater than or equal"),
+        ],
+    )
+    def test_quantities(self, memory: Any, message: str) -> None:
+        refused(
+            Cluster,
+            cluster_document(device_types={"a": {"memory": memory}}),
+            "device_types.a.memory",
+            message,
+        )
+
+    def test_no_devices(self) -> None:
+        refused(Cluster, cluster_document(nodes=[{"name": "n0", "devices": {"a": 0}}]), "nodes.0.devices.a")
+        refused(Cluster, cluster_document(nodes=[]), "nodes")
+
+    def test_a_link_is_given_one_way(self) -> None:
+        refused(Cluster, cluster_document(link={"latency": 1}), "either 'bandwidth'")
+        refused(
+            Cluster,
+            cluster_document(link={"points": [[5, 1.0], [5, 2.0]]}),
+            "increasing bytes, got sizes [5, 5]",
+        )
+
+    def test_unknown_device_and_missing_link(self) -> None:
+        cluster = make_cluster([{"a": 2}])
+        with pytest.raises(InputError, match="the cluster has no device 'n0/7'; did you mean 'n0/1'"):
+            cluster.device("n0/7")
+        bare = Cluster.parse({k: v for k, v in cluster_document().items() if k != "link"}, "x")
+        with pytest.raises(InputError, match="no link is known inside node 'n0': give the node a 'link:"):
+            bare.link_between("n0", "n0")
+
+    @given(clusters())
+    def test_survives_json(self, cluster: Cluster) -> None:
+        assert Cluster.parse(json.loads(cluster.to_json()), "x") == cluster
+
+
+class TestProfile:
+    def test_times_between_and_beyond_the_measured_sizes(self) -> None:
+        measurement = make_profile({"a": [2.0, 4.0]}, sizes=(1, 3), fixed=0.5).measurements[0]
+        for size, factor in ((1, 1.0), (2, 1.5), (3, 2.0), (5, 3.0)):
+            forward, backward = measurement.times(size)
+            assert np.allclose(forward, [2 * factor, 4 * factor])
+            assert np.allclose(backward, 2 * forward)
+        assert not np.any(measurement.times(0))
+
+    def test_rows_of_another_length(self) -> None:
+        document = make_profile({"a": [1.0, 1.0]}).model_dump(mode="json")
+        document["measurements"][0]["optimizer_seconds"] = [0.0]
+        document["measurements"].append(document["measurements"][0])
+        refused(Profile, document, "a row has 1 numbers for 2 layers", "is given twice")
+
+    def test_sizes_that_fall(self) -> None:
+        document = make_profile({"a": [1.0]}, sizes=(1, 2)).model_dump(mode="json")
+        document["measurements"][0]["microbatch_sizes"] = [2, 1]
+        refused(Profile, document, "microbatch_sizes must increase, got [2, 1]")
+
+    def test_a_type_that_was_not_measured(self) -> None:
+        profile = make_profile({"a100": [1.0], "t4": [1.0]})
+        with pytest.raises(
+            InputError, match="no measurement of device type 'A100'; did you mean 'a100'. known: a100, t4"
+        ):
+            profile.measurement("A100")
+        with pytest.raises(InputError, match="at tensor-parallel degree 2"):
+            profile.measurement("t4", 2)
+
+    @given(profiles())
+    def test_survives_json(self, profile: Profile) -> None:
+        assert Profile.parse(json.loads(profile.to_json()), "x") == profile
+
+
+class TestPlan:
+    def test_good(self, tmp_path: Path) -> None:
+        plan = Plan.parse(plan_document(), "x")
+        plan.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == plan
+        assert plan.device_ids == ("n0/0", "n0/1")
+        assert plan.replicas[0].depths("1f1b") == (2, 1)
+        assert plan.replicas[0].depths("gpipe") == (2, 2)
+
+    def test_the_batch_is_met_exactly(self) -> None:
+        refused(Plan, plan_document(global_batch=5), "sum to 4 samples, but global_batch is 5")
+
+    @pytest.mark.parametrize(
+        ("layers", "message"),
+        [
+            ([[0, 1], [2, 3]], "stage 1 has layers [2, 3), expected a range that starts at 1"),
+            ([[0, 0], [0, 3]], "stage 0 has layers [0, 0)"),
+        ],
+    )
+    def test_layers_are_covered_once(self, layers: list[list[int]], message: str) -> None:
+        document = plan_document()
+        for stage, ends in zip(document["replicas"][0]["stages"], layers, strict=True):
+            stage["layers"] = ends
+        refused(Plan, document, message)
+
+    def test_a_device_holds_one_stage(self) -> None:
+        document = plan_document()
+        document["replicas"][0]["stages"][1]["devices"] = ["n0/0"]
+        refused(Plan, document, "device 'n0/0' is used 2 times")
+
+    def test_depths_that_rise(self) -> None:
+        document = plan_document()
+        document["replicas"][0]["stages"][0]["warmup"] = 1
+        document["replicas"][0]["stages"][1]["warmup"] = 2
+        refused(Plan, document, "replica 0: warm-up depth 2 of stage 1 is above depth 1 of stage 0")
+
+    def test_for_another_cluster_model_or_batch(self) -> None:
+        plan = Plan.parse(plan_document(), "x")
+        profile = make_profile({"a": [1.0] * 4})
+        document = profile.model_dump(mode="json") | {"model": "other"}
+        with pytest.raises(InputError) as caught:
+            plan.check(
+                cluster=make_cluster([{"a": 1}]),
+                profile=Profile.parse(document, "x"),
+                global_batch=8,
+                source="plan.json",
+            )
+        text = str(caught.value)
+        assert text.startswith("plan.json does not fit; make a new one with 'hetpipe plan'")
+        for message in (
+            "it was made for another cluster: the cluster has no device 'n0/1'",
+            "it is for model 'test', the profile for 'other'",
+            "its stages cover layers [0, 3), but the model has 4 layers",
+            "its global batch is 4, but 8 is asked for",
+        ):
+            assert message in text
+
+    def test_the_fingerprint_is_of_what_runs(self) -> None:
+        plan = Plan.parse(plan_document(), "x")
+        assert Plan.parse(plan_document(partitioner="other"), "x").fingerprint == plan.fingerprint
+        assert Plan.parse(plan_document(schedule="gpipe"), "x").fingerprint != plan.fingerprint
+
+
+class TestFiles:
+    def test_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"cannot read .*nothing.yaml: No such file"):
+            read_mapping(tmp_path / "nothing.yaml")
+
+    @pytest.mark.parametrize(("name", "text"), [("a.json", "{"), ("a.yaml", "a: [1")])
+    def test_broken(self, tmp_path: Path, name: str, text: str) -> None:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=f"{name} is not valid {name[2:].upper()}"):
+            read_mapping(tmp_path / name)
+
+    def test_not_text(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(InputError, match="it is not UTF-8 text"):
+            read_mapping(tmp_path / "a.yaml")
+
+    def test_yaml_runs_no_code(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text("!!python/object/apply:os.system ['true']")
+        with pytest.raises(InputError, match="not valid YAML"):
+            read_mapping(tmp_path / "a.yaml")
+
+    def test_another_kind_of_document(self) -> None:
+        refused(Cluster, ["a"], "expected a mapping with the key 'format', found")
+        refused(Cluster, plan_document(), "its format is 'hetpipe.plan/1', expected 'hetpipe.cluster/1'")
+
+    def test_writing_is_atomic(self, tmp_path: Path) -> None:
+        target = tmp_path / "new" / "file.json"
+        write_text(target, "1")
+        write_text(target, "2")
+        assert target.read_text() == "2"
+        assert [path.name for path in target.parent.iterdir()] == ["file.json"]
+
+
+def test_nearest() -> None:
+    assert nearest("gpt3", ["gpt", "mlp"]) == "; did you mean 'gpt'? known: gpt, mlp"
+    assert nearest("zzz", ["gpt", "mlp"]) == "; known: gpt, mlp"
+
+
+def test_link_seconds() -> None:
+    assert Link(bandwidth=10.0, latency=0.5).seconds(20) == 2.5

@@ -1,0 +1,141 @@
+"""Starting ranks, and telling what went wrong first."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetpipe.launch import RankFailure, Report, rank_environment, start_ranks
+from tests.programs import (
+    be_deaf,
+    environment_of_rank,
+    give_what_cannot_be_sent,
+    large_result,
+    misbehave,
+    stumble_in_training,
+)
+from tests.ranks import cluster_of, run_ranks
+
+
+def alive(folder: Path) -> list[int]:
+    """The ranks whose processes still run."""
+    found = []
+    for file in folder.glob("*.pid"):
+        stat = Path(f"/proc/{file.read_text()}/stat")
+        try:
+            if stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                found.append(int(file.stem))
+        except OSError:
+            continue
+    return found
+
+
+def failure_of(folder: Path, program: Any, *arguments: Any, ranks: int, wait: float = 10.0) -> RankFailure:
+    """The failure that a program comes to, after which none of its processes is left. All within `wait` seconds of its start."""
+    began = time.monotonic()
+    with pytest.raises(RankFailure) as caught:
+        program(*arguments)
+    while alive(folder) and time.monotonic() - began < wait:
+        time.sleep(0.05)
+    assert len(list(folder.glob("*.pid"))) == ranks
+    assert alive(folder) == []
+    assert time.monotonic() - began < wait
+    return caught.value
+
+
+def test_results_come_in_rank_order_with_torchruns_environment() -> None:
+    cluster = cluster_of(2, 1)
+    assert start_ranks(environment_of_rank, ("x",), cluster.devices) == [
+        # rank, of, local rank, agent, ranks of the agent
+        (0, 3, 0, 0, 2, "x"),
+        (1, 3, 1, 0, 2, "x"),
+        (2, 3, 0, 1, 1, "x"),
+    ]
+    assert rank_environment(cluster.devices, 2, 1234)["MASTER_PORT"] == "1234"
+
+
+def test_a_large_result_outlives_its_rank() -> None:
+    found = start_ranks(large_result, (), cluster_of(2).devices)
+    assert [float(t.mean()) for t in found] == [0.0, 1.0]
+    assert all(t.shape == (1 << 18,) for t in found)
+
+
+@pytest.mark.parametrize(
+    ("how", "message", "kind"),
+    [
+        ("raise", "rank 1, device n0/1: KeyError: 'no such thing'", "KeyError"),
+        ("input", "rank 1, device n0/1: line 3 of the file is not a number", "InputError"),
+        ("wrapped", "rank 1, device n0/1: OutOfMemoryError: out of memory on rank 1", "OutOfMemoryError"),
+        (
+            "kill",
+            "rank 1, device n0/1 was killed by SIGKILL (the system kills processes like this when memory runs out)",
+            None,
+        ),
+        ("exit", "rank 1, device n0/1 ended with exit code 7 and no message", None),
+    ],
+)
+def test_the_first_cause_is_told_and_all_are_ended(
+    tmp_path: Path, how: str, message: str, kind: str | None
+) -> None:
+    """The other ranks hang."""
+    failure = failure_of(
+        tmp_path, start_ranks, misbehave, (str(tmp_path), how), cluster_of(3).devices, ranks=3
+    )
+    assert str(failure) == message
+    assert (failure.report.kind if failure.report is not None else None) == kind
+
+
+def test_ranks_that_do_not_heed_sigterm_are_ended(tmp_path: Path) -> None:
+    failure = failure_of(tmp_path, start_ranks, be_deaf, (str(tmp_path),), cluster_of(3).devices, ranks=3)
+    assert str(failure) == "rank 0, device n0/0: ValueError: the others do not listen"
+
+
+def test_a_result_that_cannot_be_sent_is_an_error(tmp_path: Path) -> None:
+    failure = failure_of(
+        tmp_path, start_ranks, give_what_cannot_be_sent, (str(tmp_path),), cluster_of(3).devices, ranks=3
+    )
+    assert str(failure).startswith("rank 1, device n0/1: ")
+    assert "give_what_cannot_be_sent.<locals>.<lambda>" in str(failure)
+
+
+def test_a_layer_that_raises_in_training(tmp_path: Path) -> None:
+    """The peers lose their connections and say so; that is not the cause."""
+    failure = failure_of(
+        tmp_path, run_ranks, stumble_in_training, cluster_of(3, 1), str(tmp_path), "raise", ranks=4
+    )
+    assert (
+        str(failure)
+        == "rank 1, replica 0 stage 1, device n0/1, in 1F2: ValueError: this layer has had enough"
+    )
+    assert failure.report is not None
+    assert "in forward" in failure.report.trace
+
+
+def test_a_rank_that_is_killed_in_training(tmp_path: Path) -> None:
+    failure = failure_of(
+        tmp_path, run_ranks, stumble_in_training, cluster_of(3, 1), str(tmp_path), "kill", ranks=4
+    )
+    assert str(failure).startswith("rank 1, replica 0 stage 1, device n0/1 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_echo"),
+    [
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:3456", True),
+        ("DistBackendError: [../gloo/pair.cc] Connection reset by peer", True),
+        ("ValueError: this layer has had enough", False),
+        (None, False),
+    ],
+)
+def test_echoes(error: str | None, is_echo: bool) -> None:
+    assert Report(rank=0, time=0.0, error=error).is_echo is is_echo
+
+
+def test_ranks_leave_no_trace_in_this_process() -> None:
+    assert not torch.distributed.is_initialized()
+    assert "RANK" not in os.environ

@@ -1,0 +1,137 @@
+"""Batches, losses and their weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hetpipe.formats import InputError
+from hetpipe.model import (
+    Loss,
+    Model,
+    accuracy,
+    as_tuple,
+    as_value,
+    batch_size,
+    cross_entropy,
+    mse,
+    named_layers,
+    select,
+    split_rows,
+)
+
+IGNORED = -100
+
+
+def test_a_tensor_stands_for_itself_and_a_list_for_a_tuple() -> None:
+    a, b = torch.zeros(3), torch.ones(3)
+    assert as_tuple(a) == (a,)
+    assert as_tuple([a, b]) == (a, b)
+    assert as_value((a,)) is a
+    assert as_value([a, b]) == (a, b)
+    with pytest.raises(TypeError, match="a tensor or a tuple of tensors, found str"):
+        as_tuple((a, "b"))
+
+
+def test_rows_of_all_tensors() -> None:
+    x, y = torch.arange(10), torch.arange(20).reshape(10, 2)
+    assert batch_size((x, y)) == 10
+    parts = split_rows((x, y), [5, 4, 1])
+    assert [batch_size(part) for part in parts] == [5, 4, 1]
+    assert as_tuple(parts[1])[0].tolist() == [5, 6, 7, 8]
+    assert as_tuple(parts[2])[1].tolist() == [[18, 19]]
+    assert as_tuple(select((x, y), slice(2, 4)))[1].tolist() == [[4, 5], [6, 7]]
+
+
+def test_the_sample_is_repeated() -> None:
+    net = nn.Sequential(nn.Identity())
+    model = Model(
+        name="m", layers=net, inputs=torch.arange(3), targets=torch.arange(3) * 2, loss=Loss(function=mse)
+    )
+    inputs, targets = model.sample(7)
+    assert as_tuple(inputs)[0].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert as_tuple(targets)[0].tolist() == [0, 2, 4, 0, 2, 4, 0]
+
+
+def test_a_module_at_two_positions_is_listed_twice() -> None:
+    relu = nn.ReLU()
+    net = nn.Sequential(relu, nn.Linear(2, 2), relu)
+    assert [name for name, _ in named_layers(net)] == ["0", "1", "2"]
+    assert len(list(net.named_children())) == 2
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (nn.Linear(2, 2), "model 'm': expected an nn.Sequential whose children are the layers, found Linear"),
+        (nn.Sequential(), "model 'm' has no layers"),
+    ],
+)
+def test_what_is_no_model(layers: nn.Sequential, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Model(name="m", layers=layers, inputs=torch.zeros(1), targets=torch.zeros(1), loss=Loss(function=mse))
+
+
+def test_an_unknown_weight_is_refused() -> None:
+    with pytest.raises(InputError, match="loss weight 'token'; did you mean 'tokens'"):
+        Loss(function=mse, weight="token")  # type: ignore[arg-type]
+
+
+def test_counts() -> None:
+    labels = torch.tensor([[1, IGNORED, 2], [IGNORED, IGNORED, IGNORED]])
+    assert Loss(function=cross_entropy).count(labels) == 2
+    assert Loss(function=cross_entropy, weight="tokens").count(labels) == 2
+    assert Loss(function=cross_entropy, weight="tokens", ignore_index=2).count(labels) == 5
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(["samples", "tokens"]), st.randoms()
+)
+def test_shares_of_any_split_sum_to_the_mean_of_the_whole(
+    sizes: list[int], weight: str, random: object
+) -> None:
+    draw = torch.Generator().manual_seed(random.randrange(1 << 30))  # type: ignore[attr-defined]
+    rows = sum(sizes)
+    output = torch.randn(rows, 3, 5, generator=draw, dtype=torch.float64)
+    labels = torch.randint(5, (rows, 3), generator=draw)
+    if weight == "tokens":
+        labels[torch.rand(rows, 3, generator=draw) < 0.6] = IGNORED
+        labels[0, 0] = 1
+    loss = Loss(function=cross_entropy, weight=weight)  # type: ignore[arg-type]
+    whole = loss.count(labels)
+    shares = [
+        loss.share(o, t, whole)
+        for o, t in zip(split_rows(output, sizes), split_rows(labels, sizes), strict=True)
+    ]
+    assert float(sum(shares)) == pytest.approx(float(cross_entropy(output, labels)), abs=1e-12)
+
+
+def test_nothing_but_ignored_targets_is_zero_with_zero_gradients() -> None:
+    output = torch.full((2, 5), float("-inf"), requires_grad=True)
+    share = Loss(function=cross_entropy, weight="tokens").share(output, torch.full((2,), IGNORED), 7.0)
+    share.backward()  # type: ignore[no-untyped-call]
+    assert float(share.detach()) == 0.0
+    assert output.grad is not None
+    assert torch.equal(output.grad, torch.zeros(2, 5))
+
+
+def test_a_zero_share_keeps_the_type_of_the_output() -> None:
+    output = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)
+    assert (
+        Loss(function=cross_entropy, weight="tokens").share(output, torch.full((2,), IGNORED), 7.0).dtype
+        == torch.float64
+    )
+
+
+def test_accuracy_counts_what_is_not_ignored() -> None:
+    logits = torch.eye(3)[torch.tensor([[0, 1, 2], [2, 2, 2]])]
+    labels = torch.tensor([[0, 2, IGNORED], [2, 2, 1]])
+    assert accuracy(logits, labels) == (3.0, 5)
+
+
+def test_mse_of_two_tensors() -> None:
+    zero: Tensor = torch.zeros(2, 2)
+    assert float(mse(zero, torch.full((2, 2), 3.0))) == 9.0

@@ -1,0 +1,113 @@
+"""`hetpipe.wrap`: one's own model in one's own loop, started as torchrun starts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hetpipe.device import one_thread
+from hetpipe.launch import start_ranks
+from hetpipe.model import Loss, cross_entropy, mse
+from hetpipe.plan import Plan
+from hetpipe.runtime.own_loop import _nodes_of
+from hetpipe.runtime.reference import ReferenceEngine
+from tests.nets import batch, build
+from tests.programs import alone, own_loop
+from tests.ranks import cluster_of, make_plan
+
+PLAN = make_plan([{"cuts": [4, 3, 3], "sizes": [4] * 6}, {"cuts": [6, 4], "sizes": [4, 4]}])
+
+
+def wrapped(plan: Plan, *arguments: Any, counts: tuple[int, ...] = (3, 2)) -> list[dict[str, Any]]:
+    return start_ranks(own_loop, (plan, *arguments), cluster_of(*counts).devices)
+
+
+@pytest.mark.parametrize("tokens", [False, True], ids=["samples", "tokens"])
+def test_a_loop_of_ones_own(tokens: bool) -> None:
+    net = "tied" if tokens else "blocks"
+    model, (inputs, targets) = build(net), batch(net, 32, 0)
+    engine = ReferenceEngine(
+        model, Loss(function=cross_entropy, weight="tokens") if tokens else Loss(function=mse)
+    )
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.2, momentum=0.9)
+    losses = []
+    with one_thread(torch.device("cpu")):
+        for _ in range(3):
+            losses.append(engine.step(inputs, targets))
+            assert engine.clip_grad_norm_(0.5) > 0.5
+            optimizer.step()
+    truth = model.state_dict()
+    found = wrapped(PLAN, (), tokens)
+    assert {name for result in found for name in result["state"]} == set(truth)
+    for result in found:
+        assert result["losses"] == pytest.approx(losses, abs=1e-10)
+        assert result["evaluation"].loss == pytest.approx(engine.evaluate(inputs, targets).loss, abs=1e-10)
+        for name, value in result["state"].items():
+            assert torch.allclose(value, truth[name], rtol=0, atol=1e-10), name
+
+
+def test_one_process_without_torchrun() -> None:
+    model, (inputs, targets) = build("blocks"), batch("blocks", 8, 0)
+    engine = ReferenceEngine(model, Loss(function=mse))
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.2)
+    losses = []
+    for _ in range(2):
+        losses.append(engine.step(inputs, targets))
+        optimizer.step()
+    (found,) = start_ranks(alone, (make_plan([{"cuts": [10], "sizes": [3, 3, 2]}]),), cluster_of(1).devices)
+    assert found["losses"] == pytest.approx(losses, abs=1e-12)
+    assert all(
+        torch.allclose(v, model.state_dict()[k], rtol=0, atol=1e-12) for k, v in found["state"].items()
+    )
+
+
+def test_models_that_differ_are_refused() -> None:
+    told = {
+        result["message"] for result in wrapped(PLAN, (1, 1, 1, 2, 2))
+    }  # layer 5 is held by ranks 1 and 3
+    assert len(told) == 1
+    message = told.pop()
+    assert message.startswith(
+        "the ranks built different models; call torch.manual_seed with the same seed on every rank"
+    )
+    assert "layers 4:6 (ranks [1, 3])" in message
+
+
+def test_processes_too_many_are_told() -> None:
+    plan = make_plan([{"cuts": [4, 6], "sizes": [4, 4]}])
+    for counts, message in (
+        ((2, 1), "is no node of the cluster file: 2 agents for the nodes ['n0']"),
+        (
+            (3,),
+            "is beyond node 'n0', which has 2 devices in the cluster file; start that agent with --nproc-per-node=2",
+        ),
+    ):
+        assert all(message in result["message"] for result in wrapped(plan, counts=counts))
+
+
+def test_a_process_without_a_part_is_told_and_the_others_train() -> None:
+    rows = [{"layers": [0, 4], "devices": ["n0/0"]}, {"layers": [4, 10], "devices": ["n0/2"]}]
+    plan = Plan.parse({"format": "hetpipe.plan/1", "model": "m", "global_batch": 8,
+                       "replicas": [{"microbatch_sizes": [4, 4], "stages": rows}]}, "a plan")  # fmt: skip
+    first, idle, last = wrapped(plan, counts=(3,))
+    assert idle == {
+        "message": "rank 1 has no part in the plan, which uses ['n0/0', 'n0/2']; start one process per device of it"
+    }
+    assert first["losses"] == last["losses"]
+    assert len(first["losses"]) == 3
+
+
+def test_nodes_of_a_plan_in_natural_order() -> None:
+    rows = [
+        {"layers": [0, 1], "devices": ["n10/0"]},
+        {"layers": [1, 2], "devices": ["n2/3"]},
+        {"layers": [2, 3], "devices": ["n2/1"]},
+    ]
+    plan = Plan.parse({"format": "hetpipe.plan/1", "model": "m", "global_batch": 1,
+                       "replicas": [{"microbatch_sizes": [1], "stages": rows}]}, "a plan")  # fmt: skip
+    assert [(node.name, node.devices) for node in _nodes_of(plan)] == [
+        ("n2", {"any": 4}),
+        ("n10", {"any": 1}),
+    ]

@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from hetpipe.bounds import fluid_bound
+from hetpipe.cluster import Cluster
+from hetpipe.formats import InputError
+from hetpipe.partition import Partitioner, PartitionError, Problem
+from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.chain import Chain
+from hetpipe.partitioners.even import Even
+from hetpipe.partitioners.even_data_parallel import EvenDataParallel
+from hetpipe.partitioners.exhaustive import Exhaustive
+from hetpipe.plan import Plan
+from hetpipe.simulator import simulate
+from tests.strategies import make_cluster, make_problem, make_profile, problems
+
+UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def step(problem: Problem, plan: Plan) -> float:
+    return simulate(plan, problem.profile, problem.cluster).step_seconds
+
+
+def solve(partitioner: Partitioner, problem: Problem) -> tuple[float, Plan] | None:
+    """Step and plan, checked against the problem; None if nothing fits."""
+    try:
+        solution = partitioner(problem)
+    except PartitionError:
+        return None
+    plan = solution.plan
+    plan.check(cluster=problem.cluster, profile=problem.profile, global_batch=problem.global_batch)
+    timeline = simulate(plan, problem.profile, problem.cluster)
+    for device, peak in timeline.peak_bytes.items():
+        assert peak <= problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)
+    if problem.schedule == "gpipe" or problem.backend != "torch":
+        assert all(
+            replica.depths(plan.schedule) == (len(replica.microbatch_sizes),) * len(replica.stages)
+            for replica in plan.replicas
+        )
+    if solution.lower_bound_seconds is not None:
+        assert solution.lower_bound_seconds <= timeline.step_seconds * (1 + 1e-12)
+    return timeline.step_seconds, plan
+
+
+def same(a: tuple[float, Plan] | None, b: tuple[float, Plan] | None) -> None:
+    assert (a is None) == (b is None)
+    if a is not None and b is not None:
+        assert a[0] == pytest.approx(b[0], rel=1e-12)
+
+
+class TestAutoIsTheOracle:
+    @settings(max_examples=40, **UNHURRIED)
+    @given(problems(most_devices=4, most_layers=5))
+    def test_small(self, problem: Problem) -> None:
+        same(solve(Auto(), problem), solve(Exhaustive(), problem))
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(1800)
+    @settings(max_examples=60, **UNHURRIED)
+    @given(problems(most_devices=5, most_layers=7))
+    def test_five_devices_seven_layers(self, problem: Problem) -> None:
+        same(solve(Auto(), problem), solve(Exhaustive(max_plans=1e12), problem))
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(1800)
+    def test_eight_devices(self) -> None:
+        cluster = make_cluster([{"a": 3}, {"b": 3, "c": 2}], memory={"a": 9_000, "b": 6_000, "c": 4_000})
+        times = [0.02, 0.03, 0.05, 0.04, 0.06]
+        profile = make_profile(
+            {"a": times, "b": [2 * t for t in times], "c": [3.5 * t for t in reversed(times)]},
+            layer={"parameter_bytes": 500, "output_bytes_per_sample": 100, "saved_bytes_per_sample": 400},
+            optimizer=0.1,
+        )
+        problem = make_problem(cluster, profile, 6)
+        same(solve(Auto(), problem), solve(Exhaustive(max_plans=1e12), problem))
+
+    @settings(max_examples=25, **UNHURRIED)
+    @given(problems(most_devices=3, most_layers=4), st.data())
+    def test_with_prices(self, problem: Problem, data: st.DataObject) -> None:
+        free = solve(Exhaustive(), problem)
+        assume(free is not None and problem.schedule == "auto")
+        assert free is not None
+        options = {"backend": problem.backend, "allow_recompute": problem.allow_recompute}
+        if data.draw(st.booleans()):
+            limits = {"max_price_per_hour": data.draw(st.sampled_from([0.4, 0.5, 1.0, 2.0, 3.5]))}
+        else:
+            limits = {"deadline_seconds_per_step": free[0] * data.draw(st.sampled_from([0.9, 1.0, 1.3, 3.0]))}
+        priced = make_problem(problem.cluster, problem.profile, problem.global_batch, **options, **limits)
+        a, b = solve(Auto(), priced), solve(Exhaustive(), priced)
+        if "max_price_per_hour" in limits:
+            same(a, b)
+            return
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            assert price(priced, a) == pytest.approx(price(priced, b), rel=1e-12)
+
+
+def price(problem: Problem, found: tuple[float, Plan]) -> float:
+    """Price of one step."""
+    return found[0] * sum(problem.cluster.type_of(d).price_per_hour for d in found[1].device_ids)
+
+
+class TestOrder:
+    @settings(max_examples=25, **UNHURRIED)
+    @given(problems(most_devices=4, most_layers=6, most_batch=8))
+    def test_bound_auto_chain_baselines(self, problem: Problem) -> None:
+        best = solve(Auto(), problem)
+        chain = solve(Chain(), problem)
+        baselines = [solve(Even(), problem), solve(EvenDataParallel(), problem)]
+        if best is None:
+            assert chain is None
+            return
+        assert fluid_bound(problem) <= best[0] * (1 + 1e-12)
+        if chain is not None:
+            assert best[0] <= chain[0] * (1 + 1e-12)
+            assert len(chain[1].replicas) == 1
+        for found in baselines:
+            assert found is None or fluid_bound(problem) <= found[0] * (1 + 1e-12)
+        if baselines[0] is not None and chain is not None:
+            assert chain[0] <= baselines[0][0] * (1 + 1e-12)
+
+    @settings(max_examples=25, **UNHURRIED)
+    @given(problems(most_devices=4, most_layers=6), st.sampled_from(["speed", "memory"]))
+    def test_better_devices_are_never_slower(self, problem: Problem, what: str) -> None:
+        assume("a" in problem.cluster.device_types)
+        before = solve(Auto(), problem)
+        assume(before is not None)
+        assert before is not None
+        cluster, profile = problem.cluster, problem.profile
+        document = cluster.model_dump()
+        if what == "memory":
+            document["device_types"]["a"]["memory"] *= 2
+        else:
+            measured = profile.model_dump()
+            for m in measured["measurements"]:
+                if m["device_type"] == "a":
+                    for key in ("forward_seconds", "backward_seconds"):
+                        m[key] = [[t * 0.5 for t in row] for row in m[key]]
+            profile = type(profile).parse(measured, "faster")
+        after = solve(
+            Auto(),
+            Problem.create(
+                cluster=Cluster.parse(document, "better"),
+                profile=profile,
+                global_batch=problem.global_batch,
+                schedule=problem.schedule,
+                backend=problem.backend,
+                allow_recompute=problem.allow_recompute,
+                memory_reserve=problem.memory_reserve,
+            ),
+        )
+        assert after is not None
+        assert after[0] <= before[0] * (1 + 1e-12)
+
+    @settings(max_examples=20, **UNHURRIED)
+    @given(problems(most_devices=4, most_layers=6))
+    def test_renaming_changes_nothing(self, problem: Problem) -> None:
+        text = problem.cluster.to_json().replace('"n0"', '"zeta"').replace('"a"', '"zulu"')
+        cluster = Cluster.model_validate_json(text)
+        profile = type(problem.profile).model_validate_json(
+            problem.profile.to_json().replace('"a"', '"zulu"')
+        )
+        renamed = Problem.create(
+            cluster=cluster,
+            profile=profile,
+            global_batch=problem.global_batch,
+            schedule=problem.schedule,
+            backend=problem.backend,
+            allow_recompute=problem.allow_recompute,
+            memory_reserve=problem.memory_reserve,
+        )
+        same(solve(Auto(), renamed), solve(Auto(), problem))
+
+
+class TestByHand:
+    def test_two_equal_devices_share_the_batch(self) -> None:
+        """Free links, no memory limit: 4 micro-batches each, no bubble."""
+        problem = make_problem(make_cluster([{"a": 2}]), make_profile({"a": [1.0, 1.0]}), 8)
+        found = solve(Auto(), problem)
+        assert found is not None
+        assert [len(r.microbatch_sizes) for r in found[1].replicas] == [4, 4]
+        assert found[0] == pytest.approx(4 * 2 * 3.0)
+
+    def test_unequal_devices_get_unequal_shares(self) -> None:
+        """Type b is three times slower: 6 and 2 of 8 samples, both done after 36 s."""
+        problem = make_problem(make_cluster([{"a": 1, "b": 1}]), make_profile({"a": [2.0], "b": [6.0]}), 8)
+        found = solve(Auto(), problem)
+        assert found is not None
+        assert sorted(r.samples for r in found[1].replicas) == [2, 6]
+        assert found[0] == pytest.approx(36.0)
+
+    def test_memory_forces_a_pipeline(self) -> None:
+        """Neither device holds 3 layers of 100 bytes (with gradient and AdamW's state: 400); a holds two, b one."""
+        cluster = make_cluster([{"a": 1, "b": 1}], memory={"a": 900, "b": 500})
+        profile = make_profile({"a": [1.0] * 3, "b": [2.0] * 3}, layer={"parameter_bytes": 100})
+        found = solve(Auto(), make_problem(cluster, profile, 4))
+        assert found is not None
+        (replica,) = found[1].replicas
+        assert {stage.layers[1] - stage.layers[0] for stage in replica.stages} == {1, 2}
+        assert [s.devices[0] for s in replica.stages if s.layers[1] - s.layers[0] == 2] == ["n0/0"]
+
+    def test_a_device_that_would_slow_things_down_is_left_out(self) -> None:
+        problem = make_problem(make_cluster([{"a": 1, "b": 1}]), make_profile({"a": [1.0], "b": [100.0]}), 4)
+        found = solve(Auto(), problem)
+        assert found is not None
+        assert found[1].device_ids == ("n0/0",)
+
+    def test_recompute_only_where_it_must(self) -> None:
+        """Three layers leave 100 bytes each per sample; 150 are there: recompute keeps 2 inputs of 10 and one
+        layer's 100."""
+        layer = {"saved_bytes_per_sample": 100, "output_bytes_per_sample": 10}
+        profile = make_profile({"a": [1.0] * 3}, layer=layer)
+        tight = make_problem(make_cluster([{"a": 1}], memory=150), profile, 2)
+        found = solve(Auto(), tight)
+        assert found is not None
+        assert found[1].replicas[0].stages[0].recompute
+        assert found[0] == pytest.approx(2 * 3 * (1 + 2 + 1))
+        ample = solve(Auto(), make_problem(make_cluster([{"a": 1}], memory=400), profile, 2))
+        assert ample is not None
+        assert not ample[1].replicas[0].stages[0].recompute
+
+    def test_even_splits_layers_evenly(self) -> None:
+        problem = make_problem(
+            make_cluster([{"a": 1, "b": 2}]), make_profile({"a": [1.0] * 8, "b": [2.0] * 8}), 4
+        )
+        found = solve(Even(), problem)
+        assert found is not None
+        assert [stage.layers for stage in found[1].replicas[0].stages] == [(0, 3), (3, 6), (6, 8)]
+        assert found[1].device_ids == ("n0/0", "n0/1", "n0/2")
+
+    def test_even_data_parallel_gives_equal_shares(self) -> None:
+        profile = make_profile({"a": [1.0], "b": [2.0]}, sizes=(1, 2, 4), fixed=0.5)
+        found = solve(EvenDataParallel(), make_problem(make_cluster([{"a": 1, "b": 2}]), profile, 8))
+        assert found is not None
+        assert [r.samples for r in found[1].replicas] == [3, 3, 2]
+
+
+class TestNothingFits:
+    CLUSTER = make_cluster([{"a": 1, "b": 1}], memory={"a": 1_000, "b": 500})
+
+    def problem(self, parameters: list[int], **options: object) -> Problem:
+        layers = [{"parameter_bytes": size} for size in parameters]
+        profile = make_profile({"a": [1.0] * len(layers), "b": [2.0] * len(layers)}, layers=layers)
+        return make_problem(self.CLUSTER, profile, 4, **options)
+
+    @pytest.mark.parametrize("partitioner", [Auto(), Chain(), Exhaustive()])
+    def test_one_layer_is_too_large(self, partitioner: Partitioner) -> None:
+        with pytest.raises(PartitionError) as caught:
+            partitioner(self.problem([10, 300, 10]))
+        message = str(caught.value)
+        assert "layer 1 ('layer.1') alone needs 1.17 KiB on a 'a'" in message
+        assert "200 bytes" in message
+        assert "It would fit if you give each 'a' 240 bytes" in message or "give each 'a'" in message
+
+    def test_the_bytes_it_asks_for_are_enough(self) -> None:
+        """400 bytes per 100 of parameters: a holds two layers, b one; the fourth needs 200 more on a, or 300 on b."""
+        problem = self.problem([100, 100, 100, 100])
+        with pytest.raises(PartitionError, match="give each 'a' 200 bytes") as caught:
+            Auto()(problem)
+        assert "layer 0 ('layer.0') is left over" in str(caught.value)
+        for more, fits in ((200, True), (199, False)):
+            cluster = make_cluster([{"a": 1, "b": 1}], memory={"a": 1_000 + more, "b": 500})
+            found = solve(Auto(), make_problem(cluster, problem.profile, 4))
+            assert (found is not None) == fits
+
+    def test_recompute_is_named_when_it_would_help(self) -> None:
+        layer = {"saved_bytes_per_sample": 100, "output_bytes_per_sample": 10}
+        profile = make_profile({"a": [1.0] * 3}, layer=layer)
+        problem = make_problem(make_cluster([{"a": 1}], memory=150), profile, 2, allow_recompute=False)
+        with pytest.raises(PartitionError, match="It would fit if you allow recompute"):
+            Auto()(problem)
+
+    def test_even_data_parallel_names_the_smallest_device(self) -> None:
+        with pytest.raises(
+            PartitionError, match=r"device n0/1 of type 'b', which has 500: 300 bytes are missing"
+        ):
+            EvenDataParallel()(self.problem([100, 100]))
+
+    def test_prices(self) -> None:
+        cluster = make_cluster([{"a": 1}], price={"a": 2.0})
+        problem = make_problem(cluster, make_profile({"a": [1.0]}), 2, max_price_per_hour=1.0)
+        with pytest.raises(PartitionError, match=r"at most 1.0 per hour.*the cheapest device costs 2.0"):
+            Auto()(problem)
+
+    def test_baselines_refuse_prices(self) -> None:
+        for partitioner in (Even(), EvenDataParallel()):
+            with pytest.raises(InputError, match="cannot honour --max-price-per-hour"):
+                partitioner(
+                    make_problem(
+                        self.CLUSTER, make_profile({"a": [1.0], "b": [1.0]}), 2, max_price_per_hour=1.0
+                    )
+                )
+
+
+def test_exhaustive_refuses_many_devices() -> None:
+    problem = make_problem(make_cluster([{"a": 9}]), make_profile({"a": [1.0] * 9}), 9)
+    with pytest.raises(InputError, match="9 devices"):
+        Exhaustive()(problem)
+
+
+def test_progress_is_reported() -> None:
+    said: list[str] = []
+    Auto()(make_problem(make_cluster([{"a": 2}]), make_profile({"a": [1.0] * 4}), 4, progress=said.append))
+    assert said
+
+
+def test_six_devices_take_seconds() -> None:
+    """18 layers, 64 samples, three types with less memory the slower they are: the size of the demonstration."""
+    cluster = make_cluster([{"a": 2, "b": 2, "c": 2}], memory={"a": 9_000, "b": 6_000, "c": 3_500})
+    times = [0.3, *[1.0] * 16, 1.8]
+    forward = {kind: [speed * t for t in times] for kind, speed in (("a", 1.0), ("b", 2.0), ("c", 4.0))}
+    layer = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 40}
+    problem = make_problem(cluster, make_profile(forward, sizes=(1, 2, 4), layer=layer, fixed=0.3), 64)
+    began = time.monotonic()
+    solution = Auto()(problem)
+    assert time.monotonic() - began < 20
+    assert solution.proof == "exhaustive"
+    assert fluid_bound(problem) / step(problem, solution.plan) > 0.7
+
+
+def test_many_devices_end_in_time() -> None:
+    problem = make_problem(
+        make_cluster([{"a": 8}, {"b": 8}]), make_profile({"a": [1.0] * 8, "b": [2.0] * 8}), 64
+    )
+    began = time.monotonic()
+    found = solve(Auto(time_limit_seconds=5.0), problem)
+    assert found is not None
+    assert time.monotonic() - began < 30
+    assert fluid_bound(problem) / found[0] > 0.85

@@ -1,0 +1,101 @@
+"""pipeline_times against a slow search for what is ready next; and simulate's spans."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpipe.plan import Plan
+from hetpipe.simulator import PipelineCosts, pipeline_times, simulate
+from tests.strategies import make_cluster, make_profile
+
+
+def searched(costs: PipelineCosts, depths: list[int]) -> list[tuple[list[float], list[float]]]:
+    """Round after round over the stages, each goes as far as it can: a forward while fewer than `depth` micro-batches are
+    in flight, else a backward; it stops at the first action whose input has not arrived."""
+    n, m = len(costs.forward), len(costs.forward[0])
+    ends: list[tuple[list[float], list[float]]] = [([], []) for _ in range(n)]
+    arrived: dict[tuple[str, int, int], float] = {("F", 0, i): 0.0 for i in range(m)}
+    arrived |= {("B", n - 1, i): 0.0 for i in range(m)}
+    clock, links = [0.0] * n, {(kind, s): 0.0 for kind in "FB" for s in range(-1, n)}
+    remaining = 2 * n * m
+    while remaining:
+        before = remaining
+        for s in range(n):
+            while len(ends[s][1]) < m:
+                f, b = len(ends[s][0]), len(ends[s][1])
+                kind, i, row = (
+                    ("F", f, costs.forward) if f < m and f - b < depths[s] else ("B", b, costs.backward)
+                )
+                if (kind, s, i) not in arrived or (kind == "B" and b >= f):
+                    break
+                clock[s] = max(clock[s], arrived[kind, s, i]) + row[s][i]
+                ends[s]["FB".index(kind)].append(clock[s])
+                to, wire = (s + 1, s) if kind == "F" else (s - 1, s - 1)
+                if 0 <= to < n:
+                    links[kind, wire] = max(clock[s], links[kind, wire]) + costs.occupied[wire][i]
+                    arrived[kind, to, i] = links[kind, wire] + costs.latency[wire]
+                remaining -= 1
+        if remaining == before:
+            raise ValueError("stalled")
+    return ends
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[PipelineCosts, list[int]]:
+    n, m = draw(st.integers(1, 6)), draw(st.integers(1, 9))
+    seconds = st.sampled_from([0.0, 1e-3, 0.1, 0.5, 1.0, 1.7, 40.0]) | st.floats(0, 3)
+
+    def rows(count: int) -> list[list[float]]:
+        return [draw(st.lists(seconds, min_size=m, max_size=m)) for _ in range(count)]
+
+    latency = draw(st.lists(seconds, min_size=n - 1, max_size=n - 1))
+    costs = PipelineCosts(forward=rows(n), backward=rows(n), occupied=rows(n - 1), latency=latency)
+    return costs, sorted(draw(st.lists(st.integers(1, m + 2), min_size=n, max_size=n)), reverse=True)
+
+
+@given(pipelines())
+def test_as_a_search_for_what_is_ready(case: tuple[PipelineCosts, list[int]]) -> None:
+    costs, depths = case
+    for found, expected in zip(pipeline_times(costs, depths), searched(costs, depths), strict=True):
+        assert found.forward == pytest.approx(expected[0], rel=1e-12, abs=0)
+        assert found.backward == pytest.approx(expected[1], rel=1e-12, abs=0)
+
+
+def test_three_micro_batches_over_two_stages() -> None:
+    costs = PipelineCosts(
+        forward=[[1.0] * 3] * 2, backward=[[2.0] * 3] * 2, occupied=[[0.0] * 3], latency=[0.0]
+    )
+    first, second = pipeline_times(costs, [2, 1])
+    #   stage 0  F0 F1 .. .. B0 B0 F2 B1 B1 .. .. B2 B2
+    #   stage 1  .. F0 B0 B0 F1 B1 B1 F2 B2 B2
+    assert (first.forward, first.backward) == ([1, 2, 7], [6, 9, 12])
+    assert (second.forward, second.backward) == ([2, 5, 8], [4, 7, 10])
+
+
+def test_depths_that_rise_are_refused() -> None:
+    costs = PipelineCosts(
+        forward=[[1.0] * 3] * 2, backward=[[1.0] * 3] * 2, occupied=[[0.0] * 3], latency=[0.0]
+    )
+    with pytest.raises(ValueError, match="warm-up depth 2 of stage 1 is above depth 1 of stage 0"):
+        pipeline_times(costs, [1, 2])
+    assert pipeline_times(costs, [4, 5]) == pipeline_times(costs, [3, 3])  # never above m
+
+
+def test_spans_are_built_when_read_and_once() -> None:
+    cluster, profile = make_cluster([{"a": 2}]), make_profile({"a": [1.0, 2.0]}, optimizer=0.5)
+    stages = [{"layers": [0, 1], "devices": ["n0/0"]}, {"layers": [1, 2], "devices": ["n0/1"]}]
+    replicas = [{"microbatch_sizes": [1, 1], "stages": stages}]
+    plan = Plan.parse(
+        {"format": "hetpipe.plan/1", "model": "test", "global_batch": 2, "replicas": replicas}, "plan"
+    )
+    timeline = simulate(plan, profile, cluster)
+    spans = timeline.spans
+    assert len(spans) == 2 * 2 * 2 + 2
+    assert spans[0] is spans[0]
+    assert spans == tuple(spans)
+    assert {span.kind for span in spans} == {"F", "B", "optimizer"}
+    assert max(span.end for span in spans) == timeline.step_seconds
+    assert spans[:1] == (spans[0],)
+    assert timeline == simulate(plan, profile, cluster)

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import hetpipe
+from hetpipe.bounds import fluid_bound
+from hetpipe.formats import InputError
+from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.planner import make_plan, with_prediction
+from hetpipe.simulator import simulate
+from tests.strategies import make_cluster, make_problem, make_profile
+
+CLUSTER = make_cluster([{"a": 1, "b": 1}], price={"a": 3.0, "b": 1.0})
+PROFILE = make_profile({"a": [1.0, 1.0], "b": [2.0, 2.0]}, layer={"parameter_bytes": 1000}, optimizer=0.1)
+
+
+class TestPrediction:
+    def test_is_what_the_simulator_says(self) -> None:
+        plan = make_plan(PROFILE, CLUSTER, 6)
+        timeline = simulate(plan, PROFILE, CLUSTER)
+        assert plan.predicted is not None
+        assert plan.predicted.step_seconds == timeline.step_seconds
+        assert plan.predicted.gradient_sync_seconds == timeline.sync_seconds
+        assert plan.predicted.peak_bytes == dict(timeline.peak_bytes)
+        assert plan.predicted.samples_per_second == pytest.approx(6 / timeline.step_seconds)
+        assert plan.partitioner == "auto"
+
+    def test_prices(self) -> None:
+        """4 devices-dollars an hour for two devices; 36 s for 6 samples are 6 s a sample."""
+        plan = make_plan(make_profile({"a": [2.0], "b": [6.0]}), CLUSTER, 8)
+        assert plan.predicted is not None
+        assert plan.predicted.step_seconds == pytest.approx(36.0)
+        assert plan.predicted.price_per_hour == 4.0
+        assert plan.predicted.price_per_million_samples == pytest.approx(4.0 / 3600 * 36.0 / 8 * 1e6)
+
+    def test_an_exhaustive_search_has_no_gap(self) -> None:
+        plan = make_plan(PROFILE, CLUSTER, 6)
+        assert plan.predicted is not None
+        assert plan.predicted.proof == "exhaustive"
+        assert plan.predicted.gap == 0
+        assert plan.predicted.lower_bound_seconds == plan.predicted.step_seconds
+        assert plan.predicted.fluid_bound_seconds == pytest.approx(
+            fluid_bound(make_problem(CLUSTER, PROFILE, 6))
+        )
+
+    def test_a_baseline_is_measured_against_the_fluid_bound(self) -> None:
+        plan = make_plan(PROFILE, CLUSTER, 6, partitioner="even")
+        assert plan.predicted is not None
+        fluid = fluid_bound(make_problem(CLUSTER, PROFILE, 6))
+        assert plan.predicted.proof == "fluid"
+        assert plan.predicted.lower_bound_seconds == fluid
+        assert plan.predicted.gap == pytest.approx(plan.predicted.step_seconds / fluid - 1)
+        assert plan.predicted.gap > 0
+
+    def test_a_partitioner_that_overfills_memory_is_caught(self) -> None:
+        stage = StagePlan(layers=(0, 2), devices=("n0/0",))
+        plan = Plan(
+            model="test", global_batch=2, replicas=(ReplicaPlan(microbatch_sizes=(2,), stages=(stage,)),)
+        )
+        problem = Problem.create(
+            cluster=make_cluster([{"a": 1}], memory=100), profile=PROFILE, global_batch=2
+        )
+        with pytest.raises(PartitionError, match="needs 8000 bytes on n0/0, which has 100"):
+            with_prediction(Solution(plan=plan), problem)
+
+
+class TestOptions:
+    def test_price_limit(self) -> None:
+        plan = make_plan(PROFILE, CLUSTER, 6, max_price_per_hour=3.5)
+        assert plan.device_ids == ("n0/0",)
+
+    def test_deadline_takes_the_cheapest(self) -> None:
+        """b takes twice as long as a for a third of the price."""
+        slow = make_plan(PROFILE, CLUSTER, 2, deadline_seconds_per_step=1000.0)
+        assert slow.device_ids == ("n0/1",)
+        quick = make_plan(PROFILE, CLUSTER, 2, deadline_seconds_per_step=13.0)
+        assert quick.device_ids == ("n0/0",)
+        with pytest.raises(PartitionError, match=r"at most 0.5 s per step"):
+            make_plan(PROFILE, CLUSTER, 2, deadline_seconds_per_step=0.5)
+
+    @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+    def test_schedule(self, schedule: str) -> None:
+        small = make_cluster([{"a": 1, "b": 1}], memory=4500)
+        assert make_plan(PROFILE, small, 6, schedule=schedule).schedule == schedule  # type: ignore[arg-type]
+
+    def test_backend(self) -> None:
+        small = make_cluster([{"a": 1}, {"b": 1}], memory=4500)
+        assert len(make_plan(PROFILE, small, 6).replicas[0].stages) == 2
+        with pytest.raises(PartitionError):
+            make_plan(PROFILE, small, 6, backend="fairscale")  # a pipeline would span two nodes
+
+    def test_memory_reserve(self) -> None:
+        assert len(make_plan(PROFILE, make_cluster([{"a": 1}], memory=8000), 2).replicas) == 1
+        with pytest.raises(PartitionError, match=r"set the memory reserve of 10% to 0"):
+            make_plan(PROFILE, make_cluster([{"a": 1}], memory=8000), 2, memory_reserve=0.1)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"partitioner": "chian"}, "unknown partitioner 'chian'; did you mean 'chain'"),
+            ({"global_batch": 0}, "the global batch must be at least 1, got 0"),
+            ({"memory_reserve": 1.0}, "memory_reserve is a fraction"),
+            (
+                {"max_price_per_hour": -1.0, "memory_reserve": 2.0},
+                "(?s)memory_reserve.*max_price_per_hour must be positive|must be a positive",
+            ),
+            ({"backend": "fairscale", "schedule": "1f1b"}, "back end 'fairscale' runs gpipe only"),
+            (
+                {"partitioner": "even", "max_price_per_hour": 1.0},
+                "'even' uses every device and cannot honour",
+            ),
+        ],
+    )
+    def test_wrong_options(self, options: dict[str, object], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            make_plan(**({"profile": PROFILE, "cluster": CLUSTER, "global_batch": 6} | options))  # type: ignore[arg-type]
+
+    def test_deadline_without_prices(self) -> None:
+        with pytest.raises(InputError, match="no device type of the cluster has a price_per_hour"):
+            make_plan(PROFILE, make_cluster([{"a": 1}]), 6, deadline_seconds_per_step=1.0)
+
+    def test_a_type_without_a_measurement(self) -> None:
+        with pytest.raises(InputError, match="no measurement of device type 'c'.*known: a, b"):
+            make_plan(PROFILE, make_cluster([{"a": 1, "c": 1}]), 6)
+
+    def test_measured_links_override_the_clusters(self) -> None:
+        document = PROFILE.model_dump(mode="json")
+        document["links"] = [{"between": ["n0", "n0"], "bandwidth": 1.0}]
+        slow = type(PROFILE).parse(document, "the profile with links")
+        assert len(make_plan(PROFILE, CLUSTER, 6).device_ids) == 2
+        assert len(make_plan(slow, CLUSTER, 6).device_ids) == 1
+
+
+def test_make_plan_is_public() -> None:
+    assert hetpipe.make_plan is make_plan
+
+
+def test_planning_needs_no_torch() -> None:
+    code = (
+        "import sys; from hetpipe import make_plan; from tests.test_planner import PROFILE, CLUSTER; "
+        "make_plan(PROFILE, CLUSTER, 6); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from hetpipe import registry
+from hetpipe.formats import InputError
+
+
+def test_partitioners_are_found_by_name() -> None:
+    names = registry.partitioner_names()
+    assert {"auto", "chain", "even", "even-data-parallel", "exhaustive"} <= set(names)
+    assert not any(name.startswith("-") for name in names)
+    for name in names:
+        assert registry.partitioner(name).name == name
+
+
+def test_models_and_data_are_found_by_name() -> None:
+    assert "gpt" in registry.model_names()
+    assert callable(registry.model("mlp"))
+    assert {"text", "cifar10", "random_classification"} <= set(registry.dataset_names())
+    assert callable(registry.dataset("random_classification"))
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "message"),
+    [
+        (registry.partitioner, "autos", "unknown partitioner 'autos'; did you mean 'auto'. known: "),
+        (registry.partitioner, "_space", "unknown partitioner '_space'"),
+        (registry.model, "alexnett", "unknown model 'alexnett'; did you mean 'alexnet'"),
+        (registry.dataset, "cifar", "unknown data 'cifar'; did you mean 'cifar10'"),
+    ],
+)
+def test_unknown_names(call: object, name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(name)  # type: ignore[operator]
+
+
+def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", "hetpipe.partitioners.auto:Auto", "hetpipe.partitioners")
+    broken = EntryPoint("broken", "no_such_package:Planner", "hetpipe.partitioners")
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [p for p in (point, broken) if p.group == group]
+    )
+    assert {"mine", "auto"} <= set(registry.partitioner_names())
+    assert registry.partitioner("mine").name == "auto"
+    with pytest.raises(
+        InputError, match=r"cannot load 'broken' \(no_such_package:Planner\).*No module named"
+    ):
+        registry.partitioner("broken")
+
+
+class TestTargets:
+    @pytest.fixture(autouse=True)
+    def module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "hetpipe_test_net.py").write_text("SIZE = 3\ndef build(width=1):\n    return width\n")
+        (tmp_path / "hetpipe_test_bad.py").write_text("raise RuntimeError('no GPU here')\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        for name in ("hetpipe_test_net", "hetpipe_test_bad"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def test_found(self) -> None:
+        assert registry.load_target("hetpipe_test_net:build")(width=7) == 7
+
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            (
+                "hetpipe_test_net",
+                "cannot read the target 'hetpipe_test_net': write it as 'package.module:function'",
+            ),
+            ("hetpipe_test_net:build()", "cannot read the target"),
+            ("no_such_module:build", "cannot import 'no_such_module'.*ModuleNotFoundError"),
+            ("hetpipe_test_bad:build", "cannot import 'hetpipe_test_bad'.*RuntimeError: no GPU here"),
+            ("hetpipe_test_net:biuld", "has no 'biuld'.*did you mean 'build'"),
+            ("hetpipe_test_net:SIZE", "is a int, expected a function"),
+        ],
+    )
+    def test_wrong(self, target: str, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            registry.load_target(target)

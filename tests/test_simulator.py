@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetpipe.partitioners._batch import Durations, ready_times
+from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.schedule import default_depths
+from hetpipe.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.timeline import Timeline
+from tests.strategies import make_cluster, make_profile
+
+FREE = {"bandwidth": 1e300, "latency": 0.0}
+
+
+def pipeline(*forward: float, m: int, occupied: float = 0.0, latency: float = 0.0) -> PipelineCosts:
+    """Backward takes twice as long as forward."""
+    n = len(forward)
+    return PipelineCosts(
+        forward=[[f] * m for f in forward],
+        backward=[[2 * f] * m for f in forward],
+        occupied=[[occupied] * m for _ in range(n - 1)],
+        latency=[latency] * (n - 1),
+    )
+
+
+def makespan(costs: PipelineCosts, depths: tuple[int, ...]) -> float:
+    return max(stage.backward[-1] for stage in pipeline_times(costs, depths))
+
+
+class TestPipeline:
+    def test_two_stages_two_microbatches(self) -> None:
+        """
+        stage 0  F0 F1 .. .. B0 B0 .. B1 B1
+        stage 1  .. F0 B0 B0 F1 B1 B1
+        """
+        first, second = pipeline_times(pipeline(1, 1, m=2), (2, 1))
+        assert first.forward == [1, 2]
+        assert second.forward == [2, 5]
+        assert second.backward == [4, 7]
+        assert first.backward == [6, 9]
+
+    @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+    @pytest.mark.parametrize(("n", "m"), [(1, 4), (2, 4), (4, 8), (5, 3)])
+    def test_bubble_of_equal_stages(self, schedule: str, n: int, m: int) -> None:
+        """(m + n - 1)(F + B), Huang et al. 2019 and Narayanan et al. 2021, for both schedules."""
+        depths = default_depths(schedule, n, m)  # type: ignore[arg-type]
+        assert makespan(pipeline(*[1.0] * n, m=m), depths) == 3 * (m + n - 1)
+
+    def test_latency_is_hidden_by_deeper_warm_up(self) -> None:
+        slow = pipeline(1, 1, 1, 1, m=16, latency=3.0)
+        assert makespan(slow, (7, 5, 3, 1)) < makespan(slow, (4, 3, 2, 1))
+
+    def test_transfers_wait_for_each_other(self) -> None:
+        """The link takes 5 s a micro-batch: the second activation arrives at 1 + 5 + 5."""
+        _, second = pipeline_times(pipeline(1, 1, m=2, occupied=5.0), (2, 1))
+        assert second.forward == [7, 12]
+
+    def test_latency_does_not_occupy_the_link(self) -> None:
+        _, second = pipeline_times(pipeline(1, 1, m=2, latency=5.0), (2, 2))
+        assert second.forward == [7, 8]
+
+    @given(st.data())
+    @settings(max_examples=60)
+    def test_many_at_once_are_the_same_bits(self, data: st.DataObject) -> None:
+        n, m, K = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)), 3
+        seconds = st.floats(0.0, 2.0)
+
+        def draw(rows: int) -> tuple[np.ndarray, np.ndarray]:
+            one = st.lists(st.lists(seconds, min_size=K, max_size=K), min_size=rows, max_size=rows)
+            return tuple(np.array(data.draw(one)).reshape(rows, K) for _ in range(2))  # type: ignore[return-value]
+
+        forward, backward, occupied, (latency, _) = draw(n), draw(n), draw(n - 1), draw(n - 1)
+        depth = data.draw(st.integers(1, 6))
+        depths = tuple(max(1, depth - s) for s in range(n))
+        ready = ready_times(Durations(forward, backward, occupied, latency), depths, m)
+
+        def rows(pair: tuple[np.ndarray, np.ndarray], i: int) -> list[list[float]]:
+            return [[float(pair[0][s, i])] * (m - 1) + [float(pair[1][s, i])] for s in range(len(pair[0]))]
+
+        for i in range(K):
+            costs = PipelineCosts(
+                forward=rows(forward, i),
+                backward=rows(backward, i),
+                occupied=rows(occupied, i),
+                latency=latency[:, i].tolist(),
+            )
+            assert [stage.backward[-1] for stage in pipeline_times(costs, depths)] == ready[:, i].tolist()
+
+
+def two_replicas(optimizer: float = 0.0, link: dict[str, float] = FREE) -> Timeline:
+    """Device n0/0 does 3 samples alone; n0/1 and n0/2 do 2 in a pipeline, cut behind layer 0."""
+    profile = make_profile({"a": [1.0, 1.0]}, layer={"parameter_bytes": 100}, optimizer=optimizer)
+    alone = ReplicaPlan(microbatch_sizes=(1, 1, 1), stages=(StagePlan(layers=(0, 2), devices=("n0/0",)),))
+    both = ReplicaPlan(
+        microbatch_sizes=(1, 1),
+        stages=(StagePlan(layers=(0, 1), devices=("n0/1",)), StagePlan(layers=(1, 2), devices=("n0/2",))),
+    )
+    return simulate(
+        Plan(model="test", global_batch=5, replicas=(alone, both)),
+        profile,
+        make_cluster([{"a": 3}], link=link),
+    )
+
+
+class TestStep:
+    def test_replicas_run_side_by_side(self) -> None:
+        timeline = two_replicas()
+        assert timeline.pipeline_seconds == timeline.step_seconds == 18
+        ends = {span.device: span.end for span in timeline.spans if span.kind == "B"}
+        assert ends == {"n0/0": 18, "n0/1": 9, "n0/2": 7}
+
+    def test_optimizers_wait_for_all_and_add_the_longest(self) -> None:
+        timeline = two_replicas(optimizer=0.5)
+        assert timeline.optimizer_seconds == 1.0
+        assert timeline.step_seconds == 19.0
+        assert {span.start for span in timeline.spans if span.kind == "optimizer"} == {18.0}
+
+    def test_gradient_sums_one_after_another(self) -> None:
+        """Two segments of 100 bytes, each 2 rounds of 50 bytes at 50 bytes/s; both wait for n0/0."""
+        timeline = two_replicas(link={"bandwidth": 50.0, "latency": 0.0})
+        sums = sorted({(span.start, span.end) for span in timeline.spans if span.kind == "sync"})
+        assert sums == [(18, 20), (20, 22)]
+        assert timeline.sync_seconds == 4
+
+    def test_busy_and_bubble(self) -> None:
+        timeline = two_replicas()
+        assert timeline.busy_seconds() == {"n0/0": 18, "n0/1": 6, "n0/2": 6}
+        assert timeline.bubble_fraction()["n0/1"] == pytest.approx(2 / 3)
+
+    def test_a_size_above_the_measured_ones_warns(self) -> None:
+        stage = StagePlan(layers=(0, 1), devices=("n0/0",))
+        plan = Plan(
+            model="test", global_batch=4, replicas=(ReplicaPlan(microbatch_sizes=(4,), stages=(stage,)),)
+        )
+        timeline = simulate(plan, make_profile({"a": [1.0]}, sizes=(1, 2)), make_cluster([{"a": 1}]))
+        assert timeline.step_seconds == 12
+        (warning,) = timeline.warnings
+        assert "micro-batches of 4 samples on 'a' are above the largest measured, 2" in warning

@@ -1,0 +1,227 @@
+"""Stages, what crosses their ends, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hetpipe.device import MemoryMeter, static_storages
+from hetpipe.formats import InputError
+from hetpipe.model import as_tuple
+from hetpipe.split import (
+    TensorSpec,
+    joint_gradients,
+    make_stage,
+    refuse_batch_norm,
+    tied_layers,
+    trace_boundaries,
+    unchanged_buffers,
+)
+from tests.nets import Block, batch, build
+
+
+def shapes(layers: nn.Sequential, inputs: Tensor) -> list[list[tuple[int, ...]]]:
+    return [[spec.shape for spec in row] for row in trace_boundaries(layers, inputs)]
+
+
+def test_a_boundary_is_traced_before_each_layer_and_after_the_last() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5))
+    assert shapes(net, torch.zeros(2, 3, 8, 8)) == [[(2, 3, 8, 8)], [(2, 4, 6, 6)], [(2, 144)], [(2, 5)]]
+
+
+def test_types_and_gradients_of_a_tuple() -> None:
+    inputs, _ = batch("tuples", 3, 0)
+    first, second, *_ = trace_boundaries(build("tuples"), inputs)
+    assert first == (
+        TensorSpec((3, 8), torch.float64, requires_grad=False),
+        TensorSpec((3, 8), torch.bool, requires_grad=False),
+    )
+    assert second == (
+        TensorSpec((3, 8), torch.float64, requires_grad=True),
+        TensorSpec((3,), torch.int64, requires_grad=False),
+        TensorSpec((3, 8), torch.bool, requires_grad=False),
+        TensorSpec((3, 1), torch.float64, requires_grad=False),
+    )
+    assert [spec.size_bytes for spec in second] == [192, 24, 24, 24]
+
+
+def test_no_gradient_for_what_the_output_does_not_depend_on() -> None:
+    rows = trace_boundaries(build("unused output"), batch("unused output", 4, 0)[0])
+    assert [[spec.requires_grad for spec in row] for row in rows] == [[False], *[[True, False]] * 9, [True]]
+
+
+def test_no_gradient_below_frozen_layers() -> None:
+    rows = trace_boundaries(build("first stage frozen"), batch("blocks", 4, 0)[0])
+    assert [row[0].requires_grad for row in rows] == [False] * 5 + [True] * 6
+
+
+def test_a_gradient_for_all_micro_batches_if_for_any() -> None:
+    def row(size: int, *needed: bool) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec((size, 2), torch.float32, n) for n in needed)
+
+    assert joint_gradients([row(3, True, False, False), row(2, False, False, True)]) == [
+        row(3, True, False, True),
+        row(2, True, False, True),
+    ]
+
+
+def test_tracing_changes_nothing() -> None:
+    net = build("dropout and BatchNorm")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    torch.manual_seed(7)
+    expected = torch.rand(5)
+    torch.manual_seed(7)
+    trace_boundaries(net, torch.randn(6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(torch.rand(5), expected)
+    assert int(before["1.num_batches_tracked"]) == 0
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+    assert net.training
+
+
+def test_layers_may_lie_on_different_devices() -> None:
+    """A stage moves its own layers to its GPU; all layers are traced."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4).to("meta"), nn.ReLU(), nn.Linear(4, 5))
+    assert shapes(net, torch.zeros(6, 2)) == [[(6, 2)], [(6, 3)], [(6, 4)], [(6, 4)], [(6, 5)]]
+
+
+def test_a_layer_that_does_not_fit_is_named() -> None:
+    net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(5, 2))
+    with pytest.raises(
+        InputError, match=r"layer '2' \(Linear\) does not run on what the layer before it gives: \(3, 4\): "
+    ) as caught:
+        trace_boundaries(net, torch.zeros(3, 8))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_layer_that_gives_no_tensor_is_named() -> None:
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> object:
+            return x, 3
+
+    with pytest.raises(InputError, match=r"layer '0' \(Pair\) .* a tensor or a tuple of tensors, found int"):
+        trace_boundaries(nn.Sequential(Pair()), torch.zeros(3, 8))
+
+
+@pytest.mark.parametrize("how", ["item", "nonzero"])
+def test_a_layer_that_decides_by_values_is_refused(how: str) -> None:
+    class Choosy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if how == "nonzero":
+                return x[x > 0]
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(InputError, match=r"layer '1' \(Choosy\) decides by the values of its tensors"):
+        trace_boundaries(nn.Sequential(nn.Linear(8, 8), Choosy()), torch.zeros(3, 8))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.block, self.reentrant = Block(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return out
+
+
+def test_reentrant_checkpointing_is_refused() -> None:
+    net = nn.Sequential(Block(), Checkpointed(reentrant=True))
+    with pytest.raises(InputError, match="layer '1' uses reentrant checkpointing.*use_reentrant=False"):
+        trace_boundaries(net, torch.zeros(3, 8))
+    assert (
+        len(trace_boundaries(nn.Sequential(Block(), Checkpointed(reentrant=False)), torch.zeros(3, 8))) == 3
+    )
+
+
+def test_batch_norm_needs_a_choice() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4)))
+    with pytest.raises(InputError, match="BatchNorm \\(first: '1.0'\\).*batch_norm: per_microbatch"):
+        refuse_batch_norm(net, None)
+    refuse_batch_norm(net, "per_microbatch")
+    refuse_batch_norm(net[:1], None)
+
+
+def test_a_stage_keeps_objects_and_names() -> None:
+    net = build("blocks")
+    stage = make_stage(net, 4, 7)
+    assert list(stage) == [net[4], net[5], net[6]]
+    assert {name.split(".")[0] for name in stage.state_dict()} == {"4", "5", "6"}
+    x = torch.randn(3, 8, dtype=torch.float64)
+    assert torch.equal(stage(x), net[4:7](x))
+
+
+def test_a_module_that_stands_twice_is_two_layers() -> None:
+    relu = nn.ReLU()
+    net = nn.Sequential(nn.Linear(2, 3), relu, nn.Linear(3, 4), relu, nn.Linear(4, 5))
+    assert [type(layer).__name__ for layer in make_stage(net, 1, 4)] == ["ReLU", "Linear", "ReLU"]
+    assert shapes(net, torch.zeros(1, 2)) == [[(1, 2)], [(1, 3)], [(1, 3)], [(1, 4)], [(1, 4)], [(1, 5)]]
+
+
+def test_tied_layers_are_found_by_identity() -> None:
+    assert tied_layers(build("tied")) == {"0.weight": (0, 9)}
+    #   0       1     2      3       4     5      6      7     8       9
+    #   linear  tanh  block  linear  tanh  block  block  tanh  linear  block
+    assert tied_layers(build("shared modules")) == {"0.weight": (0, 3, 8), "0.bias": (0, 3, 8)}
+    assert tied_layers(build("blocks")) == {}
+
+
+def saved_bytes(stage: nn.Module, x: Tensor) -> int:
+    meter = MemoryMeter(exclude=static_storages(stage))
+    with meter.hooks():
+        output = stage(x)
+    used = meter.used
+    output.sum().backward()
+    return used
+
+
+def test_recompute_saves_less_and_gives_the_same_gradients() -> None:
+    x = torch.randn(16, 8, dtype=torch.float64, requires_grad=True)
+    plain, again = build("blocks"), build("blocks")
+    kept = saved_bytes(make_stage(plain, 0, 10), x)
+    gradient = x.grad
+    x.grad = None
+    less = saved_bytes(make_stage(again, 0, 10, recompute=True), x)
+    assert less == 10 * x.nbytes  # the inputs of ten layers
+    assert kept > 3 * less
+    assert gradient is not None
+    assert x.grad is not None
+    assert torch.equal(x.grad, gradient)
+    for a, b in zip(plain.parameters(), again.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_a_layer_that_overwrites_its_input_unsaid_cannot_be_recomputed() -> None:
+    stage = make_stage(build("in place"), 5, 8, recompute=True)
+    with pytest.raises(InputError, match="layer AddInPlace overwrites its input, so it cannot be recomputed"):
+        stage(torch.randn(3, 8, dtype=torch.float64))
+    with torch.no_grad():
+        assert as_tuple(stage(torch.randn(3, 8, dtype=torch.float64)))[0].shape == (3, 8)
+
+
+def test_a_leaf_may_be_overwritten_at_the_start_of_a_stage() -> None:
+    stage = make_stage(build("in place"), 6, 8)
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    expected = torch.relu(x.detach() + 1.0)
+    output = stage(x)
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, (expected > 0).double())
+
+
+def test_buffers_are_given_back_to_a_module_that_was_moved() -> None:
+    """`.to("cuda").to("cpu")` gives a module other buffer tensors; here `.double().float()` does."""
+    norm = nn.BatchNorm1d(2)
+    first = norm.running_mean
+    with unchanged_buffers(norm):
+        norm.double()(torch.ones(8, 2).double())
+        norm.float()
+        assert norm.running_mean is not first
+        assert int(norm.num_batches_tracked) == 1
+    assert int(norm.num_batches_tracked) == 0
+    assert norm.running_mean.tolist() == [0.0, 0.0]

@@ -1,0 +1,154 @@
+"""Tensor-parallel stages: who sums which shard, with how many bytes; what goes over the wire; and the framework's section."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetpipe.cluster import Cluster
+from hetpipe.cost import Costs, shard_owners, sync_segments
+from hetpipe.formats import InputError
+from hetpipe.plan import Plan, StagePlan
+from hetpipe.profiles import Profile
+from hetpipe.simulator import replica_costs, simulate
+from tests.strategies import make_cluster, make_profile
+
+WIRE = {"bandwidth": 100.0, "latency": 0.5}
+NODE = {"bandwidth": 1000.0, "latency": 0.125}
+
+
+def profile(tied: bool = False) -> Profile:
+    """Two layers of 800 parameter bytes; at degree 2 a device holds 440 (40 are not split), at degree 4 260."""
+    layer: dict[str, Any] = {
+        "parameter_bytes": 800,
+        "output_bytes_per_sample": 400,
+        "saved_bytes_per_sample": 1000,
+    }
+    if tied:
+        layer |= {"tied": "wte", "tied_parameter_bytes": 400}
+    document = make_profile({"a": [1.0, 1.0]}, layer=layer).model_dump()
+    one = document["measurements"][0]
+    shards = [
+        one | {"tensor_parallel": t, "parameter_bytes": [b, b], "saved_bytes_per_sample": [600, 600]}
+        for t, b in ((2, 440), (4, 260))
+    ]
+    return Profile.parse(document | {"measurements": [one, *shards]}, "profile")
+
+
+def cluster(**overhead: Any) -> Cluster:
+    found = make_cluster([{"a": 4}] * 2, link=WIRE, inside=NODE).model_dump()
+    return Cluster.parse(found | {"runtime_overhead": overhead}, "cluster")
+
+
+def plan(*replicas: list[list[str]], sizes: tuple[int, ...] = (1,)) -> Plan:
+    """A replica is its stages, a stage its devices; two layers, one each or both in the one stage."""
+
+    def stages(groups: list[list[str]]) -> list[dict[str, Any]]:
+        step = 2 // len(groups)
+        return [{"layers": [s * step, (s + 1) * step], "devices": group} for s, group in enumerate(groups)]
+
+    content = [{"microbatch_sizes": list(sizes), "stages": stages(groups)} for groups in replicas]
+    batch = len(replicas) * sum(sizes)
+    return Plan.parse(
+        {"format": "hetpipe.plan/1", "model": "test", "global_batch": batch, "replicas": content}, "plan"
+    )
+
+
+def stage(*devices: str) -> StagePlan:
+    return StagePlan(layers=(0, 1), devices=devices)
+
+
+def test_shards_of_equal_degrees() -> None:
+    assert shard_owners([stage("n0/0", "n0/1"), stage("n1/0", "n1/1")]) == [
+        ("n0/0", "n1/0"),
+        ("n0/1", "n1/1"),
+    ]
+
+
+def test_shards_of_unlike_degrees() -> None:
+    #   n0:  0 0 0 1 1 1      of 2
+    #   n1:  0 0 1 1 2 2      of 3
+    found = shard_owners([stage("n0/0", "n0/1"), stage("n1/0", "n1/1", "n1/2")])
+    assert [a[-1] + b[-1] for a, b in found] == ["00", "00", "01", "11", "12", "12"]
+
+
+def test_each_shard_is_summed_with_its_owners_and_its_bytes() -> None:
+    costs = Costs(profile(), cluster())
+    segments = sync_segments(plan([["n0/0", "n0/1"]], [["n1/0", "n1/1"]]), costs)
+    assert [(s.owners, s.size_bytes) for s in segments] == [(("n0/0", "n1/0"), 880), (("n0/1", "n1/1"), 880)]
+
+
+def test_the_shards_of_unlike_degrees_are_the_finer_ones() -> None:
+    costs = Costs(profile(), cluster())
+    segments = sync_segments(plan([["n0/0", "n0/1"]], [["n1/0", "n1/1", "n1/2", "n1/3"]]), costs)
+    assert [s.owners for s in segments] == [
+        ("n0/0", "n1/0"),
+        ("n0/0", "n1/1"),
+        ("n0/1", "n1/2"),
+        ("n0/1", "n1/3"),
+    ]
+    assert {s.size_bytes for s in segments} == {2 * 260}
+
+
+def test_one_replica_sums_nothing() -> None:
+    assert sync_segments(plan([["n0/0", "n0/1"]]), Costs(profile(), cluster())) == []
+
+
+def test_degree_one_is_as_before() -> None:
+    segments = sync_segments(plan([["n0/0"]], [["n1/0"]]), Costs(profile(), cluster()))
+    assert [(s.owners, s.size_bytes) for s in segments] == [(("n0/0", "n1/0"), 1600)]
+
+
+def test_tied_shards_of_two_stages() -> None:
+    costs = Costs(profile(tied=True), cluster())
+    segments = sync_segments(plan([["n0/0", "n0/1"], ["n1/0", "n1/1"]]), costs)
+    assert [(s.tied, s.owners, s.size_bytes) for s in segments] == [
+        ("wte", ("n0/0", "n1/0"), 200),
+        ("wte", ("n0/1", "n1/1"), 200),
+    ]
+    assert costs.parameter_bytes("a", 0, 2, 2) == 440 + 440 - 200
+
+
+def test_shards_are_summed_at_the_same_time() -> None:
+    found = simulate(plan([["n0/0", "n0/1"]], [["n1/0", "n1/1"]]), profile(), cluster())
+    sums = {(span.start, span.end) for span in found.spans if span.kind == "sync"}
+    assert sums == {(6.0, 6.0 + 2 * (0.5 + 440 / 100))}
+
+
+def test_a_group_sends_its_parts_side_by_side_and_gathers_them() -> None:
+    costs = Costs(profile(), cluster())
+    assert costs.transfer("n0/0", "n1/0", 1, 2) == (8.0, 0.5)
+    occupied, latency = costs.transfer("n0/0", "n1/0", 1, 2, (2, 4))
+    assert occupied == 4.0  # 800 bytes in two parts
+    assert latency == pytest.approx(0.5 + 3 * (0.125 + 200 / 1000))
+
+
+def test_transfers_that_block_take_both_ends_time() -> None:
+    two = plan([["n0/0"], ["n1/0"]], sizes=(2, 2)).replicas[0]
+    free = replica_costs(Costs(profile(), cluster()), two)
+    held = replica_costs(Costs(profile(), cluster(overlap_transfers=False)), two)
+    assert (free.forward[0], free.occupied, free.latency) == ([2.0, 2.0], [[8.0, 8.0]], [0.5])
+    assert (held.forward, held.backward) == ([[10.5, 10.5]] * 2, [[12.5, 12.5]] * 2)
+    assert (held.occupied, held.latency) == ([[0.0, 0.0]], [0.0])
+
+
+def test_what_the_framework_takes() -> None:
+    def peak(samples: int = 4, **overhead: Any) -> int:
+        costs = Costs(profile(), cluster(**overhead))
+        return costs.stage_memory("a", 0, 1, samples=samples).peak((2, 2), 1)
+
+    plain = peak()
+    assert plain == 4 * 800 + 2 * (1000 + 400) + 4 * 400
+    assert peak(device_bytes=77) == plain + 77
+    assert peak(parameter_copies=1.5) == plain + 1200
+    assert peak(backward_workspace=0.5) == plain + 2 * 500
+    assert peak(allocator_factor=1.25, device_bytes=77) == 1.25 * plain + 77
+    assert peak(receive_buffers="one") == plain - 4 * 400 + 2 * 400
+    assert peak(8, receive_buffers="one") == peak(4, receive_buffers="one")
+
+
+def test_a_degree_that_was_not_measured_is_named() -> None:
+    three = plan([["n0/0", "n0/1", "n0/2"]])
+    with pytest.raises(InputError, match="no measurement of device type 'a' at tensor-parallel degree 3"):
+        simulate(three, profile(), cluster())

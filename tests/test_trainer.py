@@ -1,0 +1,238 @@
+"""A job, end to end: what a plan trains is what one device trains, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetpipe.cluster import Cluster
+from hetpipe.config import Job
+from hetpipe.launch import RankFailure
+from hetpipe.plan import Plan
+from hetpipe.profiles import Profile
+from hetpipe.runlog import TrainResult
+from hetpipe.session import profile_everywhere, run_everywhere
+from hetpipe.simulator import simulate
+from hetpipe.trainer import train_rank, train_reference
+from tests.jobs import Folder, train
+
+
+def trained(file: Path, *settings: str) -> TrainResult:
+    job = Job.read(file, settings)
+    job.check_files()
+    result = run_everywhere(job, train_rank)
+    assert isinstance(result, TrainResult)
+    return result
+
+
+def reference(file: Path, *settings: str) -> TrainResult:
+    return train_reference(Job.read(file, settings))
+
+
+def assert_same(found: TrainResult, truth: TrainResult) -> None:
+    assert len(found.losses) == len(truth.losses) > 0
+    torch.testing.assert_close(torch.tensor(found.losses), torch.tensor(truth.losses), rtol=0, atol=1e-9)
+    assert (found.evaluation is None) == (truth.evaluation is None)
+    if found.evaluation is not None and truth.evaluation is not None:
+        assert found.evaluation.loss == pytest.approx(truth.evaluation.loss, abs=1e-9)
+        assert (found.evaluation.metric, found.evaluation.weight) == (
+            truth.evaluation.metric,
+            truth.evaluation.weight,
+        )
+
+
+def test_two_epochs_with_partial_batches_are_those_of_one_device_and_leave_their_files(
+    tmp_path: Path,
+) -> None:
+    """50 samples in batches of 12: four whole ones and one of 2, twice."""
+    folder = Folder(tmp_path)
+    file = folder.ready(train=train(steps=None, epochs=2))
+    found, truth = trained(file), reference(file)
+    assert_same(found, truth)
+    assert (len(found.losses), found.samples) == (10, 100)
+    assert found.losses[-1] < found.losses[0]
+    assert found.evaluation is not None
+    assert found.evaluation.weight == 20
+    assert found.measured is not None
+    assert (
+        sum(span.kind == "F" for span in found.measured.spans) == 2 * 3 + 2
+    )  # of step 8: the last one is partial
+
+    lines = folder.lines("log/metrics.jsonl")
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10]
+    assert [line["epoch"] for line in lines] == [0, 0, 1, 1, 1]
+    assert [line["loss"] for line in lines] == found.losses[1::2]
+    assert all(line["grad_norm"] > 0 and line["samples_per_second"] > 0 for line in lines)
+    assert lines[0]["learning_rate"] > 0
+    assert set(lines[0]["utilisation"]) == {"n0/0", "n0/1", "n1/0"}
+
+    plan, profile = Plan.load(tmp_path / "log/plan.json"), Profile.load(tmp_path / "log/profile.json")
+    assert plan == Plan.load(tmp_path / "plan.json")
+    assert profile == Profile.load(tmp_path / "profile.json")
+    summary = folder.read("log/summary.json")
+    assert (summary["steps"], summary["samples"], summary["losses"]) == (10, 100, found.losses)
+    assert (summary["first_loss"], summary["last_loss"]) == (found.losses[0], found.losses[-1])
+    assert summary["test_loss"] == found.evaluation.loss
+    assert summary["test_accuracy"] == found.evaluation.metric
+    predicted = simulate(plan, profile, Cluster.load(tmp_path / "cluster.yaml"))
+    assert summary["predicted_step_seconds"] == pytest.approx(predicted.step_seconds)
+    assert summary["measured_step_seconds"] > 0
+    assert set(summary["utilisation"]) == {"n0/0", "n0/1", "n1/0"}
+    events = folder.read("log/trace.json")["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert any("predicted" in name for name in names), names
+    assert any("measured" in name for name in names), names
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "a plan of its own, and nothing to write": {"plan": {"partitioner": "chain"}, "log": None},
+    "tied, SGD with momentum, no clipping": {
+        "model": {"target": "tests.user_parts:tied"},
+        "train": train(steps=6, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9}, clip_norm=None, scheduler=None),
+    },
+    "fewer samples than the global batch": {
+        "data": {"name": "random_classification", "args": {"samples": 5, "inputs": 8, "classes": 4}},
+        "train": train(steps=4),
+    },
+    "tokens, with an index of its own ignored": {
+        "loss": {"weight": "tokens", "ignore_index": 0},
+        "train": train(steps=5, evaluate_samples=7),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sections", CASES.values(), ids=CASES.keys())
+def test_the_loss_curve_is_that_of_one_device(tmp_path: Path, sections: dict[str, Any]) -> None:
+    file = Folder(tmp_path).ready(**sections)
+    found, truth = trained(file), reference(file)
+    assert_same(found, truth)
+    assert (tmp_path / "log").exists() == (sections.get("log", "") is not None)
+
+
+def test_a_global_batch_smaller_than_the_cluster(tmp_path: Path) -> None:
+    file = Folder(tmp_path).ready(plan={}, train=train(global_batch=2, steps=4))
+    assert_same(trained(file), reference(file))
+    with pytest.raises(RankFailure, match="a global batch of 2 leaves some of 3 devices idle"):
+        trained(file, "plan.partitioner=even-data-parallel")
+
+
+def test_devices_that_the_plan_leaves_unused_even_the_first(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    file = folder.ready((1, 2), [{"cuts": [4, 2], "sizes": [6, 6]}])
+    plan = tmp_path / "plan.json"
+    plan.write_text(plan.read_text().replace("n0/", "n1/"))
+    found = trained(file)
+    assert_same(found, reference(file))
+    assert found.measured is not None
+    assert {span.device for span in found.measured.spans} == {"n1/0", "n1/1"}
+    assert folder.read("log/summary.json")["losses"] == found.losses
+
+
+def test_evaluate_samples_limits_the_evaluation_and_zero_leaves_it_out(tmp_path: Path) -> None:
+    file = Folder(tmp_path).ready()
+    seven, none = (reference(file, "train.steps=2", f"train.evaluate_samples={count}") for count in (7, 0))
+    assert seven.evaluation is not None
+    assert seven.evaluation.weight == 7
+    assert none.evaluation is None
+    assert not (tmp_path / "log").exists()  # the reference writes nothing
+
+
+def test_a_new_run_begins_its_log_anew(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/metrics.jsonl").write_text('{"step": 1}\n{"step": 400}\n{"st')
+    trained(folder.ready(train=train(steps=3)))
+    assert [line["step"] for line in folder.lines("log/metrics.jsonl")] == [2, 3]
+
+
+def test_peak_bytes_of_emulated_devices_and_their_summary(tmp_path: Path) -> None:
+    file = Folder(tmp_path).ready(slowdown=2.0, train=train(steps=4, dtype="float32"))
+    found = trained(file)
+    assert set(found.peak_bytes) == {"n0/0", "n0/1", "n1/0"}
+    assert found.predicted is not None
+    for device, peak in found.peak_bytes.items():
+        assert peak == pytest.approx(found.predicted.peak_bytes[device], rel=0.05), device
+    assert (
+        found.summary()["measured_step_seconds"] >= 2.0 * 6 * 4 * 2e-4
+    )  # n1/0: 6 layers, 4 samples, forward and backward
+
+
+def test_an_emulated_device_out_of_memory_names_rank_stage_and_device(tmp_path: Path) -> None:
+    file = Folder(tmp_path).ready(slowdown=1.0, memory="20 KiB")
+    with pytest.raises(RankFailure) as caught:
+        trained(file)
+    text = str(caught.value)
+    assert "OutOfMemoryError: out of memory on rank" in text
+    assert "of 20,480 (the device type's memory in the cluster file)" in text
+    assert any(f"rank {rank}, {place}" in text for rank, place in enumerate(
+        ("replica 0 stage 0, device n0/0", "replica 0 stage 1, device n0/1", "replica 1 stage 0, device n1/0")))  # fmt: skip
+    assert caught.value.report is not None
+    assert caught.value.report.kind == "OutOfMemoryError"
+
+
+def test_measuring_planning_and_training_from_nothing_but_a_job_and_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run finds the first one's profile in the cache; a broken cache is measured again."""
+    monkeypatch.chdir(tmp_path)
+    folder = Folder(tmp_path)
+    cache = tmp_path / "cache"
+    folder.cluster(2, slowdown=2.0)
+    measuring = {"microbatch_sizes": [2], "repeats": 1, "cache": str(cache)}
+    file = folder.job(profile=None, plan={"partitioner": "chain"}, profiler=measuring, train=train(steps=2))
+    trained(file)
+    (kept,) = cache.iterdir()
+    first = Profile.load(kept)
+    assert Profile.load(tmp_path / "log/profile.json") == first
+    assert [m.microbatch_sizes for m in first.measurements] == [(1, 2)]
+    trained(file)
+    assert Profile.load(kept) == first
+    kept.write_text("{half a fi")
+    trained(file)
+    assert Profile.load(kept).layers == first.layers
+    fresh = profile_everywhere(Job.read(file))
+    assert fresh is not None
+    assert fresh.layers == first.layers
+    assert fresh.provenance["date"] == json.loads(kept.read_text())["provenance"]["date"]
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    file = Folder(tmp_path).ready()
+    for setting, message in (
+        ("model.args.width=8", "layer 0 is 'embed' with 1152 parameter bytes, in the model 'embed' with 576"),
+        ("model.args.layers=5", "it has 6 layers, the model 7"),
+        (
+            "train.dtype=float32",
+            "layer 0 is 'embed' with 1152 parameter bytes, in the model 'embed' with 576",
+        ),
+        (
+            "model={target: 'tests.user_parts:tied'}",
+            "it is of model 'mlp', the job's is 'tests.user_parts:tied'",
+        ),
+    ):
+        with pytest.raises(RankFailure, match=message) as caught:
+            run_everywhere(Job.read(file, [setting, "plan.file=", "train.steps=1"]), train_rank)
+        assert "is not a profile of this model" in str(caught.value)
+
+
+def test_faults_are_found_before_anything_is_measured(tmp_path: Path) -> None:
+    """No profile is given, yet the message comes at once and nothing is in the cache."""
+    folder = Folder(tmp_path)
+    cache = tmp_path / "cache"
+    sections: dict[str, Any] = {"profile": None, "profiler": {"cache": str(cache)}}
+    folder.cluster(1)
+    folder.plan([{"cuts": [5], "sizes": [4, 4, 4]}])
+    for changes, message in (
+        ({}, r"its stages cover layers \[0, 5\), but the model has 6 layers"),
+        ({"plan": {"partitioner": "best"}}, "unknown partitioner 'best'"),
+        ({"train": train(scheduler={"name": "Cosine"})}, "unknown scheduler 'Cosine'"),
+    ):
+        with pytest.raises(RankFailure, match=message) as caught:
+            run_everywhere(Job.read(folder.job(**sections, **changes)), train_rank)
+        assert caught.value.report is not None
+        assert caught.value.report.kind == "InputError"
+    assert not cache.exists()

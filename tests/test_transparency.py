@@ -1,0 +1,213 @@
+"""The promise: whatever the plan, training by it is training on one device. float64, five optimizer steps, 1e-10."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from hetpipe.launch import RankFailure
+from tests.nets import batch, build
+from tests.ranks import cluster_of, run_ranks
+from tests.transparency import Case, Trained, largest_difference, train_cases, train_on_one_device
+
+THREE = {"cuts": [4, 3, 3], "sizes": [4] * 6}  # 24 samples over three devices
+TWO = {"cuts": [6, 4], "sizes": [4, 4]}  # beside 8 over two
+ONE = {"cuts": [10], "sizes": [3, 3, 2]}  # or 8 on one
+BOTH = (THREE, TWO)
+UNEVEN = ({"cuts": [4, 3, 3], "sizes": [5, 4, 3, 2]}, {"cuts": [6, 4], "sizes": [2, 3, 5, 4, 1]})
+
+CASES = {
+    "plans": [
+        Case(name="[4,3,3] x 24 beside [6,4] x 8", plan=BOTH),
+        Case(name="three stages beside one rank", plan=(THREE, ONE)),
+        Case(name="replicas of 3, 2 and 1 stages", plan=({"cuts": [2, 3, 5], "sizes": [4, 4, 1]}, TWO, ONE)),
+        Case(name="one pipeline", plan=({"cuts": [1, 8, 1], "sizes": [2, 2, 2, 2]},)),
+        Case(name="one rank", plan=(ONE,)),
+        Case(name="devices out of order",
+             plan=({**THREE, "devices": ["n2/0", "n0/2", "n1/0"]}, {**TWO, "devices": ["n1/1", "n0/0"]})),
+        Case(name="gpipe", plan=BOTH, schedule="gpipe"),
+        Case(name="depths 5,3,1", plan=({**THREE, "warmup": [5, 3, 1]}, TWO)),
+        Case(name="depths 5,3,1 beside one rank", plan=({**THREE, "warmup": [5, 3, 1]}, ONE)),
+        Case(name="fewer micro-batches than stages", plan=({"cuts": [4, 3, 3], "sizes": [5, 1]}, {"cuts": [6, 4], "sizes": [2]})),
+        Case(name="unequal micro-batches", plan=UNEVEN),
+        Case(name="unequal micro-batches, gpipe", plan=UNEVEN, schedule="gpipe"),
+        Case(name="recompute", plan=({**THREE, "recompute": True}, TWO)),
+        Case(name="recompute everywhere, depths 5,3,1",
+             plan=({**THREE, "recompute": True, "warmup": [5, 3, 1]}, {**ONE, "recompute": True})),
+    ],
+    "optimizers": [
+        Case(name="AdamW", plan=BOTH, optimizer="AdamW"),
+        Case(name="clipped", plan=BOTH, clip=0.05),
+        Case(name="AdamW, clipped, three replicas", plan=(THREE, TWO, ONE), optimizer="AdamW", clip=0.05),
+        Case(name="a limit above the norm", plan=BOTH, clip=1e6),
+        Case(name="zero_grad by the user", plan=BOTH, zero_grad=True),
+    ],
+    "batches": [
+        Case(name="a replica without samples", plan=BOTH, optimizer="AdamW", clip=0.05,
+             shares=((24, 8), (24, 8), (20, 0), (24, 8), (24, 8))),
+        Case(name="only the small replica has samples", plan=BOTH, shares=((24, 8), (0, 3), (24, 8))),
+        Case(name="a batch cut short", plan=UNEVEN, shares=((14, 15), (10, 6), (13, 1), (14, 15), (1, 0))),
+        Case(name="a batch cut short, gpipe, three replicas", plan=(THREE, TWO, ONE), schedule="gpipe",
+             shares=((24, 8, 8), (11, 0, 3))),
+    ],
+    "tokens": [
+        Case(name="tied", net="tied", plan=BOTH),
+        Case(name="tied beside one rank", net="tied", plan=(THREE, ONE)),
+        Case(name="tied, clipped, AdamW", net="tied", plan=(THREE, ONE), clip=0.05, optimizer="AdamW"),
+        Case(name="tied, three replicas, cut short", net="tied", plan=(THREE, TWO, ONE), clip=0.05,
+             shares=((24, 8, 8), (9, 8, 3), (24, 0, 8))),
+        Case(name="tied, all targets of a replica ignored", net="tied", plan=(THREE, {"cuts": [6, 4], "sizes": [3]})),
+        Case(name="tied, unequal micro-batches, recompute", net="tied", plan=tuple({**row, "recompute": True} for row in UNEVEN)),
+    ],
+    "boundaries": [
+        Case(name="tuples", net="tuples", plan=BOTH),
+        Case(name="tuples, unequal micro-batches", net="tuples", plan=UNEVEN, optimizer="AdamW"),
+        Case(name="tuples, recompute", net="tuples", plan=({**THREE, "recompute": True}, ONE)),
+        Case(name="unused output", net="unused output", plan=BOTH),
+        Case(name="unused output, unequal micro-batches, AdamW", net="unused output", plan=UNEVEN, optimizer="AdamW"),
+        Case(name="output used in some micro-batches", net="sometimes used output", plan=UNEVEN, reference_in_microbatches=True),
+        Case(name="not contiguous", net="transposed",
+             plan=({"cuts": [3, 4, 3], "sizes": [4] * 3}, {"cuts": [5, 5], "sizes": [3, 2]})),
+        Case(name="not contiguous, gpipe", net="transposed", plan=({"cuts": [1, 2, 7], "sizes": [1, 2]}, ONE), schedule="gpipe"),
+        Case(name="in place", net="in place", plan=({"cuts": [4, 3, 3], "sizes": [4, 4]}, TWO)),
+        Case(name="in place, recompute", net="declared in place",
+             plan=({**THREE, "recompute": True}, {**TWO, "recompute": True})),
+        Case(name="stages without parameters", net="identities",
+             plan=({"cuts": [4, 3, 3], "sizes": [4, 4]}, {"cuts": [1, 9], "sizes": [2]})),
+    ],
+    "parameters": [
+        Case(name="first stage frozen", net="first stage frozen", plan=BOTH, optimizer="AdamW", clip=0.05),
+        Case(name="layer frozen", net="layer frozen", plan=BOTH, optimizer="AdamW"),
+        Case(name="middle stage frozen", net="middle stage frozen", plan=(THREE, ONE)),
+        Case(name="last stage frozen", net="last stage frozen", plan=BOTH),
+        Case(name="unused parameter", net="unused parameter", plan=BOTH, optimizer="AdamW", clip=0.05),
+        Case(name="unused parameter, a replica without samples", net="unused parameter", plan=BOTH, optimizer="AdamW",
+             shares=((24, 8), (5, 0))),
+        Case(name="shared modules", net="shared modules", plan=BOTH),
+        Case(name="shared modules, clipped", net="shared modules", plan=(THREE, TWO, ONE), optimizer="AdamW", clip=0.05),
+    ],
+    "emulated": [
+        Case(name="emulated", plan=BOTH, emulated=True, clip=0.05),
+        Case(name="emulated, evaluate between steps", plan=UNEVEN, emulated=True, evaluate=(7, 11)),
+        Case(name="emulated, recompute", net="tied", plan=({**THREE, "recompute": True}, ONE), emulated=True),
+        Case(name="emulated, unused output", net="unused output", plan=UNEVEN, emulated=True),
+        Case(name="emulated, in place", net="in place", plan=(THREE, TWO), emulated=True),
+    ],
+    "evaluation": [
+        Case(name="evaluate between steps", plan=BOTH, evaluate=(37, 12)),
+        Case(name="evaluate tokens, one replica without samples", net="tied", plan=BOTH, evaluate=(13, 0), clip=0.05),
+        Case(name="evaluate tuples, unequal micro-batches", net="tuples", plan=UNEVEN, evaluate=(7, 11)),
+        Case(name="evaluate dropout and BatchNorm", net="dropout and BatchNorm", plan=BOTH, evaluate=(24, 9), steps=0),
+    ],
+}  # fmt: skip
+ALL = [(family, case) for family, cases in CASES.items() for case in cases]
+
+
+@functools.cache
+def run_family(family: str) -> list[list[Trained | None]] | RankFailure:
+    """Per case, what each of six ranks holds: one spawn a family. A failure is kept, so that it is not waited for again."""
+    try:
+        by_rank = run_ranks(train_cases, cluster_of(3, 2, 1), CASES[family])
+    except RankFailure as failure:
+        return failure
+    return [list(row) for row in zip(*by_rank, strict=True)]
+
+
+@functools.cache
+def truth_of(case: Case) -> Trained:
+    return train_on_one_device(case)
+
+
+def results_of(family: str, case: Case) -> list[Trained]:
+    ran = run_family(family)
+    if isinstance(ran, RankFailure):
+        raise ran
+    found = [r for r in ran[CASES[family].index(case)] if r is not None]
+    assert len(found) == len(case.make_plan().device_ids)
+    return found
+
+
+@pytest.mark.parametrize(("family", "case"), ALL, ids=[str(case) for _, case in ALL])
+def test_training_by_a_plan_is_training_on_one_device(family: str, case: Case) -> None:
+    results, truth = results_of(family, case), truth_of(case)
+    assert largest_difference(results, truth) < 1e-10
+    for result in results:
+        assert result.losses == results[0].losses, "the ranks return different losses"
+        assert result.losses == pytest.approx(truth.losses, rel=0, abs=1e-10)
+        assert result.norms == results[0].norms, "the norm has different bits on different ranks"
+        assert result.norms == pytest.approx(truth.norms, rel=1e-12)
+        assert result.without_gradient == truth.without_gradient & set(result.state)
+
+
+@pytest.mark.parametrize("case", CASES["emulated"], ids=str)
+def test_all_memory_of_a_step_is_given_back(case: Case) -> None:
+    for result in results_of("emulated", case):
+        assert min(result.memory) > 0
+        assert result.memory == [result.memory[0]] * case.steps
+
+
+@pytest.mark.parametrize(
+    ("family", "case"), [(f, c) for f, c in ALL if c.steps], ids=[str(c) for _, c in ALL if c.steps]
+)
+def test_the_case_is_one(family: str, case: Case) -> None:
+    """Every number that can move has moved by much more than the tolerance, and clipping has clipped."""
+    truth, before = truth_of(case), build(case.net, case.dtype)
+    trained = {
+        name for name, p in before.named_parameters(remove_duplicate=False) if p.requires_grad
+    } - truth.without_gradient
+    still = {
+        name
+        for name, value in before.state_dict().items()
+        if float((value - truth.state[name]).abs().max()) < 1e-4
+    }
+    assert not trained & still
+    if case.clip is not None:
+        bites = [norm > 2 * case.clip for norm in truth.norms]
+        assert bites == [case.name != "a limit above the norm"] * case.steps
+
+
+def test_a_whole_micro_batch_of_the_tokens_is_ignored() -> None:
+    _, labels = batch("tied", 32, 0)
+    assert (labels[4:8] == -100).all()  # type: ignore[index,union-attr]
+    assert 0 < int((labels == -100).sum()) < labels.numel() - 50  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [("evaluation", c) for c in CASES["evaluation"]],
+    ids=[str(c) for c in CASES["evaluation"]],
+)
+def test_evaluation_is_that_of_one_device(family: str, case: Case) -> None:
+    truth = truth_of(case)
+    assert len(truth.evaluations) == max(1, case.steps)
+    for result in results_of(family, case):
+        for found, wanted in zip(result.evaluations, truth.evaluations, strict=True):
+            assert found.weight == wanted.weight
+            assert found.loss == pytest.approx(wanted.loss, abs=1e-10)
+            assert found.metric == (
+                None if wanted.metric is None else pytest.approx(wanted.metric, abs=1e-12)
+            )
+
+
+def test_evaluation_leaves_batch_norm_alone() -> None:
+    case = CASES["evaluation"][-1]
+    before = build(case.net).state_dict()
+    assert any("running_mean" in name for name in before)
+    for result in results_of("evaluation", case):
+        assert all(torch.equal(value, before[name]) for name, value in result.state.items())
+
+
+def test_the_comparison_can_fail() -> None:
+    """One weight of the one device nudged by 1e-6, or a replica's mean taken for the whole batch's, is seen."""
+    case = CASES["plans"][0]
+    nudged = build(case.net)
+    with torch.no_grad():
+        nudged[5].linear.weight[0, 0] += 1e-6  # type: ignore[union-attr,index]
+    results = results_of("plans", case)
+    assert largest_difference(results, train_on_one_device(case, layers=nudged)) > 1e-8
+    smaller = Case(name="the share of the first replica only", plan=(THREE,))
+    assert largest_difference(results, train_on_one_device(smaller)) > 1e-3
+    with pytest.raises(AssertionError, match="a replica lacks layers"):
+        largest_difference(results[1:], truth_of(case))

@@ -1,0 +1,130 @@
+"""Which process is which device, and what the processes say to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetpipe.cluster import Node
+from hetpipe.formats import InputError
+from hetpipe.world import bind_devices
+from tests.programs import talk
+from tests.ranks import cluster_of, run_ranks
+
+
+def node(name: str, count: int = 1, host: str | None = None) -> Node:
+    return Node(name=name, devices={"cpu": count}, host=host)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "places", "bound"),
+    [
+        pytest.param(
+            [node("n0", 2), node("n1")],
+            [("a", 0, 0), ("a", 0, 1), ("b", 1, 0)],
+            {"n0/0": 0, "n0/1": 1, "n1/0": 2},
+            id="agents in the order of the nodes",
+        ),
+        pytest.param(
+            [node("n0", 2), node("n1", 3)],
+            [("a", 1, 0), ("a", 0, 1), ("a", 1, 2), ("a", 0, 0), ("a", 1, 1)],
+            {"n1/0": 0, "n0/1": 1, "n1/2": 2, "n0/0": 3, "n1/1": 4},
+            id="two agents on one machine, ranks in any order",
+        ),
+        pytest.param(
+            [node("n0", host="a"), node("n1", host="b")],
+            [("b", 0, 0), ("a", 1, 0)],
+            {"n1/0": 0, "n0/0": 1},
+            id="named hosts, whatever their agents' numbers",
+        ),
+        pytest.param(
+            [node("n0"), node("n1", host="b"), node("n2")],
+            [("c", 0, 0), ("b", 1, 0), ("a", 2, 0)],
+            {"n0/0": 0, "n1/0": 1, "n2/0": 2},
+            id="one named host, the others in order",
+        ),
+        pytest.param(
+            [node("n0", host="a"), node("n1", host="a")],
+            [("a", 3, 0), ("a", 5, 0)],
+            {"n0/0": 0, "n1/0": 1},
+            id="two nodes of one host",
+        ),
+        pytest.param(
+            [node("n0", 4), node("n1", 2)],
+            [("a", 0, 0), ("a", 0, 1)],
+            {"n0/0": 0, "n0/1": 1},
+            id="fewer processes than devices",
+        ),
+    ],
+)
+def test_devices_are_bound(
+    nodes: list[Node], places: list[tuple[str, int, int]], bound: dict[str, int]
+) -> None:
+    assert bind_devices(nodes, places) == bound
+
+
+@pytest.mark.parametrize(
+    ("nodes", "places", "message"),
+    [
+        pytest.param(
+            [node("n0"), node("n1")],
+            [("a", 0, 0), ("b", 1, 0), ("c", 2, 0)],
+            "agent 2 on host 'c' is no node of the cluster file: 3 agents for the nodes ['n0', 'n1']",
+            id="too many agents",
+        ),
+        pytest.param(
+            [node("n0", host="a")],
+            [("b", 0, 0)],
+            "agent 0 on host 'b' is no node of the cluster file: 1 agents for the nodes ['n0']",
+            id="another host",
+        ),
+        pytest.param(
+            [node("n0", 2)],
+            [("a", 0, 0), ("a", 0, 1), ("a", 0, 2)],
+            "local rank 2 on host 'a' is beyond node 'n0', which has 2 devices in the cluster file; "
+            "start that agent with --nproc-per-node=2",
+            id="too many local ranks",
+        ),
+    ],
+)
+def test_processes_that_are_no_devices(
+    nodes: list[Node], places: list[tuple[str, int, int]], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        bind_devices(nodes, places)
+    assert str(caught.value) == message
+
+
+@pytest.fixture(scope="module")
+def heard() -> list[dict[str, Any]]:
+    return run_ranks(talk, cluster_of(2, 1))
+
+
+def test_every_rank_knows_its_device(heard: list[dict[str, Any]]) -> None:
+    assert [h["rank"] for h in heard] == [0, 1, 2]
+    assert [h["device"] for h in heard] == ["n0/0", "n0/1", "n1/0"]
+    assert [h["main"] for h in heard] == [True, False, False]
+    assert all(h["rank_of"] == {"n0/0": 0, "n0/1": 1, "n1/0": 2} for h in heard)
+
+
+def test_messages_to_all(heard: list[dict[str, Any]]) -> None:
+    for h in heard:
+        assert h["sum"] == [3.0, 1.5]
+        assert h["gather"] == ["from 0", "from 1", "from 2"]
+        assert h["first"] == 10
+
+
+def test_a_part_of_the_world(heard: list[dict[str, Any]]) -> None:
+    assert [h["part"] for h in heard] == [None, "n0/1", "n1/0"]
+    assert all(h["part ranks"] == (1, 2) for h in heard)
+    assert "part sum" not in heard[0]
+    for h in heard[1:]:
+        assert h["part sum"] == [3.0]
+        assert h["part gather"] == [1, 2]
+        assert h["part first"] == 1
+
+
+def test_a_device_without_a_process(heard: list[dict[str, Any]]) -> None:
+    message = "the plan uses ['n7/3'], but this job has only the devices ['n0/0', 'n0/1', 'n1/0']; start one process per device"
+    assert [h["message"] for h in heard] == [message] * 3

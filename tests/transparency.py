@@ -1,0 +1,218 @@
+"""One training case, run by a plan on its ranks, and on one device: what `test_transparency.py` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetpipe.device import Emulation, one_thread
+from hetpipe.launch import describe_with
+from hetpipe.model import Loss, Model, Tensors, accuracy, cross_entropy, mse, select, split_rows
+from hetpipe.plan import Plan
+from hetpipe.profiles import Measurement
+from hetpipe.replicas import PlanGroups
+from hetpipe.runtime.base import Engine, Evaluation
+from hetpipe.runtime.engine import TorchEngine
+from hetpipe.runtime.reference import ReferenceEngine
+from hetpipe.split import tied_layers
+from hetpipe.world import World
+from tests.nets import LAYERS, batch, build
+from tests.ranks import make_plan
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """`plan`: one row a replica (see `make_plan`). `shares`: samples of each replica, step by step (default: all that the plan
+    gives). `evaluate`: samples of each replica in an evaluation before each step."""
+
+    name: str
+    plan: tuple[dict[str, Any], ...]
+    net: str = "blocks"
+    schedule: str = "1f1b"
+    optimizer: str = "SGD"
+    clip: float | None = None
+    shares: tuple[tuple[int, ...], ...] | None = None
+    evaluate: tuple[int, ...] | None = None
+    zero_grad: bool = False
+    reference_in_microbatches: bool = False
+    emulated: bool = False
+    steps: int = 5
+    dtype: torch.dtype = torch.float64
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "_")
+
+    def make_plan(self) -> Plan:
+        return make_plan(self.plan, schedule=self.schedule)
+
+    def shares_of(self, step: int) -> tuple[int, ...]:
+        return (
+            self.shares[step % len(self.shares)]
+            if self.shares
+            else tuple(sum(row["sizes"]) for row in self.plan)
+        )
+
+    def loss(self) -> Loss:
+        if self.net == "tied":
+            return Loss(function=cross_entropy, weight="tokens")
+        return Loss(function=cross_entropy if self.net == "dropout and BatchNorm" else mse)
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.optimizer == "AdamW":
+            return torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1)
+        return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
+
+
+class Trained(NamedTuple):
+    """What a rank (or the one device) has after the steps."""
+
+    replica: int
+    losses: list[float]
+    norms: list[float]
+    evaluations: list[Evaluation]
+    state: dict[str, Tensor]
+    without_gradient: set[str]
+    memory: list[int]
+
+
+# An emulated device that waits for nothing and has plenty of memory, all of it counted.
+_NOTHING = ((0.0,) * LAYERS,)
+AT_ONCE = Emulation(
+    slowdown=1.0, memory_bytes=1 << 30,
+    host=Measurement(device_type="host", microbatch_sizes=(1,), forward_seconds=_NOTHING, backward_seconds=_NOTHING,
+                     optimizer_seconds=_NOTHING[0]),
+)  # fmt: skip
+
+
+def share(value: Tensors, shares: tuple[int, ...], replica: int) -> Tensors:
+    """A replica's rows of a global batch."""
+    begin = sum(shares[:replica])
+    return select(value, slice(begin, begin + shares[replica]))
+
+
+def _whole(
+    inputs: Tensors, targets: Tensors, _shares: tuple[int, ...]
+) -> tuple[Tensors | None, Tensors | None]:
+    return inputs, targets
+
+
+def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: int) -> Trained:
+    optimizer = case.make_optimizer(engine.parameters())
+    losses, norms, evaluations, memory = [], [], [], []
+    meter = engine.recorder.meter if isinstance(engine, TorchEngine) else None
+    for step in range(max(1, case.steps)):
+        if case.evaluate is not None:
+            inputs, targets = batch(case.net, sum(case.evaluate), 50 + step, case.dtype)
+            metric = accuracy if case.loss().function is cross_entropy else None
+            evaluations.append(engine.evaluate(*part(inputs, targets, case.evaluate), metric))
+        if case.steps == 0:
+            break
+        shares = case.shares_of(step)
+        inputs, targets = batch(case.net, sum(shares), step, case.dtype)
+        losses.append(engine.step(*part(inputs, targets, shares)))
+        if case.clip is not None:
+            norms.append(engine.clip_grad_norm_(case.clip))
+        if meter is not None:
+            memory.append(meter.used)
+        without = {name for name, p in module.named_parameters() if p.grad is None}
+        optimizer.step()
+        if case.zero_grad:
+            optimizer.zero_grad()
+    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    return Trained(replica, losses, norms, evaluations, state, without if case.steps else set(), memory)
+
+
+class _InMicrobatches(ReferenceEngine):
+    """One device that takes the micro-batches of the plan one after the other: for nets that look at their size."""
+
+    def __init__(self, layers: nn.Sequential, case: Case) -> None:
+        super().__init__(layers, case.loss())
+        self.sizes = [size for row in case.plan for size in row["sizes"]]
+
+    def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
+        assert inputs is not None
+        assert targets is not None
+        self.layers.zero_grad()
+        total = 0.0
+        for x, y in zip(split_rows(inputs, self.sizes), split_rows(targets, self.sizes), strict=True):
+            loss = self.loss.share(self.layers(x), y, self.loss.count(targets))
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+
+def train_on_one_device(case: Case, *, layers: nn.Sequential | None = None) -> Trained:
+    """The truth."""
+    net = build(case.net, case.dtype) if layers is None else layers
+    with one_thread(torch.device("cpu")):
+        engine = (
+            _InMicrobatches(net, case)
+            if case.reference_in_microbatches
+            else ReferenceEngine(net, case.loss())
+        )
+        return _train(case, engine, net, _whole, 0)
+
+
+def open_engine(world: World, plan: Plan, layers: nn.Sequential, inputs: Tensors, targets: Tensors, loss: Loss,
+                emulation: Emulation | None = None) -> TorchEngine | None:  # fmt: skip
+    """This rank's engine; None where the plan leaves its device unused."""
+    groups = PlanGroups.create(plan, world.rank_of, tied_layers(layers))
+    used = world.restrict(plan.device_ids)
+    if used.device_id is None:
+        return None
+    model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=loss)
+    return TorchEngine(model, plan, used, groups, torch.device("cpu"), emulation=emulation)
+
+
+def _groups_of(engine: TorchEngine) -> Iterator[dist.ProcessGroup]:
+    yield engine._pipeline_group
+    yield from (b.process_group for b in engine.sync._buckets if b.process_group is not None)
+
+
+def train_cases(world: World, cases: list[Case]) -> list[Trained | None]:
+    """A rank's part of all cases, one after the other."""
+    results: list[Trained | None] = []
+    for case in cases:
+        describe_with(lambda name=case.name: f"rank {world.rank}, device {world.device_id}, case {name!r}")  # type: ignore[misc]
+        plan, layers = case.make_plan(), build(case.net, case.dtype)
+        engine = open_engine(world, plan, layers, *batch(case.net, 3, 0, case.dtype), case.loss(),
+                             emulation=AT_ONCE if case.emulated else None)  # fmt: skip
+        if engine is None:
+            results.append(None)
+            continue
+        is_first, is_last = engine.is_first, engine.is_last
+
+        def part(
+            inputs: Tensors, targets: Tensors, shares: tuple[int, ...], engine: TorchEngine = engine
+        ) -> Any:
+            mine = shares[engine.replica]
+            if mine == 0:
+                return None, None
+            return (share(inputs, shares, engine.replica) if engine.is_first else None,
+                    share(targets, shares, engine.replica) if engine.is_last else None)  # fmt: skip
+
+        assert is_first or is_last or part(*batch(case.net, 40, 0), case.shares_of(0)) == (None, None)
+        results.append(_train(case, engine, engine.stage, part, engine.replica))
+        engine.close()
+        for group in set(_groups_of(engine)):
+            dist.destroy_process_group(group)
+    return results
+
+
+def largest_difference(trained: Iterable[Trained], truth: Trained) -> float:
+    """Greatest distance of any number that any rank holds from that of the one device. Each replica must hold every number."""
+    worst = 0.0
+    names: dict[int, set[str]] = {}
+    for result in trained:
+        names.setdefault(result.replica, set()).update(result.state)
+        for name, value in result.state.items():
+            distance = (value.double() - truth.state[name].double()).abs()
+            worst = max(worst, float(distance.max()) if distance.isfinite().all() else float("inf"))
+    assert names, "nobody holds anything"
+    assert all(held == set(truth.state) for held in names.values()), "a replica lacks layers"
+    return worst

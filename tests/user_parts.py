@@ -1,0 +1,151 @@
+"""What a user writes beside hetpipe: models, data and losses named by `tests.user_parts:…` in job files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from hetpipe.datasets import DataSplits
+
+NOT_A_FUNCTION = 3
+
+
+def two_layers(width: int = 8, outputs: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, width), nn.Linear(width, outputs))
+
+
+def with_batch_norm() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(8, 3)
+    )
+
+
+def with_batch_norm_of_8() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(8, 16),
+        nn.Unflatten(1, (4, 4)),
+        nn.BatchNorm1d(4),
+        nn.Flatten(),
+        nn.ReLU(),
+        nn.Linear(16, 4),
+    )
+
+
+def with_dropout() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4)
+    )
+
+
+class _Table(nn.Module):
+    """Embedding and head over one matrix, as language models tie them."""
+
+    def __init__(self, weight: nn.Parameter, transposed: bool) -> None:
+        super().__init__()
+        self.weight, self.transposed = weight, transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x @ (self.weight.T if self.transposed else self.weight)
+        return result
+
+
+def tied() -> nn.Sequential:
+    weight = nn.Parameter(torch.randn(8, 16) / 4)
+    return nn.Sequential(
+        _Table(weight, False), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), _Table(weight, True), nn.Linear(8, 4)
+    )
+
+
+def not_sequential() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+def refuses(width: int) -> nn.Sequential:
+    raise ValueError(f"width {width} is odd")
+
+
+def points(samples: int = 10) -> tuple[Dataset[Any], None]:
+    return [(torch.ones(4) * i, i % 3) for i in range(samples)], None  # type: ignore[return-value]
+
+
+def regression(samples: int = 24) -> DataSplits:
+    """Targets are Python's floats: torch collates them to float64, whatever the model's type."""
+    rows = [(torch.arange(4.0) + i, [float(i), 1.0, 2.0]) for i in range(samples)]
+    return DataSplits(train=_Rows(rows))
+
+
+class _Rows(Dataset[Any]):
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index][0], torch.tensor(self.rows[index][1], dtype=torch.float64)
+
+
+class _Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.ones(4), 0
+
+
+def stream() -> DataSplits:
+    return DataSplits(train=_Stream())
+
+
+def dictionaries() -> tuple[Any, None]:
+    return [({"pixels": torch.ones(4)}, 0)] * 8, None
+
+
+def triples() -> tuple[Any, None]:
+    return [(torch.ones(4), 0, 1)] * 8, None
+
+
+def no_samples() -> tuple[Any, None]:
+    return [], None
+
+
+def only_training() -> Any:
+    return [(torch.ones(4), 0)]
+
+
+def absolute(output: Tensor, targets: Tensor) -> Tensor:
+    return (output - targets).abs().mean()
+
+
+class Failing(nn.Module):
+    """A layer that fails at its forward number `step`, on one rank: by an error, by SIGKILL, or by never coming back."""
+
+    def __init__(self, how: str, step: int, only_rank: int) -> None:
+        super().__init__()
+        self.how, self.step, self.only_rank, self.calls = how, step, only_rank, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor and os.environ.get("RANK") == str(self.only_rank):  # a real one, in training
+            self.calls += 1
+            if self.calls == self.step:
+                self.fail()
+        return x
+
+    def fail(self) -> None:
+        Path("failed_at").write_text(str(time.time()))
+        if self.how == "raise":
+            raise ArithmeticError("this layer divides by the number of its friends")
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(3600)
+
+
+def failing(how: str, step: int = 4, only_rank: int = 1) -> nn.Sequential:
+    """6 layers; the fourth fails."""
+    fourth = Failing(how, step, only_rank)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), fourth, nn.ReLU(), nn.Linear(16, 4))
