@@ -22,7 +22,7 @@ setup: $(STAMP)
 $(STAMP): setup.py constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(shell grep '^torch==' constraints.txt)
-	$(PIP) -e '.[test,viz]'
+	$(PIP) -e '.[test,viz,hf,pipes,trainers]'
 	touch $@
 
 demo: setup

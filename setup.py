@@ -64,6 +64,7 @@ setup(
         "viz": ["matplotlib>=3.9"],
         "hf": ["transformers>=5"],
         "pipes": ["fairscale==0.4.13", "torchgpipe==0.0.7"],
+        "trainers": ["accelerate>=1.15", "lightning>=2.6", "transformers>=5"],
     },
     entry_points={"console_scripts": ["hetpipe = hetpipe.cli:main"]},
     zip_safe=False,
