@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hetpipe.build import build_data, build_model, check_training, optimizer_factory
 from hetpipe.cluster import Cluster
-from hetpipe.config import Job
+from hetpipe.config import Job, PlanSection, ProfileSection, TorchNamed
 from hetpipe.cost import Costs
 from hetpipe.datasets import DataSplits
 from hetpipe.device import Emulation, module_bytes, torch_device
@@ -33,13 +33,19 @@ from hetpipe.world import World, connect, create_world
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """A running job on this rank, before planning: everything that does not depend on the plan."""
+class Setting:
+    """Who trains what where: all that measuring, planning and joining need."""
 
-    job: Job
     world: World
     cluster: Cluster
     model: Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session(Setting):
+    """A running job on this rank, before planning: everything that does not depend on the plan."""
+
+    job: Job
     data: DataSplits
 
 
@@ -92,19 +98,25 @@ def open_session(job: Job) -> Session:
 
 
 def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
-    """The job's profile file; else the cached one of this model on these devices; else a new measurement. Collective."""
-    job, world = session.job, session.world
+    """The job's profile file, if it names one; else as `measured`. Collective."""
+    job = session.job
     if job.profile is not None and not fresh:
         profile = Profile.load(job.profile)
         _check_profile(profile, session.model, job.profile)
         return profile
-    path = cache_path(session.model, session.cluster, job.profiler, repr(job.train.optimizer))
+    return measured(session, job.profiler, job.train.optimizer, fresh=fresh)
+
+
+def measured(
+    setting: Setting, options: ProfileSection, optimizer: TorchNamed, *, fresh: bool = False
+) -> Profile:
+    """The cached profile of this model on these devices; else a new measurement, which is cached. Collective."""
+    model, cluster, world = setting.model, setting.cluster, setting.world
+    path = cache_path(model, cluster, options, repr(optimizer))
     cached = world.first(_cached(path) if world.is_main and not fresh else None)
     if cached is not None:
         return Profile.parse(cached, path)
-    profile = profile_cluster(
-        session.model, session.cluster, world, job.profiler, optimizer_factory(job.train.optimizer)
-    )
+    profile = profile_cluster(model, cluster, world, options, optimizer_factory(optimizer))
     if world.is_main:
         profile.save(path)
     world.barrier()
@@ -157,30 +169,35 @@ def planned_by_file(session: Session) -> Plan | None:
 
 
 def obtain_plan(session: Session, profile: Profile) -> Plan:
-    """A new plan by the job's partitioner, made by the main rank. Collective."""
-    job, world = session.job, session.world
+    """A new plan by the job's partitioner. Collective."""
+    return planned(session, profile, session.job.train.global_batch, session.job.plan)
+
+
+def planned(setting: Setting, profile: Profile, global_batch: int, options: PlanSection) -> Plan:
+    """A new plan, made by the main rank. Collective."""
+    world = setting.world
     outcome: Any = None
     if world.is_main:
-        outcome = _try_plan(job, session.cluster, profile)
+        outcome = _try_plan(profile, setting.cluster, global_batch, options)
     outcome = world.first(outcome)
     if isinstance(outcome, BaseException):
         raise outcome
     return Plan.parse(outcome, "the new plan")
 
 
-def _try_plan(job: Job, cluster: Cluster, profile: Profile) -> Any:
+def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: PlanSection) -> Any:
     console = Console(stderr=True)
     try:
         with console.status("planning") as status:
             plan = make_plan(
                 profile,
                 cluster,
-                job.train.global_batch,
-                partitioner=job.plan.partitioner,
-                schedule=job.plan.schedule,
-                backend=job.plan.backend,
-                allow_recompute=job.plan.allow_recompute,
-                memory_reserve=job.plan.memory_reserve,
+                global_batch,
+                partitioner=options.partitioner,
+                schedule=options.schedule,
+                backend=options.backend,
+                allow_recompute=options.allow_recompute,
+                memory_reserve=options.memory_reserve,
                 progress=lambda message: status.update(f"planning: {message}"),
             )
         return plan.model_dump(mode="json")
@@ -188,9 +205,9 @@ def _try_plan(job: Job, cluster: Cluster, profile: Profile) -> Any:
         return error
 
 
-def join(session: Session, profile: Profile, plan: Plan) -> TorchEngine | None:
+def join(setting: Setting, profile: Profile, plan: Plan) -> TorchEngine | None:
     """This rank's engine; None where the plan leaves its device unused (the process may end). Collective."""
-    world, cluster, model = session.world, session.cluster, session.model
+    world, cluster, model = setting.world, setting.cluster, setting.model
     plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
     groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))
     used = world.restrict(plan.device_ids)
