@@ -1,7 +1,8 @@
 """hetpipe: unequal pipeline and data parallelism for unequal devices.
 
 Measure (`profile_model`), plan (`make_plan`), predict (`simulate`), train (`Trainer`, or `wrap` for one's
-own loop). Each name is imported when it is first used, so that planning and simulating need no torch.
+own loop; `auto` measures, plans and wraps). Each name is imported when it is first used, so that planning and
+simulating need no torch.
 """
 
 from importlib import import_module
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetpipe.autowrap import auto
     from hetpipe.planner import make_plan
     from hetpipe.profiler import profile_model
     from hetpipe.runtime import wrap
     from hetpipe.simulator import simulate
     from hetpipe.trainer import Trainer
 
-__all__ = ["Trainer", "__version__", "make_plan", "profile_model", "simulate", "wrap"]
+__all__ = ["Trainer", "__version__", "auto", "make_plan", "profile_model", "simulate", "wrap"]
 
 __version__ = "0.1.0"
 
@@ -28,6 +30,7 @@ if (_ROOT / "setup.py").is_file():
 
 _HOMES = {
     "Trainer": "hetpipe.trainer",
+    "auto": "hetpipe.autowrap",
     "make_plan": "hetpipe.planner",
     "profile_model": "hetpipe.profiler",
     "simulate": "hetpipe.simulator",

@@ -82,9 +82,8 @@ def discover_cluster() -> Cluster:
     return Cluster.parse(document, "the devices found")
 
 
-def open_session(job: Job) -> Session:
-    """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
-    cluster = job.read_cluster()
+def meet(cluster: Cluster | None) -> tuple[World, Cluster]:
+    """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. Collective."""
     emulated = cluster is not None and any(t.emulate is not None for t in cluster.device_types.values())
     connect(use_cuda=torch.cuda.is_available() and not emulated)
     if not torch.cuda.is_available() or emulated:
@@ -92,6 +91,12 @@ def open_session(job: Job) -> Session:
     cluster = cluster or discover_cluster()
     world = create_world(cluster)
     describe_with(lambda: f"rank {world.rank}, device {world.device_id}")
+    return world, cluster
+
+
+def open_session(job: Job) -> Session:
+    """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
+    world, cluster = meet(job.read_cluster())
     check_training(job)
     data = build_data(job)
     return Session(job=job, world=world, cluster=cluster, model=build_model(job, data.train), data=data)

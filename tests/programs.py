@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import hetpipe
+from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.launch import describe_with, name_places
-from hetpipe.model import Loss, as_tuple, cross_entropy, mse
+from hetpipe.model import Loss, as_tuple, cross_entropy, mse, select
 from hetpipe.plan import Plan
 from hetpipe.replicas import ReplicaMismatchError
 from hetpipe.world import World
@@ -269,6 +270,30 @@ def own_loop(plan: Plan, seeds: tuple[int, ...] = (), tokens: bool = False) -> d
         optimizer.step()
     found = engine.evaluate(share(inputs, shares, engine.replica), share(targets, shares, engine.replica))
     return {"losses": losses, "state": dict(engine.stage.state_dict()), "evaluation": found}
+
+
+def automatic(cluster: Cluster, folder: str) -> dict[str, Any]:
+    """What a user writes without a plan: a model, an optimizer, a loop, whose last batch is a partial one. Then a batch of
+    one sample, for which one device is the fastest plan."""
+    os.chdir(folder)
+    inputs, targets = batch("blocks", 16, 0)
+    sample = (select(inputs, slice(2)), select(targets, slice(2)))
+    engine = hetpipe.auto(
+        build("blocks"), sample, mse, global_batch=16, cluster=cluster, optimizer="SGD", partitioner="even"
+    )
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.2)
+    losses = []
+    for rows in (slice(16), slice(16), slice(9)):
+        losses.append(
+            engine.step(engine.share(select(inputs, rows)), engine.share(select(targets, rows)))
+        )
+        optimizer.step()
+    code = None
+    try:
+        hetpipe.auto(build("blocks"), sample, mse, global_batch=1, cluster=cluster, optimizer="SGD")
+    except SystemExit as end:
+        code = end.code
+    return {"losses": losses, "state": dict(engine.stage.state_dict()), "devices": engine.plan.device_ids, "exit": code}
 
 
 def alone(plan: Plan) -> dict[str, Any]:

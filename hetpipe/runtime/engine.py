@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from hetpipe.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.formats import InputError
-from hetpipe.model import Model, Tensors, batch_size, move, split_rows
+from hetpipe.model import Model, Tensors, batch_size, move, select, split_rows
 from hetpipe.plan import Plan
 from hetpipe.replicas import GradientSync, PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.torch_pipelining import Ends, Recorder, StageRun
+from hetpipe.shares import shares_for
 from hetpipe.split import TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
 from hetpipe.world import World
 
@@ -81,6 +82,12 @@ class TorchEngine:
         """This stage's parameters; one without elements if it has none, since torch's optimizers refuse an empty list."""
         own = list(self.stage.parameters())
         return iter(own or [nn.Parameter(torch.empty(0, device=self.device))])
+
+    def share(self, batch: Tensors) -> Tensors:
+        """This replica's rows of a global batch, for `step`: its planned samples, or its part of a smaller (last) batch."""
+        shares = [sum(sizes) for sizes in shares_for(self.plan, batch_size(batch))]
+        begin = sum(shares[: self.replica])
+        return select(batch, slice(begin, begin + shares[self.replica]))
 
     def _ends(self, sizes: Sequence[int], *, training: bool) -> list[Ends]:
         lo, hi = self._stage_plan.layers

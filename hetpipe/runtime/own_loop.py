@@ -62,11 +62,11 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
         groups,
         device,
     )
-    _check_same_model(engine)
+    check_same_model(engine)
     return engine
 
 
-def _check_same_model(engine: TorchEngine) -> None:
+def check_same_model(engine: TorchEngine) -> None:
     """InputError on every rank if replicas of a layer differ. (One pipeline has each layer once: any weights are one model.)"""
     different = None
     try:

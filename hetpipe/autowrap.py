@@ -1,0 +1,46 @@
+"""`hetpipe.auto`: measure, plan and wrap one's own model in one call, on the devices that torchrun gave."""
+
+from __future__ import annotations
+
+import sys
+
+from torch import nn
+
+from hetpipe.cluster import Cluster
+from hetpipe.config import PlanSection, ProfileSection, TorchNamed
+from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
+from hetpipe.runtime.engine import TorchEngine
+from hetpipe.runtime.own_loop import check_same_model
+from hetpipe.session import Setting, join, measured, meet, planned
+from hetpipe.split import trace_boundaries
+
+
+def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFunction, *, global_batch: int,
+         loss_weight: LossWeight = "samples", ignore_index: int = -100, cluster: Cluster | None = None,
+         optimizer: str = "AdamW", partitioner: str = "auto") -> TorchEngine:  # fmt: skip
+    """Measure every layer on every type of device, plan for `global_batch` samples a step, and wrap the model by that plan.
+
+    `sample` is a small batch (inputs, targets), like those of the training: shapes and types matter, and token counts.
+    `loss_fn`, `loss_weight` and `ignore_index` are as in `hetpipe.wrap`; `optimizer` names the class of torch.optim that
+    will be used, whose time and memory are measured too. Every rank builds the same model (seed it) and calls this,
+    under torchrun with one process per device. The devices are those of `cluster`, else those that are found. The
+    measurement is kept in `.hetpipe/profiles` and used again for the same model on the same devices.
+
+    The plan is `engine.plan`; `engine.replica` says which of its replicas this rank belongs to. A rank whose device the plan
+    leaves unused ends here, with exit code 0 and a line that says so. InputError if an argument is wrong,
+    PartitionError if no plan fits.
+    """
+    world, machines = meet(cluster)
+    inputs, targets = sample
+    loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
+    whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss)
+    trace_boundaries(model, inputs)  # a layer that does not take the sample is known before anything is measured
+    setting = Setting(world=world, cluster=machines, model=whole)
+    profile = measured(setting, ProfileSection(), TorchNamed(name=optimizer))
+    plan = planned(setting, profile, global_batch, PlanSection(partitioner=partitioner))
+    engine = join(setting, profile, plan)
+    if engine is None:
+        print(f"hetpipe: rank {world.rank} ends: the plan is faster without device {world.device_id}", file=sys.stderr)
+        raise SystemExit(0)
+    check_same_model(engine)
+    return engine

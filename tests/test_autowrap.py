@@ -1,0 +1,52 @@
+"""`hetpipe.auto`: measured, planned and wrapped in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetpipe.cluster import Cluster
+from hetpipe.launch import start_ranks
+from hetpipe.model import Loss, mse, select
+from hetpipe.profiles import Profile
+from hetpipe.runtime.reference import ReferenceEngine
+from tests.nets import batch, build
+from tests.programs import automatic
+
+
+def unequal() -> Cluster:
+    """One fast and two slow emulated devices."""
+    return Cluster.parse(
+        {
+            "format": "hetpipe.cluster/1",
+            "device_types": {
+                "fast": {"memory": "1 GiB", "emulate": {"slowdown": 4}},
+                "slow": {"memory": "1 GiB", "emulate": {"slowdown": 12}},
+            },
+            "nodes": [{"name": "box", "devices": {"fast": 1, "slow": 2}}],
+        },
+        "test cluster",
+    )
+
+
+def test_three_lines_train_as_one_device_would(tmp_path: Path) -> None:
+    cluster = unequal()
+    found = start_ranks(automatic, (cluster, str(tmp_path)), cluster.devices)
+    assert [result["exit"] for result in found] == [None, 0, 0]  # one sample: the fast device alone
+    model, (inputs, targets) = build("blocks"), batch("blocks", 16, 0)
+    engine = ReferenceEngine(model, Loss(function=mse))
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.2)
+    losses = []
+    for rows in (slice(16), slice(16), slice(9)):
+        losses.append(engine.step(select(inputs, rows), select(targets, rows)))
+        optimizer.step()
+    assert {name for result in found for name in result["state"]} == set(model.state_dict())
+    for result in found:
+        assert result["devices"] == ("box/0", "box/1", "box/2")
+        assert result["losses"] == pytest.approx(losses, abs=1e-10)
+        for name, value in result["state"].items():
+            assert torch.allclose(value, model.state_dict()[name], rtol=0, atol=1e-10), name
+    (kept,) = (tmp_path / ".hetpipe/profiles").iterdir()
+    assert {m.device_type for m in Profile.load(kept).measurements} == {"fast", "slow"}
