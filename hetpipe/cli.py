@@ -80,6 +80,9 @@ def plan(
     backend: Annotated[Literal["torch", "fairscale", "torchgpipe"], typer.Option()] = "torch",
     max_price_per_hour: Annotated[float | None, typer.Option(min=0)] = None,
     deadline_seconds_per_step: Annotated[float | None, typer.Option(min=0)] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds to search; then the best plan so far.")
+    ] = None,
     pareto: Annotated[bool, typer.Option("--pareto", help="The front of price and time.")] = False,
     no_recompute: Annotated[
         bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")
@@ -107,6 +110,7 @@ def plan(
             max_price_per_hour=max_price_per_hour,
             deadline_seconds_per_step=deadline_seconds_per_step,
             allow_recompute=not no_recompute,
+            time_limit_seconds=time_limit,
             progress=lambda message: status.update(f"planning: {message}"),
         )
     if output is not None:

@@ -23,7 +23,8 @@ class Problem:
 
     `schedule` "auto" lets the planner choose gpipe (depth m) or 1f1b with depths n − s or 2(n − s) − 1; "1f1b" leaves the two
     latter; "gpipe" only the first. `backend` torch has all of them, fairscale and torchgpipe run gpipe only.
-    `memory_reserve` is the fraction of each device's memory that plans leave free.
+    `memory_reserve` is the fraction of each device's memory that plans leave free. `time_limit_seconds` ends a search with
+    the best plan so far and what is proven of it (None: the partitioner's own limit).
     """
 
     cluster: Cluster
@@ -35,6 +36,7 @@ class Problem:
     memory_reserve: float = 0.0
     max_price_per_hour: float | None = None
     deadline_seconds_per_step: float | None = None
+    time_limit_seconds: float | None = None
     progress: Callable[[str], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +60,14 @@ class Solution:
     plan: Plan
     lower_bound_seconds: float | None = None
     proof: Proof | None = None
+
+
+def no_plan_in_time(seconds: float) -> PartitionError:
+    """The error of a search that its time limit ended before it had any plan."""
+    return PartitionError(
+        f"no plan was found within the time limit of {seconds:g} s, and none was ruled out; allow more time "
+        "(--time-limit, time_limit_seconds)"
+    )
 
 
 class Partitioner(Protocol):

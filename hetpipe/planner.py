@@ -29,12 +29,18 @@ def make_plan(
     deadline_seconds_per_step: float | None = None,
     allow_recompute: bool = True,
     memory_reserve: float = 0.0,
+    time_limit_seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The plan of the named partitioner, with its prediction. InputError if an argument is wrong,
     PartitionError if no plan fits."""
     found = registry.partitioner(partitioner)
-    _check(global_batch, memory_reserve, max_price_per_hour, deadline_seconds_per_step, cluster)
+    limits = {
+        "max_price_per_hour": max_price_per_hour,
+        "deadline_seconds_per_step": deadline_seconds_per_step,
+        "time_limit_seconds": time_limit_seconds,
+    }
+    _check(global_batch, memory_reserve, limits, cluster)
     problem = Problem.create(
         cluster=cluster,
         profile=profile,
@@ -43,9 +49,8 @@ def make_plan(
         backend=backend,
         allow_recompute=allow_recompute,
         memory_reserve=memory_reserve,
-        max_price_per_hour=max_price_per_hour,
-        deadline_seconds_per_step=deadline_seconds_per_step,
         progress=progress,
+        **limits,
     )
     return with_prediction(found(problem), problem)
 
@@ -53,8 +58,7 @@ def make_plan(
 def _check(
     global_batch: int,
     memory_reserve: float,
-    max_price: float | None,
-    deadline: float | None,
+    limits: Mapping[str, float | None],
     cluster: Cluster,
 ) -> None:
     """All faults of the options at once."""
@@ -65,10 +69,10 @@ def _check(
         faults.append(
             f"memory_reserve is a fraction of a device's memory, at least 0 and below 1, got {memory_reserve}"
         )
-    for name, value in (("max_price_per_hour", max_price), ("deadline_seconds_per_step", deadline)):
+    for name, value in limits.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             faults.append(f"{name} must be a positive number, got {value}")
-    if deadline is not None and all(
+    if limits["deadline_seconds_per_step"] is not None and all(
         cluster.device_types[d.type].price_per_hour == 0 for d in cluster.devices
     ):
         faults.append(

@@ -83,18 +83,25 @@ class Large:
             solution = self.attempt(stages)
             if solution is not None:
                 return solution
+            if self.late():
+                break
             stages *= 2
         left = max(1.0, self.deadline_at - time.monotonic())
         return Search(self.problem, self.name, time_limit_seconds=left).run()
+
+    def late(self) -> bool:
+        """Whether the time limit is over."""
+        return time.monotonic() > self.deadline_at
 
     def attempt(self, stages: int) -> Solution | None:
         """A plan of pipelines of at most so many stages, and a bound on all."""
         sizes = [self.size(b, stages) for b in microbatch_sizes(self.problem)]
         for size in sizes:
             self.say(f"pipelines with micro-batches of {size.b}")
-            size.guess = self.guess(size)
+            first = not math.isfinite(self.least_guess)
+            size.guess = self.guess(size) if first or not self.late() else math.inf
         for size in sorted(sizes, key=lambda s: s.guess):
-            if size.guess < self.best_step and not (self.plan and time.monotonic() > self.deadline_at):
+            if size.guess < self.best_step and not (self.plan and self.late()):
                 self.round(size)
         if self.plan is None:
             return None
@@ -130,7 +137,7 @@ class Large:
         intervals = [(1, min(sum(self.space.counts), size.fleet.M))]
         while intervals:
             first, last = intervals.pop()
-            if time.monotonic() > self.deadline_at:
+            if self.late():
                 return self.fluid
             if not size.master.solve(low, first, last).possible:
                 continue

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._batch import Index, Pipelines
 from hetpipe.partitioners._candidates import Enumeration, Found, empty, priced
 from hetpipe.partitioners._deals import deals, greedy_deal
@@ -71,6 +71,7 @@ class Search:
         self.problem, self.name, self.max_replicas = problem, name, max_replicas
         self.space = Space(problem)
         self.joint = Joint(self.space)
+        self.time_limit = problem.time_limit_seconds or time_limit_seconds
         self.deadline_at = time.monotonic() + time_limit_seconds
         self.best_step, self.best_cost = math.inf, math.inf
         self.chosen: list[Chosen] = []
@@ -151,7 +152,13 @@ class Search:
         """Bounds at each micro-batch size, of at most about `most` compositions; on a coarse grid if they are many."""
         single = self.one_pipeline_only
         grid = FINE if self.space.states <= COMPOSITIONS // 2 else COARSE
-        return [Bounds(self.space, b, one_pipeline=single, most=most, grid_size=grid) for b in self.sizes]
+        found: list[Bounds] = []
+        for b in self.sizes:
+            if found and self.late():
+                self.open_bound = 0.0  # nothing is known of the other sizes
+                break
+            found.append(Bounds(self.space, b, one_pipeline=single, most=most, grid_size=grid))
+        return found
 
     def long_pipelines(self) -> None:
         """Where only pipelines longer than those bounded fit: one pipeline, in a few device orders."""
@@ -187,6 +194,8 @@ class Search:
 
     def solution(self) -> Solution:
         """What was found, with what was proven."""
+        if not self.chosen and self.late() and math.isfinite(self.open_bound):
+            raise no_plan_in_time(self.time_limit)
         if not self.chosen:
             raise PartitionError(explain(self.problem, self.space, self.one_pipeline_only))
         plan = build_plan(self.space, self.chosen, self.name)

@@ -23,9 +23,10 @@ class Auto:
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
         counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
+        seconds = problem.time_limit_seconds or self.time_limit_seconds
         if counted and len(problem.cluster.devices) > FEW_DEVICES:
-            return Large(problem, self.name, time_limit_seconds=self.time_limit_seconds).run()
-        return Search(problem, self.name, time_limit_seconds=self.time_limit_seconds).run()
+            return Large(problem, self.name, time_limit_seconds=seconds).run()
+        return Search(problem, self.name, time_limit_seconds=seconds).run()
 
 
 partitioner = Auto()

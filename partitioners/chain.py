@@ -19,7 +19,8 @@ class Chain:
 
     def __call__(self, problem: Problem) -> Solution:
         """Search one pipeline."""
-        return Search(problem, self.name, max_replicas=1, time_limit_seconds=self.time_limit_seconds).run()
+        seconds = problem.time_limit_seconds or self.time_limit_seconds
+        return Search(problem, self.name, max_replicas=1, time_limit_seconds=seconds).run()
 
 
 partitioner = Chain()

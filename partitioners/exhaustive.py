@@ -8,6 +8,7 @@ after the best step."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._space import (
     Family,
@@ -85,15 +86,18 @@ class Oracle:
         self.types = {device.id: device.type for device in problem.cluster.devices}
         self.best: tuple[float, float] = (math.inf, math.inf)  # what is minimised, and the step
         self.plan: Plan | None = None
+        self.deadline_at = time.monotonic() + (problem.time_limit_seconds or math.inf)
         self.pipelines = lru_cache(maxsize=None)(self._pipelines)
 
     def _pipelines(self, line: Line, load: Load) -> list[Priced]:
         """All pipelines over these devices that fit: cuts, recompute, depths."""
         L, n = self.costs.layer_count, len(line)
-        found = []
+        found: list[Priced] = []
         for inner in combinations(range(1, L), n - 1):
             ends = (0, *inner, L)
             for recompute in product((False, True) if self.problem.allow_recompute else (False,), repeat=n):
+                if self.late():
+                    return found
                 for family in families_of(allowed_families(self.problem), n, load.m):
                     stages = tuple(
                         StagePlan(
@@ -155,9 +159,11 @@ class Oracle:
             self.best, self.plan = goal, plan
 
     def search(self) -> None:
-        """Every b, every set of pipelines, every deal and remainder, every choice of one pipeline each."""
+        """Every b, every set of pipelines, every deal and remainder, every choice of one pipeline each, until it is late."""
         batch, profile = self.problem.global_batch, self.problem.profile
         for b, pipelines in product(microbatch_sizes(self.problem), list(lines(self.problem))):
+            if self.late():
+                return
             M, q = -(-batch // b), batch % b
             used = {self.types[d] for line in pipelines for d in line}
             if len(pipelines) > M or not all(
@@ -175,12 +181,18 @@ class Oracle:
                         [self.pipelines(line, load) for line, load in zip(pipelines, loads, strict=True)]
                     )
 
+    def late(self) -> bool:
+        """Whether the time limit is over."""
+        return time.monotonic() > self.deadline_at
+
     def combine(self, choices: list[list[Priced]], chosen: tuple[Priced, ...] = ()) -> None:
         """One pipeline from each list."""
         if len(chosen) == len(choices):
             self.offer(chosen)
             return
         for part in choices[len(chosen)]:
+            if self.late():
+                return
             if self.problem.deadline_seconds_per_step is not None or part.end + part.optimizer < self.best[1]:
                 self.combine(choices, (*chosen, part))
 
@@ -215,6 +227,9 @@ class Exhaustive:
             )
         oracle = Oracle(problem)
         oracle.search()
+        late = oracle.late()
+        if oracle.plan is None and late:
+            raise no_plan_in_time(problem.time_limit_seconds or 0.0)
         if oracle.plan is None:
             raise PartitionError(explain(problem, Space(problem)))
         plan = Plan(
@@ -224,7 +239,7 @@ class Exhaustive:
             replicas=oracle.plan.replicas,
             schedule="gpipe" if problem.schedule == "gpipe" or problem.backend != "torch" else "1f1b",
         )
-        if problem.deadline_seconds_per_step is not None:
+        if problem.deadline_seconds_per_step is not None or late:
             return Solution(plan=plan)
         return Solution(plan=plan, lower_bound_seconds=oracle.best[1], proof="exhaustive")
 

@@ -104,6 +104,7 @@ class TestOptions:
             ({"partitioner": "chian"}, "unknown partitioner 'chian'; did you mean 'chain'"),
             ({"global_batch": 0}, "the global batch must be at least 1, got 0"),
             ({"memory_reserve": 1.0}, "memory_reserve is a fraction"),
+            ({"time_limit_seconds": 0.0}, "time_limit_seconds must be a positive number, got 0.0"),
             (
                 {"max_price_per_hour": -1.0, "memory_reserve": 2.0},
                 "(?s)memory_reserve.*max_price_per_hour must be positive|must be a positive",
@@ -118,6 +119,26 @@ class TestOptions:
     def test_wrong_options(self, options: dict[str, object], message: str) -> None:
         with pytest.raises(InputError, match=message):
             make_plan(**({"profile": PROFILE, "cluster": CLUSTER, "global_batch": 6} | options))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("name", ["auto", "chain"])
+    def test_time_limit(self, name: str) -> None:
+        """A moment is enough for a plan and a bound that the best plan of the class respects."""
+        profile = make_profile({"a": [1.0] * 9, "b": [2.0] * 9}, layer={"parameter_bytes": 1000}, optimizer=0.1)
+        cluster = make_cluster([{"a": 2, "b": 2}])
+        best = make_plan(profile, cluster, 6, partitioner=name, time_limit_seconds=1000.0).predicted
+        found = make_plan(profile, cluster, 6, partitioner=name, time_limit_seconds=1e-9).predicted
+        assert best is not None
+        assert found is not None
+        assert found.step_seconds >= best.step_seconds
+        assert found.lower_bound_seconds <= best.step_seconds
+        assert found.proof != "exhaustive"
+
+    def test_time_limit_before_any_plan(self) -> None:
+        with pytest.raises(PartitionError, match="no plan was found within the time limit of 1e-09 s, and none"):
+            make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", time_limit_seconds=1e-9)
+        assert make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", time_limit_seconds=1e3) == make_plan(
+            PROFILE, CLUSTER, 6, partitioner="exhaustive"
+        )
 
     def test_deadline_without_prices(self) -> None:
         with pytest.raises(InputError, match="no device type of the cluster has a price_per_hour"):
