@@ -75,7 +75,8 @@ class Strict(BaseModel):
         return data
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
+    """Every fault on a line of its own: where, what, and what was given."""
     lines = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "top level"
@@ -102,7 +103,7 @@ class Document(Strict):
             return cls.model_validate(data)
         except ValidationError as error:
             raise InputError(
-                f"{source}: {error.error_count()} fault(s) in this {cls.__name__.lower()} file\n{_explain(error)}"
+                f"{source}: {error.error_count()} fault(s) in this {cls.__name__.lower()} file\n{explain(error)}"
             ) from None
 
     @classmethod
