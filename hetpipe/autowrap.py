@@ -9,15 +9,15 @@ from torch import nn
 from hetpipe.cluster import Cluster
 from hetpipe.config import PlanSection, ProfileSection, TorchNamed
 from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
-from hetpipe.runtime.engine import TorchEngine
 from hetpipe.runtime.own_loop import check_same_model
+from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.session import Setting, join, measured, meet, planned
 from hetpipe.split import trace_boundaries
 
 
 def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFunction, *, global_batch: int,
          loss_weight: LossWeight = "samples", ignore_index: int = -100, cluster: Cluster | None = None,
-         optimizer: str = "AdamW", partitioner: str = "auto") -> TorchEngine:  # fmt: skip
+         optimizer: str = "AdamW", partitioner: str = "auto") -> PlanEngine:  # fmt: skip
     """Measure every layer on every type of device, plan for `global_batch` samples a step, and wrap the model by that plan.
 
     `sample` is a small batch (inputs, targets), like those of the training: shapes and types matter, and token counts.

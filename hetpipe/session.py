@@ -27,7 +27,8 @@ from hetpipe.planner import make_plan
 from hetpipe.profiler import default_type_name
 from hetpipe.profiles import Profile
 from hetpipe.replicas import PlanGroups
-from hetpipe.runtime.engine import TorchEngine, refuse_tensor_parallel
+from hetpipe.runtime.engine import TorchEngine
+from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
 from hetpipe.split import tied_layers
 from hetpipe.world import World, connect, create_world
 
@@ -210,7 +211,7 @@ def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: Pl
         return error
 
 
-def join(setting: Setting, profile: Profile, plan: Plan) -> TorchEngine | None:
+def join(setting: Setting, profile: Profile, plan: Plan) -> PlanEngine | None:
     """This rank's engine; None where the plan leaves its device unused (the process may end). Collective."""
     world, cluster, model = setting.world, setting.cluster, setting.model
     plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
@@ -231,7 +232,7 @@ def join(setting: Setting, profile: Profile, plan: Plan) -> TorchEngine | None:
         torch_device(cluster.device_types[device.type], device.index),
         emulation=_emulation(cluster, profile, plan, used.device_id),
     )
-    describe_with(lambda: f"{engine.name}, in {engine.recorder.current}")
+    describe_with(lambda: f"{engine.name}, in {engine.doing}")
     return engine
 
 

@@ -33,7 +33,7 @@ from hetpipe.runlog import (
     write_folder,
 )
 from hetpipe.runtime.base import Evaluation
-from hetpipe.runtime.engine import TorchEngine
+from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.session import Session, join, obtain_plan, obtain_profile, open_session, planned_by_file
 from hetpipe.shares import shares_for
@@ -89,11 +89,11 @@ class _Run:
     """One run of the loop, on one rank."""
 
     def __init__(
-        self, job: Job, session: Session, engine: TorchEngine | ReferenceEngine, plan: Plan | None
+        self, job: Job, session: Session, engine: PlanEngine | ReferenceEngine, plan: Plan | None
     ) -> None:
         self.job, self.session, self.engine, self.plan = job, session, engine, plan
         self.train_job = job.train
-        self.parallel = engine if isinstance(engine, TorchEngine) else None
+        self.parallel = engine if isinstance(engine, PlanEngine) else None
         self.world = self.parallel.world if self.parallel else session.world
         self.optimizer = optimizer_factory(job.train.optimizer)(list(engine.parameters()))
         self.scheduler = build_scheduler(job.train.scheduler, self.optimizer)
@@ -120,7 +120,8 @@ class _Run:
                 began, self._log_seconds = now, 0.0
                 loss, norm = self._step(step, next(batches))
                 if step == start + WARMUP_STEPS - 1 and self.parallel is not None:
-                    self.parallel.recorder.pacer.overrun_seconds = 0.0
+                    for recorder in self.parallel.recorders:
+                        recorder.pacer.overrun_seconds = 0.0
                 self._after(step, loss, norm, advance)
         self._finish_timing(began)
         self.result.evaluation = self._evaluate()
@@ -164,18 +165,20 @@ class _Run:
         if self.parallel is None:
             self.optimizer.step()
             return
-        recorder = self.parallel.recorder
-        recorder.begin("optimizer")
+        for recorder in self.parallel.recorders:
+            recorder.begin("optimizer")
         self.optimizer.step()
-        recorder.finish("optimizer", 0, 0)
-        if not self._stepped and recorder.meter is not None:
+        for recorder in self.parallel.recorders:
+            recorder.finish("optimizer", 0, 0)
+        meter = self.parallel.recorders[0].meter  # of an emulated device, which has a process of its own
+        if not self._stepped and meter is not None:
             state = sum(
                 t.numel() * t.element_size()
                 for s in self.optimizer.state.values()
                 for t in s.values()
                 if isinstance(t, torch.Tensor)
             )
-            recorder.meter.add(state, "optimizer state")
+            meter.add(state, "optimizer state")
         self._stepped = True
 
     def _after(self, step: int, loss: float, norm: float | None, advance: Any) -> None:
@@ -225,10 +228,6 @@ class _Run:
     def _measured(self) -> Timeline:
         """The step just done, as it was: every rank's actions, in seconds since its step began. Collective."""
         assert self.parallel is not None and self.plan is not None
-        own = [
-            (self.world.device_id, self.parallel.replica, self.parallel.index, *span)
-            for span in self.parallel.recorder.end_step()
-        ]
         spans = tuple(
             Span(
                 device=d,
@@ -239,7 +238,7 @@ class _Run:
                 start=a,
                 end=b,
             )
-            for part in self.world.gather(own)
+            for part in self.world.gather(self.parallel.spans())
             for d, r, s, kind, i, a, b in part
         )
         pipeline = max((s.end for s in spans if s.kind in "FB"), default=0.0)
@@ -275,15 +274,7 @@ class _Run:
         """Overruns and peak bytes of all ranks. Collective."""
         if self.parallel is None:
             return
-        recorder = self.parallel.recorder
-        peak = (
-            recorder.meter.peak
-            if recorder.meter is not None
-            else torch.cuda.max_memory_allocated()
-            if recorder.device.type == "cuda"
-            else None
-        )
-        rows = self.world.gather((self.world.device_id, peak, recorder.pacer.overrun_seconds))
+        rows = [row for part in self.world.gather(self.parallel.usage()) for row in part]
         elapsed = max(sum(self.result.steady_seconds), 1e-9)
         self.result.overrun_fraction = max(row[2] for row in rows) / elapsed
         self.result.peak_bytes = {row[0]: row[1] for row in rows if row[1] is not None}

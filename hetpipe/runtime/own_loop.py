@@ -14,6 +14,7 @@ from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.plan import Plan
 from hetpipe.replicas import PlanGroups, ReplicaMismatchError
 from hetpipe.runtime.engine import TorchEngine
+from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.split import tied_layers
 from hetpipe.world import connect, create_world
 
@@ -32,7 +33,7 @@ def _nodes_of(plan: Plan) -> tuple[Node, ...]:
 
 
 def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
-         ignore_index: int = -100, cluster: Cluster | None = None) -> TorchEngine:  # fmt: skip
+         ignore_index: int = -100, cluster: Cluster | None = None) -> PlanEngine:  # fmt: skip
     """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan.
 
     `sample` is an input batch (any number of samples; shapes and types matter). `loss_fn(output, targets)` returns a mean,
@@ -66,7 +67,7 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     return engine
 
 
-def check_same_model(engine: TorchEngine) -> None:
+def check_same_model(engine: PlanEngine) -> None:
     """InputError on every rank if replicas of a layer differ. (One pipeline has each layer once: any weights are one model.)"""
     different = None
     try:

@@ -4,9 +4,7 @@ here only."""
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -14,8 +12,8 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-from hetpipe.device import MemoryMeter, Pacer, timing_event
 from hetpipe.model import Tensors, as_tuple
+from hetpipe.runtime.recorder import Recorder
 from hetpipe.schedule import Action, pipeline_actions
 from hetpipe.split import Stage, TensorSpec
 
@@ -24,65 +22,6 @@ Ends = tuple[
     Sequence[TensorSpec], Sequence[TensorSpec]
 ]  # what enters and what leaves a stage with one micro-batch
 _KINDS = {"F": _ComputationType.FORWARD, "B": _ComputationType.FULL_BACKWARD}
-
-
-@dataclass
-class Recorder:
-    """Times every action of a stage (CUDA events on a GPU), and paces it where the device is emulated: `seconds(kind, size)`
-    is how long an action is to last."""
-
-    device: torch.device
-    seconds: Callable[[str, int], float] | None = None
-    pacer: Pacer = field(default_factory=Pacer)
-    meter: MemoryMeter | None = None
-    spans: list[tuple[str, int, float, float]] = field(default_factory=list)
-    current: str = "between steps"
-    _pending: list[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-    _step: float = 0.0
-    _began: float = 0.0
-    _origin: torch.cuda.Event | None = None
-    _first: torch.cuda.Event | None = None
-
-    def begin_step(self) -> None:
-        """All span times of the step count from here."""
-        self.spans.clear()
-        self._pending.clear()
-        self._step = time.perf_counter()
-        if self.device.type == "cuda":
-            self._origin = timing_event()
-            self._origin.record()
-
-    def begin(self, action: str) -> None:
-        """An action starts now."""
-        self.current = action
-        self.pacer.start()
-        self._began = time.perf_counter()
-        if self.device.type == "cuda":
-            self._first = timing_event()
-            self._first.record()
-
-    def finish(self, kind: str, index: int, size: int) -> None:
-        """The action that began last ends now, or when its emulated time is over."""
-        if self.seconds is not None:
-            self.pacer.finish(self.seconds(kind, size))
-        if self.device.type == "cuda":
-            last = timing_event()
-            last.record()
-            assert self._first is not None
-            self._pending.append((kind, index, self._first, last))
-        else:
-            self.spans.append((kind, index, self._began - self._step, time.perf_counter() - self._step))
-
-    def end_step(self) -> list[tuple[str, int, float, float]]:
-        """(kind, micro-batch, start, end) of each action, in seconds since `begin_step`."""
-        if self.device.type == "cuda" and self._origin is not None:
-            torch.cuda.synchronize(self.device)
-            self.spans += [
-                (kind, i, self._origin.elapsed_time(a) / 1e3, self._origin.elapsed_time(b) / 1e3)
-                for kind, i, a, b in self._pending
-            ]
-            self._pending.clear()
-        return list(self.spans)
 
 
 class _UnevenStage(PipelineStage):

@@ -1,0 +1,214 @@
+"""What every engine that trains by a plan does alike: the step, its gradient contract, clipping and evaluation. A back end
+adds how its process runs the micro-batches."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.formats import InputError
+from hetpipe.model import Model, Tensors, batch_size, select
+from hetpipe.plan import Plan
+from hetpipe.replicas import GradientSync
+from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
+from hetpipe.runtime.recorder import Recorder
+from hetpipe.shares import shares_for
+from hetpipe.world import World
+
+Score = Callable[[Tensors, Tensors], None]
+Span = tuple[str, int, int, str, int, float, float]  # device, replica, stage, kind, micro-batch, start, end
+
+
+class PlanEngine(ABC):
+    """Trains a model by a plan, this process holding some stages of one replica. All ranks of `world` construct it and call it
+    in the same order. `stage` has the layers of this process under their names in the whole model."""
+
+    stage: nn.Sequential
+    sync: GradientSync
+    recorders: list[Recorder]  # one for each stage of this process
+    device: torch.device  # the process's first
+
+    def __init__(self, model: Model, plan: Plan, world: World) -> None:
+        self.plan, self.world, self.loss = plan, world, model.loss
+        plan.check(layers=len(model.layers))
+        refuse_tensor_parallel(plan)
+        self._model = model
+        self.replica, self.index = _position(plan, world)
+        self._replica_plan = plan.replicas[self.replica]
+        self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
+        self._denominator = 1.0
+
+    @abstractmethod
+    def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
+        """Forward and backward of these micro-batches; the losses that are known here."""
+
+    @abstractmethod
+    def _score(
+        self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
+    ) -> None:
+        """Forward of these micro-batches without gradients, with `score(output, targets)` for each where the outputs are."""
+
+    @property
+    def name(self) -> str:
+        """`rank 3, replica 0 stage 1, device n0/1`, for messages."""
+        return f"rank {self.world.rank}, replica {self.replica} stage {self.index}, device {self.world.device_id}"
+
+    @property
+    def doing(self) -> str:
+        """The action that began last, for messages."""
+        return self.recorders[0].current
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This process's parameters; one without elements if it has none, since torch's optimizers refuse an empty list."""
+        own = list(self.stage.parameters())
+        return iter(own or [nn.Parameter(torch.empty(0, device=self.device))])
+
+    def share(self, batch: Tensors) -> Tensors:
+        """This replica's rows of a global batch, for `step`: its planned samples, or its part of a smaller (last) batch."""
+        shares = [sum(sizes) for sizes in shares_for(self.plan, batch_size(batch))]
+        begin = sum(shares[: self.replica])
+        return select(batch, slice(begin, begin + shares[self.replica]))
+
+    def _places(self) -> list[tuple[str, int, Recorder]]:
+        """(device, stage, recorder) of each stage of this process."""
+        stages = self._replica_plan.stages[self.index : self.index + len(self.recorders)]
+        return [
+            (stage.device, self.index + s, recorder)
+            for s, (stage, recorder) in enumerate(zip(stages, self.recorders, strict=True))
+        ]
+
+    def spans(self) -> list[Span]:
+        """The actions of the step just done, in seconds since it began."""
+        return [
+            (device, self.replica, s, *span)
+            for device, s, recorder in self._places()
+            for span in recorder.end_step()
+        ]
+
+    def usage(self) -> list[tuple[str, int | None, float]]:
+        """(device, peak bytes where they are known, seconds of overrun) of each stage of this process."""
+        return [
+            (device, recorder.peak_bytes, recorder.pacer.overrun_seconds)
+            for device, _, recorder in self._places()
+        ]
+
+    def _share_of_loss(self, output: Tensors, targets: Tensors) -> Tensor:
+        return self.loss.share(output, targets, self._denominator)
+
+    def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> tuple[list[int], float]:
+        """(samples of each replica, global denominator): the first stages count samples, the last ones count targets."""
+        count = len(self.plan.replicas)
+        counts = [0.0] * (3 * count)
+        if self.is_first:
+            counts[self.replica] = _rows(inputs, "inputs", self.name)
+        if self.is_last:
+            counts[count + self.replica] = _rows(targets, "targets", self.name)
+            counts[2 * count + self.replica] = self.loss.count(targets) if targets is not None else 0
+        total = self.world.sum(counts)
+        given, wanted = total[:count], total[count : 2 * count]
+        for r, (a, b) in enumerate(zip(given, wanted, strict=True)):
+            if a != b:
+                raise InputError(
+                    f"replica {r}: its first stage was given {a:.0f} samples of inputs, its last stage {b:.0f} of targets; "
+                    "give both the same share"
+                )
+        return [int(x) for x in given], max(1.0, sum(total[2 * count :]))
+
+    def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
+        """One global batch: every rank gives its replica's share (first stage: inputs; last stage: targets; a replica without
+        samples: None or empty). Returns the loss of the whole global batch; gradients are ready on return."""
+        shares, self._denominator = self._agree(inputs, targets)
+        for r, (samples, replica) in enumerate(zip(shares, self.plan.replicas, strict=True)):
+            if samples > replica.samples:
+                raise InputError(f"replica {r} was given {samples} samples, but the plan gives it at most {replica.samples}; "
+                                 "its memory was planned for that")  # fmt: skip
+        sizes = take_sizes(self._replica_plan.microbatch_sizes, shares[self.replica])
+        self.stage.train()
+        self._begin_step()
+        self.sync.begin(len(sizes))
+        losses = self._train(sizes, inputs, targets) if sizes else []
+        self.recorders[0].current = "gradient sum"
+        self.sync.finish()
+        local = float(torch.stack([loss.detach().double() for loss in losses]).sum()) if losses else 0.0
+        self.recorders[0].current = "loss sum"
+        return self.world.sum([local])[0]
+
+    def _begin_step(self) -> None:
+        for recorder in self.recorders:
+            recorder.begin_step()
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale all gradients by the one global norm (each layer once however many replicas hold it). Returns the norm before."""
+        norm = self.grad_norm()
+        factor = max_norm / (norm + 1e-6)
+        if factor < 1.0:
+            self.sync.scale(factor)
+        return norm
+
+    def grad_norm(self) -> float:
+        """The global gradient norm: squares summed in float64, the same bits on every rank."""
+        return math.sqrt(self.world.sum([self.sync.square_norm()])[0])
+
+    def evaluate(
+        self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
+    ) -> Evaluation:
+        """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch, on every rank."""
+        shares, self._denominator = self._agree(inputs, targets)
+        sizes = even_sizes(max(self._replica_plan.microbatch_sizes), shares[self.replica])
+        self._begin_step()
+        sums = [0.0, 0.0, 0.0, 0.0]
+        if sizes:
+            self.stage.eval()
+            self._score(sizes, inputs, targets, self._scorer(metric, sums))
+            self.stage.train()
+        loss, weight, hits, count = self.world.sum(sums)
+        return Evaluation(loss, hits / max(1.0, count) if metric is not None else None, int(weight))
+
+    def _scorer(self, metric: Metric | None, sums: list[float]) -> Score:
+        def score(output: Tensors, targets: Tensors) -> None:
+            sums[0] += float(self._share_of_loss(output, targets))
+            sums[1] += self.loss.count(targets)
+            if metric is not None:
+                hits, count = metric(output, targets)
+                sums[2] += hits
+                sums[3] += count
+
+        return score
+
+    def close(self) -> None:
+        """Give hooks and buffers back."""
+        self.sync.close()
+
+
+def _rows(value: Tensors | None, what: str, who: str) -> int:
+    if value is None:
+        return 0
+    try:
+        return batch_size(value)
+    except (TypeError, IndexError) as error:
+        raise InputError(
+            f"{who}: {what} must be a tensor or a tuple of tensors whose dimension 0 counts samples: {error}"
+        ) from None
+
+
+def _position(plan: Plan, world: World) -> tuple[int, int]:
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            if world.device_id in stage.devices:
+                return r, s
+    raise InputError(f"device {world.device_id} has no part in the plan, which uses {list(plan.device_ids)}")
+
+
+def refuse_tensor_parallel(plan: Plan) -> None:
+    """Tensor-parallel stages are planned and priced, but not yet executed."""
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            if len(stage.devices) > 1:
+                raise InputError(
+                    f"replica {r} stage {s} is tensor-parallel over {list(stage.devices)}; such stages can be planned and "
+                    "simulated, but not yet trained"
+                )
