@@ -83,13 +83,13 @@ class Classes(Space):
         return ids
 
     def transfer(self, size: int) -> tuple[Array, Array]:
-        """Least seconds that a boundary's transfer occupies its link [K, K, L + 1], and least latency [K, K]."""
+        """Least seconds that a boundary's transfer occupies its link, and least latency, [K, K, L + 1]."""
         if size not in self._links:
-            occupied, latency = np.zeros((self.K, self.K, self.L + 1)), np.zeros((self.K, self.K))
+            occupied, latency = np.zeros((2, self.K, self.K, self.L + 1))
             bytes_of = self.problem.profile.output_bytes * size
             for i, j in zip(*np.nonzero(self.link_ids >= 0), strict=True):
                 links = self.joins(int(i), int(j))
-                latency[i, j] = min(link.seconds(0) for link in links)
+                latency[i, j, 1 : self.L] = min(link.seconds(0) for link in links)
                 occupied[i, j, 1 : self.L] = [
                     min(max(0.0, link.seconds(float(x)) - link.seconds(0)) for link in links)
                     for x in bytes_of[:-1]
