@@ -15,6 +15,7 @@ from rich.console import Console
 
 from hetpipe.cluster import Cluster
 from hetpipe.config import Job
+from hetpipe.fastspeed.command import app as convert
 from hetpipe.formats import Document, InputError, make_folder, write_text
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
@@ -26,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(convert, name="convert")
 out, err = Console(), Console(stderr=True)
 
 ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json")]

@@ -1,0 +1,151 @@
+"""FastSpeed's args.json: every key of it, checked before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from hetpipe.formats import InputError, Strict, explain, read_mapping
+
+Positive = Annotated[int, Field(ge=1)]
+Counts = Annotated[tuple[Positive, ...], Field(min_length=1)]
+
+
+class DataArguments(Strict):
+    """The section `data`."""
+
+    total_datasize: Positive
+    train_loader_pin_memory: bool = False
+    train_loader_num_workers: Annotated[int, Field(ge=0)] = 0
+
+
+class TrainArguments(Strict):
+    """The section `train`."""
+
+    epochs: Positive
+    batch_size: Positive | None = None
+    iter_log_interval: int = 0
+    epoch_log_interval: int = 0
+    gradient_accumulate_step: Positive = 1
+    criterion: Literal["CrossEntropy"]
+    optimizer: Literal["Adam"]
+    learning_rate: Annotated[float, Field(gt=0)]
+    is_load_model: Annotated[bool, Field(alias="isLoadModel")] = False
+    load_model_path: Annotated[str | None, Field(alias="loadModelPath")] = None
+    save_model: Annotated[bool, Field(alias="saveModel")] = False
+    checkpoint_interval: Positive | None = None
+    checkpoint_folder: str | None = None
+
+
+class StrategyArguments(Strict):
+    """The section `strategy`. Its `runing_dependency` is spelled as FastSpeed spells it; `work_path` is of an older version."""
+
+    model_type: Literal["ddp", "pipe", "hybrid"] = "ddp"
+    partition_type: Literal["manual", "autobalanced"]
+    manual_partition_list: Counts | None = None
+    manual_batchsize_list: Counts | None = None
+    unbalanced_strategy: Literal["time"] | None = None
+    test_batchsize_bytime: Positive | None = None
+    model_name: Annotated[str, Field(min_length=1)]
+    model_args: tuple[Any, ...] = ()
+    runing_dependency: tuple[str, ...] = ()
+    work_path: str | None = None
+
+
+class Arguments(Strict):
+    """A whole args.json."""
+
+    data: DataArguments
+    train: TrainArguments
+    strategy: StrategyArguments
+
+    @classmethod
+    def parse(cls, data: Any, source: str) -> Arguments:
+        """Validate `data`; an InputError lists every fault at once and names `source`."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise InputError(
+                f"{source}: {error.error_count()} fault(s) in this args.json of FastSpeed\n{explain(error)}"
+            ) from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Arguments:
+        """Read and check a file."""
+        return cls.parse(read_mapping(path), str(path))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        faults = [*self._strategy_faults(), *self._checkpoint_faults()]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    def _strategy_faults(self) -> list[str]:
+        strategy, faults = self.strategy, list[str]()
+        if strategy.model_type != "ddp":
+            faults.append(
+                f"strategy.model_type {strategy.model_type!r} trains nothing in FastSpeed, which only accepts the word; write "
+                "'ddp', or a job of hetpipe whose model is an nn.Sequential, for which pipelines are planned"
+            )
+        needed = _MANUAL if strategy.partition_type == "manual" else _AUTOBALANCED
+        faults += [
+            f"partition_type {strategy.partition_type!r} needs {section}.{key}"
+            for section, key in needed
+            if getattr(getattr(self, section), key) is None
+        ]
+        if strategy.partition_type == "manual":
+            faults += self._list_faults()
+        return faults
+
+    def _list_faults(self) -> list[str]:
+        shares, batches = self.strategy.manual_partition_list, self.strategy.manual_batchsize_list
+        if shares is None or batches is None:
+            return []
+        faults = []
+        if len(shares) != len(batches):
+            faults.append(
+                f"strategy.manual_partition_list has {len(shares)} entries, manual_batchsize_list has {len(batches)}: "
+                "both have one for each device"
+            )
+        if sum(shares) != self.data.total_datasize:
+            faults.append(
+                f"strategy.manual_partition_list sums to {sum(shares)} samples, but data.total_datasize is "
+                f"{self.data.total_datasize}"
+            )
+        return faults
+
+    def _checkpoint_faults(self) -> list[str]:
+        train, faults = self.train, []
+        if train.is_load_model and train.load_model_path is None:
+            faults.append("train.isLoadModel needs train.loadModelPath")
+        if train.save_model and (train.checkpoint_interval is None or train.checkpoint_folder is None):
+            faults.append("train.saveModel needs train.checkpoint_interval and train.checkpoint_folder")
+        return faults
+
+    @property
+    def batch_size(self) -> int:
+        """Samples that all devices take together in one of FastSpeed's iterations."""
+        return (
+            sum(self.strategy.manual_batchsize_list or ()) if self.is_manual else self.train.batch_size or 0
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch, the last partial one included."""
+        return -(-self.data.total_datasize // (self.batch_size * self.train.gradient_accumulate_step))
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether the shares are given by hand."""
+        return self.strategy.partition_type == "manual"
+
+
+_MANUAL = (("strategy", "manual_partition_list"), ("strategy", "manual_batchsize_list"))
+_AUTOBALANCED = (
+    ("train", "batch_size"),
+    ("strategy", "unbalanced_strategy"),
+    ("strategy", "test_batchsize_bytime"),
+)
