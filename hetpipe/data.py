@@ -145,7 +145,7 @@ def fetch(dataset: MapDataset, indices: Tensor) -> tuple[Any, Any]:
             f"but {_describe(samples[0])}"
         )
     inputs, targets = default_collate(samples)
-    return (inputs, targets) if numbers else (_emptied(inputs), _emptied(targets))
+    return (inputs, targets) if numbers else (emptied(inputs), emptied(targets))
 
 
 def _describe(sample: object) -> str:
@@ -154,12 +154,12 @@ def _describe(sample: object) -> str:
     return f"of type {type(sample).__name__}"
 
 
-def _emptied(collated: Any) -> Any:
+def emptied(collated: Any) -> Any:
     """The same tree of tensors with zero samples."""
     if isinstance(collated, Tensor):
         return collated[:0]
     if isinstance(collated, dict):
-        return {key: _emptied(value) for key, value in collated.items()}
+        return {key: emptied(value) for key, value in collated.items()}
     if isinstance(collated, tuple | list):
-        return type(collated)(_emptied(value) for value in collated)
+        return type(collated)(emptied(value) for value in collated)
     raise ValueError(f"a sample holds {type(collated).__name__}, which cannot be batched: return tensors")

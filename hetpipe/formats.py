@@ -59,6 +59,11 @@ def nearest(name: str, known: list[str]) -> str:
     return f"{hint} known: {', '.join(known)}"
 
 
+def natural_key(name: str) -> list[int | str]:
+    """A key to sort names by in which n2 comes before n10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
 class Strict(BaseModel):
     """A frozen model that refuses unknown keys and names the nearest known one."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 
 import torch
 from torch import nn
 
 from hetpipe.cluster import Cluster, Node
-from hetpipe.formats import InputError
+from hetpipe.formats import InputError, natural_key
 from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.plan import Plan
 from hetpipe.replicas import PlanGroups, ReplicaMismatchError
@@ -25,11 +24,9 @@ def _nodes_of(plan: Plan) -> tuple[Node, ...]:
     for device in plan.device_ids:
         node, index = device.rsplit("/", 1)
         greatest[node] = max(greatest.get(node, 0), int(index))
-    order = sorted(
-        greatest,
-        key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)],
+    return tuple(
+        Node(name=name, devices={"any": greatest[name] + 1}) for name in sorted(greatest, key=natural_key)
     )
-    return tuple(Node(name=name, devices={"any": greatest[name] + 1}) for name in order)
 
 
 def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
