@@ -14,7 +14,12 @@ ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
 
 
 class PartitionError(Exception):
-    """No plan fits. Commands print it and exit with 3. The message says which device type, which layer, how many bytes."""
+    """No plan fits, or (`out_of_time`) none was found. Commands print it and exit with 3. The message says which device type,
+    which layer, how many bytes; `missing_bytes` is the last as a number, where it is known."""
+
+    def __init__(self, message: str, *, missing_bytes: int | None = None, out_of_time: bool = False) -> None:
+        super().__init__(message)
+        self.missing_bytes, self.out_of_time = missing_bytes, out_of_time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,8 @@ def no_plan_in_time(seconds: float) -> PartitionError:
     """The error of a search that its time limit ended before it had any plan."""
     return PartitionError(
         f"no plan was found within the time limit of {seconds:g} s, and none was ruled out; allow more time "
-        "(--time-limit, time_limit_seconds)"
+        "(--time-limit, time_limit_seconds)",
+        out_of_time=True,
     )
 
 

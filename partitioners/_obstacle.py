@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetpipe.partition import Problem
+from hetpipe.partition import PartitionError, Problem
 from hetpipe.partitioners._floors import compositions, without
 from hetpipe.partitioners._space import Array, Counts, Load, Space, depth_of, microbatch_sizes
 
@@ -78,10 +78,10 @@ class Needs:
         return high
 
 
-def explain(problem: Problem, space: Space, one_pipeline: bool = False) -> str:
-    """The message of a PartitionError: prices first, then memory."""
+def explain(problem: Problem, space: Space, one_pipeline: bool = False) -> PartitionError:
+    """The error to be raised: prices first, then memory."""
     if space.states > STATES:
-        return _totals(space)
+        return PartitionError(_totals(space))
     if problem.max_price_per_hour is not None or problem.deadline_seconds_per_step is not None:
         wanted = [f"at most {problem.max_price_per_hour} per hour"] * (problem.max_price_per_hour is not None)
         wanted += [f"at most {problem.deadline_seconds_per_step} s per step"] * (
@@ -89,15 +89,16 @@ def explain(problem: Problem, space: Space, one_pipeline: bool = False) -> str:
         )
         if Needs(space).reach(space.limits)[0] == 0:
             cheapest = min(price for price in space.prices)
-            return (
+            return PartitionError(
                 f"no plan has {' and '.join(wanted)}, though the model fits the cluster; the cheapest device "
                 f"costs {cheapest} per hour. Raise --max-price-per-hour or --deadline-seconds-per-step, or "
                 "plan without them to see the fastest plan"
             )
     needs = Needs(space)
     layer, held = needs.reach(space.limits)
-    return (
-        f"no plan fits the memory of the cluster: {_obstacle(needs, layer, held)}. {_change(problem, needs)}"
+    text, missing = _obstacle(needs, layer, held)
+    return PartitionError(
+        f"no plan fits the memory of the cluster: {text}. {_change(problem, needs)}", missing_bytes=missing
     )
 
 
@@ -115,11 +116,11 @@ def _totals(space: Space) -> str:
     )
 
 
-def _obstacle(needs: Needs, end: int, held: Counts) -> str:
-    """Which layer has no device left, and how many bytes are missing on which type."""
+def _obstacle(needs: Needs, end: int, held: Counts) -> tuple[str, int | None]:
+    """Which layer has no device left, and how many bytes are missing on which type; and that number."""
     space = needs.space
     if end == 0:
-        return "one pipeline would fit, but not with the micro-batch sizes and devices that are allowed"
+        return "one pipeline would fit, but not with the micro-batch sizes and devices that are allowed", None
     layers = space.problem.profile.layers
     name, place = layers[end - 1].name, sum(held) + 1
     short = [
@@ -133,14 +134,14 @@ def _obstacle(needs: Needs, end: int, held: Counts) -> str:
             f"layer {end - 1} ({name!r}) alone needs {gibibytes(bytes_ + space.limits[k])} on a "
             f"{space.kinds[k].type!r}, which has {gibibytes(space.limits[k])}: {bytes_:.0f} bytes "
             f"({gibibytes(bytes_)}) are missing"
-        )
+        ), round(bytes_)
     k = int(np.argmax(space.limits))
     more = min((needs.missing(k), k) for k in range(space.K))
     return (
         f"with micro-batches of {needs.b} all {sum(held)} devices in one pipeline hold only layers {end} to "
         f"{space.L - 1}; layer {end - 1} ({name!r}) is left over: {more[0]:.0f} bytes "
         f"({gibibytes(more[0])}) are missing on each {space.kinds[more[1]].type!r}"
-    )
+    ), round(more[0]) if np.isfinite(more[0]) else None
 
 
 def _change(problem: Problem, needs: Needs) -> str:

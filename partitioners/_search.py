@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partition import PartitionError, Problem, Solution, no_plan_in_time
+from hetpipe.partition import Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._batch import Index, Pipelines
 from hetpipe.partitioners._candidates import Enumeration, Found, empty, priced
 from hetpipe.partitioners._deals import deals, greedy_deal
@@ -197,7 +197,7 @@ class Search:
         if not self.chosen and self.late() and math.isfinite(self.open_bound):
             raise no_plan_in_time(self.time_limit)
         if not self.chosen:
-            raise PartitionError(explain(self.problem, self.space, self.one_pipeline_only))
+            raise explain(self.problem, self.space, self.one_pipeline_only)
         plan = build_plan(self.space, self.chosen, self.name)
         if self.problem.deadline_seconds_per_step is not None:
             return Solution(plan=plan)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem, Solution, no_plan_in_time
+from hetpipe.partition import Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._space import (
     Family,
@@ -231,7 +231,7 @@ class Exhaustive:
         if oracle.plan is None and late:
             raise no_plan_in_time(problem.time_limit_seconds or 0.0)
         if oracle.plan is None:
-            raise PartitionError(explain(problem, Space(problem)))
+            raise explain(problem, Space(problem))
         plan = Plan(
             model=oracle.plan.model,
             global_batch=problem.global_batch,

@@ -93,6 +93,11 @@ class TestOptions:
         with pytest.raises(PartitionError):
             make_plan(PROFILE, small, 6, backend="fairscale")  # a pipeline would span two nodes
 
+    def test_what_is_missing_is_a_number_too(self) -> None:
+        with pytest.raises(PartitionError, match="needs 3.91 KiB .* which has 3.81 KiB: 100 bytes") as caught:
+            make_plan(PROFILE, make_cluster([{"a": 1}], memory=3900), 2)
+        assert (caught.value.missing_bytes, caught.value.out_of_time) == (100, False)
+
     def test_memory_reserve(self) -> None:
         assert len(make_plan(PROFILE, make_cluster([{"a": 1}], memory=8000), 2).replicas) == 1
         with pytest.raises(PartitionError, match=r"set the memory reserve of 10% to 0"):
