@@ -119,13 +119,15 @@ def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tup
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """Layers are the children of `layers`, the unit that is never split. `inputs` and `targets` are a small sample batch
-    (dimension 0 counts samples); only their shapes and types matter."""
+    (dimension 0 counts samples); only their shapes and types matter. `deferred_batch_norm`: running statistics are those of the
+    whole batch (`hetpipe/runtime/batch_norm.py`)."""
 
     name: str
     layers: nn.Sequential
     inputs: Tensors
     targets: Tensors
     loss: Loss
+    deferred_batch_norm: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, nn.Sequential):

@@ -51,6 +51,7 @@ class _Bucket:
     seen: int = 0
     touched: set[nn.Parameter] = field(default_factory=set)
     handles: list[object] = field(default_factory=list)
+    copies: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)  # a copy, the gradient's place
 
 
 def plan_groups(
@@ -83,7 +84,8 @@ class PlanGroups:
         _check_same_plan(plan)
         check_devices(plan.device_ids, rank_of)
         pipelines = tuple(
-            dist.new_group([rank_of[s.device] for s in r.stages], timeout=TIMEOUT) for r in plan.replicas
+            dist.new_group(sorted({rank_of[s.device] for s in r.stages}), timeout=TIMEOUT)
+            for r in plan.replicas
         )
         owners: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for _, ranks in plan_groups(plan, rank_of, tied):
@@ -133,17 +135,21 @@ def local_groups(
 
 
 class GradientSync:
-    """Sums gradients over owner groups. Use: `begin(m)`, run m micro-batches of backward, `finish()`."""
+    """Sums gradients over owner groups. Use: `begin(m)`, run m micro-batches of backward, `finish()`.
 
-    def __init__(
-        self,
-        groups: Sequence[OwnerGroup],
-        process_groups: Mapping[tuple[int, ...], dist.ProcessGroup],
-        rank: int,
-    ) -> None:
+    A process that drives several devices gives `device`, on which all its sums are made (a NCCL communicator is bound to one),
+    after backward, since its devices run backward in threads of their own; and `copies`: the copies of tied parameters in its
+    other stages. A copy's gradient is added to its parameter's before the sum, and gets the sum.
+    """
+
+    def __init__(self, groups: Sequence[OwnerGroup], process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], rank: int, *,
+                 device: torch.device | None = None,
+                 copies: Mapping[nn.Parameter, Sequence[nn.Parameter]] | None = None) -> None:  # fmt: skip
         self.rank = rank
+        self._device = device
+        self._copies = copies or {}
         self._buckets: list[_Bucket] = []
-        self._work: list[_Work] = []
+        self._work: list[tuple[_Work, Tensor, Tensor]] = []  # what runs, what it sums, where that belongs
         self._next = 0
         self._microbatches = 0
         for group in groups:
@@ -165,9 +171,13 @@ class GradientSync:
         bucket = _Bucket(
             group, flat, views, used, summed, process_groups.get(tuple(sorted(set(group.ranks))))
         )
-        for parameter in parameters:
-            hook = partial(self._count, bucket)
+        hook = partial(self._count, bucket)
+        for parameter, view in views:
             bucket.handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            for copy in self._copies.get(parameter, ()):
+                bucket.copies.append((copy, view))
+                touch = partial(_touch, bucket, parameter)
+                bucket.handles.append(copy.register_post_accumulate_grad_hook(touch))  # type: ignore[no-untyped-call]
         self._buckets.append(bucket)
 
     @property
@@ -185,10 +195,14 @@ class GradientSync:
             bucket.summed.zero_()
             for parameter, view in bucket.views:
                 parameter.grad = view
+            for copy, _ in bucket.copies:
+                copy.grad = None
 
     def _count(self, bucket: _Bucket, parameter: nn.Parameter) -> None:
-        bucket.seen += 1
         bucket.touched.add(parameter)
+        if self._device is not None:
+            return
+        bucket.seen += 1
         while self._next < len(self._buckets):
             first = self._buckets[self._next]
             if first.seen < self._microbatches * len(first.views):
@@ -203,30 +217,37 @@ class GradientSync:
                 if parameter.grad is not None:
                     view.copy_(parameter.grad)
                 parameter.grad = view
+        for copy, place in bucket.copies:
+            if copy.grad is not None:
+                place.add_(copy.grad.to(place.device))
         if len(bucket.touched) == len(bucket.views):
             bucket.used.fill_(1.0)
         else:
             bucket.used.copy_(torch.tensor([p in bucket.touched for p, _ in bucket.views]))
         if bucket.process_group is not None:
-            work = dist.all_reduce(
-                bucket.summed, op=dist.ReduceOp.SUM, group=bucket.process_group, async_op=True
-            )
+            message = bucket.summed.to(self._device or bucket.summed.device)
+            work = dist.all_reduce(message, op=dist.ReduceOp.SUM, group=bucket.process_group, async_op=True)
             assert work is not None
-            self._work.append(work)
+            self._work.append((work, message, bucket.summed))
 
     def finish(self) -> None:
         """Launch what is left (parameters that took no part in backward) and wait for every sum. A parameter that took no part
         in any replica has no gradient (None), so that an optimizer leaves it alone, as on one device."""
         while self._next < len(self._buckets):
             self._launch()
-        for work in self._work:
+        for work, message, home in self._work:
             work.wait()
+            if message is not home:
+                home.copy_(message)
         self._work.clear()
         for bucket in self._buckets:
+            for copy, place in bucket.copies:
+                copy.grad = place.to(copy.device, copy=True)
             if len(bucket.touched) < len(bucket.views):
                 for (parameter, _), used in zip(bucket.views, bucket.used.tolist(), strict=True):
                     if not used:
-                        parameter.grad = None
+                        for holder in (parameter, *self._copies.get(parameter, ())):
+                            holder.grad = None
 
     def square_norm(self) -> float:
         """This rank's part of the global squared gradient norm, in float64: only the lowest owner counts a parameter."""
@@ -240,18 +261,23 @@ class GradientSync:
         """Multiply all gradients."""
         for bucket in self._buckets:
             bucket.flat.mul_(factor)
+            for copy, place in bucket.copies:
+                if copy.grad is not None:
+                    copy.grad.copy_(place)
 
     def check_equal(self) -> None:
         """Compare a hash of each group's parameters over its owners; ReplicaMismatchError naming the group if they differ."""
         different = None
         for bucket in self._buckets:
+            if any(not torch.equal(copy.cpu(), p.cpu()) for p, _ in bucket.views for copy in self._copies.get(p, ())):
+                different = different or bucket.group
             if bucket.process_group is None:
                 continue
             digest = hashlib.blake2b(digest_size=7)
             for parameter, _ in bucket.views:
                 digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
             mine = int.from_bytes(digest.digest(), "big")
-            extremes = torch.tensor([mine, -mine], dtype=torch.int64, device=bucket.flat.device)
+            extremes = torch.tensor([mine, -mine], dtype=torch.int64, device=self._device or bucket.flat.device)
             dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=bucket.process_group)
             if different is None and int(extremes[0]) != -int(extremes[1]):
                 different = bucket.group
@@ -267,3 +293,8 @@ class GradientSync:
             for handle in bucket.handles:
                 handle.remove()  # type: ignore[attr-defined]
         self._buckets.clear()
+
+
+def _touch(bucket: _Bucket, parameter: nn.Parameter, _copy: nn.Parameter) -> None:
+    """A copy of this parameter took part in backward."""
+    bucket.touched.add(parameter)

@@ -74,7 +74,7 @@ class World:
     def restrict(self, device_ids: Sequence[str]) -> World:
         """The part of this world that runs these devices; every process must call it."""
         self.require(device_ids)
-        ranks = tuple(sorted(self.rank_of[d] for d in device_ids))
+        ranks = tuple(sorted({self.rank_of[d] for d in device_ids}))
         group = dist.new_group(list(ranks), backend="gloo", timeout=TIMEOUT) if len(ranks) > 1 else None
         return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
                      rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, control=group)  # fmt: skip

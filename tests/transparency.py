@@ -15,11 +15,12 @@ from hetpipe.launch import describe_with
 from hetpipe.model import Loss, Model, Tensors, accuracy, cross_entropy, mse, select, split_rows
 from hetpipe.plan import Plan
 from hetpipe.profiles import Measurement
-from hetpipe.replicas import PlanGroups
+from hetpipe.runtime import backends
+from hetpipe.runtime.backends import Backend, check_backend, seat
 from hetpipe.runtime.base import Engine, Evaluation
 from hetpipe.runtime.engine import TorchEngine
+from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.split import tied_layers
 from hetpipe.world import World
 from tests.nets import LAYERS, batch, build
 from tests.ranks import make_plan
@@ -104,7 +105,7 @@ def _whole(
 def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: int) -> Trained:
     optimizer = case.make_optimizer(engine.parameters())
     losses, norms, evaluations, memory = [], [], [], []
-    meter = engine.recorder.meter if isinstance(engine, TorchEngine) else None
+    meter = engine.recorders[0].meter if isinstance(engine, PlanEngine) else None
     for step in range(max(1, case.steps)):
         if case.evaluate is not None:
             inputs, targets = batch(case.net, sum(case.evaluate), 50 + step, case.dtype)
@@ -159,36 +160,36 @@ def train_on_one_device(case: Case, *, layers: nn.Sequential | None = None) -> T
 
 
 def open_engine(world: World, plan: Plan, layers: nn.Sequential, inputs: Tensors, targets: Tensors, loss: Loss,
-                emulation: Emulation | None = None) -> TorchEngine | None:  # fmt: skip
-    """This rank's engine; None where the plan leaves its device unused."""
-    groups = PlanGroups.create(plan, world.rank_of, tied_layers(layers))
-    used = world.restrict(plan.device_ids)
-    if used.device_id is None:
-        return None
-    model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=loss)
-    return TorchEngine(model, plan, used, groups, torch.device("cpu"), emulation=emulation)
+                emulation: Emulation | None = None, backend: Backend = "torch", deferred: bool = False) -> Any:  # fmt: skip
+    """This rank's engine; None where the plan leaves it unused."""
+    check_backend(backend, plan)
+    model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=loss, deferred_batch_norm=deferred)
+    return backends.open_engine(
+        backend, model, plan, seat(world, backend, plan), lambda _: torch.device("cpu"), lambda _: emulation
+    )
 
 
-def _groups_of(engine: TorchEngine) -> Iterator[dist.ProcessGroup]:
-    yield engine._pipeline_group
+def _groups_of(engine: PlanEngine) -> Iterator[dist.ProcessGroup]:
+    if isinstance(engine, TorchEngine):
+        yield engine._pipeline_group
     yield from (b.process_group for b in engine.sync._buckets if b.process_group is not None)
 
 
-def train_cases(world: World, cases: list[Case]) -> list[Trained | None]:
+def train_cases(world: World, cases: list[Case], backend: Backend = "torch") -> list[Trained | None]:
     """A rank's part of all cases, one after the other."""
     results: list[Trained | None] = []
     for case in cases:
         describe_with(lambda name=case.name: f"rank {world.rank}, device {world.device_id}, case {name!r}")  # type: ignore[misc]
         plan, layers = case.make_plan(), build(case.net, case.dtype)
         engine = open_engine(world, plan, layers, *batch(case.net, 3, 0, case.dtype), case.loss(),
-                             emulation=AT_ONCE if case.emulated else None)  # fmt: skip
+                             emulation=AT_ONCE if case.emulated else None, backend=backend)  # fmt: skip
         if engine is None:
             results.append(None)
             continue
         is_first, is_last = engine.is_first, engine.is_last
 
         def part(
-            inputs: Tensors, targets: Tensors, shares: tuple[int, ...], engine: TorchEngine = engine
+            inputs: Tensors, targets: Tensors, shares: tuple[int, ...], engine: PlanEngine = engine
         ) -> Any:
             mine = shares[engine.replica]
             if mine == 0:

@@ -15,6 +15,7 @@ from hetpipe.runtime.plan_engine import PlanEngine, Score
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.torch_pipelining import Ends, StageRun
 from hetpipe.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
+from hetpipe.weights import materialise
 from hetpipe.world import World
 
 
@@ -29,6 +30,7 @@ class TorchEngine(PlanEngine):
         self.device = device
         self._stage_plan = self._replica_plan.stages[self.index]
         lo, hi = self._stage_plan.layers
+        materialise(model.layers, lo, hi, device)
         self.stage = make_stage(model.layers, lo, hi, recompute=self._stage_plan.recompute).to(device)
         self._pipeline_group = groups.pipelines[self.replica]
         self.sync = self._gradient_sync(groups)

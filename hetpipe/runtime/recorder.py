@@ -70,8 +70,60 @@ class Recorder:
         return list(self.spans)
 
     @property
+    def began(self) -> float:
+        """When the last action began."""
+        return self._began
+
+    @property
     def peak_bytes(self) -> int | None:
         """The most that the device held: metered, or what CUDA says; None on a CPU."""
         if self.meter is not None:
             return self.meter.peak
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
+
+class GpipeRecorder(Recorder):
+    """Times a stage of a library's pipeline. A backward begins with the first gradient of the stage's output, and ends with
+    the last gradient that was made in it before the next one."""
+
+    _open: tuple[int, float] | None = None
+    _touched: float = 0.0
+    _first_event: torch.cuda.Event | None = None
+    _last_event: torch.cuda.Event | None = None
+
+    def begin_step(self) -> None:
+        """All span times of the step count from here."""
+        self._open = None
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                super().begin_step()
+        else:
+            super().begin_step()
+
+    def begin_backward(self, stage: int, i: int) -> None:
+        """A gradient of the stage's output has come; the backward before has ended."""
+        self.close()
+        self.begin(f"{stage}B{i}")
+        self._open = (i, self._began)
+        if self.device.type == "cuda":
+            self._first_event, self._last_event = self._first, timing_event()
+        self.touch(None)
+
+    def touch(self, _gradient: object) -> None:
+        """A gradient was made."""
+        if self._open is None:
+            return
+        if self._last_event is not None:
+            self._last_event.record()
+        else:
+            self._touched = time.perf_counter()
+
+    def close(self) -> None:
+        """The backward under way has ended with the gradient made last."""
+        if self._open is None:
+            return
+        (i, began), self._open = self._open, None
+        if self._last_event is not None and self._first_event is not None:
+            self._pending.append(("B", i, self._first_event, self._last_event))
+        else:
+            self.spans.append(("B", i, began - self._step, self._touched - self._step))

@@ -9,12 +9,14 @@ from torch import nn
 
 from hetpipe.model import Loss, Tensors
 from hetpipe.runtime.base import Evaluation, Metric
+from hetpipe.weights import materialise
 
 
 class ReferenceEngine:
     """The one-device truth, with the Engine's methods."""
 
     def __init__(self, layers: nn.Sequential, loss: Loss) -> None:
+        materialise(layers)
         self.layers = layers
         self.loss = loss
 

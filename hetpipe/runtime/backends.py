@@ -1,0 +1,136 @@
+"""The back ends by name: how many processes each wants, what it cannot run, and its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Literal
+
+import torch
+
+from hetpipe.cluster import Cluster
+from hetpipe.device import Emulation
+from hetpipe.formats import InputError
+from hetpipe.model import Model
+from hetpipe.plan import Plan
+from hetpipe.replicas import PlanGroups
+from hetpipe.runtime.engine import TorchEngine
+from hetpipe.runtime.one_process import Library, OneProcessEngine
+from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
+from hetpipe.split import tied_layers
+from hetpipe.world import World
+
+Backend = Literal["torch", "fairscale", "torchgpipe"]
+_LIBRARIES = {
+    "fairscale": "hetpipe.runtime.fairscale_pipe",
+    "torchgpipe": "hetpipe.runtime.torchgpipe_gpipe",
+}
+
+
+def drives_a_replica(backend: Backend) -> bool:
+    """Whether one process drives all devices of a replica (torch: one process a device)."""
+    return backend in _LIBRARIES
+
+
+def load_library(backend: Backend) -> Library:
+    """The library of a back end that drives a replica; InputError if it is not installed."""
+    try:
+        found: Library = import_module(_LIBRARIES[backend]).library
+    except ImportError as error:
+        raise InputError(
+            f"the back end {backend!r} cannot be loaded ({error}); install it with: pip install 'hetpipe[pipes]'"
+        ) from error
+    return found
+
+
+def node_of(device: str) -> str:
+    """The node of a device id."""
+    return device.rsplit("/", 1)[0]
+
+
+def check_backend(backend: Backend, plan: Plan, cluster: Cluster | None = None) -> None:
+    """InputError with every reason why this back end cannot run this plan."""
+    refuse_tensor_parallel(plan)
+    if not drives_a_replica(backend):
+        return
+    load_library(backend)
+    faults = []
+    for r, replica in enumerate(plan.replicas):
+        m = len(replica.microbatch_sizes)
+        depths = replica.depths(plan.schedule)
+        if min(depths) < m:
+            faults.append(
+                f"replica {r} has warm-up depths {list(depths)} for {m} micro-batches, and this back end runs gpipe only: all "
+                f"{m} forwards of a stage, whose activations are kept, before its first backward"
+            )
+        nodes = list(dict.fromkeys(node_of(d) for stage in replica.stages for d in stage.devices))
+        if len(nodes) > 1:
+            faults.append(
+                f"replica {r} lies on the nodes {nodes}, and one process drives all devices of a replica, on one host"
+            )
+    if cluster is not None:
+        emulated = [d for d in plan.device_ids if cluster.type_of(d).emulate is not None]
+        if emulated:
+            faults.append(
+                f"{emulated} are emulated, each paced by a process of its own; in one process their times would add up"
+            )
+    if faults:
+        raise InputError(
+            f"the back end {backend!r} cannot run this plan; plan with --backend {backend}, or run it with --set "
+            "plan.backend=torch:\n" + "\n".join(f"  {fault}" for fault in faults)
+        )
+
+
+def replica_seats(plan: Plan, rank_of: Mapping[str, int]) -> dict[str, int]:
+    """Device → rank where a process drives a replica: the processes of a node, in the order of their local ranks, take its
+    replicas in the order of the plan. `rank_of` has the process of local rank i as the node's device i. Pure."""
+    waiting: dict[str, list[int]] = {}
+    for device in sorted(rank_of, key=lambda d: int(d.rsplit("/", 1)[1])):
+        waiting.setdefault(node_of(device), []).append(rank_of[device])
+    wanted: dict[str, int] = {}
+    for replica in plan.replicas:
+        node = node_of(replica.stages[0].device)
+        wanted[node] = wanted.get(node, 0) + 1
+    short = {node: count for node, count in wanted.items() if len(waiting.get(node, ())) < count}
+    if short:
+        raise InputError(
+            "one process drives each replica of the plan: "
+            + "; ".join(
+                f"node {node!r} has {count} replicas and {len(waiting.get(node, ()))} processes, start its agent with "
+                f"--nproc-per-node={count}"
+                for node, count in short.items()
+            )
+        )
+    seats: dict[str, int] = {}
+    for replica in plan.replicas:
+        rank = waiting[node_of(replica.stages[0].device)].pop(0)
+        seats |= {device: rank for stage in replica.stages for device in stage.devices}
+    return seats
+
+
+def seat(world: World, backend: Backend, plan: Plan) -> World:
+    """The world with each device of the plan at the process that drives it."""
+    if not drives_a_replica(backend):
+        return world
+    seats = replica_seats(plan, world.rank_of)
+    own = next((device for device, rank in seats.items() if rank == world.rank), None)
+    return replace(world, device_id=own, rank_of=seats)
+
+
+def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device: Callable[[str], torch.device],
+                emulation: Callable[[str], Emulation | None]) -> PlanEngine | None:  # fmt: skip
+    """This process's engine; None where the plan leaves it unused (it may end). `device` and `emulation` say what a device id
+    is. `world` is seated (see `seat`). Collective."""
+    groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))
+    used = world.restrict(plan.device_ids)
+    if used.device_id is None:
+        return None
+    if not drives_a_replica(backend):
+        own = used.device_id
+        return TorchEngine(model, plan, used, groups, device(own), emulation=emulation(own))
+    replica = next(r for r in plan.replicas if used.device_id in r.stages[0].devices)
+    devices = [device(stage.device) for stage in replica.stages]
+    if devices[0].type == "cuda":
+        torch.cuda.set_device(devices[0])
+    return OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
