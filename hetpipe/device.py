@@ -79,6 +79,7 @@ class MemoryMeter:
     used: int = 0
     peak: int = 0
     _holders: dict[int, int] = field(default_factory=dict)
+    _tensors: dict[int, Tensor] = field(default_factory=dict)
 
     def add(self, size: int, what: str) -> None:
         """`size` bytes more are in use; torch.OutOfMemoryError if that is above the limit."""
@@ -112,6 +113,11 @@ class MemoryMeter:
         """Count a tensor's storage for as long as the returned object lives."""
         return self._pack(tensor)
 
+    @property
+    def held(self) -> list[Tensor]:
+        """What autograd has saved, one tensor a storage."""
+        return list(self._tensors.values())
+
     def _pack(self, tensor: Tensor) -> _Held | Tensor:
         if isinstance(tensor, nn.Parameter) or tensor.device.type == "meta":
             return tensor
@@ -121,6 +127,7 @@ class MemoryMeter:
             return tensor
         if self._holders.get(address, 0) == 0:
             self.add(storage.nbytes(), "a tensor that autograd saves for backward")
+            self._tensors[address] = tensor.detach()
         self._holders[address] = self._holders.get(address, 0) + 1
         return _Held(self, tensor, address, storage.nbytes())
 
@@ -130,7 +137,7 @@ class MemoryMeter:
         if left:
             self._holders[address] = left
         else:
-            del self._holders[address]
+            del self._holders[address], self._tensors[address]
             self.free(size)
 
 

@@ -11,8 +11,7 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +21,8 @@ from hetpipe.device import Emulation, MemoryMeter, Pacer, Stopwatch, module_byte
 from hetpipe.formats import InputError
 from hetpipe.model import Model, Tensors, as_tuple, as_value, move, named_layers
 from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
-from hetpipe.split import tied_layers, trace_boundaries, unchanged_buffers
+from hetpipe.split import alias, tied_layers, trace_boundaries, unchanged_buffers
+from hetpipe.weights import placed
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
@@ -60,19 +60,6 @@ class Clock:
 
 def _leaf(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
-
-
-@contextmanager
-def _placed(layer: nn.Module, device: torch.device) -> Iterator[None]:
-    """One layer on the device, so that a model that does not fit it can be measured there."""
-    if device.type == "cpu":
-        yield
-        return
-    layer.to(device)
-    try:
-        yield
-    finally:
-        layer.to("cpu")
 
 
 @dataclass(frozen=True)
@@ -114,7 +101,7 @@ def _measure_size(
     forward, backward, spreads = [], [], []
     tensors = as_tuple(inputs)
     for index, layer in enumerate(model.layers):
-        with _placed(layer, device):
+        with placed(model.layers, layer, device):
             received = _leaf(tensors)
             tensors = _leaf(as_tuple(layer(as_value([t.clone() for t in received]))))
             loss = _loss_of(model, targets) if index == len(model.layers) - 1 else None
@@ -153,12 +140,12 @@ def _measure_optimizer(
     """Median seconds of an optimizer step per layer, and state bytes per parameter byte."""
     seconds, state_bytes, parameter_bytes = [], 0, 0
     for index, layer in enumerate(model.layers):
-        parameters = [p for p in layer.parameters() if p.requires_grad]
         advance(f"optimizer, layer {index}")
-        if not parameters:
+        if not any(p.requires_grad for p in layer.parameters()):
             seconds.append(0.0)
             continue
-        with _placed(layer, clock.device):
+        with placed(model.layers, layer, clock.device):
+            parameters = [p for p in layer.parameters() if p.requires_grad]
             took, state = _time_optimizer(parameters, clock, index, factory, repeats)
         seconds.append(took)
         state_bytes += state
@@ -232,19 +219,24 @@ def measure_device(
 
 
 def saved_bytes(model: Model, device: torch.device) -> list[int]:
-    """Bytes that one sample leaves for backward, per layer, from one forward of the whole chain."""
+    """Bytes that one sample leaves for backward, per layer. The layers run one after the other, each in a graph of its own, so
+    that its parameters can go with it; what it saved stays, and is not counted again in a later layer."""
     inputs, targets = (move(x, device) for x in model.sample(1))
-    meter, found, tensors = MemoryMeter(), [], as_tuple(inputs)
+    meter, kept, found, tensors = MemoryMeter(), list[Tensor](), list[int](), as_tuple(inputs)
     with unchanged_buffers(model.layers), meter.hooks():
         for index, layer in enumerate(model.layers):
-            before = meter.used
-            with _placed(layer, device):
+            with placed(model.layers, layer, device):
                 meter.exclude |= static_storages(layer)
-                tensors = as_tuple(layer(as_value(tensors)))
-            if index == len(model.layers) - 1:
-                loss = _loss_of(model, targets)(as_value(tensors))
-            found.append(meter.used - before)
-    del loss
+                before = meter.used
+                output = layer(as_value([alias(t) if t.requires_grad else t for t in tensors]))
+                loss = _loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
+                found.append(meter.used - before)
+                kept += meter.held
+                tensors = tuple(
+                    t.detach().requires_grad_() if t.requires_grad else t for t in as_tuple(output)
+                )
+                del output, loss
+            meter.exclude = {t.untyped_storage().data_ptr() for t in kept}
     return found
 
 

@@ -14,10 +14,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.autograd.graph import Node
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from hetpipe.formats import InputError
 from hetpipe.model import Tensors, as_tuple, as_value, named_layers
+from hetpipe.weights import tensors_of
 
 
 class Stage(nn.Sequential):
@@ -30,7 +32,7 @@ class Stage(nn.Sequential):
         """Run the layers. What enters the stage, or a checkpointed layer, is kept for backward, so a layer that works
         in place (`nn.ReLU(inplace=True)`) gets a copy of it."""
         checkpointed = self.recompute and torch.is_grad_enabled()
-        tensors = tuple(_alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
+        tensors = tuple(alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
         for index, layer in enumerate(self):
             copy = (checkpointed or index == 0) and works_in_place(layer)
             if checkpointed:
@@ -56,7 +58,8 @@ class _Alias(torch.autograd.Function):
         return gradient
 
 
-def _alias(tensor: Tensor) -> Tensor:
+def alias(tensor: Tensor) -> Tensor:
+    """A tensor that is no leaf, of the same memory."""
     result: Tensor = _Alias.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
@@ -131,10 +134,16 @@ def trace_boundaries(layers: nn.Sequential, inputs: Tensors) -> list[tuple[Tenso
     with _unchanged(layers), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         tensors: tuple[Tensor, ...] = tuple(mode.from_tensor(t.detach()) for t in as_tuple(inputs))
         for name, layer in named_layers(layers):
-            # A stage has moved its own layers to its GPU.
-            home = next((t.device for t in (*layer.parameters(), *layer.buffers())), None)
+            # A stage has moved its own layers to its GPU; other stages' may be on the meta device.
+            given = tensors_of(layer)
+            home = next((t.device for t in given.values() if not t.is_meta), None)
+            fake_of = {
+                id(t): _fake(t, home or tensors[0].device) for t in set(given.values()) if t.is_meta
+            }
+            fakes = {n: fake_of[id(t)] for n, t in given.items() if t.is_meta}
             try:
-                tensors = as_tuple(layer(as_value([t if home is None else t.to(home) for t in tensors])))
+                value = as_value([t if home is None else t.to(home) for t in tensors])
+                tensors = as_tuple(functional_call(layer, fakes, (value,)) if fakes else layer(value))
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise InputError(
                     f"layer {name!r} ({type(layer).__name__}) decides by the values of its tensors ({error}); a pipeline must "
@@ -151,6 +160,12 @@ def trace_boundaries(layers: nn.Sequential, inputs: Tensors) -> list[tuple[Tenso
     used = _ancestors(nodes[-1])
     return [tuple(replace(spec, requires_grad=spec.requires_grad and (node is None or node in used))
                   for spec, node in zip(specs, row, strict=True)) for specs, row in zip(found, nodes, strict=True)]  # fmt: skip
+
+
+def _fake(tensor: Tensor, device: torch.device) -> Tensor:
+    """What stands for a tensor without values while fake tensors are in use."""
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return fake.requires_grad_(tensor.requires_grad)
 
 
 def joint_gradients(rows: Sequence[tuple[TensorSpec, ...]]) -> list[tuple[TensorSpec, ...]]:

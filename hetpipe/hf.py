@@ -1,0 +1,169 @@
+"""Hugging Face folders: single tensors out of their safetensors files, and a checkpoint of hetpipe back into such a folder,
+a few layers at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hetpipe.formats import InputError, make_folder, read_mapping, write_text
+from hetpipe.model import named_layers
+from hetpipe.weights import tensors_of
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 1 << 30  # a process that writes holds so much, and one layer
+# What a folder may hold beside config and weights, and what its trained successor needs too.
+COMPANIONS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model",
+              "generation_config.json")  # fmt: skip
+
+
+class TensorFiles:
+    """Tensors in safetensors files. Only those that are read are ever in memory."""
+
+    def __init__(self, file_of: Mapping[str, Path]) -> None:
+        self._file_of = dict(file_of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, copied: the file's own pages are given back."""
+        file = self._file_of[name]
+        try:
+            with safe_open(file, framework="pt") as content:
+                tensor: Tensor = content.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"cannot read {name!r} from {file}: {error}") from error
+        return tensor.clone()
+
+
+def _names_in(file: Path) -> dict[str, Path]:
+    try:
+        with safe_open(file, framework="pt") as content:
+            return dict.fromkeys(content.keys(), file)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"cannot read {file}: {error}") from error
+
+
+class WeightFolder(TensorFiles):
+    """A folder that `save_pretrained` wrote."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder).expanduser()
+        if not (self.path / "config.json").is_file():
+            raise InputError(f"{self.path} is no folder of save_pretrained: it has no config.json")
+        super().__init__(self._find())
+
+    def _find(self) -> dict[str, Path]:
+        """Tensor name → file."""
+        if (self.path / WEIGHTS).is_file():
+            return _names_in(self.path / WEIGHTS)
+        if not (self.path / INDEX).is_file():
+            raise InputError(
+                f"{self.path} has neither {WEIGHTS} nor {INDEX}; load it with transformers and save it again with "
+                "save_pretrained, which writes safetensors"
+            )
+        index = read_mapping(self.path / INDEX)
+        try:
+            files = {str(name): self.path / str(file) for name, file in index["weight_map"].items()}
+        except (KeyError, TypeError, AttributeError):
+            raise InputError(f"{self.path / INDEX} has no weight_map of tensor names to files") from None
+        missing = sorted({file.name for file in files.values() if not file.is_file()})
+        if missing:
+            raise InputError(f"{self.path} lacks {missing}, which its {INDEX} names")
+        return files
+
+
+class Transformers(Protocol):
+    """Where the layers of a model of transformers come from."""
+
+    folder: WeightFolder | None
+
+    def write_config(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write config.json for weights of this type."""
+        ...
+
+
+@runtime_checkable
+class TransformersLayer(Protocol):
+    """A layer that is part of a model of transformers."""
+
+    origin: Transformers
+    stored_names: dict[str, str]  # own name → the name under which save_pretrained stores it
+
+
+def export_weights(layers: nn.Sequential, checkpoint: Path, folder: str | Path) -> Path:
+    """Write a checkpoint's weights as a folder that transformers loads: config.json, and safetensors files of about 1 GiB.
+    `layers` says what belongs where; it may be on the meta device. No more than one file's tensors are in memory at a time."""
+    origin = _origin(layers)
+    saved = TensorFiles(
+        {n: f for file in sorted(checkpoint.glob("*.safetensors")) for n, f in _names_in(file).items()}
+    )
+    shards = list(_shards(layers))
+    missing = [key for shard in shards for key in shard.values() if key not in saved]
+    if missing:
+        raise InputError(f"checkpoint {checkpoint} has no {missing[0].removeprefix('model.')!r} ({len(missing)} tensors of the "
+                         "model are not in it): it was saved from another model")  # fmt: skip
+    target = make_folder(folder)
+    occupied = sorted(path.name for path in target.iterdir())
+    if occupied:
+        raise InputError(f"the folder {target} is not empty (it holds {occupied[0]!r}); name a new one")
+    origin.write_config(target, _write_shards(shards, saved, target))
+    if origin.folder is not None:
+        for path in sorted({p for pattern in COMPANIONS for p in origin.folder.path.glob(pattern)}):
+            shutil.copy2(path, target / path.name)
+    return target
+
+
+def _write_shards(shards: Sequence[Mapping[str, str]], saved: TensorFiles, target: Path) -> torch.dtype:
+    """The files and, for more than one, their index; returns the type of the largest numbers in them."""
+    weight_map, total, dtypes = dict[str, str](), 0, set[torch.dtype]()
+    for number, shard in enumerate(shards, start=1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {stored: saved.read(key) for stored, key in shard.items()}
+        save_file(tensors, target / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+        total += sum(t.numel() * t.element_size() for t in tensors.values())
+        dtypes |= {t.dtype for t in tensors.values() if t.is_floating_point()}
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        write_text(target / INDEX, json.dumps(index, indent=2) + "\n")
+    return max(dtypes, key=lambda dtype: dtype.itemsize)
+
+
+def _origin(layers: nn.Sequential) -> Transformers:
+    for name, layer in named_layers(layers):
+        if not isinstance(layer, TransformersLayer):
+            raise InputError(
+                f"layer {name!r} ({type(layer).__name__}) is not of transformers, so there is no Hugging Face folder for this "
+                "model; its checkpoints are safetensors files as they are"
+            )
+    first = layers[0]
+    assert isinstance(first, TransformersLayer)
+    return first.origin
+
+
+def _shards(layers: nn.Sequential) -> Iterator[dict[str, str]]:
+    """Name in the folder → key in the checkpoint, one mapping a file; a tied parameter once."""
+    shard, size, seen = dict[str, str](), 0, set[str]()
+    for name, layer in named_layers(layers):
+        assert isinstance(layer, TransformersLayer)
+        tensors = tensors_of(layer)
+        for own, stored in layer.stored_names.items():
+            if stored not in seen:
+                seen.add(stored)
+                shard[stored] = f"model.{name}.{own}"
+                size += tensors[own].numel() * tensors[own].element_size()
+        if size >= SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+    if shard:
+        yield shard

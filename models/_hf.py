@@ -1,0 +1,243 @@
+"""Models of transformers as chains of layers: what `gpt2`, `bert`, `llama` and `t5` share. Not a model itself.
+
+A layer holds modules of transformers' own, built on the meta device, and takes and returns a tensor or a tuple of tensors. It
+knows where its values come from: a folder of `save_pretrained`, or transformers' own initialisation, drawn for each module
+from a seed of its own, so that a layer's values do not depend on which other layers its process holds.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.formats import InputError, nearest
+from hetpipe.hf import WeightFolder
+from hetpipe.model import Tensors, as_value
+from hetpipe.models._parts import require_choice
+from hetpipe.weights import tensors_of
+
+try:
+    from transformers import PreTrainedConfig, PreTrainedModel
+except ImportError as missing:
+    raise InputError(
+        "the models gpt2, bert, llama and t5 need transformers: pip install 'hetpipe[hf]'"
+    ) from missing
+
+M = TypeVar("M", bound=PreTrainedModel)
+
+
+class HFLayer(nn.Module):
+    """A layer made of modules of transformers. `hf_names`: own tensor name → its name in the model of transformers;
+    `stored_names`: the part of it that `save_pretrained` stores."""
+
+    origin: Origin
+    hf_names: dict[str, str]
+    stored_names: dict[str, str]
+
+    def values(self, names: Collection[str]) -> dict[str, Tensor]:
+        """These tensors, read from the folder, or drawn."""
+        return self.origin.values({own: self.hf_names[own] for own in names})
+
+
+class Origin:
+    """The model of transformers whose modules the layers hold (its tensors on the meta device), and where values come from.
+    `new`: beginnings of names that may be missing in the folder, because fine-tuning adds them."""
+
+    def __init__(
+        self, model: PreTrainedModel, folder: WeightFolder | None, new: tuple[str, ...] = ()
+    ) -> None:
+        self.model, self.folder, self.new = model, folder, new
+        self.seed = int(torch.randint(1 << 31, (), device="cpu"))  # torch.manual_seed decides
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+        return self  # a copy of a layer comes from the same model
+
+    def assemble(self, children: OrderedDict[str, HFLayer]) -> nn.Sequential:
+        """The chain of these layers, once each tensor has found its name in the model of transformers."""
+        names: dict[int, list[str]] = {}
+        for name, tensor in tensors_of(self.model).items():
+            names.setdefault(id(tensor), []).append(name)
+        stored, ties = set(self.model.state_dict()), set(self.model.all_tied_weights_keys)
+        for layer in children.values():
+            layer.origin = self
+            layer.hf_names = {
+                own: next((name for name in names[id(tensor)] if name not in ties), names[id(tensor)][0])
+                for own, tensor in tensors_of(layer).items()
+            }
+            layer.stored_names = {own: name for own, name in layer.hf_names.items() if name in stored}
+        layers = nn.Sequential(OrderedDict(children))
+        assert {id(p) for p in self.model.parameters()} <= {id(p) for p in layers.parameters()}
+        return layers
+
+    def values(self, wanted: Mapping[str, str]) -> dict[str, Tensor]:
+        """Own name → tensor, for own name → name in the model of transformers."""
+        found, drawn = dict[str, Tensor](), dict[str, str]()
+        buffers = {name for name, _ in self.model.named_buffers()} - set(self.model.state_dict())
+        for own, name in wanted.items():
+            stored = self._stored(name) if self.folder is not None and name not in buffers else None
+            if stored is not None:
+                found[own] = self.folder.read(stored)  # type: ignore[union-attr]
+            else:
+                drawn[own] = name
+        if self.folder is not None:
+            self._check_new([name for name in drawn.values() if name not in buffers])
+        return found | self._draw(drawn)
+
+    def _stored(self, name: str) -> str | None:
+        """The name under which the folder has a tensor: with or without the base model's prefix; LayerNorm's older names."""
+        assert self.folder is not None
+        prefix = f"{self.model.base_model_prefix}."
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for candidate in (name, name.removeprefix(prefix), old, old.removeprefix(prefix)):
+            if candidate in self.folder:
+                return candidate
+        return None
+
+    def _check_new(self, names: list[str]) -> None:
+        assert self.folder is not None
+        kind = type(self.model).__name__
+        missing = [name for name in names if not name.startswith(self.new)]
+        if missing:
+            raise InputError(f"{self.folder.path} has no {missing[0]!r}: it does not hold the weights of a {kind} with "
+                             "this configuration")  # fmt: skip
+        if names:
+            warnings.warn(f"{self.folder.path} has no {', '.join(names)}: drawn at random", stacklevel=2)
+
+    def _draw(self, wanted: Mapping[str, str]) -> dict[str, Tensor]:
+        """Initial values, from transformers' own `_init_weights`."""
+        found, drawn = dict[str, Tensor](), dict[str, dict[str, Tensor]]()
+        for own, name in wanted.items():
+            unit = self._unit_of(name)
+            if unit not in drawn:
+                drawn[unit] = self._initialised(unit)
+            found[own] = drawn[unit][name.removeprefix(f"{unit}.")]
+        return found
+
+    def _unit_of(self, name: str) -> str:
+        """The part of the model that is initialised at once: a transformer block, else the module that holds the tensor."""
+        path = name.split(".")
+        for depth in range(1, len(path)):
+            if isinstance(self.model.get_submodule(".".join(path[:depth])), nn.ModuleList):
+                return ".".join(path[: depth + 1])
+        return name.rpartition(".")[0]
+
+    def _initialised(self, unit: str) -> dict[str, Tensor]:
+        module = self.model.get_submodule(unit)
+        keep: dict[int, Any] = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
+        for tensor in tensors_of(module).values():
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            real = torch.zeros(tensor.shape, dtype=dtype, device="cpu")
+            keep[id(tensor)] = nn.Parameter(real) if isinstance(tensor, nn.Parameter) else real
+        module = copy.deepcopy(module, keep)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(self.seed ^ zlib.crc32(unit.encode()))
+            _initialise(module, self.model)
+        return {name: tensor.detach() for name, tensor in tensors_of(module).items()}
+
+    def write_config(self, folder: Path, dtype: torch.dtype) -> None:
+        """config.json, as `save_pretrained` writes it."""
+        config = copy.deepcopy(self.model.config)
+        config.architectures, config.dtype = [type(self.model).__name__], dtype
+        config.save_pretrained(folder)
+
+
+def _initialise(module: nn.Module, model: PreTrainedModel) -> None:
+    """Children before their parent, which may draw some of them again."""
+    for child in module.children():
+        _initialise(child, model)
+    model._init_weights(module)  # type: ignore[no-untyped-call]
+
+
+def configure(
+    name: str,
+    kind: type[PreTrainedConfig],
+    sizes: Mapping[str, Mapping[str, Any]],
+    size: str | None,
+    weights: str | None,
+    attention: str,
+    changes: Mapping[str, Any],
+) -> tuple[PreTrainedConfig, WeightFolder | None]:
+    """The configuration: of the folder `weights`, or of a preset; each of `changes` in its place."""
+    require_choice(name, "attention", attention, ("sdpa", "eager"))
+    known = [key for key in vars(kind()) if not key.startswith("_")] + ["num_labels"]
+    for key in changes:
+        if key not in known:
+            raise ValueError(f"{name}: {kind.__name__} has no {key!r}{nearest(key, known)}")
+    options = {"use_cache": False, **changes, "attn_implementation": attention}
+    if weights is None:
+        size = next(iter(sizes)) if size is None else size
+        require_choice(name, "size", size, tuple(sizes))
+        settings = kind(**{**_without_special_tokens(kind, changes), **sizes[size], **options})
+        return settings, None
+    if size is not None:
+        raise ValueError(
+            f"{name}: give size {size!r} or weights {weights!r}, whose config.json says the size, and not both"
+        )
+    folder = WeightFolder(weights)
+    config, _ = kind.get_config_dict(folder.path)
+    if config.get("model_type") != kind.model_type:
+        raise ValueError(f"{name}: {folder.path} holds a model of type {config.get('model_type')!r}, expected "
+                         f"{kind.model_type!r}")  # fmt: skip
+    return kind.from_dict(config, **options), folder
+
+
+def _without_special_tokens(kind: type[PreTrainedConfig], changes: Mapping[str, Any]) -> dict[str, None]:
+    """The special tokens of the default vocabulary that a smaller one does not have."""
+    defaults, size = kind(), changes.get("vocab_size")
+    keys = [
+        key
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if isinstance(getattr(defaults, key, None), int)
+    ]
+    return {key: None for key in keys if isinstance(size, int) and getattr(defaults, key) >= size}
+
+
+def empty_model(model: type[M], config: PreTrainedConfig, folder: WeightFolder | None) -> M:
+    """The model of transformers on the meta device. What it ties but the folder has as two different tensors is untied."""
+    with torch.device("meta"):
+        built = model(config)
+    for target, source in list(built.all_tied_weights_keys.items()):
+        both = folder is not None and target in folder and source in folder
+        if folder is not None and both and not torch.equal(folder.read(target), folder.read(source)):
+            owner, _, name = target.rpartition(".")
+            untied = nn.Parameter(torch.empty_like(built.get_parameter(source)))
+            setattr(built.get_submodule(owner), name, untied)
+            del built.all_tied_weights_keys[target]
+    return built
+
+
+_EXPANDED = "_hetpipe_expanded"
+
+
+def expand(
+    mask: Tensor | None, kind: str, make: Callable[[Tensor | None], Any]
+) -> tuple[Tensor | None, Tensor | None]:
+    """(the mask as attention wants it, the mask to hand on), `make`ing the first from the [b, t] mask once for consecutive
+    layers of a stage: it is kept on a view of the mask, so that what arrives from another stage is always expanded anew."""
+    if mask is None:
+        return make(None), None
+    kept: dict[str, Tensor | None] | None = getattr(mask, _EXPANDED, None)
+    if kept is None:
+        mask, kept = mask.view_as(mask), {}
+        setattr(mask, _EXPANDED, kept)
+    if kind not in kept:
+        kept[kind] = make(mask)
+    return kept[kind], mask
+
+
+def hand_on(*items: Tensor | None) -> Tensors:
+    """What a layer returns: without the tensors that are not there."""
+    return as_value([item for item in items if item is not None])
+
+
+def as_mask(mask: Tensor | None) -> Tensor | None:
+    """A mask of 0 and 1 as booleans, which are what crosses between devices."""
+    return mask.bool() if mask is not None else None
