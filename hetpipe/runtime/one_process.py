@@ -19,6 +19,7 @@ from hetpipe.runtime.pipe_stage import PipeCall, callers_autocast, skipping_stag
 from hetpipe.runtime.plan_engine import PlanEngine, Score
 from hetpipe.runtime.recorder import GpipeRecorder
 from hetpipe.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
+from hetpipe.weights import materialise
 from hetpipe.world import World
 
 
@@ -53,6 +54,7 @@ class OneProcessEngine(PlanEngine):
         self.devices, self.device, self._library = list(devices), devices[0], library
         bounds = [stage.layers for stage in self._replica_plan.stages]
         _check_skips(model.layers, plan, library)
+        materialise(model.layers)
         self.stage, copies = separate_stages(model.layers, bounds)
         self._clocks = [GpipeRecorder(device) for device in devices]
         self.recorders = [*self._clocks]
