@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetpipe.fastspeed.module import one_layer
     from hetpipe.fastspeed.platform import FastSpeed, Params
+    from hetpipe.fastspeed.samples import dict_samples
 
-__all__ = ["FastSpeed", "Params", "one_layer"]
+__all__ = ["FastSpeed", "Params", "dict_samples", "one_layer"]
 
-_HOMES = {"FastSpeed": "platform", "Params": "platform", "one_layer": "module"}
+_HOMES = {"FastSpeed": "platform", "Params": "platform", "dict_samples": "samples", "one_layer": "module"}
 
 
 def __getattr__(name: str) -> Any:

@@ -32,11 +32,12 @@ def changes(arguments: Arguments, job: Mapping[str, Any], model: str) -> list[Ch
 
 def _data_changes(arguments: Arguments, job: Mapping[str, Any]) -> list[Change]:
     given, own = arguments.data, job["data"]
+    source = own.get("args", {}).get("target") or own.get("target") or own["name"]
     loader = "each rank takes its own samples as it needs them"
     return [
-        Change("(the data)", "made in main.py, not named in args.json", f"data.{'target' if 'target' in own else 'name'}: "
-               f"{own.get('target', own.get('name'))}", "--data, else a function build in load_data.py, to be written: it "
-               "returns (training samples, test samples), each sample a pair (inputs, target) of tensors"),
+        Change("(the data)", "made in main.py, not named in args.json", f"data: {source}",
+               "--data, else a function build in load_data.py, to be written: it returns (training samples, test samples), each "
+               "sample a pair (inputs, target) of tensors; with --input-names the inputs are a dict"),
         Change("data.total_datasize", f"{given.total_datasize}, else the run ends", DROPPED,
                "the data knows its length; here it is used for checkpoint.every_steps only"),
         Change("data.train_loader_pin_memory", str(int(given.train_loader_pin_memory)), DROPPED, loader),
@@ -52,7 +53,7 @@ def _train_changes(arguments: Arguments, job: Mapping[str, Any]) -> list[Change]
         batch_why = f"manual mode ignores it; a batch is the sum of manual_batchsize_list, {own}, times the accumulation, {steps}"
     else:
         batch_why = f"{own} samples times the accumulation, {steps}"
-    portion = f"1/{world if arguments.is_manual else 'W'}"
+    portion = f"{steps}/{world if arguments.is_manual else 'W'}"
     log = job.get("log")
     return [
         Change("train.epochs", f"{train.epochs}, and as many again after loading", f"train.epochs: {train.epochs}",
@@ -61,7 +62,7 @@ def _train_changes(arguments: Arguments, job: Mapping[str, Any]) -> list[Change]
         Change("train.gradient_accumulate_step", f"{steps}: gradients are added up; a remainder leaks into the next epoch",
                f"micro-batches of a device: {steps}" if arguments.is_manual else "the planner's micro-batches",
                "one step is the mean over all its samples; the remainder of an epoch is a step of its own"),
-        Change("(the gradient)", f"{portion} of the true one, since DDP averages what is weighted already; wrong in direction "
+        Change("(the gradient)", f"{portion} times the true one, since DDP averages what is weighted already; wrong in direction "
                "where a batch is partial or a device has run out of data", "the true gradient of every batch",
                "Adam hides the factor; it is there for weight decay, clipping and other optimizers"),
         Change("train.iter_log_interval", f"{train.iter_log_interval} iterations" if log else f"{train.iter_log_interval}: off",

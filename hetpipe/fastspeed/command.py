@@ -40,6 +40,12 @@ def fastspeed(
             help="The data, which args.json does not name: 'module:function', or '{name: cifar10, args: {…}}'."
         ),
     ] = None,
+    input_names: Annotated[
+        str | None,
+        typer.Option(
+            help="Where samples' inputs are dicts: the keys that the model reads, as in 'input_ids,attention_mask'."
+        ),
+    ] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="cluster.yaml: its devices take the manual lists in their order.")
     ] = None,
@@ -51,6 +57,7 @@ def fastspeed(
     found = convert(
         Arguments.load(source),
         data=_data_section(data),
+        input_names=[name.strip() for name in input_names.split(",")] if input_names is not None else None,
         cluster=str(cluster) if cluster is not None else None,
         devices=[device.id for device in machines.devices] if machines is not None else None,
         plan_file=plan_file.name,

@@ -14,6 +14,7 @@ from hetpipe.formats import InputError
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 
 MODEL = "hetpipe.fastspeed:one_layer"
+SAMPLES = "hetpipe.fastspeed:dict_samples"
 DATA = {"target": "load_data:build"}
 
 
@@ -30,12 +31,14 @@ def convert(
     arguments: Arguments,
     *,
     data: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
     cluster: str | None = None,
     devices: Sequence[str] | None = None,
     plan_file: str = "plan.json",
 ) -> Converted:
-    """The job that does what `arguments` mean. `data` is the job's data section, which args.json does not hold; `cluster` the
-    cluster file, whose `devices` take the manual lists in order (default: those of one node, n0/0, n0/1, …)."""
+    """The job that does what `arguments` mean. `data` is the job's data section, which args.json does not hold; `input_names` are
+    the keys of the samples' inputs where these are dicts; `cluster` is the cluster file, whose `devices` take the manual
+    lists in order (default: those of one node, n0/0, n0/1, …)."""
     train, strategy = arguments.train, arguments.strategy
     model = import_path(strategy.model_name, strategy.runing_dependency)
     plan = None
@@ -46,8 +49,8 @@ def convert(
         )
     job = {
         "format": "hetpipe.job/1",
-        "model": _model(arguments, model),
-        "data": dict(data or DATA),
+        "model": _model(arguments, model, input_names),
+        "data": _data(data or DATA, input_names),
         "loss": {"name": "cross_entropy", "weight": "tokens"},
         "cluster": cluster,
         "profiler": {"microbatch_sizes": list(measured_sizes(arguments))},
@@ -100,8 +103,18 @@ def measured_sizes(arguments: Arguments) -> tuple[int, ...]:
     return tuple(sorted({max(1, test // 4), max(1, test // 2), test}))
 
 
-def _model(arguments: Arguments, path: str) -> dict[str, Any]:
+def _data(section: Mapping[str, Any], input_names: Sequence[str] | None) -> dict[str, Any]:
+    """The data section; of a function of the user's, with the tensors taken out of its dicts."""
+    if input_names is None or "target" not in section:
+        return dict(section)
+    inner = {"target": section["target"], "input_names": list(input_names), "arguments": section.get("args")}
+    return {"target": SAMPLES, "args": {key: value for key, value in inner.items() if value}}
+
+
+def _model(arguments: Arguments, path: str, input_names: Sequence[str] | None) -> dict[str, Any]:
     options: dict[str, Any] = {"target": path, "arguments": list(arguments.strategy.model_args)}
+    if input_names is not None:
+        options["input_names"] = list(input_names)
     if arguments.train.is_load_model:
         options["weights"] = arguments.train.load_model_path
     return {"target": MODEL, "args": options, "batch_norm": "per_microbatch"}
