@@ -102,30 +102,30 @@ def build_metric(loss: Loss) -> Metric | None:
 def check_training(job: Job) -> None:
     """The partitioner, back end, optimizer and schedule exist and take their arguments: known before anything is measured."""
     registry.partitioner(job.plan.partitioner)
-    if job.plan.backend != "torch":
-        raise InputError(
-            f"the back end {job.plan.backend!r} can be planned for, but does not train yet; write backend: torch"
-        )
     build_scheduler(
         job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])
     )
 
 
-def build_model(job: Job, data: MapDataset) -> Model:
-    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first."""
+def build_layers(job: Job) -> Any:
+    """What the job's model function returns: an nn.Sequential, if it is right."""
     torch.manual_seed(job.train.seed)
     layers = _call(_function(job.model, registry.model), job.model.args, f"model {job.model.label!r}")
-    if isinstance(layers, nn.Sequential):
-        layers = layers.to(DTYPES[job.train.dtype])
+    return layers.to(DTYPES[job.train.dtype]) if isinstance(layers, nn.Sequential) else layers
+
+
+def build_model(job: Job, data: MapDataset) -> Model:
+    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first."""
+    layers = build_layers(job)
     try:
         inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor([0])))
     except (TypeError, ValueError) as error:
         raise InputError(f"data {job.data.label!r}: {error}") from error
-    model = Model(
-        name=job.model.label, layers=layers, inputs=inputs, targets=targets, loss=build_loss(job.loss)
-    )
+    deferred = job.model.batch_norm == "deferred"
+    model = Model(name=job.model.label, layers=layers, inputs=inputs, targets=targets, loss=build_loss(job.loss),
+                  deferred_batch_norm=deferred)  # fmt: skip
     refuse_batch_norm(model.layers, job.model.batch_norm)
-    if job.model.batch_norm == "deferred":
+    if deferred and job.plan.backend == "torch":
         raise InputError(
             "batch_norm: deferred needs the fairscale or torchgpipe back end; with torch write per_microbatch"
         )

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hetpipe.checkpoint import read_state
 from hetpipe.formats import InputError, make_folder, read_mapping, write_text
 from hetpipe.model import named_layers
 from hetpipe.weights import tensors_of
@@ -104,6 +105,7 @@ def export_weights(layers: nn.Sequential, checkpoint: Path, folder: str | Path) 
     """Write a checkpoint's weights as a folder that transformers loads: config.json, and safetensors files of about 1 GiB.
     `layers` says what belongs where; it may be on the meta device. No more than one file's tensors are in memory at a time."""
     origin = _origin(layers)
+    read_state(checkpoint)
     saved = TensorFiles(
         {n: f for file in sorted(checkpoint.glob("*.safetensors")) for n, f in _names_in(file).items()}
     )

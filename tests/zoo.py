@@ -1,0 +1,110 @@
+"""Small models of transformers, batches for them, and what the ranks of `test_zoo.py` run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe import checkpoint
+from hetpipe.launch import describe_with
+from hetpipe.model import Loss, Tensors, cross_entropy
+from hetpipe.models import bert, gpt2, llama, t5
+from hetpipe.weights import empty_names, tensors_of
+from hetpipe.world import World
+from tests.ranks import make_plan
+from tests.transparency import open_engine
+
+WORDS, SAMPLES, LENGTH, LABELS = 64, 6, 10, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zoo:
+    """`cuts`: layers of three stages. `dropout`: the keys of the configuration that turn it off."""
+
+    build: Callable[..., nn.Sequential]
+    config: dict[str, Any]
+    cuts: tuple[int, int, int]
+    dropout: tuple[str, ...]
+    weight: str = "tokens"
+
+    def loss(self) -> Loss:
+        return Loss(function=cross_entropy, weight=self.weight)  # type: ignore[arg-type]
+
+    def without_dropout(self) -> dict[str, Any]:
+        return {**self.config, **dict.fromkeys(self.dropout, 0.0)}
+
+
+ZOO = {
+    "gpt2": Zoo(
+        build=gpt2.build, cuts=(1, 3, 1), dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        config={"n_layer": 3, "n_embd": 32, "n_head": 4, "vocab_size": WORDS, "n_positions": 16},
+    ),
+    "llama": Zoo(
+        build=llama.build, cuts=(2, 2, 1), dropout=("attention_dropout",),
+        config={"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "vocab_size": WORDS, "max_position_embeddings": 32, "attention_dropout": 0.1},
+    ),
+    "bert": Zoo(
+        build=bert.build, cuts=(1, 1, 3), dropout=("hidden_dropout_prob", "attention_probs_dropout_prob"), weight="samples",
+        config={"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+                "vocab_size": WORDS, "max_position_embeddings": 16, "num_labels": LABELS},
+    ),
+    "t5": Zoo(
+        build=t5.build, cuts=(2, 4, 2), dropout=("dropout_rate",),
+        config={"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
+                "vocab_size": WORDS},
+    ),
+}  # fmt: skip
+
+
+def batch(name: str, step: int = 0, *, padded: bool = True, masked: bool = True) -> tuple[Tensors, Tensor, dict[str, Tensor]]:
+    """Inputs and targets for the layers, and the arguments of transformers' forward that mean the same."""
+    draw = torch.Generator().manual_seed(7 + step)
+    words = torch.randint(2, WORDS, (SAMPLES, LENGTH), generator=draw)
+    mask = torch.ones_like(words)
+    if padded:
+        mask[1, 6:], mask[4, 3:] = 0, 0
+    given = {"input_ids": words, **({"attention_mask": mask} if masked else {})}
+    inputs = (words, mask) if masked else words
+    if name == "bert":
+        targets = torch.randint(LABELS, (SAMPLES,), generator=draw)
+        return inputs, targets, {**given, "labels": targets}
+    labels = torch.randint(2, WORDS, (SAMPLES, LENGTH - (3 if name == "t5" else 0)), generator=draw)
+    labels[torch.rand(labels.shape, generator=draw) < 0.3] = -100
+    if name == "t5":
+        target = nn.functional.pad(labels[:, :-1], (1, 0)).clamp(min=0)  # behind the start token; padding for -100
+        return (words, mask, target), labels, {**given, "attention_mask": mask, "labels": labels}
+    return inputs, nn.functional.pad(labels[:, 1:], (0, 1), value=-100), {**given, "labels": labels}
+
+
+def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Each model from its folder, three steps over three stages, a checkpoint; what this rank holds then."""
+    found = {}
+    for name, folder in folders.items():
+        describe_with(lambda name=name: f"rank {world.rank}, device {world.device_id}, {name}")  # type: ignore[misc]
+        zoo = ZOO[name]
+        plan = make_plan([{"cuts": zoo.cuts, "sizes": [3, 1, 2]}], model=name)
+        layers = zoo.build(weights=folder, **dict.fromkeys(zoo.dropout, 0.0)).to(torch.float64)
+        inputs, targets, _ = batch(name)
+        engine = open_engine(world, plan, layers, inputs, targets, zoo.loss())
+        assert engine is not None
+        held = [n for n, layer in layers.named_children() if not empty_names(layer)]
+        optimizer, losses = optimizer_of(engine.parameters()), []
+        for step in range(3):
+            inputs, targets, _ = batch(name, step)
+            losses.append(engine.step(inputs, targets))
+            optimizer.step()
+        state = {f"{n}.{own}": t.detach() for n, part in engine.stage.named_children() for own, t in tensors_of(part).items()}
+        saved = checkpoint.save(Path(folder).with_name(f"{name}-checkpoints"), 3, engine.stage, optimizer, {}, world, 1)
+        found[name] = {"losses": losses, "state": state, "held": held, "checkpoint": str(saved)}
+        engine.close()
+    return found
