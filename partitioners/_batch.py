@@ -49,37 +49,45 @@ def action_order(depths: tuple[int, ...], m: int) -> tuple[Action, ...]:
     return tuple(order)
 
 
-def ready_times(times: Durations, depths: tuple[int, ...], m: int) -> Array:
-    """When the last backward of each stage ends, [n, K]: `pipeline_times` for K pipelines of equal depths.
-    O(n·m·K)."""
+def ready_times(times: Durations, depths: tuple[int, ...], m: int | Index) -> Array:
+    """When the last backward of each stage ends, [n, K]: `pipeline_times` for K pipelines of equal depths (those
+    above m count as m) with m micro-batches, or m[i] ≥ m[i + 1] in pipeline i. A smaller number leaves actions out of
+    the order of a larger one, so each action is a prefix of the rows. O(n·m·K)."""
     n, K = times.forward[0].shape
+    most = int(np.max(m))
+    rows = np.searchsorted(-np.broadcast_to(m, K), -np.arange(most + 1), side="left")  # with more than i micro-batches
     clock, sent_forward, sent_backward = np.zeros((n, K)), np.zeros((n, K)), np.zeros((n, K))
     arrived: dict[tuple[int, str, int], Array] = {}
-    for s, kind, i in action_order(depths, m):
-        last = int(i == m - 1)
-        now = clock[s]
+    for s, kind, i in action_order(tuple(min(depth, most) for depth in depths), most):
+        here, full = int(rows[i]), int(rows[i + 1])
+        now = clock[s, :here]
         if (s, kind, i) in arrived:
             np.maximum(now, arrived.pop((s, kind, i)), out=now)
-        if kind == "F":
-            now += times.forward[last][s]
-            if s + 1 < n:
-                np.maximum(now, sent_forward[s], out=sent_forward[s])
-                sent_forward[s] += times.occupied[last][s]
-                arrived[s + 1, "F", i] = sent_forward[s] + times.latency[s]
-        else:
-            now += times.backward[last][s]
-            if s > 0:
-                np.maximum(now, sent_backward[s], out=sent_backward[s])
-                sent_backward[s] += times.occupied[last][s - 1]
-                arrived[s - 1, "B", i] = sent_backward[s] + times.latency[s - 1]
+        forward = kind == "F"
+        _add(now, times.forward if forward else times.backward, s, full, here)
+        to, at = (s + 1, s) if forward else (s - 1, s - 1)
+        if 0 <= to < n:
+            sent = (sent_forward if forward else sent_backward)[s, :here]
+            np.maximum(now, sent, out=sent)
+            _add(sent, times.occupied, at, full, here)
+            arrived[to, kind, i] = sent + times.latency[at, :here]
     return clock
 
 
-class Pipelines(NamedTuple):
-    """K priced pipelines of n stages: kinds [K, n], cuts [K, n + 1], depths [K, n], recompute [K, n], when
-    each stage's last backward ends [K, n], the longest optimizer [K], and a lower bound on the step of any
-    plan that holds it [K]."""
+def _add(total: Array, durations: tuple[Array, Array], s: int, full: int, here: int) -> None:
+    """Add the durations of full micro-batches to the first rows, of the last one to the others."""
+    if full:
+        total[:full] += durations[0][s, :full]
+    if full < here:
+        total[full:] += durations[1][s, full:here]
 
+
+class Pipelines(NamedTuple):
+    """K priced pipelines of n stages: load (micro-batch size b, samples) [K, 2], kinds [K, n], cuts [K, n + 1],
+    depths [K, n], recompute [K, n], when each stage's last backward ends [K, n], the longest optimizer [K], and a
+    lower bound on the step of any plan that holds it [K]."""
+
+    load: Index
     kinds: Index
     cuts: Index
     depths: Index

@@ -1,37 +1,30 @@
-"""Dealing M micro-batches to the replicas of a grouping: only deals that could beat a threshold."""
+"""Dealing B samples to the replicas of a grouping, and choosing a pipeline for each: only what could beat a threshold."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from hetpipe.partitioners._batch import Index, Pipelines
 from hetpipe.partitioners._space import Array
 
 MOST_DEALS = 20_000  # partial deals kept at a time
+COMBINATIONS = 1_000_000  # pipelines put side by side, per deal
 
 
-def greedy_deal(tables: Sequence[Array], M: int) -> list[int]:
-    """A deal that is good by tables[r][m − 1]: one micro-batch each, then each to the replica that ends first
-    with it."""
+def greedy_deal(tables: Sequence[Array], B: int) -> list[int]:
+    """A deal that is good by tables[r][n − 1]: one sample each, then each to the replica that ends first with it."""
     shares = [1] * len(tables)
-    for _ in range(M - len(tables)):
-        shares[
-            int(
-                np.argmin(
-                    [
-                        table[share] if share < M else math.inf
-                        for table, share in zip(tables, shares, strict=True)
-                    ]
-                )
-            )
-        ] += 1
+    for _ in range(B - len(tables)):
+        ends = [table[n] if n < B else math.inf for table, n in zip(tables, shares, strict=True)]
+        shares[int(np.argmin(ends))] += 1
     return shares
 
 
-def windows(open_: list[set[int]], M: int) -> bool:
-    """Narrow the possible shares of each replica to those that the others can complete to M; False if none is
+def windows(open_: list[set[int]], B: int) -> bool:
+    """Narrow the possible shares of each replica to those that the others can complete to B; False if none is
     left."""
     changed = True
     while changed:
@@ -40,7 +33,7 @@ def windows(open_: list[set[int]], M: int) -> bool:
             return False
         low, high = sum(map(min, open_)), sum(map(max, open_))
         for shares in open_:
-            fits = {m for m in shares if M - (high - max(shares)) <= m <= M - (low - min(shares))}
+            fits = {n for n in shares if B - (high - max(shares)) <= n <= B - (low - min(shares))}
             if len(fits) < len(shares):
                 shares &= fits
                 changed = True
@@ -49,67 +42,83 @@ def windows(open_: list[set[int]], M: int) -> bool:
 
 
 def deals(
-    tables: Sequence[Array],
-    M: int,
-    exact: Callable[[int, int], float],
-    limit: Callable[[], float],
-    same: Sequence[bool],
-    left_out: Callable[[float], None],
-) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """(bound, shares) of every deal whose bound is below `limit()`, least first. tables[r][m] is a cheap
-    bound of replica r with m micro-batches, `exact(r, m)` the best that any of its pipelines reaches.
-    `same[r]`: replica r is like r − 1, so that only shares in falling order are listed. The exact values are
-    asked for from the largest share down: each one that fails narrows all windows. `left_out` is told the
-    least bound of deals given up for want of room."""
-    open_ = [set((1 + np.flatnonzero(table[1:] < limit())).tolist()) for table in tables]
-    known: dict[tuple[int, int], float] = {}
-    while True:
-        if not windows(open_, M):
-            return
-        unknown = [
-            (r, max(set(shares) - {m for s, m in known if s == r}))
-            for r, shares in enumerate(open_)
-            if any((r, m) not in known for m in shares)
-        ]
-        if not unknown:
-            break
-        r, m = min(unknown, key=lambda pair: (len(open_[pair[0]]), pair))
-        twin = _twin(r, m, known, same)
-        known[r, m] = exact(r, m) if twin is None else twin
-        if known[r, m] >= limit():
-            open_[r].discard(m)
-    found = sorted(_all(open_, known, M, same, left_out))
-    for bound, shares in found:
-        if bound >= limit():
-            return
-        yield bound, shares
-
-
-def _twin(r: int, m: int, known: dict[tuple[int, int], float], same: Sequence[bool]) -> float | None:
-    if r and same[r] and (r - 1, m) in known:
-        return known[r - 1, m]
-    return known.get((r + 1, m)) if r + 1 < len(same) and same[r + 1] else None
-
-
-def _all(
-    open_: list[set[int]],
-    known: dict[tuple[int, int], float],
-    M: int,
-    same: Sequence[bool],
-    left_out: Callable[[float], None],
+    least: Sequence[dict[int, float]], B: int, same: Sequence[bool], left_out: Callable[[float], None]
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Every deal within the windows, with the largest of its parts."""
-    partial: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    """(bound, shares) of every deal of B samples, least bound first. least[r] are the possible shares of replica r with
+    their bounds. `same[r]`: replica r is like r − 1, so that only shares in falling order are listed. `left_out` is told
+    the least bound of deals given up for want of room."""
+    open_ = [set(shares) for shares in least]
+    if not windows(open_, B):
+        return []
+    dealt, bound = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
     for r, shares in enumerate(open_):
         low, high = sum(map(min, open_[r + 1 :])), sum(map(max, open_[r + 1 :]))
-        partial = [
-            (max(bound, known[r, m]), (*dealt, m))
-            for bound, dealt in partial
-            for m in sorted(shares)
-            if low <= M - sum(dealt) - m <= high and not (same[r] and m > dealt[-1])
-        ]
-        if len(partial) > MOST_DEALS:
-            partial.sort()
-            left_out(partial[MOST_DEALS][0])
-            del partial[MOST_DEALS:]
-    return partial
+        own = np.array(sorted(shares))
+        left = B - dealt.sum(axis=1)[:, None] - own
+        possible = (low <= left) & (left <= high)
+        if same[r]:
+            possible &= own <= dealt[:, -1:]
+        row, at = np.nonzero(possible)
+        worst = np.array([least[r][n] for n in own.tolist()])
+        dealt, bound = np.column_stack([dealt[row], own[at]]), np.maximum(bound[row], worst[at])
+        if len(bound) > MOST_DEALS:
+            order = np.argsort(bound, kind="stable")
+            left_out(float(bound[order[MOST_DEALS]]))
+            dealt, bound = dealt[order[:MOST_DEALS]], bound[order[:MOST_DEALS]]
+    order = np.argsort(bound, kind="stable")
+    return [(float(bound[i]), tuple(dealt[i].tolist())) for i in order]
+
+
+def choices(
+    pools: Sequence[Pipelines],
+    dealt: Iterable[tuple[int, ...]],
+    same: Sequence[bool],
+    chunk: int,
+    left_out: Callable[[float], None],
+) -> Iterator[list[Index]]:
+    """Rows of each pool, of all plans with one pipeline per replica and one of these deals: some at a time. Pools are in
+    order of their bounds; like replicas with the same share take rows in rising order."""
+    rows = [_by_share(pool) for pool in pools]
+    waiting: list[list[Index]] = []
+    number = 0
+    for shares in dealt:
+        own = [of[n] for of, n in zip(rows, shares, strict=True)]
+        shape = [len(x) for x in own]
+        while math.prod(shape) > COMBINATIONS:
+            r = int(np.argmax(shape))
+            shape[r] -= 1 + shape[r] // 8
+            left_out(float(pools[r].bound[own[r][shape[r]]]))
+        total = math.prod(shape)
+        for at in range(0, total, chunk):
+            at_rows = unravel(np.arange(at, min(at + chunk, total)), shape)
+            keep = np.ones(len(at_rows[0]), dtype=bool)
+            for r in range(1, len(pools)):
+                if same[r] and shares[r] == shares[r - 1]:
+                    keep &= at_rows[r - 1] <= at_rows[r]
+            waiting.append([x[i[keep]] for x, i in zip(own, at_rows, strict=True)])
+            number += int(keep.sum())
+            if number >= chunk:
+                yield [np.concatenate(column) for column in zip(*waiting, strict=True)]
+                waiting, number = [], 0
+    if number:
+        yield [np.concatenate(column) for column in zip(*waiting, strict=True)]
+
+
+def _by_share(pool: Pipelines) -> dict[int, Index]:
+    """The rows of a pool by their number of samples."""
+    samples = pool.load[:, 1]
+    return {int(n): np.flatnonzero(samples == n) for n in np.unique(samples)}
+
+
+def least_by_share(pool: Pipelines) -> dict[int, float]:
+    """The least bound of each number of samples."""
+    return {n: float(pool.bound[rows].min()) for n, rows in _by_share(pool).items()}
+
+
+def unravel(flat: Index, shape: list[int]) -> list[Index]:
+    """Row numbers in each list of every combination, the last one fastest (numpy's own is limited to 64 lists)."""
+    rows = []
+    for length in reversed(shape):
+        flat, row = np.divmod(flat, length)
+        rows.append(row)
+    return rows[::-1]

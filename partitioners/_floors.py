@@ -12,7 +12,9 @@ the time from the first forward of s to its last backward is at least g_s, where
 
 - The stage does its own work, and waits: with depth w < m, at most w − 1 forwards can be done while the first
   micro-batch is away (idle ≥ u − (w − 1)F), and at most w − 1 backwards while the last one is (idle ≥ u − (w
-  − 1)B); the first gap ends before the second begins. With w = m they are one gap, and the larger counts.
+  − 1)B); the first gap ends before the second begins. With w = m they are one gap, and the larger counts. If
+  all stages have depth m (gpipe), the first backward anywhere comes after the last forward has reached the
+  end, so the stage waits for u.
 - All that stage s + 1 does happens between its first activation and its last gradient.
 - The forward link carries all m activations, then the last micro-batch goes down to the end and back (u',
   from stage s + 1). The backward link alike, mirrored.
@@ -23,43 +25,57 @@ and the step is no shorter: the bound holds.
 g and u of a suffix of stages depend only on that suffix, since 1F1B's depths are counted from the end. The
 table keeps, for each (counts used, kind of the suffix's first stage, first layer), the least g and the least
 u apart: a relaxation, because one suffix need not reach both. With the gradient sums and the optimizer of
-stage 0, which end the step, it bounds the step.
+stage 0, which end the step, it bounds the step. Family "any" bounds all families at once: the least memory
+and the least wait of those allowed.
 
 O(Π(n_k + 1) · K · G · L²) in numpy, for G loads at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, depth_of
+from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
 
 RANKS = 5  # replica counts told apart: 1, 2, 3, 4, and 5 or more
 
 
 class Hops(NamedTuple):
-    """Of every boundary: both ways of one micro-batch [K, K, L + 1], and (all transfers one way, plus that)
-    per load [G, K, K, L + 1]."""
+    """What links add at every boundary, per load [G, K, K, L + 1]. `each`: both ways of one micro-batch, 2(occupied +
+    latency); `all`: Σ occupied + latency + occupied + latency, all transfers one way plus one. Infinite: no such pair."""
 
-    both: Array
+    each: Array
     all: Array
 
+    @property
+    def both(self) -> Array:
+        """The least of `each` over the loads, [K, K, L + 1]."""
+        least: Array = self.each.min(axis=0)
+        return least
 
-def hops(space: Space, loads: tuple[Load, ...]) -> Hops:
-    """What links add. `both`: 2(occupied + latency); `all`: Σ occupied + latency + occupied + latency.
-    Infinite: no such pair."""
-    b, q = loads[0].b, loads[0].q or loads[0].b
-    (full, latency), (rest, _) = space.transfer(b), space.transfer(q)
-    one = np.minimum(full, rest) + latency[:, :, None]
+
+def hops(space: Space, loads: Sequence[Load]) -> Hops:
+    """What links add to these loads."""
     missing = np.where(space.link_ids >= 0, 0.0, np.inf)[:, :, None]
-    queue = [
-        (load.m - (load.q > 0)) * full + (rest if load.q else 0.0) + latency[:, :, None] + one + missing
-        for load in loads
-    ]
-    return Hops(2 * one + missing, np.stack(queue))
+    sizes = sorted({(load.b, load.q) for load in loads})
+    index = np.array([sizes.index((load.b, load.q)) for load in loads])
+    full, rest, one, delay = [], [], [], []
+    for b, q in sizes:
+        (long, latency), (short, other) = space.transfer(b), space.transfer(q or b)
+        delay.append(np.maximum(latency, other))
+        full.append(long)
+        rest.append(short if q else np.zeros_like(short))
+        one.append(np.minimum(long, short) + delay[-1] + missing)
+    number = np.array([load.full for load in loads], dtype=np.float64)[:, None, None, None]
+    queue = [np.stack(rest), np.stack(delay), np.stack(one)]
+    return Hops(
+        2 * np.stack(one)[index], number * np.stack(full)[index] + (queue[0] + queue[1] + queue[2])[index]
+    )
 
 
 def wait(u: Array, forward: Array, backward: Array, depth: Array | int, m: Array | int) -> Array:
@@ -69,26 +85,45 @@ def wait(u: Array, forward: Array, backward: Array, depth: Array | int, m: Array
     return np.where(depth < m, first + last, np.maximum(first, last))
 
 
-def compositions(space: Space, b: int, most: int = 10_000) -> tuple[list[Counts], bool]:
-    """Counts of devices that one pipeline may use at micro-batch size b, smallest first: all of them (True),
-    or if these are more than `most`, all up to some number of devices (False), so that parts of a composition
-    are in the list too."""
-    usable = [k for k in range(space.K) if space.measured(k, b)]
+def idle(space: Space, family: Family, u: Array, tables: StageTables, place: int, m: Array) -> Array:
+    """`wait` of a stage that is `place` stages from the end, in a pipeline of this family."""
+    if family == "gpipe":
+        return u
+    families = space.families if family == "any" else (family,)
+    depths = {"1f1b": place, "deep": 2 * place - 1}
+    found = [
+        u if f == "gpipe" else wait(u, tables.forward, tables.backward, np.minimum(depths[f], m), m)
+        for f in families
+    ]
+    return reduce(np.minimum, found)
+
+
+def compositions(space: Space, b: int | None, most: int = 10_000) -> tuple[list[Counts], bool]:
+    """Counts of stages of each kind in one pipeline at micro-batch size b (None: at one that all its kinds have),
+    smallest first: all of them (True), or if these are more than `most`, all up to some number of stages
+    (False), so that parts of a composition are in the list too."""
+    usable = [k for k in range(space.K) if b is None or space.measured(k, b)]
     nodes = [kind.node for kind in space.kinds]
     found: list[Counts] = []
     level: set[Counts] = {(0,) * space.K}
     for _ in range(min(space.L, sum(space.counts))):
+        grown = {(*c[:k], c[k] + 1, *c[k + 1 :]) for c in level for k in usable if c[k] < space.counts[k]}
         level = {
-            (*c[:k], c[k] + 1, *c[k + 1 :])
-            for c in level
-            for k in usable
-            if c[k] < space.counts[k]
-            and not (space.one_node and any(used and nodes[j] != nodes[k] for j, used in enumerate(c)))
+            c
+            for c in grown
+            if space.room(c)
+            and not (space.one_node and len({nodes[k] for k, used in enumerate(c) if used}) > 1)
+            and (b is not None or common_sizes(space, c))
         }
         if found and len(found) + len(level) > most:
             return found, False
         found += sorted(level)
     return found, True
+
+
+def common_sizes(space: Space, c: Counts) -> set[int]:
+    """Micro-batch sizes at which all kinds of a composition were measured."""
+    return set.intersection(*(set(space.sizes_of(k)) for k, used in enumerate(c) if used))
 
 
 def without(c: Counts, k: int) -> Counts:
@@ -143,12 +178,11 @@ def _extend(
         first = np.full((len(loads), L + 1), np.inf)
         first[:, L] = g[:, 0]
         return Suffixes(g, u), first
-    after = [(links.both[k, j], links.all[:, k, j], table[rest, int(j)]) for j in np.flatnonzero(rest)]
+    after = [(links.each[:, k, j], links.all[:, k, j], table[rest, int(j)]) for j in np.flatnonzero(rest)]
     onward = np.minimum.reduce([np.maximum(both + s.g, queue + s.u) for both, queue, s in after])  # [G, hi]
     away = np.minimum.reduce([both + s.u for both, _, s in after])  # [G, hi]
     m = np.array([load.m for load in loads], dtype=np.float64)[:, None, None]
-    depth = np.array([depth_of(family, place, load.m) for load in loads], dtype=np.float64)[:, None, None]
-    idle = wait(away[:, None, :], stage.forward, stage.backward, depth, m)
-    g = np.maximum(stage.work + idle, stage.through + onward[:, None, :])
+    waited = idle(space, family, away[:, None, :], stage, place, m)
+    g = np.maximum(stage.work + waited, stage.through + onward[:, None, :])
     u = stage.through + away[:, None, :]
     return Suffixes(g.min(axis=2), u.min(axis=2)), g[:, 0, :]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hetpipe.partitioners._batch import Pipelines
-from hetpipe.partitioners._candidates import Enumeration, Rows
+from hetpipe.partitioners._candidates import Enumeration, Rows, Variant
 from hetpipe.partitioners._space import Counts, Load, Space, families_of
 
 
@@ -20,7 +20,10 @@ def orders(space: Space, b: int) -> Iterator[list[int]]:
     usable = [k for k in range(space.K) if space.measured(k, b)]
     speed = {k: float(space.seconds(k, b)[0][0, space.L]) for k in usable}
     for key in (lambda k: -space.limits[k], lambda k: speed[k], lambda k: k):
-        line = [k for k in sorted(usable, key=key) for _ in range(space.counts[k])]
+        line: list[int] = []
+        for k in sorted(usable, key=key):
+            while len(line) < space.L and space.room(tuple([*line, k].count(j) for j in range(space.K))):
+                line.append(k)
         for n in range(1, min(space.L, len(line)) + 1):
             if not space.one_node or len({space.kinds[k].node for k in line[:n]}) == 1:
                 yield line[:n]
@@ -32,7 +35,7 @@ def long_pipelines(space: Space, load: Load) -> Iterator[tuple[Counts, Pipelines
     for order in orders(space, load.b):
         comp = tuple(order.count(k) for k in range(space.K))
         for family in families_of(space.families, len(order), load.m):
-            enumeration = Enumeration(space, comp, family, load, 1)
+            enumeration = Enumeration(space, comp, [Variant(family, load)], 1)
             row = _balanced(enumeration, order)
             if row is not None:
                 yield comp, enumeration.price(row)
@@ -59,5 +62,6 @@ def _balanced(enumeration: Enumeration, order: list[int]) -> Rows | None:
     zero = np.zeros(1)
     used = np.zeros((1, space.K), dtype=np.int64)
     return Rows(
+        np.zeros(1, dtype=np.int64),
         np.array([order[::-1]]), np.array([cuts[::-1]]), used, zero, zero, np.array([optimizer]), zero
     )

@@ -8,42 +8,42 @@ from scipy.optimize import Bounds as Box
 from scipy.optimize import LinearConstraint, milp
 
 from hetpipe.partitioners._groupings import Bounds, Grouping
-from hetpipe.partitioners._space import Counts
+from hetpipe.partitioners._space import Counts, Space
 
 
 def pack(
-    counts: Counts,
+    space: Space,
     capacities: dict[Counts, int],
     need: int,
     prices: dict[Counts, float],
     most_price: float,
     cheapest: bool,
 ) -> Grouping | None:
-    """A grouping of at most `counts` devices, `most_price` per hour and `need` replicas that can do `need`
-    micro-batches: the one with the largest capacity, or the cheapest. One row per device kind, one column per
+    """A grouping of at most so many devices, `most_price` per hour and `need` replicas that can do `need`
+    samples: the one with the largest capacity, or the cheapest. One row per pool of devices, one column per
     composition (HiGHS); the size of the program does not depend on how many devices there are. None if there
     is no such grouping."""
     comps = list(capacities)
     if not comps:
         return None
-    devices = np.array(comps, dtype=np.float64).T  # [K, C]
+    devices = np.array([space.used(c) for c in comps], dtype=np.float64).T  # [pools, C]
     capacity = np.array([capacities[c] for c in comps], dtype=np.float64)
     price = np.array([prices[c] for c in comps])
     rows = [
-        LinearConstraint(devices, -np.inf, np.array(counts)),
+        LinearConstraint(devices, -np.inf, np.array(space.devices)),
         LinearConstraint(capacity[None, :], need, np.inf),
     ]
     rows.append(LinearConstraint(np.ones((1, len(comps))), 1, need))
     if np.isfinite(most_price):
         rows.append(LinearConstraint(price[None, :], -np.inf, most_price * (1 + 1e-12)))
     # Fewer devices where it makes no difference, so that equal cases give equal plans.
-    fewer = 1e-4 * devices.sum(axis=0) / max(1, sum(counts))
+    fewer = 1e-4 * devices.sum(axis=0) / max(1, sum(space.devices))
     cost = (price if cheapest else -capacity) + fewer
     found = milp(
         cost,
         constraints=rows,
         integrality=np.ones(len(comps)),
-        bounds=Box(0, max(counts)),
+        bounds=Box(0, max(space.devices)),
         options={"time_limit": 2.0},
     )
     if found.x is None:
@@ -56,13 +56,13 @@ def packings(
     bounds: Bounds, most_price: float, threshold: float, cheapest: bool
 ) -> tuple[float, list[Grouping]]:
     """(a lower bound on every step with these compositions and two or more replicas, promising groupings):
-    the least T at which some grouping's capacities reach M, found by bisection; and the groupings at T and a
+    the least T at which some grouping's capacities reach B, found by bisection; and the groupings at T and a
     little above, where pipelines that end a little later leave room for others."""
     prices = {c: bounds.space.price(c) for c in bounds.comps}
 
     def at(T: float) -> Grouping | None:
         capacities = bounds.capacities(T)
-        return pack(bounds.space.counts, capacities, bounds.M, prices, most_price, cheapest)
+        return pack(bounds.space, capacities, bounds.B, prices, most_price, cheapest)
 
     firsts = [float(bounds.least(c, 2)[0]) for c in bounds.comps]
     low, high = (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+
 from hetpipe.partitioners._batch import Pipelines
-from hetpipe.partitioners._space import Load, Space
+from hetpipe.partitioners._space import Load, Space, load_of
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 
 
@@ -16,9 +19,19 @@ class Chosen(NamedTuple):
     pipeline: Pipelines
 
 
+def replicas_of(parts: list[Pipelines], row: int) -> list[Chosen]:
+    """The replicas of one plan of many."""
+    found = []
+    for part in parts:
+        pipeline = part.pick(np.array([row]))
+        b, samples = (int(x) for x in pipeline.load[0])
+        found.append(Chosen(load_of(samples, b), pipeline))
+    return found
+
+
 def build_plan(space: Space, chosen: list[Chosen], name: str) -> Plan:
     """The plan of these replicas. Devices of a kind are taken in the order of the cluster file."""
-    free = [list(kind.devices) for kind in space.kinds]
+    free = {pool: iter(kind.devices) for pool, kind in zip(space.pools, space.kinds, strict=True)}
     full = all((c.pipeline.depths == c.load.m).all() for c in chosen)
     gpipe = space.families == ("gpipe",) or (
         full and "gpipe" in space.families and any(c.pipeline.kinds.shape[1] > 1 for c in chosen)
@@ -33,7 +46,7 @@ def build_plan(space: Space, chosen: list[Chosen], name: str) -> Plan:
             stages.append(
                 StagePlan(
                     layers=(int(pipeline.cuts[0, s]), int(pipeline.cuts[0, s + 1])),
-                    devices=(free[k].pop(0),),
+                    devices=tuple(islice(free[space.pools[k]], space.kinds[k].degree)),
                     recompute=bool(pipeline.recompute[0, s]),
                     warmup=None if plain else depth,
                 )

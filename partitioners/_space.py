@@ -1,20 +1,26 @@
 """What the searches share: interchangeable devices, and every stage's time and memory as matrices [lo, hi].
 
 **The plan class** that `auto` and `exhaustive` search. Any set of devices is split into ordered pipelines
-(replicas) with any cuts. One micro-batch size b serves all replicas: a size that the profile measured on
-every type used, at most the global batch B. M = ⌈B / b⌉ micro-batches are dealt to the replicas in any whole
-numbers, at least one each; a remainder B mod b is the last micro-batch of one of them. Each stage recomputes
-or not. Each replica has one family of warm-up depths: n − s ("1f1b"), 2(n − s) − 1 ("deep") or m ("gpipe"); a
-plan whose replicas are all "gpipe" is stored with that schedule, others store what differs from 1F1B as
-`warmup`. Peak memory is at most memory × (1 − reserve). The back ends fairscale and torchgpipe: gpipe only,
-all devices of a replica on one node. The objective is `simulate`'s step.
+(replicas) with any cuts. A stage is on one device, or on t of one type and node (tensor parallel) where the
+profile measured that type at degree t (back end torch only). Replica r is given n_r ≥ 1 samples, Σ n_r = B, and
+a micro-batch size b_r that the profile measured on every type and degree that it uses, at most B or the next
+above: it does ⌊n_r / b_r⌋ micro-batches of b_r samples and a last one of the remainder, if there is one (so
+n_r < b_r is one micro-batch of n_r). Each stage recomputes or not. Each replica has one family of warm-up
+depths: n − s ("1f1b"), 2(n − s) − 1 ("deep") or m ("gpipe"); a plan whose replicas are all "gpipe" is stored
+with that schedule, others store what differs from 1F1B as `warmup`. Peak memory is at most memory × (1 −
+reserve). The back ends fairscale and torchgpipe: gpipe only, all devices of a replica on one node. The
+objective is `simulate`'s step.
 
-Recompute never shortens a step (the simulated time is monotone in every duration), so a stage recomputes only
-if it does not fit otherwise: this loses no optimum and halves each stage's choices."""
+Recompute never shortens a step (the simulated time is a longest path, monotone in every duration), and a stage
+that recomputes takes no memory from another, so a stage recomputes only if it does not fit otherwise: this
+loses no optimum and halves each stage's choices. Likewise of two pipelines with the same samples, devices and
+cuts, of which one is ready no later at any stage, the other can be left out: gradient sums and optimizers
+depend on nothing else, and the step is monotone in every ready time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
 from typing import Literal, NamedTuple
 
@@ -27,16 +33,17 @@ from hetpipe.formats import InputError
 from hetpipe.partition import Problem
 
 Array = NDArray[np.float64]
-Family = Literal["1f1b", "deep", "gpipe"]
+Family = Literal["1f1b", "deep", "gpipe", "any"]  # "any": a relaxation of all that are allowed
 Counts = tuple[int, ...]
 
 
 class Kind(NamedTuple):
-    """Interchangeable devices: one type on one node."""
+    """Interchangeable devices, one type on one node, of which a stage takes `degree`."""
 
     node: str
     type: str
     devices: tuple[str, ...]
+    degree: int = 1
 
 
 class Load(NamedTuple):
@@ -56,11 +63,26 @@ class Load(NamedTuple):
         """Samples in all."""
         return sum(self.sizes)
 
+    @property
+    def full(self) -> int:
+        """Micro-batches of b samples."""
+        return self.m - (self.q > 0)
+
+
+def load_of(samples: int, b: int) -> Load:
+    """So many samples with a micro-batch size of b.
+
+    >>> load_of(10, 4), load_of(3, 4)
+    (Load(b=4, m=3, q=2), Load(b=3, m=1, q=0))
+    """
+    return Load(b, -(-samples // b), samples % b) if samples >= b else Load(samples, 1)
+
 
 class StageTables(NamedTuple):
     """Of one device kind at one place in the pipeline, [G loads, lo, hi]; infinite where the stage does not
     fit. `work` is the time of all its actions; `through` what the first forward and the last backward take at
-    least; `forward` [lo, hi] and `backward` the longest single actions; `recompute` where it fits only so."""
+    least; `forward` and `backward` the longest single actions ([1, lo, hi] if the same for all loads);
+    `recompute` where it fits only so."""
 
     work: Array
     through: Array
@@ -77,7 +99,7 @@ def span(values: Array) -> Array:
 
 def depth_of(family: Family, place: int, m: int) -> int:
     """Warm-up depth of the stage that is `place` stages from the end (the last: 1)."""
-    return max(1, min(m, {"1f1b": place, "deep": 2 * place - 1, "gpipe": m}[family]))
+    return max(1, min(m, place if family == "1f1b" else 2 * place - 1 if family == "deep" else m))
 
 
 @lru_cache(maxsize=4096)
@@ -91,16 +113,23 @@ def families_of(allowed: tuple[Family, ...], n: int, m: int) -> tuple[Family, ..
 
 
 def microbatch_sizes(problem: Problem) -> list[int]:
-    """Measured sizes that a plan may use: at most the global batch, on any type of the cluster."""
-    kinds = {device.type for device in problem.cluster.devices}
-    measured = sorted({b for kind in kinds for b in problem.profile.measurement(kind).microbatch_sizes})
-    sizes = [b for b in measured if b <= problem.global_batch]
-    if not sizes:
+    """Measured sizes b that a plan may use, at most the global batch, on any type of the cluster."""
+    batch = problem.global_batch
+    measured = measured_sizes(problem)
+    if measured[0] > batch:
         raise InputError(
-            f"the global batch of {problem.global_batch} samples is below the smallest measured micro-batch, "
+            f"the global batch of {batch} samples is below the smallest measured micro-batch, "
             f"{measured[0]}; measure smaller ones with 'hetpipe profile'"
         )
-    return sizes
+    return [b for b in measured if b <= batch]
+
+
+def measured_sizes(problem: Problem) -> list[int]:
+    """All measured sizes of types of the cluster."""
+    types = {device.type for device in problem.cluster.devices}
+    return sorted(
+        {b for x in problem.profile.measurements if x.device_type in types for b in x.microbatch_sizes}
+    )
 
 
 def allowed_families(problem: Problem) -> tuple[Family, ...]:
@@ -126,16 +155,30 @@ class Space:
         grouped: dict[tuple[str, str], list[str]] = {}
         for device in problem.cluster.devices:
             grouped.setdefault((device.node, device.type), []).append(device.id)
-        self.kinds = [Kind(node, kind, tuple(ids)) for (node, kind), ids in grouped.items()]
-        self.counts: Counts = tuple(len(kind.devices) for kind in self.kinds)
         self.families = allowed_families(problem)
         self.one_node = problem.backend != "torch"
+        self.kinds: list[Kind] = []
+        self.pools: list[int] = []  # of each kind, which devices it takes: an index into `devices`
+        self.devices: Counts = tuple(len(ids) for ids in grouped.values())
+        for pool, ((node, kind), ids) in enumerate(grouped.items()):
+            for degree in self._degrees(kind, len(ids)):
+                self.kinds.append(Kind(node, kind, tuple(ids), degree))
+                self.pools.append(pool)
+        self.counts: Counts = tuple(len(kind.devices) // kind.degree for kind in self.kinds)
         types = problem.cluster.device_types
         self.limits = [types[kind.type].memory * (1 - problem.memory_reserve) for kind in self.kinds]
-        self.prices = [types[kind.type].price_per_hour for kind in self.kinds]
-        self._memory: dict[str, tuple[Array, ...]] = {}
+        self.prices = [types[kind.type].price_per_hour * kind.degree for kind in self.kinds]
+        self._memory: dict[tuple[str, int], tuple[Array, ...]] = {}
         self._stages: dict[object, StageTables] = {}
         self._links: dict[int, tuple[Array, Array]] = {}
+
+    def _degrees(self, kind: str, most: int) -> list[int]:
+        """Measured tensor-parallel degrees that so many devices allow; back ends in one process have none but 1."""
+        return sorted(
+            m.tensor_parallel
+            for m in self.problem.profile.measurements
+            if m.device_type == kind and m.tensor_parallel <= (1 if self.one_node else most)
+        )
 
     @property
     def states(self) -> int:
@@ -147,33 +190,56 @@ class Space:
         """Number of device kinds."""
         return len(self.kinds)
 
+    def used(self, counts: Counts) -> Counts:
+        """Devices that so many stages of each kind take, by pool."""
+        found = [0] * len(self.devices)
+        for count, pool, kind in zip(counts, self.pools, self.kinds, strict=True):
+            found[pool] += count * kind.degree
+        return tuple(found)
+
+    def room(self, counts: Counts) -> bool:
+        """Whether the cluster has the devices for so many stages of each kind."""
+        return all(used <= there for used, there in zip(self.used(counts), self.devices, strict=True))
+
     def measured(self, k: int, b: int) -> bool:
         """Whether kind k was measured at micro-batch size b."""
-        return b in self.problem.profile.measurement(self.kinds[k].type).microbatch_sizes
+        return b in self.sizes_of(k)
+
+    def sizes_of(self, k: int) -> tuple[int, ...]:
+        """Micro-batch sizes at which kind k was measured."""
+        kind = self.kinds[k]
+        return self.problem.profile.measurement(kind.type, kind.degree).microbatch_sizes
 
     def price(self, counts: Counts) -> float:
         """Price per hour of so many devices."""
         return sum(count * price for count, price in zip(counts, self.prices, strict=True))
 
+    def _prefix(self, k: int, b: int) -> tuple[Array, Array]:
+        kind = self.kinds[k]
+        return self.costs.time_prefix(kind.type, b, kind.degree)
+
+    def prefixes(self, k: int, sizes: Sequence[int]) -> tuple[Array, Array]:
+        """Prefix sums of forward and backward seconds, [sizes, L + 1]."""
+        found = [self._prefix(k, b) for b in sizes]
+        return np.stack([f for f, _ in found]), np.stack([b for _, b in found])
+
     def seconds(self, k: int, b: int) -> tuple[Array, Array]:
         """Forward and backward seconds [lo, hi] of one micro-batch, as `Costs.stage_seconds` has them without
         recompute."""
-        forward, backward = self.costs.time_prefix(self.kinds[k].type, b)
+        forward, backward = self._prefix(k, b)
         extra = self.problem.cluster.runtime_overhead.action_seconds
         return forward[None, :] - forward[:, None] + extra, backward[None, :] - backward[:, None] + extra
 
-    def again(self, k: int, b: int) -> Array:
-        """Seconds [lo, hi] that recompute adds to a backward."""
-        forward, _ = self.costs.time_prefix(self.kinds[k].type, b)
-        return forward[None, :] - forward[:, None]
-
+    @cache  # noqa: B019
     def optimizer(self, k: int) -> Array:
         """Optimizer seconds [lo, hi]."""
-        return span(np.array(self.problem.profile.measurement(self.kinds[k].type).optimizer_seconds))
+        kind = self.kinds[k]
+        return span(np.array(self.problem.profile.measurement(kind.type, kind.degree).optimizer_seconds))
 
     def peak(self, k: int, depth: int, load: Load, *, recompute: bool) -> Array:
         """Peak bytes [lo, hi], as `Costs.stage_memory(…).peak` has them."""
-        static, boundary, *rest = self._memory_tables(self.kinds[k].type)
+        kind = self.kinds[k]
+        static, boundary, *rest = self._memory_tables(kind.type, kind.degree)
         held, transient = rest[2 * recompute : 2 * recompute + 2]
         samples = load.samples
         window = samples if depth >= load.m else depth * load.b
@@ -181,13 +247,15 @@ class Space:
             static + samples * boundary + held * window + transient * max(load.sizes[0], load.sizes[-1])
         )
 
-    def _memory_tables(self, kind: str) -> tuple[Array, ...]:
-        if kind not in self._memory:
+    def _memory_tables(self, kind: str, degree: int) -> tuple[Array, ...]:
+        if (kind, degree) not in self._memory:
             tables = np.zeros((6, self.L + 1, self.L + 1))
             for lo in range(self.L):
                 for hi in range(lo + 1, self.L + 1):
-                    plain = self.costs.stage_memory(kind, lo, hi, samples=1)
-                    less = self.costs.stage_memory(kind, lo, hi, samples=1, recompute=True)
+                    plain = self.costs.stage_memory(kind, lo, hi, samples=1, degree=degree)
+                    less = self.costs.stage_memory(
+                        kind, lo, hi, samples=1, recompute=True, degree=degree
+                    )
                     tables[:, lo, hi] = (
                         plain.static,
                         plain.boundary,
@@ -196,41 +264,73 @@ class Space:
                         less.held_per_sample,
                         less.transient_per_sample,
                     )
-            self._memory[kind] = tuple(tables)
-        return self._memory[kind]
+            self._memory[kind, degree] = tuple(tables)
+        return self._memory[kind, degree]
 
     def stage(self, k: int, place: int, family: Family, loads: tuple[Load, ...]) -> StageTables:
-        """Tables of kind k, `place` stages from the end, for loads that share b and q."""
-        key = (self.kinds[k].type, self.limits[k], place, family, loads)
+        """Tables of kind k, `place` stages from the end; kept until `forget`."""
+        key = (self.kinds[k].type, self.kinds[k].degree, self.limits[k], place, family, loads)
         if key not in self._stages:
             if len(self._stages) > 4000:
                 self.forget()
-            self._stages[key] = self._stage(k, place, family, loads)
+            self._stages[key] = self.tables(k, place, family, loads)
         return self._stages[key]
 
-    def _stage(self, k: int, place: int, family: Family, loads: tuple[Load, ...]) -> StageTables:
-        b, q = loads[0].b, loads[0].q
-        (fb, bb), (fq, bq) = self.seconds(k, b), self.seconds(k, q or b)
-        depths = [depth_of(family, place, load.m) for load in loads]
-        fits = [
-            np.array([self.peak(k, d, load, recompute=r) for d, load in zip(depths, loads, strict=True)])
-            <= self.limits[k]
-            for r in (False, True)
-        ]
-        recompute = ~fits[0] & fits[1] & self.problem.allow_recompute
-        possible = (fits[0] | recompute) & np.triu(np.ones_like(fb, dtype=bool), 1)
-        backward_b = bb + recompute * self.again(k, b)
-        backward_q = bq + recompute * self.again(k, q or b)
-        full = np.array([load.m - (q > 0) for load in loads], dtype=np.float64)[:, None, None]
-        work = full * (fb + backward_b) + ((fq + backward_q) if q else 0.0)
-        through = np.minimum(fb, fq) + np.minimum(backward_b, backward_q)
+    def tables(self, k: int, place: int, family: Family, loads: Sequence[Load]) -> StageTables:
+        """The same, made anew. Family "any" has the memory of the shallowest allowed."""
+        fb, bb, ab = self._of_sizes(k, [load.b for load in loads])
+        fq, bq, aq = self._of_sizes(k, [load.q or load.b for load in loads])
+        held = self.families[0] if family == "any" else family
+        plain, less = self._fits(k, [depth_of(held, place, load.m) for load in loads], loads)
+        recompute = ~plain & less & self.problem.allow_recompute
+        possible = (plain | recompute) & np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
+        if recompute.any():
+            bb, bq = bb + recompute * ab, bq + recompute * aq
+        full = np.array([load.full for load in loads], dtype=np.float64)[:, None, None]
+        rest = np.array([load.q > 0 for load in loads])[:, None, None]
+        work = full * (fb + bb)
+        if rest.any():
+            work = work + np.where(rest, fq + bq, 0.0)
+        through = np.minimum(fb, fq) + np.minimum(bb, bq)
         return StageTables(
             np.where(possible, work, np.inf),
             np.where(possible, through, np.inf),
             np.maximum(fb, fq),
-            np.maximum(backward_b, backward_q),
+            np.maximum(bb, bq),
             recompute,
         )
+
+    def _of_sizes(self, k: int, sizes: Sequence[int]) -> tuple[Array, Array, Array]:
+        """Forward, backward and recompute seconds, [loads, lo, hi], or [1, lo, hi] if all sizes are the same."""
+        unique, index = np.unique(np.array(sizes), return_inverse=True)
+        forward, backward = self.prefixes(k, unique.tolist())
+        extra = self.problem.cluster.runtime_overhead.action_seconds
+        again = forward[:, None, :] - forward[:, :, None]
+        found = again + extra, backward[:, None, :] - backward[:, :, None] + extra, again
+        return found if len(unique) == 1 else (found[0][index], found[1][index], found[2][index])
+
+    def _fits(
+        self, k: int, depths: Sequence[int], loads: Sequence[Load]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Where the stage fits without, and with, recompute, [loads, lo, hi]; as `Costs.stage_memory(…).peak`."""
+        kind = self.kinds[k]
+        static, boundary, *rest = self._memory_tables(kind.type, kind.degree)
+        samples, window, largest = (
+            np.array(column, dtype=np.float64)[:, None, None]
+            for column in zip(
+                *(
+                    (x.samples, x.samples if depth >= x.m else depth * x.b, x.b)
+                    for depth, x in zip(depths, loads, strict=True)
+                ),
+                strict=True,
+            )
+        )
+        base = static + samples * boundary
+        plain, less = (
+            np.rint(base + held * window + transient * largest) <= self.limits[k]
+            for held, transient in (rest[:2], rest[2:])
+        )
+        return plain, less
 
     def forget(self) -> None:
         """Drop the stage tables kept so far; they are rebuilt when needed."""
@@ -238,11 +338,11 @@ class Space:
 
     @cached_property
     def link_ids(self) -> NDArray[np.int64]:
-        """[K, K] index into `links`; −1 where no two devices of these kinds exist."""
+        """[K, K] index into `links`; −1 where no two stages of these kinds can be."""
         ids = np.full((self.K, self.K), -1)
         for i, a in enumerate(self.kinds):
             for j, b in enumerate(self.kinds):
-                if i != j or len(a.devices) > 1:
+                if self.pools[i] != self.pools[j] or len(a.devices) >= a.degree + b.degree:
                     link = self.problem.cluster.link_between(a.node, b.node)
                     if link not in self._found_links:
                         self._found_links.append(link)
@@ -260,25 +360,39 @@ class Space:
         return self._found_links
 
     def transfer(self, size: int) -> tuple[Array, Array]:
-        """Seconds that a boundary's transfer occupies its link [K, K, L + 1], and the latency [K, K]."""
+        """Seconds that a boundary's transfer occupies its link, and its latency, [K, K, L + 1] both."""
         if size not in self._links:
-            occupied, latency = np.zeros((self.K, self.K, self.L + 1)), np.zeros((self.K, self.K))
+            occupied, latency = np.zeros((2, self.K, self.K, self.L + 1))
+            known: dict[object, NDArray[np.float64]] = {}
             for i, j in zip(*np.nonzero(self.link_ids >= 0), strict=True):
-                ends = self.kinds[i].devices[0], self.kinds[j].devices[-1]
-                sent = [self.costs.transfer(*ends, hi, size) for hi in range(1, self.L)]
-                occupied[i, j, 1 : self.L] = [seconds for seconds, _ in sent]
-                latency[i, j] = sent[0][1] if sent else 0.0
+                a, b = self.kinds[i], self.kinds[j]
+                key = (self.link_ids[i, j], a.degree, b.degree, b.node if a.degree > 1 < b.degree else "")
+                if key not in known:
+                    ends, degrees = (a.devices[0], b.devices[-1]), (a.degree, b.degree)
+                    sent = [self.costs.transfer(*ends, hi, size, degrees) for hi in range(1, self.L)]
+                    known[key] = np.array(sent, dtype=np.float64).reshape(-1, 2).T
+                occupied[i, j, 1 : self.L], latency[i, j, 1 : self.L] = known[key]
             self._links[size] = occupied, latency
         return self._links[size]
 
     @cached_property
-    def untied(self) -> Array:
-        """Parameter bytes per layer that are summed with their segment, [L]; tied ones are summed apart."""
-        layers = self.problem.profile.layers
-        return np.array(
-            [layer.parameter_bytes - (layer.tied_parameter_bytes if layer.tied else 0) for layer in layers],
-            dtype=np.float64,
+    def shards(self) -> Array:
+        """Parameter bytes of each layer in all shards of a stage of kind k, [K, L]; shards repeat what is not split."""
+        layers = self.problem.profile
+        return np.stack(
+            [kind.degree * layers.parameter_bytes(kind.degree, kind.type) for kind in self.kinds]
         )
+
+    @cached_property
+    def tied_bytes(self) -> Array:
+        """Parameter bytes of each layer that are summed apart, [L]: what layers share."""
+        layers = self.problem.profile.layers
+        return np.array([x.tied_parameter_bytes if x.tied else 0 for x in layers], dtype=np.float64)
+
+    @cached_property
+    def untied(self) -> Array:
+        """Parameter bytes per layer that are summed with their segment, [L], where no stage is split."""
+        return self.problem.profile.parameter_bytes() - self.tied_bytes
 
     @cache  # noqa: B019
     def sum_floor(self, k: int, R: int) -> Array:
@@ -288,8 +402,10 @@ class Space:
         Its segments have R owners each and run one after the other; over a link of latency a and rate w they
         take 2(R − 1)(j·a + size / (R·w)) for j ≥ 1 segments. A measured link costs at least (its least
         seconds per byte) × bytes. The group's slowest link is no faster than the best link that joins this
-        kind to any device."""
-        size = span(self.untied)
+        kind to any device. Of a group of t devices, each holds a t-th of at least its own shards."""
+        kind = self.kinds[k]
+        sums = kind.degree * self.problem.profile.parameter_bytes(kind.degree, kind.type) - self.tied_bytes
+        size = np.maximum(span(sums), 0.0) / kind.degree
         ids = {int(i) for i in self.link_ids[k] if i >= 0}
         if R < 2 or not ids:
             return np.zeros_like(size)

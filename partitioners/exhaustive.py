@@ -1,81 +1,102 @@
 """`exhaustive`: the oracle. Every plan of the class in `_space`, priced one by one with the simulator's own
 functions.
 
-No bounds and no cleverness but three: interchangeable devices are told apart only by their kind; a pipeline
-is simulated once however many plans hold it; and a combination is skipped if one of its pipelines alone ends
-after the best step."""
+No bounds and no cleverness but four: interchangeable devices are told apart only by their kind; a pipeline
+is simulated once however many plans hold it; of pipelines that differ in nothing but when their stages are ready,
+one that is later at all of them is left out, and so is recompute where a stage fits without (`_space` says why
+neither loses an optimum); and a combination is skipped if one of its pipelines alone ends after the best step."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, permutations, product
+from itertools import combinations, islice, pairwise
 from typing import NamedTuple
 
 from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
 from hetpipe.partition import Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._obstacle import explain
-from hetpipe.partitioners._space import (
-    Family,
-    Load,
-    Space,
-    allowed_families,
-    depth_of,
-    families_of,
-    microbatch_sizes,
-)
+from hetpipe.partitioners._space import Space, allowed_families, depth_of, families_of, microbatch_sizes
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.simulator import pipeline_times, replica_costs, sync_times
 
-Line = tuple[str, ...]  # the devices of one pipeline, first stage to last
+
+class Seat(NamedTuple):
+    """Where a stage can be: on `degree` devices of one type and node."""
+
+    node: str
+    type: str
+    degree: int
+
+
+Line = tuple[Seat, ...]  # of one pipeline, first stage to last
+Free = Counter[tuple[str, str]]  # devices left, by node and type
 
 
 class Priced(NamedTuple):
-    """One pipeline: when its last backward ends, its longest optimizer, when each device is free, and whether
-    it is gpipe."""
+    """One pipeline: when its last backward ends, its longest optimizer, when each stage is ready, and its stages."""
 
     end: float
     optimizer: float
-    ready: dict[str, float]
+    ready: tuple[float, ...]
     replica: ReplicaPlan
-    family: Family
 
 
-def lines(problem: Problem) -> Iterator[tuple[Line, ...]]:
-    """All sets of disjoint, ordered pipelines, once for each arrangement of kinds (node and type)."""
-    cluster, seen = problem.cluster, set()
-    ids = [device.id for device in cluster.devices]
-    kind = {device.id: (device.node, device.type) for device in cluster.devices}
-    for size in range(1, len(ids) + 1):
-        for chosen in combinations(ids, size):
-            for split in _splits(chosen):
-                for orders in product(*(list(permutations(part)) for part in split)):
-                    label = tuple(sorted(tuple(kind[d] for d in line) for line in orders))
-                    if label not in seen:
-                        seen.add(label)
-                        yield orders
+def seats(problem: Problem) -> list[Seat]:
+    """Every node, type and measured degree; one process cannot split a stage, so other back ends have degree 1."""
+    places = {(device.node, device.type) for device in problem.cluster.devices}
+    degrees = {(m.device_type, m.tensor_parallel) for m in problem.profile.measurements}
+    return sorted(
+        Seat(node, kind, degree)
+        for node, kind in places
+        for measured, degree in degrees
+        if measured == kind and (degree == 1 or problem.backend == "torch")
+    )
 
 
-def _splits(items: Line) -> Iterator[list[Line]]:
-    """All partitions of a set into non-empty parts."""
-    if not items:
-        yield []
-        return
-    for size in range(len(items)):
-        for others in combinations(items[1:], size):
-            rest = tuple(item for item in items[1:] if item not in others)
-            for tail in _splits(rest):
-                yield [(items[0], *others), *tail]
+def lines(problem: Problem, free: Free) -> Iterator[Line]:
+    """All pipelines that these devices allow."""
+    longest = len(problem.profile.layers)
+
+    def grow(line: Line, free: Free) -> Iterator[Line]:
+        if line:
+            yield line
+        for seat in seats(problem) if len(line) < longest else []:
+            one_node = problem.backend == "torch" or not line or line[0].node == seat.node
+            if one_node and free[seat[:2]] >= seat.degree:
+                yield from grow((*line, seat), free - Counter({seat[:2]: seat.degree}))
+
+    yield from grow((), free)
 
 
-def shares(M: int, R: int) -> Iterator[tuple[int, ...]]:
-    """All ways to deal M micro-batches to R replicas, at least one each."""
-    for bars in combinations(range(1, M), R - 1):
-        yield tuple(b - a for a, b in zip((0, *bars), (*bars, M), strict=True))
+def arrangements(problem: Problem) -> Iterator[tuple[Line, ...]]:
+    """All multisets of pipelines side by side, once each: in falling order."""
+    free: Free = Counter((device.node, device.type) for device in problem.cluster.devices)
+    every = sorted(lines(problem, free), reverse=True)
+
+    def grow(first: int, chosen: tuple[Line, ...], free: Free) -> Iterator[tuple[Line, ...]]:
+        for i in range(first, len(every)):
+            needed = Counter[tuple[str, str]]()
+            for seat in every[i]:
+                needed[seat[:2]] += seat.degree
+            if needed <= free:
+                found = (*chosen, every[i])
+                yield found
+                if len(found) < problem.global_batch:
+                    yield from grow(i, found, free - needed)
+
+    yield from grow(0, (), free)
+
+
+def shares(samples: int, R: int) -> Iterator[tuple[int, ...]]:
+    """All ways to deal samples to R replicas, at least one each."""
+    for bars in combinations(range(1, samples), R - 1):
+        yield tuple(b - a for a, b in zip((0, *bars), (*bars, samples), strict=True))
 
 
 class Oracle:
@@ -83,74 +104,101 @@ class Oracle:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.costs = problem, Costs(problem.profile, problem.cluster)
-        self.types = {device.id: device.type for device in problem.cluster.devices}
+        self.ids: dict[tuple[str, str], list[str]] = {}
+        for device in problem.cluster.devices:
+            self.ids.setdefault((device.node, device.type), []).append(device.id)
         self.best: tuple[float, float] = (math.inf, math.inf)  # what is minimised, and the step
         self.plan: Plan | None = None
         self.deadline_at = time.monotonic() + (problem.time_limit_seconds or math.inf)
         self.pipelines = lru_cache(maxsize=None)(self._pipelines)
+        self.recompute = lru_cache(maxsize=None)(self._recompute)
 
-    def _pipelines(self, line: Line, load: Load) -> list[Priced]:
-        """All pipelines over these devices that fit: cuts, recompute, depths."""
+    def loads(self, line: Line, samples: int) -> set[tuple[int, ...]]:
+        """Micro-batch sizes: of each size that was measured on all, and the rest."""
+        measured = [
+            set(self.problem.profile.measurement(seat.type, seat.degree).microbatch_sizes) for seat in line
+        ]
+        return {
+            (b,) * (samples // b) + ((samples % b,) if samples % b else ())
+            for b in set.intersection(*measured)
+        }
+
+    def _pipelines(self, line: Line, samples: int) -> list[Priced]:
+        """All pipelines in these seats that fit: micro-batch sizes, cuts, depths; first those that end first."""
         L, n = self.costs.layer_count, len(line)
         found: list[Priced] = []
         for inner in combinations(range(1, L), n - 1):
+            kept: list[Priced] = []
             ends = (0, *inner, L)
-            for recompute in product((False, True) if self.problem.allow_recompute else (False,), repeat=n):
+            for sizes in sorted(self.loads(line, samples)):
                 if self.late():
                     return found
-                for family in families_of(allowed_families(self.problem), n, load.m):
-                    stages = tuple(
-                        StagePlan(
-                            layers=(ends[s], ends[s + 1]),
-                            devices=(line[s],),
-                            recompute=recompute[s],
-                            warmup=depth_of(family, n - s, load.m),
-                        )
-                        for s in range(n)
-                    )
-                    replica = ReplicaPlan(microbatch_sizes=load.sizes, stages=stages)
-                    if self._fits(replica):
-                        found.append(self._price(replica, family))
-        return found
+                m = len(sizes)
+                for family in families_of(allowed_families(self.problem), n, m):
+                    depths = [depth_of(family, n - s, m) for s in range(n)]
+                    layers = [(ends[s], ends[s + 1]) for s in range(n)]
+                    again = [
+                        self.recompute(seat, *part, sizes, depth)
+                        for seat, part, depth in zip(line, layers, depths, strict=True)
+                    ]
+                    if None not in again:
+                        kept.append(self._price(line, layers, sizes, depths, [bool(x) for x in again]))
+            found += [
+                x for i, x in enumerate(kept)
+                if not any(dominates(y, x) and (j < i or not dominates(x, y)) for j, y in enumerate(kept) if j != i)
+            ]  # fmt: skip
+        return sorted(found, key=lambda x: x.end)
 
-    def _fits(self, replica: ReplicaPlan) -> bool:
-        """Every stage within its device's memory less the reserve."""
-        for stage in replica.stages:
-            kind = self.types[stage.device]
+    def _recompute(self, seat: Seat, lo: int, hi: int, sizes: tuple[int, ...], depth: int) -> bool | None:
+        """Whether a stage must recompute; None if it does not fit."""
+        limit = self.problem.cluster.device_types[seat.type].memory * (1 - self.problem.memory_reserve)
+        for recompute in (False, True) if self.problem.allow_recompute else (False,):
             memory = self.costs.stage_memory(
-                kind, *stage.layers, samples=replica.samples, recompute=stage.recompute
+                seat.type, lo, hi, samples=sum(sizes), recompute=recompute, degree=seat.degree
             )
-            assert stage.warmup is not None
-            limit = self.problem.cluster.device_types[kind].memory * (1 - self.problem.memory_reserve)
-            if memory.peak(replica.microbatch_sizes, stage.warmup) > limit:
-                return False
-        return True
+            if memory.peak(sizes, depth) <= limit:
+                return recompute
+        return None
 
-    def _price(self, replica: ReplicaPlan, family: Family) -> Priced:
-        times = pipeline_times(replica_costs(self.costs, replica), replica.depths("1f1b"))
-        ready = {stage.device: time.backward[-1] for stage, time in zip(replica.stages, times, strict=True)}
+    def _price(
+        self,
+        line: Line,
+        layers: Sequence[tuple[int, int]],
+        sizes: tuple[int, ...],
+        depths: Sequence[int],
+        recompute: Sequence[bool],
+    ) -> Priced:
+        free = {key: iter(ids) for key, ids in self.ids.items()}
+        stages = tuple(
+            StagePlan(layers=part, devices=tuple(islice(free[seat[:2]], seat.degree)), recompute=again, warmup=depth)
+            for seat, part, again, depth in zip(line, layers, recompute, depths, strict=True)
+        )
+        replica = ReplicaPlan(microbatch_sizes=sizes, stages=stages)
+        times = pipeline_times(replica_costs(self.costs, replica), depths)
         optimizer = max(
-            self.costs.optimizer_seconds(self.types[stage.device], *stage.layers) for stage in replica.stages
+            self.costs.optimizer_seconds(seat.type, *part, seat.degree)
+            for seat, part in zip(line, layers, strict=True)
         )
-        return Priced(max(ready.values()), optimizer, ready, replica, family)
+        ready = tuple(time.backward[-1] for time in times)
+        return Priced(max(ready), optimizer, ready, replica)
 
-    def offer(self, parts: tuple[Priced, ...]) -> None:
+    def offer(self, parts: tuple[Priced, ...], price: float) -> None:
         """Price one plan as `simulate` does, and keep it if it is the best so far."""
-        price = sum(self.problem.cluster.type_of(d).price_per_hour for part in parts for d in part.ready)
-        if self.problem.max_price_per_hour is not None and price > self.problem.max_price_per_hour * (
-            1 + 1e-12
-        ):
-            return
+        free = {key: iter(ids) for key, ids in self.ids.items()}
+        replicas, ready = [], {}
+        for part in parts:
+            stages = []
+            for stage, end in zip(part.replica.stages, part.ready, strict=True):
+                device = self.problem.cluster.device(stage.device)
+                devices = tuple(islice(free[device.node, device.type], len(stage.devices)))
+                stages.append(stage.model_copy(update={"devices": devices}))
+                ready.update(dict.fromkeys(devices, end))
+            replicas.append(part.replica.model_copy(update={"stages": tuple(stages)}))
         plan = Plan.model_construct(
-            model=self.problem.profile.model,
-            global_batch=self.problem.global_batch,
-            replicas=tuple(part.replica for part in parts),
+            model=self.problem.profile.model, global_batch=self.problem.global_batch, replicas=tuple(replicas)
         )
-        ready = {d: end for part in parts for d, end in part.ready.items()}
-        synced = max(ready.values())
-        for _, _, end in sync_times(sync_segments(plan, self.costs), ready, self.costs):
-            synced = max(synced, end)
-        step = synced + max(part.optimizer for part in parts)
+        ends = [end for _, _, end in sync_times(sync_segments(plan, self.costs), ready, self.costs)]
+        step = max([*ready.values(), *ends]) + max(part.optimizer for part in parts)
         deadline = self.problem.deadline_seconds_per_step
         if deadline is not None and step > deadline:
             return
@@ -159,51 +207,55 @@ class Oracle:
             self.best, self.plan = goal, plan
 
     def search(self) -> None:
-        """Every b, every set of pipelines, every deal and remainder, every choice of one pipeline each, until it is late."""
-        batch, profile = self.problem.global_batch, self.problem.profile
-        for b, pipelines in product(microbatch_sizes(self.problem), list(lines(self.problem))):
+        """Every set of pipelines, every deal of the batch, every choice of one pipeline each, until it is late."""
+        types = self.problem.cluster.device_types
+        for found in arrangements(self.problem):
             if self.late():
                 return
-            M, q = -(-batch // b), batch % b
-            used = {self.types[d] for line in pipelines for d in line}
-            if len(pipelines) > M or not all(
-                b in profile.measurement(kind).microbatch_sizes for kind in used
-            ):
+            price = sum(types[seat.type].price_per_hour * seat.degree for line in found for seat in line)
+            most = self.problem.max_price_per_hour
+            if most is not None and price > most * (1 + 1e-12):
                 continue
-            if self.problem.backend != "torch" and any(
-                len({d.split("/")[0] for d in line}) > 1 for line in pipelines
-            ):
-                continue
-            for dealt in shares(M, len(pipelines)):
-                for rest in range(len(pipelines)) if q else [-1]:
-                    loads = [Load(b, m, q if r == rest else 0) for r, m in enumerate(dealt)]
-                    self.combine(
-                        [self.pipelines(line, load) for line, load in zip(pipelines, loads, strict=True)]
-                    )
+            for dealt in shares(self.problem.global_batch, len(found)):
+                pairs = list(zip(found, dealt, strict=True))
+                if all(not (a[0] == b[0] and a[1] < b[1]) for a, b in pairwise(pairs)):
+                    self.combine([self.pipelines(*pair) for pair in pairs], price)
 
     def late(self) -> bool:
         """Whether the time limit is over."""
         return time.monotonic() > self.deadline_at
 
-    def combine(self, choices: list[list[Priced]], chosen: tuple[Priced, ...] = ()) -> None:
+    def hopeless(self, part: Priced) -> bool:
+        """Whether no plan with this pipeline is better than the best so far."""
+        deadline = self.problem.deadline_seconds_per_step
+        return part.end + part.optimizer >= self.best[1] if deadline is None else part.end > deadline
+
+    def combine(self, every: list[list[Priced]], price: float, chosen: tuple[Priced, ...] = ()) -> None:
         """One pipeline from each list."""
-        if len(chosen) == len(choices):
-            self.offer(chosen)
+        if len(chosen) == len(every):
+            self.offer(chosen, price)
             return
-        for part in choices[len(chosen)]:
+        if any(all(map(self.hopeless, own)) for own in every[len(chosen) :]):
+            return
+        for part in every[len(chosen)]:
             if self.late():
                 return
-            if self.problem.deadline_seconds_per_step is not None or part.end + part.optimizer < self.best[1]:
-                self.combine(choices, (*chosen, part))
+            if not self.hopeless(part):
+                self.combine(every, price, (*chosen, part))
+
+
+def dominates(a: Priced, b: Priced) -> bool:
+    """Whether no stage of pipeline a is ready later than that of b, which has the same cuts."""
+    return all(x <= y for x, y in zip(a.ready, b.ready, strict=True))
 
 
 def plan_count(problem: Problem) -> float:
     """Roughly how many pipelines and deals there are to price."""
-    L, total = len(problem.profile.layers), 0.0
-    deals_of = [-(-problem.global_batch // b) for b in microbatch_sizes(problem)]
-    for pipelines in lines(problem):
-        cuts = sum(math.comb(L - 1, len(line) - 1) * 2 ** len(line) for line in pipelines)
-        total += cuts * sum(math.comb(M - 1, len(pipelines) - 1) for M in deals_of)
+    L, B, total = len(problem.profile.layers), problem.global_batch, 0.0
+    sizes = len(microbatch_sizes(problem))
+    for found in arrangements(problem):
+        cuts = sum(math.comb(L - 1, len(line) - 1) for line in found)
+        total += sizes * cuts * math.comb(B - 1, len(found) - 1)
     return total
 
 
@@ -213,7 +265,7 @@ class Exhaustive:
 
     name: str = "exhaustive"
     max_devices: int = 8
-    max_plans: float = 2e7
+    max_plans: float = 2e6
 
     def __call__(self, problem: Problem) -> Solution:
         """Price every plan of the class."""

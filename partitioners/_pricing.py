@@ -1,0 +1,93 @@
+"""Complete pipelines simulated, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.partitioners._batch import Durations, Index, Pipelines, ready_times
+from hetpipe.partitioners._space import Array, Family, Load, Space, depth_of
+
+
+def price(
+    space: Space,
+    family: Family,
+    loads: Sequence[Load],
+    kinds: Index,
+    cuts: Index,
+    recompute: NDArray[np.bool_],
+    R: int,
+) -> Pipelines:
+    """Simulate pipelines of one depth family: kinds [K, n] and cuts [K, n + 1], first stage to last; `bound` holds
+    for plans of R or more replicas."""
+    order = np.argsort([-load.m for load in loads], kind="stable")
+    loads, kinds, cuts, recompute = [loads[i] for i in order.tolist()], kinds[order], cuts[order], recompute[order]
+    n, m = kinds.shape[1], np.array([load.m for load in loads])
+    depths = np.array([[depth_of(family, n - s, int(x)) for s in range(n)] for x in np.unique(m)])
+    b = np.array([load.b for load in loads])
+    full = _durations(space, b, kinds, cuts, recompute)
+    last = _durations(space, np.array([load.q or load.b for load in loads]), kinds, cuts, recompute)
+    delay = np.maximum(full[3], last[3])
+    if not space.problem.cluster.runtime_overhead.overlap_transfers:
+        full, last = _blocking(full, delay), _blocking(last, delay)
+        delay = np.zeros_like(delay)
+    times = Durations((full[0], last[0]), (full[1], last[1]), (full[2], last[2]), delay)
+    most = int(m[0])
+    ready = ready_times(times, tuple(depth_of(family, n - s, most) for s in range(n)), m).T
+    optimizer = _of_stages(space.optimizer, kinds, cuts).max(axis=1)
+    samples = np.array([load.samples for load in loads])
+    found = Pipelines(
+        np.column_stack([b, samples]), kinds, cuts, depths[np.searchsorted(np.unique(m), m)], recompute, ready,
+        optimizer, optimizer,
+    )  # fmt: skip
+    return found._replace(bound=bound(space, found, R))
+
+
+def bound(space: Space, rows: Pipelines, R: int) -> Array:
+    """Lower bounds on the step of any plan of R or more replicas that holds these pipelines, [K]."""
+    sums = _of_stages(lambda k: space.sum_floor(k, R), rows.kinds, rows.cuts) if R > 1 else 0.0
+    least: Array = (rows.ready + sums).max(axis=1) + rows.optimizer
+    return least
+
+
+def _of_stages(table: Callable[[int], Array], kinds: Index, cuts: Index) -> Array:
+    """table(k)[lo, hi] of every stage, [K, n]."""
+    found = np.zeros(kinds.shape)
+    for k in np.unique(kinds).tolist():
+        at = kinds == k
+        found[at] = table(k)[cuts[:, :-1][at], cuts[:, 1:][at]]
+    return found
+
+
+Parts = tuple[Array, Array, Array, Array]
+
+
+def _durations(space: Space, size: Index, kinds: Index, cuts: Index, recompute: NDArray[np.bool_]) -> Parts:
+    """Forward and backward [n, K], occupied links and latency [n − 1, K], for micro-batches of size[i] in pipeline
+    i; summed in the order of `Costs.stage_seconds`: (backward + recomputed forward) + overhead."""
+    unique, index = np.unique(size, return_inverse=True)
+    lo, hi, kinds, again = cuts[:, :-1].T, cuts[:, 1:].T, kinds.T, recompute.T
+    which = np.broadcast_to(index, kinds.shape)
+    forward, backward = np.zeros(kinds.shape), np.zeros(kinds.shape)
+    extra = space.problem.cluster.runtime_overhead.action_seconds
+    for k in np.unique(kinds).tolist():
+        at = kinds == k
+        prefix_f, prefix_b = space.prefixes(k, unique.tolist())
+        f = prefix_f[which[at], hi[at]] - prefix_f[which[at], lo[at]]
+        b = prefix_b[which[at], hi[at]] - prefix_b[which[at], lo[at]]
+        forward[at], backward[at] = f + extra, b + np.where(again[at], f, 0.0) + extra
+    wires = [space.transfer(b) for b in unique.tolist()]
+    ends = which[1:], kinds[:-1], kinds[1:], hi[:-1]
+    return forward, backward, np.stack([w for w, _ in wires])[ends], np.stack([d for _, d in wires])[ends]
+
+
+def _blocking(parts: Parts, delay: Array) -> Parts:
+    """Where transfers do not overlap compute, they are part of the actions at both ends."""
+    forward, backward, occupied, _ = parts
+    taken = np.zeros_like(forward)
+    for s in range(len(forward) - 1):
+        taken[s : s + 2] += occupied[s]
+        taken[s : s + 2] += delay[s]
+    return forward + taken, backward + taken, np.zeros_like(occupied), delay
