@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import lcm
+from itertools import combinations, pairwise
+from math import comb, lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,13 +175,20 @@ class Costs:
         k = len(set(devices))
         if k < 2 or size_bytes <= 0:
             return 0.0
-        counts = Counter(self.cluster.device(d).node for d in set(devices))
-        nodes = sorted(counts)
-        between = [(a, b) for i, a in enumerate(nodes) for b in nodes[i + 1 :]]
-        if not self.cluster.links:
-            between = between[:1]  # all the same link
-        pairs = [(a, a) for a in nodes if counts[a] > 1] + between
-        return 2 * (k - 1) * max(self.cluster.link_between(a, b).seconds(size_bytes / k) for a, b in pairs)
+        nodes = Counter(self.cluster.device(d).node for d in set(devices))
+        return 2 * (k - 1) * max(link.seconds(size_bytes / k) for link in self._links_among(nodes))
+
+    def _links_among(self, nodes: Mapping[str, int]) -> set[Link]:
+        """The different links between devices of these nodes, of which each has so many."""
+        own = {
+            pair
+            for link in self.cluster.links
+            if len(pair := frozenset(link.between)) == 2 and pair <= nodes.keys()
+        }
+        pairs = [(a, a) for a, count in nodes.items() if count > 1] + [tuple(pair) for pair in own]
+        if len(own) < comb(len(nodes), 2):  # the others have the link of the cluster
+            pairs.append(next(pair for pair in combinations(nodes, 2) if frozenset(pair) not in own))
+        return {self.cluster.link_between(a, b) for a, b in pairs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +211,7 @@ def owner_segments(replicas: Sequence[ReplicaPlan]) -> list[tuple[int, int, tupl
     )
     runs = []
     for lo, hi in pairwise(cuts):
-        runs.append((lo, hi, tuple(stage.device for stage in _stages_of(replicas, [lo]))))
+        runs.append((lo, hi, tuple(stage.device for stage in _stages_at(replicas, lo))))
     return runs
 
 
@@ -234,6 +241,11 @@ def _untied_bytes(stages: Sequence[StagePlan], lo: int, hi: int, costs: Costs) -
     return max(degree * costs.shard_bytes(kind, lo, hi, degree) for kind, degree in kinds) - tied
 
 
+def _stages_at(replicas: Sequence[ReplicaPlan], layer: int) -> list[StagePlan]:
+    """The stage of each replica that holds this layer."""
+    return [next(s for s in r.stages if layer < s.layers[1]) for r in replicas]
+
+
 def _stages_of(replicas: Sequence[ReplicaPlan], layers: Sequence[int]) -> list[StagePlan]:
     """The stages, replica by replica, that hold any of these layers."""
     return [s for r in replicas for s in r.stages if any(s.layers[0] <= i < s.layers[1] for i in layers)]
@@ -246,7 +258,7 @@ def sync_segments(plan: Plan, costs: Costs) -> list[Segment]:
     layers = costs.profile.layers
     segments = []
     for lo, hi, _ in reversed(owner_segments(plan.replicas)):
-        stages = _stages_of(plan.replicas, [lo])
+        stages = _stages_at(plan.replicas, lo)
         pieces = shard_owners(stages)
         size = _untied_bytes(stages, lo, hi, costs) / len(pieces) if len(stages) > 1 else 0.0
         segments += [

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from hetpipe.cluster import Cluster
+from hetpipe.cluster import Cluster, Link
 from hetpipe.cost import Costs, Segment, sync_segments
 from hetpipe.plan import Plan, ReplicaPlan
 from hetpipe.profiles import Profile
@@ -222,76 +223,104 @@ def sync_times(
 
 def peak_bytes(plan: Plan, costs: Costs) -> dict[str, int]:
     """Greatest bytes on each device of the plan."""
-    peaks = {}
+    peaks: dict[str, int] = {}
+    known: dict[object, list[int]] = {}
     for replica in plan.replicas:
-        depths = replica.depths(plan.schedule)
-        for stage, depth in zip(replica.stages, depths, strict=True):
-            kind = costs.cluster.device(stage.device).type
-            memory = costs.stage_memory(
-                kind,
-                *stage.layers,
-                samples=replica.samples,
-                recompute=stage.recompute,
-                degree=len(stage.devices),
-            )
-            peaks.update(dict.fromkeys(stage.devices, memory.peak(replica.microbatch_sizes, depth)))
+        key = _kinds(costs, replica)
+        if key not in known:
+            known[key] = _stage_peaks(costs, replica, replica.depths(plan.schedule))
+        for stage, peak in zip(replica.stages, known[key], strict=True):
+            peaks.update(dict.fromkeys(stage.devices, peak))
     return peaks
 
 
-class _Run(NamedTuple):
-    """One replica's pipeline as simulated."""
+def _stage_peaks(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> list[int]:
+    found = []
+    for stage, depth in zip(replica.stages, depths, strict=True):
+        kind, degree = costs.cluster.device(stage.device).type, len(stage.devices)
+        memory = costs.stage_memory(
+            kind, *stage.layers, samples=replica.samples, recompute=stage.recompute, degree=degree
+        )
+        found.append(memory.peak(replica.microbatch_sizes, depth))
+    return found
 
-    replica: ReplicaPlan
+
+def _kinds(costs: Costs, replica: ReplicaPlan) -> tuple[object, ...]:
+    """What decides a replica's bytes: alike for replicas that differ only in which devices of the same types they have."""
+    device = costs.cluster.device
+    return replica.microbatch_sizes, tuple(
+        (stage.layers, stage.recompute, stage.warmup, len(stage.devices), device(stage.device).type)
+        for stage in replica.stages
+    )
+
+
+def _links(costs: Costs, replica: ReplicaPlan) -> tuple[Link, ...]:
+    """The links between a replica's stages, and within its tensor-parallel groups."""
+    first = [stage.device for stage in replica.stages]
+    groups = [stage.device for stage in replica.stages if len(stage.devices) > 1]
+    return tuple(costs.link(a, b) for a, b in (*pairwise(first), *zip(groups, groups, strict=True)))
+
+
+class _Run(NamedTuple):
+    """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage."""
+
     costs: PipelineCosts
     times: list[StageTimes]
+    optimizers: list[float]
+
+
+def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> _Run:
+    priced = replica_costs(costs, replica)
+    optimizers = [
+        costs.optimizer_seconds(costs.cluster.device(s.device).type, *s.layers, len(s.devices))
+        for s in replica.stages
+    ]
+    return _Run(priced, pipeline_times(priced, depths), optimizers)
 
 
 def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     """One step of `plan`: pipelines, then gradient sums per owner group, then (after the one global norm, so after all sums)
-    the optimizers. The profile's measured links override the cluster's. InputError if the three do not belong together."""
+    the optimizers. The profile's measured links override the cluster's. Replicas that are alike are computed once.
+    InputError if the three do not belong together."""
     cluster = cluster.with_links(profile.links)
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)
-    runs = []
-    ready: dict[str, float] = {}
-    optimizers: dict[str, float] = {}
+    known: dict[object, _Run] = {}
+    runs, ready = [], {}
     for replica in plan.replicas:
-        priced = replica_costs(costs, replica)
-        times = pipeline_times(priced, replica.depths(plan.schedule))
-        runs.append(_Run(replica, priced, times))
-        for stage, finish in zip(replica.stages, times, strict=True):
-            seconds = costs.optimizer_seconds(
-                cluster.device(stage.device).type, *stage.layers, len(stage.devices)
-            )
+        key = _kinds(costs, replica), _links(costs, replica)
+        if key not in known:
+            known[key] = _run(costs, replica, replica.depths(plan.schedule))
+        runs.append(known[key])
+        for stage, finish in zip(replica.stages, runs[-1].times, strict=True):
             ready.update(dict.fromkeys(stage.devices, finish.backward[-1]))
-            optimizers.update(dict.fromkeys(stage.devices, seconds))
     pipeline = max(ready.values())
     sums = sync_times(sync_segments(plan, costs), ready, costs)
     synced = max([pipeline, *(end for _, _, end in sums)])
-    optimizer = max(optimizers.values())
+    optimizer = max(max(run.optimizers) for run in known.values())
     return Timeline(
-        spans=LazySpans(lambda: _spans(runs, sums, synced, optimizers)),
+        spans=LazySpans(lambda: _spans(plan.replicas, runs, sums, synced)),
         step_seconds=synced + optimizer, pipeline_seconds=pipeline, sync_seconds=synced - pipeline, optimizer_seconds=optimizer,
         peak_bytes=peak_bytes(plan, costs), warnings=_extrapolations(plan, profile, cluster),
     )  # fmt: skip
 
 
 def _spans(
+    replicas: Sequence[ReplicaPlan],
     runs: Sequence[_Run],
     sums: Sequence[tuple[Segment, float, float]],
     synced: float,
-    optimizers: dict[str, float],
 ) -> list[Span]:
     """All spans: forwards and backwards, then sums, then optimizers."""
     where = {
         d: (r, s)
-        for r, run in enumerate(runs)
-        for s, stage in enumerate(run.replica.stages)
+        for r, replica in enumerate(replicas)
+        for s, stage in enumerate(replica.stages)
         for d in stage.devices
     }
     spans = []
     for device, (r, s) in where.items():
-        _, priced, times = runs[r]
+        priced, times, _ = runs[r]
         forwards = zip(times[s].forward, priced.forward[s], strict=True)
         backwards = zip(times[s].backward, priced.backward[s], strict=True)
         for i, ((f, f_seconds), (b, b_seconds)) in enumerate(zip(forwards, backwards, strict=True)):
@@ -303,7 +332,9 @@ def _spans(
             )
     for segment, start, end in sums:
         spans += [_span(d, where[d], "sync", start, end) for d in segment.owners]
-    return spans + [_span(d, at, "optimizer", synced, synced + optimizers[d]) for d, at in where.items()]
+    return spans + [
+        _span(d, (r, s), "optimizer", synced, synced + runs[r].optimizers[s]) for d, (r, s) in where.items()
+    ]
 
 
 def _span(device: str, at: tuple[int, int], kind: SpanKind, start: float, end: float) -> Span:

@@ -5,7 +5,7 @@
 2. The least T at which the linear program over counts (`_master`) is possible, per micro-batch size and interval
    of replica counts: the least of all bounds every plan of the class.
 3. Whole numbers (`_fleet`) at T and a little above, with pipelines that were simulated; the best by the step with
-   its gradient sums is placed on real devices (`_placing`) and priced exactly (`_counted`).
+   its gradient sums is placed on real devices (`_placing`) and simulated.
 
 The size of all programs depends on the number of classes, not of devices; only placing is a loop over them."""
 
@@ -19,7 +19,6 @@ from hetpipe.bounds import fluid_bound
 from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._classes import Classes
 from hetpipe.partitioners._columns import Columns, grid_of
-from hetpipe.partitioners._counted import step_seconds
 from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._master import Master
 from hetpipe.partitioners._placing import place
@@ -27,6 +26,7 @@ from hetpipe.partitioners._relaxed import Relaxed
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners._space import microbatch_sizes
 from hetpipe.plan import Plan
+from hetpipe.simulator import simulate
 
 STAGES = {1: 8, 2: 7, 3: 5, 4: 4}
 ACCURACY = 1e-3
@@ -162,7 +162,7 @@ class Large:
                     candidates += self.candidates(size, R // share, R // share, min(c[0] for c in candidates))
         for _, groups in sorted(candidates, key=lambda pair: pair[0])[:1]:
             plan = place(self.space, groups, size.b, self.name)
-            step = step_seconds(plan, self.problem)
+            step = simulate(plan, self.problem.profile, self.problem.cluster).step_seconds
             if step < self.best_step:
                 self.best_step, self.plan = step, plan
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.cluster import Cluster
 from hetpipe.partitioners._batch import Durations, ready_times
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.schedule import default_depths
@@ -139,3 +140,25 @@ class TestStep:
         assert timeline.step_seconds == 12
         (warning,) = timeline.warnings
         assert "micro-batches of 4 samples on 'a' are above the largest measured, 2" in warning
+
+
+def test_replicas_that_are_alike_but_for_a_link() -> None:
+    """
+    n0 | n1   n0 | n2   n0 | n1      the output takes 1 s to n1 each way, 5 s to n2
+    """
+    cluster = make_cluster(
+        [{"a": 3}, {"a": 2}, {"a": 1}], link={"bandwidth": 1e300, "latency": 1.0}
+    ).model_dump()
+    cluster["links"] = [{"between": ["n0", "n2"], "bandwidth": 1e300, "latency": 5.0}]
+    replicas = [
+        ReplicaPlan(
+            microbatch_sizes=(1,),
+            stages=(StagePlan(layers=(0, 1), devices=(a,)), StagePlan(layers=(1, 2), devices=(b,))),
+        )
+        for a, b in (("n0/0", "n1/0"), ("n0/1", "n2/0"), ("n0/2", "n1/1"))
+    ]
+    plan = Plan(model="test", global_batch=3, replicas=tuple(replicas))
+    timeline = simulate(plan, make_profile({"a": [1.0, 1.0]}), Cluster.parse(cluster, "the test's cluster"))
+    ends = {span.device: (span.replica, span.end) for span in timeline.spans if span.kind == "B"}
+    assert [ends[r.stages[0].device] for r in replicas] == [(0, 8.0), (1, 16.0), (2, 8.0)]
+    assert set(timeline.peak_bytes) == set(plan.device_ids)
