@@ -148,7 +148,7 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[st
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(len(devices)),
-        "LOCAL_RANK": str(device.index),
+        "LOCAL_RANK": str(sum(d.node == device.node for d in devices[:rank])),
         "GROUP_RANK": str(nodes.index(device.node)),
         "LOCAL_WORLD_SIZE": str(sum(d.node == device.node for d in devices)),
         "MASTER_ADDR": "127.0.0.1",
@@ -162,7 +162,7 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[st
 def start_ranks(
     program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device]
 ) -> list[Any]:
-    """Run `program(*arguments)` in one process per device and return their results in rank order. `program` must be a
+    """Run `program(*arguments)` in one process for each of `devices` and return their results in rank order. `program` must be a
     module-level function. RankFailure (after every process is gone) if one fails."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from hetpipe.build import build_data, build_model, check_training, optimizer_factory
-from hetpipe.cluster import Cluster
+from hetpipe.cluster import Cluster, Device
 from hetpipe.config import Job, PlanSection, ProfileSection, TorchNamed
 from hetpipe.cost import Costs
 from hetpipe.datasets import DataSplits
@@ -26,10 +26,17 @@ from hetpipe.plan import Plan
 from hetpipe.planner import make_plan
 from hetpipe.profiler import default_type_name
 from hetpipe.profiles import Profile
-from hetpipe.replicas import PlanGroups
-from hetpipe.runtime.engine import TorchEngine
-from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
-from hetpipe.split import tied_layers
+from hetpipe.runtime.backends import (
+    Backend,
+    check_backend,
+    check_cluster,
+    drives_a_replica,
+    load_library,
+    open_engine,
+    processes,
+    seat,
+)
+from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.world import World, connect, create_world
 
 
@@ -50,20 +57,27 @@ class Session(Setting):
     data: DataSplits
 
 
-def discover_cluster() -> Cluster:
-    """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names. Collective."""
-    cuda = torch.cuda.is_available()
+def discover_cluster(backend: Backend = "torch") -> Cluster:
+    """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names. A process stands for
+    the device of its local rank; where the back end drives a replica from one process, the first for all GPUs of its host.
+    Collective."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    if cuda:
-        kind, memory = (
-            default_type_name(torch.device("cuda", local)),
-            torch.cuda.get_device_properties(local).total_memory,
-        )
+    agent = int(os.environ.get("GROUP_RANK", "0"))
+    own = []
+    if torch.cuda.is_available():
+        indices = [local]
+        if drives_a_replica(backend):
+            indices = list(range(torch.cuda.device_count())) if local == 0 else []
+        for index in indices:
+            memory = torch.cuda.get_device_properties(index).total_memory
+            own.append((agent, index, default_type_name(torch.device("cuda", index)), memory))
     else:
         per_host = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        kind, memory = "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host
-    rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, (int(os.environ.get("GROUP_RANK", "0")), local, kind, memory))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host
+        own.append((agent, local, "cpu", memory))
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own)
+    rows = [row for part in parts for row in part]
     nodes: dict[int, dict[str, int]] = {}
     types: dict[str, dict[str, int]] = {}
     for agent, _, kind, memory in sorted(rows):
@@ -83,13 +97,14 @@ def discover_cluster() -> Cluster:
     return Cluster.parse(document, "the devices found")
 
 
-def meet(cluster: Cluster | None) -> tuple[World, Cluster]:
+def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cluster]:
     """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. Collective."""
+    check_cluster(backend, cluster)
     emulated = cluster is not None and any(t.emulate is not None for t in cluster.device_types.values())
     connect(use_cuda=torch.cuda.is_available() and not emulated)
     if not torch.cuda.is_available() or emulated:
         torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
-    cluster = cluster or discover_cluster()
+    cluster = cluster or discover_cluster(backend)
     world = create_world(cluster)
     describe_with(lambda: f"rank {world.rank}, device {world.device_id}")
     return world, cluster
@@ -97,7 +112,7 @@ def meet(cluster: Cluster | None) -> tuple[World, Cluster]:
 
 def open_session(job: Job) -> Session:
     """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
-    world, cluster = meet(job.read_cluster())
+    world, cluster = meet(job.read_cluster(), job.plan.backend)
     check_training(job)
     data = build_data(job)
     return Session(job=job, world=world, cluster=cluster, model=build_model(job, data.train), data=data)
@@ -170,7 +185,7 @@ def planned_by_file(session: Session) -> Plan | None:
         global_batch=job.train.global_batch,
         source=job.plan.file,
     )
-    refuse_tensor_parallel(plan)
+    check_backend(job.plan.backend, plan)
     return plan
 
 
@@ -211,28 +226,25 @@ def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: Pl
         return error
 
 
-def join(setting: Setting, profile: Profile, plan: Plan) -> PlanEngine | None:
-    """This rank's engine; None where the plan leaves its device unused (the process may end). Collective."""
-    world, cluster, model = setting.world, setting.cluster, setting.model
+def join(setting: Setting, profile: Profile, plan: Plan, backend: Backend = "torch") -> PlanEngine | None:
+    """This process's engine; None where the plan leaves it unused (it may end). Collective."""
+    cluster, model = setting.cluster, setting.model
     plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
-    groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))
-    used = world.restrict(plan.device_ids)
-    if used.device_id is None:
-        return None
-    if world.is_main or used.is_main:
+    check_backend(backend, plan)
+    world = seat(setting.world, backend, plan)
+    if world.is_main:
         name_places(_places(plan))
-    device = cluster.device(used.device_id)
-    place = _places(plan)[device.id]
-    describe_with(lambda: f"rank {used.rank}, {place}, device {device.id}")
-    engine = TorchEngine(
-        model,
-        plan,
-        used,
-        groups,
-        torch_device(cluster.device_types[device.type], device.index),
-        emulation=_emulation(cluster, profile, plan, used.device_id),
-    )
-    describe_with(lambda: f"{engine.name}, in {engine.doing}")
+    if world.device_id in plan.device_ids:
+        place = _places(plan)[world.device_id]
+        describe_with(lambda: f"rank {world.rank}, {place}, device {world.device_id}")
+
+    def device(device_id: str) -> torch.device:
+        found = cluster.device(device_id)
+        return torch_device(cluster.device_types[found.type], found.index)
+
+    engine = open_engine(backend, model, plan, world, device, lambda d: _emulation(cluster, profile, plan, d))
+    if engine is not None:
+        describe_with(lambda: f"{engine.name}, in {engine.doing}")
     return engine
 
 
@@ -270,10 +282,19 @@ def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -
 def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> Any:
     """`program(job, *arguments)` on every rank: in this process under torchrun, else in ranks started here. Returns the main
     rank's result (None on other ranks of torchrun)."""
-    from hetpipe.launch import start_ranks
-
     if "RANK" in os.environ:
         return program(job, *arguments)
+    return _start(program, (job, *arguments), _machine(job).devices)
+
+
+def _start(program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device]) -> Any:
+    from hetpipe.launch import start_ranks
+
+    return next((r for r in start_ranks(program, arguments, devices) if r is not None), None)
+
+
+def _machine(job: Job) -> Cluster:
+    """The job's cluster; without one, the GPUs of this machine, or its CPU."""
     cluster = job.read_cluster()
     if cluster is None:
         count = max(1, torch.cuda.device_count())
@@ -286,8 +307,31 @@ def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> An
             "this machine",
         )
     _refuse_shared_gpus(cluster)
-    results = start_ranks(program, (job, *arguments), cluster.devices)
-    return next((r for r in results if r is not None), None)
+    return cluster
+
+
+def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:
+    """`program(job)` on every rank, as `run_everywhere`. Where one process drives a replica, the number of processes is known
+    with the plan: what is not yet measured and planned is, by one process a device; then `program(job, plan, profile)` in one
+    process a replica."""
+    backend = job.plan.backend
+    if "RANK" in os.environ or not drives_a_replica(backend):
+        return run_everywhere(job, program)
+    cluster = _machine(job)
+    check_cluster(backend, cluster)
+    load_library(backend)
+    if job.plan.file is not None:
+        check_backend(backend, Plan.load(job.plan.file))
+    plan, profile = run_everywhere(job, _plan_rank)
+    return _start(program, (job, plan, profile), processes(backend, plan, cluster))
+
+
+def _plan_rank(job: Job) -> tuple[Plan, Profile] | None:
+    session = open_session(job)
+    plan = planned_by_file(session)
+    profile = obtain_profile(session)
+    plan = plan or obtain_plan(session, profile)
+    return (plan, profile) if session.world.is_main else None
 
 
 def _refuse_shared_gpus(cluster: Cluster) -> None:

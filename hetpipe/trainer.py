@@ -57,7 +57,7 @@ class Trainer:
         plan = plan or planned_by_file(session)  # a fault in it is known before anything is measured
         profile = profile or obtain_profile(session)
         plan = plan or obtain_plan(session, profile)
-        engine = join(session, profile, plan)
+        engine = join(session, profile, plan, self.job.plan.backend)
         if engine is None:
             return None
         result = _Run(self.job, session, engine, plan).train()
@@ -363,6 +363,6 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def train_rank(job: Job) -> TrainResult | None:
+def train_rank(job: Job, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
     """The program of every rank of `hetpipe train`."""
-    return Trainer(job).run()
+    return Trainer(job).run(plan, profile)

@@ -314,11 +314,7 @@ def test_message_of_a_scheduler(scheduler: dict[str, Any], expected: str) -> Non
     assert expected in str(caught.value)
 
 
-def test_the_partitioner_and_the_back_end_are_known_before_anything_is_measured() -> None:
+def test_the_partitioner_is_known_before_anything_is_measured() -> None:
     check_training(job())
     with pytest.raises(InputError, match="unknown partitioner 'chian'; did you mean 'chain'?"):
         check_training(job(plan={"partitioner": "chian"}))
-    with pytest.raises(
-        InputError, match="the back end 'fairscale' can be planned for, but does not train yet"
-    ):
-        check_training(job(plan={"backend": "fairscale"}))

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from hetpipe.cluster import Cluster
+from hetpipe.cluster import Cluster, Device
 from hetpipe.device import Emulation
 from hetpipe.formats import InputError
 from hetpipe.model import Model
@@ -49,7 +49,7 @@ def node_of(device: str) -> str:
     return device.rsplit("/", 1)[0]
 
 
-def check_backend(backend: Backend, plan: Plan, cluster: Cluster | None = None) -> None:
+def check_backend(backend: Backend, plan: Plan) -> None:
     """InputError with every reason why this back end cannot run this plan."""
     refuse_tensor_parallel(plan)
     if not drives_a_replica(backend):
@@ -69,17 +69,37 @@ def check_backend(backend: Backend, plan: Plan, cluster: Cluster | None = None) 
             faults.append(
                 f"replica {r} lies on the nodes {nodes}, and one process drives all devices of a replica, on one host"
             )
-    if cluster is not None:
-        emulated = [d for d in plan.device_ids if cluster.type_of(d).emulate is not None]
-        if emulated:
-            faults.append(
-                f"{emulated} are emulated, each paced by a process of its own; in one process their times would add up"
-            )
     if faults:
         raise InputError(
             f"the back end {backend!r} cannot run this plan; plan with --backend {backend}, or run it with --set "
             "plan.backend=torch:\n" + "\n".join(f"  {fault}" for fault in faults)
         )
+
+
+def check_cluster(backend: Backend, cluster: Cluster | None) -> None:
+    """InputError if this back end cannot use the cluster's devices."""
+    if cluster is None or not drives_a_replica(backend):
+        return
+    emulated = [k for k in cluster.device_types if cluster.device_types[k].emulate is not None]
+    if emulated:
+        raise InputError(
+            f"the device types {emulated} are emulated, each device paced by a process of its own; the back end {backend!r} "
+            "drives a replica from one process, where their times would add up: use plan.backend=torch, or leave 'emulate' out "
+            "(numbers are then right, and times those of one CPU)"
+        )
+
+
+def processes(backend: Backend, plan: Plan, cluster: Cluster) -> list[Device]:
+    """The devices for which a process is started on one machine: all of the cluster, or, where a process drives a replica, the
+    first of each replica (and one of a node without a replica, so that later nodes keep their numbers)."""
+    if not drives_a_replica(backend):
+        return list(cluster.devices)
+    leading = [cluster.device(replica.stages[0].device) for replica in plan.replicas]
+    found = []
+    for node in cluster.nodes:
+        own = [d for d in leading if d.node == node.name]
+        found += own or [d for d in cluster.devices if d.node == node.name][:1]
+    return found
 
 
 def replica_seats(plan: Plan, rank_of: Mapping[str, int]) -> dict[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import nn
 
@@ -11,10 +9,16 @@ from hetpipe.cluster import Cluster, Node
 from hetpipe.formats import InputError, natural_key
 from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.plan import Plan
-from hetpipe.replicas import PlanGroups, ReplicaMismatchError
-from hetpipe.runtime.engine import TorchEngine
+from hetpipe.replicas import ReplicaMismatchError
+from hetpipe.runtime.backends import (
+    Backend,
+    check_backend,
+    check_cluster,
+    drives_a_replica,
+    open_engine,
+    seat,
+)
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.split import tied_layers
 from hetpipe.world import connect, create_world
 
 
@@ -30,38 +34,43 @@ def _nodes_of(plan: Plan) -> tuple[Node, ...]:
 
 
 def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
-         ignore_index: int = -100, cluster: Cluster | None = None) -> PlanEngine:  # fmt: skip
-    """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan.
+         ignore_index: int = -100, cluster: Cluster | None = None, backend: Backend = "torch",
+         deferred_batch_norm: bool = False) -> PlanEngine:  # fmt: skip
+    """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
+    replica (fairscale, torchgpipe; each on one host, in the order of the plan).
 
     `sample` is an input batch (any number of samples; shapes and types matter). `loss_fn(output, targets)` returns a mean,
     over samples or (loss_weight "tokens") over the targets that differ from `ignore_index`. Every rank must build
     the same model (seed it). Nodes are bound to torchrun's agents in the order of `cluster`, or of the plan's node names.
+    `deferred_batch_norm`: BatchNorm's running statistics are those of the whole batch (fairscale and torchgpipe only).
     """
+    check_backend(backend, plan)
+    check_cluster(backend, cluster)
+    if deferred_batch_norm and not drives_a_replica(backend):
+        raise InputError("deferred_batch_norm needs the back end fairscale or torchgpipe")
     connect(use_cuda=torch.cuda.is_available())
     nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
     shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
-    everyone = create_world(shown)
-    groups = PlanGroups.create(plan, everyone.rank_of, tied_layers(model))
-    world = everyone.restrict(plan.device_ids)
-    if world.device_id is None:
+    world = seat(create_world(shown), backend, plan)
+    loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
+    whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
+                  deferred_batch_norm=deferred_batch_norm)  # fmt: skip
+    engine = open_engine(backend, whole, plan, world, _device, lambda _: None)
+    if engine is None:
+        wanted = "replica" if drives_a_replica(backend) else "device"
         raise InputError(
-            f"rank {world.rank} has no part in the plan, which uses {list(plan.device_ids)}; start one process per device of it"
+            f"rank {world.rank} has no part in the plan, which uses {list(plan.device_ids)}; start one process per {wanted} of it"
         )
-    device = (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    check_same_model(engine)
+    return engine
+
+
+def _device(device_id: str) -> torch.device:
+    return (
+        torch.device("cuda", int(device_id.rsplit("/", 1)[1]))
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
-    loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
-    engine = TorchEngine(
-        Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss),
-        plan,
-        world,
-        groups,
-        device,
-    )
-    check_same_model(engine)
-    return engine
 
 
 def check_same_model(engine: PlanEngine) -> None:
