@@ -1,13 +1,16 @@
-"""The promise: whatever the plan, training by it is training on one device. float64, five optimizer steps, 1e-10."""
+"""The promise: training by any plan, with any back end, is training on one device. float64, five optimizer steps, 1e-10."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
 import torch
 
+from hetpipe.formats import InputError
 from hetpipe.launch import RankFailure
+from hetpipe.runtime.backends import Backend, check_backend
 from tests.nets import batch, build
 from tests.ranks import cluster_of, run_ranks
 from tests.transparency import Case, Trained, largest_difference, train_cases, train_on_one_device
@@ -105,11 +108,37 @@ CASES = {
 ALL = [(family, case) for family, cases in CASES.items() for case in cases]
 
 
+LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")
+
+
+def applies(case: Case) -> bool:
+    """Whether the libraries can run the case: one process a replica, on one node, all forwards first."""
+    return not case.emulated and not any("warmup" in row or "devices" in row for row in case.plan)
+
+
 @functools.cache
-def run_family(family: str) -> list[list[Trained | None]] | RankFailure:
-    """Per case, what each of six ranks holds: one spawn a family. A failure is kept, so that it is not waited for again."""
+def cases_of(family: str, backend: Backend) -> list[Case]:
+    """The cases of a family that a back end runs; those that differ from another only in being gpipe, once."""
+    cases = CASES[family]
+    if backend == "torch":
+        return cases
+    same = {case.name.removesuffix(", gpipe") for case in cases if case.name.endswith(", gpipe")}
+    wanted = [case for case in cases if applies(case) and case.name not in same | {"gpipe"}]
+    return [dataclasses.replace(case, schedule="gpipe") for case in wanted]
+
+
+ALL_OF_LIBRARIES = [
+    (backend, family, case) for backend in LIBRARIES for family in CASES for case in cases_of(family, backend)
+]
+
+
+@functools.cache
+def run_family(family: str, backend: Backend = "torch") -> list[list[Trained | None]] | RankFailure:
+    """Per case, what each rank holds (torch: six; else three, one a replica): one spawn a family. A failure is kept, so that it
+    is not waited for again."""
+    cluster = cluster_of(3, 2, 1) if backend == "torch" else cluster_of(1, 1, 1)
     try:
-        by_rank = run_ranks(train_cases, cluster_of(3, 2, 1), CASES[family])
+        by_rank = run_ranks(train_cases, cluster, cases_of(family, backend), backend)
     except RankFailure as failure:
         return failure
     return [list(row) for row in zip(*by_rank, strict=True)]
@@ -120,18 +149,16 @@ def truth_of(case: Case) -> Trained:
     return train_on_one_device(case)
 
 
-def results_of(family: str, case: Case) -> list[Trained]:
-    ran = run_family(family)
+def results_of(family: str, case: Case, backend: Backend = "torch") -> list[Trained]:
+    ran = run_family(family, backend)
     if isinstance(ran, RankFailure):
         raise ran
-    found = [r for r in ran[CASES[family].index(case)] if r is not None]
-    assert len(found) == len(case.make_plan().device_ids)
+    found = [r for r in ran[cases_of(family, backend).index(case)] if r is not None]
+    assert len(found) == (len(case.make_plan().device_ids) if backend == "torch" else len(case.plan))
     return found
 
 
-@pytest.mark.parametrize(("family", "case"), ALL, ids=[str(case) for _, case in ALL])
-def test_training_by_a_plan_is_training_on_one_device(family: str, case: Case) -> None:
-    results, truth = results_of(family, case), truth_of(case)
+def check_against_one_device(results: list[Trained], truth: Trained) -> None:
     assert largest_difference(results, truth) < 1e-10
     for result in results:
         assert result.losses == results[0].losses, "the ranks return different losses"
@@ -139,6 +166,46 @@ def test_training_by_a_plan_is_training_on_one_device(family: str, case: Case) -
         assert result.norms == results[0].norms, "the norm has different bits on different ranks"
         assert result.norms == pytest.approx(truth.norms, rel=1e-12)
         assert result.without_gradient == truth.without_gradient & set(result.state)
+
+
+@pytest.mark.parametrize(("family", "case"), ALL, ids=[str(case) for _, case in ALL])
+def test_training_by_a_plan_is_training_on_one_device(family: str, case: Case) -> None:
+    check_against_one_device(results_of(family, case), truth_of(case))
+
+
+@pytest.mark.parametrize(
+    ("backend", "family", "case"), ALL_OF_LIBRARIES, ids=[f"{b}-{case}" for b, _, case in ALL_OF_LIBRARIES]
+)
+def test_training_with_a_library_is_training_on_one_device(backend: Backend, family: str, case: Case) -> None:
+    results, truth = results_of(family, case, backend), truth_of(case)
+    check_against_one_device(results, truth)
+    assert all(set(result.state) == set(truth.state) for result in results), (
+        "names are those of the whole model"
+    )
+    check_evaluations(results, truth)
+
+
+NOT_FOR_LIBRARIES = [
+    case for _, case in ALL if not case.emulated and (not applies(case) or case.schedule == "1f1b")
+]
+
+
+@pytest.mark.parametrize("backend", LIBRARIES)
+@pytest.mark.parametrize("case", NOT_FOR_LIBRARIES, ids=str)
+def test_what_a_library_cannot_run_is_refused(backend: Backend, case: Case) -> None:
+    """As the case stands: with 1F1B or other depths, or with a replica on several nodes."""
+    plan = case.make_plan()
+    with pytest.raises(InputError) as caught:
+        check_backend(backend, plan)
+    message = str(caught.value)
+    assert message.startswith(
+        f"the back end '{backend}' cannot run this plan; plan with --backend {backend}, or"
+    )
+    for r, replica in enumerate(plan.replicas):
+        m, depths = len(replica.microbatch_sizes), list(replica.depths(plan.schedule))
+        early = f"replica {r} has warm-up depths {depths} for {m} micro-batches, and this back end runs gpipe only"
+        assert (early in message) == (min(depths) < m)
+        assert (f"replica {r} lies on the nodes" in message) == ("devices" in case.plan[r])
 
 
 @pytest.mark.parametrize("case", CASES["emulated"], ids=str)
@@ -182,7 +249,11 @@ def test_a_whole_micro_batch_of_the_tokens_is_ignored() -> None:
 def test_evaluation_is_that_of_one_device(family: str, case: Case) -> None:
     truth = truth_of(case)
     assert len(truth.evaluations) == max(1, case.steps)
-    for result in results_of(family, case):
+    check_evaluations(results_of(family, case), truth)
+
+
+def check_evaluations(results: list[Trained], truth: Trained) -> None:
+    for result in results:
         for found, wanted in zip(result.evaluations, truth.evaluations, strict=True):
             assert found.weight == wanted.weight
             assert found.loss == pytest.approx(wanted.loss, abs=1e-10)
