@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from rich.console import Console
 
+from hetpipe.catalogue import Catalogue, load_choice
 from hetpipe.cluster import Cluster
 from hetpipe.config import Job
 from hetpipe.fastspeed.command import app as convert
 from hetpipe.formats import Document, InputError, make_folder, write_text
+from hetpipe.front import Front
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
@@ -38,7 +40,9 @@ Settings = Annotated[
 ]
 JobFile = Annotated[Path, typer.Argument(help="job.yaml")]
 
-FORMATS: dict[str, type[Document]] = {"cluster": Cluster, "profile": Profile, "plan": Plan, "job": Job}
+FORMATS: dict[str, type[Document]] = {
+    "cluster": Cluster, "profile": Profile, "plan": Plan, "job": Job, "catalogue": Catalogue, "front": Front,
+}  # fmt: skip
 
 
 def _print_json(value: Any) -> None:
@@ -85,36 +89,55 @@ def plan(
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds to search; then the best plan so far.")
     ] = None,
-    pareto: Annotated[bool, typer.Option("--pareto", help="The front of price and time.")] = False,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="The front of price and time over all sub-clusters.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="With --pareto: every sub-cluster as a line.")
+    ] = None,
+    plans: Annotated[
+        Path | None, typer.Option("--plans", help="With --pareto: a folder for the plans of the front.")
+    ] = None,
     no_recompute: Annotated[
         bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")
     ] = False,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Where to write the plan; with --pareto .json, .svg or .png."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find who computes what: replicas, stages, shares; with a lower bound and the gap to it."""
     from hetpipe.planner import make_plan
     from hetpipe.report import plan_table
 
+    measured, machines = Profile.load(profile), load_choice(cluster)
+    options: dict[str, Any] = {
+        "partitioner": partitioner,
+        "schedule": schedule,
+        "backend": backend,
+        "max_price_per_hour": max_price_per_hour,
+        "deadline_seconds_per_step": deadline_seconds_per_step,
+        "allow_recompute": not no_recompute,
+        "time_limit_seconds": time_limit,
+    }
     if pareto:
-        raise InputError(
-            "--pareto is not available yet; plan with --max-price-per-hour or --deadline-seconds-per-step instead"
+        from hetpipe.front_command import run_front
+
+        run_front(measured, machines, global_batch, options, (output, csv, plans), as_json, (out, err))
+        return
+    if isinstance(machines, Catalogue) or csv is not None or plans is not None:
+        what = (
+            f"{cluster} is a catalogue"
+            if isinstance(machines, Catalogue)
+            else "--csv and --plans are for fronts"
         )
-    measured, machines = Profile.load(profile), Cluster.load(cluster)
+        raise InputError(f"{what}: plan over all of its sub-clusters with --pareto")
     with err.status("planning") as status:
         found = make_plan(
-            measured,
-            machines,
-            global_batch,
-            partitioner=partitioner,
-            schedule=schedule,
-            backend=backend,
-            max_price_per_hour=max_price_per_hour,
-            deadline_seconds_per_step=deadline_seconds_per_step,
-            allow_recompute=not no_recompute,
-            time_limit_seconds=time_limit,
+            measured, machines, global_batch, **options,
             progress=lambda message: status.update(f"planning: {message}"),
-        )
+        )  # fmt: skip
     if output is not None:
         found.save(output)
     if as_json:
@@ -201,7 +224,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a job: starts its own ranks on one machine; works unchanged under torchrun on many."""
-    from hetpipe.session import run_everywhere
+    from hetpipe.session import train_everywhere
     from hetpipe.tables import train_table
     from hetpipe.trainer import train_rank
 
@@ -210,7 +233,7 @@ def train(
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
     job.check_files()
     _note_missing_gpus(job)
-    result = run_everywhere(job, train_rank)
+    result = train_everywhere(job, train_rank)
     if result is None:
         return
     if as_json:
@@ -312,7 +335,9 @@ def _note_missing_gpus(job: Job) -> None:
 
 
 @app.command()
-def schema(name: Annotated[str, typer.Argument(help="cluster, profile, plan or job")]) -> None:
+def schema(
+    name: Annotated[str, typer.Argument(help="cluster, profile, plan, job, catalogue or front")],
+) -> None:
     """Print the JSON Schema of a file format."""
     if name not in FORMATS:
         from hetpipe.formats import nearest

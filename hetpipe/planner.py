@@ -16,6 +16,8 @@ from hetpipe.plan import Plan, Prediction, Proof
 from hetpipe.profiles import Profile
 from hetpipe.simulator import simulate
 
+Backend = Literal["torch", "fairscale", "torchgpipe"]
+
 
 def make_plan(
     profile: Profile,
@@ -24,7 +26,7 @@ def make_plan(
     *,
     partitioner: str = "auto",
     schedule: ScheduleChoice = "auto",
-    backend: Literal["torch", "fairscale", "torchgpipe"] = "torch",
+    backend: Backend = "torch",
     max_price_per_hour: float | None = None,
     deadline_seconds_per_step: float | None = None,
     allow_recompute: bool = True,
@@ -40,7 +42,15 @@ def make_plan(
         "deadline_seconds_per_step": deadline_seconds_per_step,
         "time_limit_seconds": time_limit_seconds,
     }
-    _check(global_batch, memory_reserve, limits, cluster)
+    faults = option_faults(global_batch, memory_reserve, limits)
+    prices = (cluster.device_types[device.type].price_per_hour for device in cluster.devices)
+    if deadline_seconds_per_step is not None and not any(prices):
+        faults.append(
+            "deadline_seconds_per_step asks for the cheapest plan, but no device type of the cluster has a "
+            "price_per_hour"
+        )
+    if faults:
+        raise InputError("; ".join(faults))
     problem = Problem.create(
         cluster=cluster,
         profile=profile,
@@ -55,13 +65,8 @@ def make_plan(
     return with_prediction(found(problem), problem)
 
 
-def _check(
-    global_batch: int,
-    memory_reserve: float,
-    limits: Mapping[str, float | None],
-    cluster: Cluster,
-) -> None:
-    """All faults of the options at once."""
+def option_faults(global_batch: int, memory_reserve: float, limits: Mapping[str, float | None]) -> list[str]:
+    """What is wrong with the options that a plan and a front share."""
     faults = []
     if global_batch < 1:
         faults.append(f"the global batch must be at least 1, got {global_batch}")
@@ -72,15 +77,7 @@ def _check(
     for name, value in limits.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             faults.append(f"{name} must be a positive number, got {value}")
-    if limits["deadline_seconds_per_step"] is not None and all(
-        cluster.device_types[d.type].price_per_hour == 0 for d in cluster.devices
-    ):
-        faults.append(
-            "deadline_seconds_per_step asks for the cheapest plan, but no device type of the cluster has a "
-            "price_per_hour"
-        )
-    if faults:
-        raise InputError("; ".join(faults))
+    return faults
 
 
 def with_prediction(solution: Solution, problem: Problem) -> Plan:

@@ -8,12 +8,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "HETPIPE_TEST_RUN"  # in the environment of a command and of all it starts
+
+
+class Said(NamedTuple):
+    """How a command ended that ran in this process, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
 
 
 class Ended(NamedTuple):

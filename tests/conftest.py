@@ -1,10 +1,14 @@
-"""For every test: hypothesis without a deadline, since other processes share the cores; and ranks that find this checkout from
-any folder (Python's fork server imports ahead only what it finds by itself)."""
+"""For every test: hypothesis without a deadline, since other processes share the cores; ranks that find this checkout from
+any folder (Python's fork server imports ahead only what it finds by itself); and commands run in this process."""
 
 import os
+import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests.commands import Command, Said
 
 settings.register_profile("hetpipe", deadline=None, print_blob=True)
 settings.load_profile("hetpipe")
@@ -12,3 +16,23 @@ settings.load_profile("hetpipe")
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")])
 )
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`hetpipe arguments…` in this process, as the shell would start it."""
+    from hetpipe import cli
+
+    def command(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["hetpipe", *map(str, arguments)])
+        monkeypatch.setattr(cli, "out", cli.Console(width=200))
+        monkeypatch.setattr(cli, "err", cli.Console(stderr=True, width=200))
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Said(ended.value.code, captured.out, captured.err)
+
+    return command

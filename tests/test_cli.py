@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -17,36 +16,8 @@ from hetpipe.launch import RankFailure, Report
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
-from tests.commands import finish, start
+from tests.commands import Command, finish, start
 from tests.jobs import Folder, train
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`hetpipe arguments…` in this process, as the shell would start it."""
-
-    def command(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["hetpipe", *map(str, arguments)])
-        monkeypatch.setattr(cli, "out", cli.Console(width=200))
-        monkeypatch.setattr(cli, "err", cli.Console(stderr=True, width=200))
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, captured.out, captured.err)
-
-    return command
 
 
 @pytest.fixture
@@ -109,7 +80,7 @@ def test_show_prints_a_plan_and_draws_it(run: Command, folder: Folder) -> None:
     assert "<svg" in (folder.path / "plan.svg").read_text()
 
 
-@pytest.mark.parametrize("name", ["cluster", "profile", "plan", "job"])
+@pytest.mark.parametrize("name", ["cluster", "profile", "plan", "job", "catalogue", "front"])
 def test_schema(run: Command, name: str) -> None:
     found = json.loads(run("schema", name).out)
     assert found["properties"]["format"]["const"] == f"hetpipe.{name}/1"
@@ -235,7 +206,7 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
             ("plan", *PLANNING, "--global-batch", "12", "--partitioner", "evn"),
             "unknown partitioner 'evn'; did you mean 'even'?",
         ),
-        (("plan", *PLANNING, "--global-batch", "12", "--pareto"), "--pareto is not available yet"),
+        (("plan", *PLANNING, "--global-batch", "12", "--csv", "x.csv"), "--csv and --plans are for fronts: plan over all"),
         (
             ("plan", "--profile", "job.yaml", "--cluster", "cluster.yaml", "--global-batch", "1"),
             "expected 'hetpipe.profile/1'",

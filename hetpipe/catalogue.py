@@ -1,0 +1,208 @@
+"""The catalogue: node templates to choose from, how many there may be of each, and the sub-clusters that this makes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from itertools import combinations, combinations_with_replacement, product
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+
+from hetpipe.cluster import Cluster, DeviceType, Link, LinkBetween, Node, RuntimeOverhead
+from hetpipe.formats import Document, InputError, Strict, nearest, read_mapping
+
+Counts = tuple[int, ...]
+
+
+def _range(value: Any) -> Any:
+    """`3` or `"0..8"` as (first, last), both included."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    match = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", str(value))
+    if match is None:
+        raise ValueError(
+            f"cannot read {value!r}; write a number of nodes, such as 2, or a range, such as 0..8"
+        )
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    if last < first:
+        raise ValueError(f"the range {value!r} is empty: {last} is below {first}")
+    return first, last
+
+
+def _range_text(value: tuple[int, int]) -> int | str:
+    return value[0] if value[0] == value[1] else f"{value[0]}..{value[1]}"
+
+
+Range = Annotated[
+    tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
+    BeforeValidator(_range),
+    PlainSerializer(_range_text),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*\d+\s*\.\.\s*\d+\s*$"},
+            ]
+        }
+    ),
+]
+
+
+class Template(Strict):
+    """A kind of node that can be had: its devices, and the link between them."""
+
+    devices: Annotated[dict[str, Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    link: Link | None = None
+
+
+class Catalogue(Document):
+    """Nodes to choose from. `links` joins two nodes of the named templates (twice the same: two such nodes)."""
+
+    format: Literal["hetpipe.catalogue/1"]
+    device_types: Annotated[dict[str, DeviceType], Field(min_length=1)]
+    templates: Annotated[dict[Annotated[str, Field(pattern=r"^[^/\s]+$")], Template], Field(min_length=1)]
+    nodes: Annotated[dict[str, Range], Field(min_length=1)]
+    link: Link | None = None
+    links: tuple[LinkBetween, ...] = ()
+    runtime_overhead: RuntimeOverhead = RuntimeOverhead()
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        types, names = list(self.device_types), list(self.templates)
+        faults = [f"template {name!r}: unknown device type {kind!r}{nearest(kind, types)}"
+                  for name, template in self.templates.items() for kind in template.devices
+                  if kind not in types]  # fmt: skip
+        faults += [f"nodes: unknown template {name!r}{nearest(name, names)}"
+                   for name in self.nodes if name not in names]  # fmt: skip
+        faults += [f"links: unknown template {end!r}{nearest(end, names)}"
+                   for link in self.links for end in link.between if end not in names]  # fmt: skip
+        if all(last == 0 for _, last in self.nodes.values()):
+            faults.append("nodes: no template may be taken even once, so there is nothing to choose from")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    def cluster(self, counts: Counts) -> Cluster:
+        """The cluster of so many nodes of each template of `nodes`, named `template-0`, `template-1`, …"""
+        names = {
+            template: [f"{template}-{i}" for i in range(count)]
+            for template, count in zip(self.nodes, counts, strict=True)
+        }
+        links = {frozenset(link.between): link for link in self.links}
+        pairs = []
+        for a, b in combinations_with_replacement(self.nodes, 2) if links else []:
+            found = links.get(frozenset([a, b]))
+            ends = combinations(names[a], 2) if a == b else product(names[a], names[b])
+            if found is not None:
+                pairs += [found.model_copy(update={"between": pair}) for pair in ends]
+        nodes = [
+            Node(
+                name=name, devices=dict(self.templates[template].devices), link=self.templates[template].link
+            )
+            for template, own in names.items()
+            for name in own
+        ]
+        return Cluster(
+            format="hetpipe.cluster/1",
+            device_types=self.device_types,
+            nodes=tuple(nodes),
+            link=self.link,
+            links=tuple(pairs),
+            runtime_overhead=self.runtime_overhead,
+        )
+
+
+class Choice(NamedTuple):
+    """Sub-clusters to choose from: the names of the templates, how many nodes there may be of each, and the cluster of so
+    many. The cluster of fewer nodes is part of that of more, so a plan for the one is a plan for the other."""
+
+    templates: tuple[str, ...]
+    ranges: tuple[tuple[int, int], ...]
+    cluster: Callable[[Counts], Cluster]
+
+    @property
+    def size(self) -> int:
+        """How many sub-clusters there are, the empty one left out."""
+        return math.prod(last - first + 1 for first, last in self.ranges) - all(
+            f == 0 for f, _ in self.ranges
+        )
+
+    def counts(self) -> Iterator[Counts]:
+        """Every sub-cluster but the empty one, as numbers of nodes."""
+        for counts in product(*(range(first, last + 1) for first, last in self.ranges)):
+            if any(counts):
+                yield counts
+
+    def whole(self) -> Cluster:
+        """The cluster of all nodes."""
+        return self.cluster(tuple(last for _, last in self.ranges))
+
+
+def choice_of(source: Catalogue | Cluster) -> Choice:
+    """What a catalogue offers; of a cluster, 0 to n of every n nodes that are alike in devices and links."""
+    if isinstance(source, Catalogue):
+        return Choice(tuple(source.nodes), tuple(source.nodes.values()), source.cluster)
+    groups = alike(source)
+    names = _group_names(groups)
+
+    def part(counts: Counts) -> Cluster:
+        kept = {node.name for group, count in zip(groups, counts, strict=True) for node in group[:count]}
+        links = tuple(link for link in source.links if set(link.between) <= kept)
+        nodes = tuple(node for node in source.nodes if node.name in kept)
+        fields = {name: getattr(source, name) for name in Cluster.model_fields}
+        return Cluster(**{**fields, "nodes": nodes, "links": links})
+
+    return Choice(tuple(names), tuple((0, len(group)) for group in groups), part)
+
+
+def alike(cluster: Cluster) -> list[list[Node]]:
+    """The nodes in groups: alike are nodes with the same devices whose links, inside and to every other node, are the same,
+    so that swapping two of them changes nothing."""
+    own = {frozenset(link.between): Link(**link.model_dump(exclude={"between"})) for link in cluster.links}
+
+    def link(a: Node, b: Node) -> Link | None:
+        return own.get(frozenset([a.name, b.name]), a.link if a is b and a.link is not None else cluster.link)
+
+    def same(a: Node, b: Node) -> bool:
+        others = [node for node in cluster.nodes if node is not a and node is not b]
+        return (
+            list(a.devices.items()) == list(b.devices.items())
+            and link(a, a) == link(b, b)
+            and all(link(a, other) == link(b, other) for other in others)
+        )
+
+    groups: list[list[Node]] = []
+    for node in cluster.nodes:
+        for group in groups:
+            if all(same(node, other) for other in group):
+                group.append(node)
+                break
+        else:
+            groups.append([node])
+    return groups
+
+
+def _group_names(groups: list[list[Node]]) -> list[str]:
+    """`a100x8`, or `a100x2+t4x1`; with the first node's name where two groups have the same devices."""
+    names = ["+".join(f"{kind}x{count}" for kind, count in group[0].devices.items()) for group in groups]
+    return [
+        f"{name}@{group[0].name}" if names.count(name) > 1 else name
+        for name, group in zip(names, groups, strict=True)
+    ]
+
+
+def load_choice(path: Path) -> Catalogue | Cluster:
+    """A catalogue or a cluster file, by its `format`."""
+    data = read_mapping(path)
+    named = data.get("format") if isinstance(data, dict) else None
+    if named == "hetpipe.catalogue/1" or (named is None and isinstance(data, dict) and "templates" in data):
+        return Catalogue.parse(data, str(path))
+    if isinstance(named, str) and not named.startswith(("hetpipe.cluster/", "hetpipe.catalogue/")):
+        raise InputError(
+            f"{path}: its format is {named!r}, expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"
+        )
+    return Cluster.parse(data, str(path))

@@ -1,0 +1,70 @@
+"""`hetpipe plan --pareto`: search, write what is asked for, print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hetpipe.catalogue import Catalogue
+from hetpipe.cluster import Cluster
+from hetpipe.formats import InputError, write_text
+from hetpipe.front_report import draw_front, front_csv, front_table
+from hetpipe.pareto import Found, make_front
+from hetpipe.partition import PartitionError
+from hetpipe.profiles import Profile
+
+Outputs = tuple[Path | None, Path | None, Path | None]  # -o, --csv, --plans
+
+
+def run_front(
+    profile: Profile,
+    source: Catalogue | Cluster,
+    global_batch: int,
+    options: dict[str, Any],
+    outputs: Outputs,
+    as_json: bool,
+    consoles: tuple[Console, Console],
+) -> None:
+    """The command; PartitionError, after everything is written, if no sub-cluster has a plan."""
+    out, err = consoles
+    output = outputs[0]
+    if output is not None and output.suffix.lower() not in (".json", ".svg", ".png"):
+        raise InputError(f"cannot write {output}: a front is written as .json, .svg or .png (and --csv FILE)")
+    columns = (TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("{task.description}", markup=False))  # fmt: skip
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("bounds", total=None)
+        found = make_front(
+            profile, source, global_batch, **options,
+            progress=lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
+        )  # fmt: skip
+    written = _write(found, outputs)
+    if as_json:
+        sys.stdout.write(found.front.to_json())
+    else:
+        out.print(front_table(found.front))
+        for path in written:
+            out.print(f"written to {path}", markup=False, soft_wrap=True)
+    if not found.front.front:
+        raise PartitionError(f"no sub-cluster has a plan; of the largest: {found.front.largest.reason}")
+
+
+def _write(found: Found, outputs: Outputs) -> list[Path]:
+    """The front as JSON or picture, its CSV, and a folder with the plan and the cluster of each row of the front."""
+    output, table, plans = outputs
+    if output is not None and output.suffix.lower() == ".json":
+        found.front.save(output)
+    elif output is not None:
+        draw_front(found.front, output)
+    if table is not None:
+        write_text(table, front_csv(found.front))
+    if plans is not None:
+        for row, (plan, cluster) in zip(found.front.front, found.plans, strict=True):
+            name = "_".join(f"{template}-{count}" for template, count in row.nodes.items() if count)
+            plan.save(plans / f"{name}.plan.json")
+            cluster.save(plans / f"{name}.cluster.json")
+    return [path for path in outputs if path is not None]

@@ -1,0 +1,273 @@
+"""The front of price and time over sub-clusters: bounds first, then plans, until each row is planned or ruled out.
+
+1. The fluid bound of every sub-cluster, and from it the least price of a sample.
+2. Rows whose bounds no other row's bounds beat come first; then the next layer of such rows, and so on.
+3. A row is *dominated* if a plan in hand of another row is at most as slow as this row's least step, and at most as dear as its
+   least price: no plan of it could be on the front, so none is searched.
+4. Else its sub-cluster is planned. Fewer nodes are part of more: a plan for them serves the larger sub-cluster too, and a bound
+   for the larger one holds for the smaller.
+
+Nodes are rented whole, so a row's price is that of all its nodes, used or not. The price per million samples is what a training
+run costs, FASOP's price × time (Hwang et al. 2024). A row on this front is also the fastest of all that cost no
+more per hour: one that is faster at no higher price per hour would have beaten it in both."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hetpipe import registry
+from hetpipe.bounds import fluid_bound
+from hetpipe.catalogue import Catalogue, Choice, Counts, choice_of
+from hetpipe.cluster import Cluster
+from hetpipe.formats import InputError
+from hetpipe.front import Front, Planned, Row, Status, nodes_text, planned
+from hetpipe.partition import Partitioner, PartitionError, Problem, ScheduleChoice
+from hetpipe.plan import Plan, Proof
+from hetpipe.planner import Backend, option_faults, with_prediction
+from hetpipe.profiles import Profile
+
+MOST_ROWS = 4_000
+EACH_SECONDS = 10.0  # for the search of one sub-cluster
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Item:
+    """One sub-cluster while the search goes on; `bound` is the least step that is not ruled out."""
+
+    counts: Counts
+    problem: Problem
+    price: float
+    bound: float
+    done: bool = False
+    proof: Proof = "fluid"
+    status: Status = "unknown"
+    reason: str | None = None
+    missing_bytes: int | None = None
+    plan: Plan | None = None
+
+    @property
+    def step(self) -> float:
+        """The step of its plan; infinite without one."""
+        return self.plan.predicted.step_seconds if self.plan and self.plan.predicted else math.inf
+
+    def close(self, status: Status, reason: str | None = None) -> None:
+        """Nothing more will be searched here."""
+        self.done, self.status, self.reason = True, status, reason
+
+    def within(self, other: Item) -> bool:
+        """Whether this sub-cluster is part of the other."""
+        return all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
+
+
+class Found(NamedTuple):
+    """The front, and of each of its rows the plan and the cluster that it is for (fastest first, as `front.front`)."""
+
+    front: Front
+    plans: tuple[tuple[Plan, Cluster], ...]
+
+
+def make_front(
+    profile: Profile,
+    source: Catalogue | Cluster,
+    global_batch: int,
+    *,
+    partitioner: str = "auto",
+    schedule: ScheduleChoice = "auto",
+    backend: Backend = "torch",
+    max_price_per_hour: float | None = None,
+    deadline_seconds_per_step: float | None = None,
+    allow_recompute: bool = True,
+    memory_reserve: float = 0.0,
+    time_limit_seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Found:
+    """The Pareto front over all sub-clusters of a catalogue, or of a cluster taken as one. A price per hour or a deadline leaves
+    out the rows that are over it. `time_limit_seconds` is for all together. InputError if an argument is wrong; rows without a
+    plan say why."""
+    planner = registry.partitioner(partitioner)
+    if isinstance(source, Cluster):
+        source = source.with_links(profile.links)
+    choice = choice_of(source)
+    if choice.size > MOST_ROWS:
+        raise InputError(
+            f"{choice.size} sub-clusters are more than {MOST_ROWS}; give the catalogue narrower ranges of nodes"
+        )
+    limits = {
+        "max_price_per_hour": max_price_per_hour,
+        "deadline_seconds_per_step": deadline_seconds_per_step,
+        "time_limit_seconds": time_limit_seconds,
+    }
+    faults = option_faults(global_batch, memory_reserve, limits)
+    if all(kind.price_per_hour == 0 for kind in choice.whole().device_types.values()):
+        faults.append("the front weighs price against time, but no device type has a price_per_hour")
+    if faults:
+        raise InputError("; ".join(faults))
+    problem = Problem.create(
+        cluster=choice.whole(), profile=profile, global_batch=global_batch, schedule=schedule, backend=backend,
+        allow_recompute=allow_recompute, memory_reserve=memory_reserve,
+    )  # fmt: skip
+    search = Search(problem, choice, planner, limits, progress)
+    search.run()
+    front = Front.of(
+        [search.row(item) for item in search.items],
+        model=profile.model, global_batch=global_batch, partitioner=planner.name,
+        max_price_per_hour=max_price_per_hour, deadline_seconds_per_step=deadline_seconds_per_step,
+    )  # fmt: skip
+    items = {tuple(search.nodes(item).items()): item for item in search.items}
+    best = [items[tuple(row.nodes.items())] for row in front.front]
+    return Found(front, tuple((item.plan, item.problem.cluster) for item in best if item.plan is not None))
+
+
+class Search:
+    """One search over all sub-clusters; `run` closes every item."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        choice: Choice,
+        planner: Partitioner,
+        limits: dict[str, float | None],
+        progress: Progress | None = None,
+    ) -> None:
+        self.problem, self.choice, self.limits, self.progress = problem, choice, limits, progress
+        within = getattr(planner, "within", None)
+        self.planner: Partitioner = planner if within is None else within(problem)
+        self.deadline_at = time.monotonic() + (limits["time_limit_seconds"] or math.inf)
+        self.items: list[Item] = []
+
+    def run(self) -> None:
+        """Bound all, then plan layer by layer."""
+        bounds: dict[tuple[tuple[str, int], ...], float] = {}
+        for counts in self.choice.counts():
+            self.items.append(self.item(counts, bounds))
+        while layer := self.layer():
+            for item in layer:
+                if not item.done:
+                    self.settle(item)
+        self.share()
+
+    def item(self, counts: Counts, bounds: dict[tuple[tuple[str, int], ...], float]) -> Item:
+        """A sub-cluster with its fluid bound (the same for the same devices); closed if that is over a limit."""
+        cluster = self.choice.cluster(counts).with_links(self.problem.profile.links)
+        problem = replace(self.problem, cluster=cluster)
+        key = tuple(sorted(devices_of(cluster).items()))
+        if key not in bounds:
+            bounds[key] = fluid_bound(problem)
+        price = sum(cluster.device_types[device.type].price_per_hour for device in cluster.devices)
+        found = Item(counts, problem, price, bounds[key])
+        most, deadline = self.limits["max_price_per_hour"], self.limits["deadline_seconds_per_step"]
+        if most is not None and price > most * (1 + 1e-12):
+            found.close("excluded", f"its price of {price:g} per hour is over the limit of {most:g}")
+        elif deadline is not None and found.bound > deadline:
+            found.close(
+                "excluded", f"its step takes at least {found.bound:.4g} s, the deadline is {deadline:g} s"
+            )
+        return found
+
+    def layer(self) -> list[Item]:
+        """Open items that no other open one beats in both bounds, fastest first."""
+        left = sorted((i for i in self.items if not i.done), key=lambda i: (i.bound, i.price))
+        found, least = [], math.inf
+        for item in left:
+            if item.price * item.bound < least * (1 - 1e-12):
+                found.append(item)
+                least = item.price * item.bound
+        return found
+
+    def settle(self, item: Item) -> None:
+        """Dominated, planned, or without a plan."""
+        for other in self.items:
+            if other.step <= item.bound and other.price * other.step <= item.price * item.bound:
+                item.close(
+                    "dominated",
+                    f"{self.name(other)} takes {other.step:.4g} s for less; not searched further",
+                )
+                return
+        left = self.deadline_at - time.monotonic()
+        if left <= 0:
+            item.close("unknown", "the time limit ended the search before this sub-cluster was planned")
+            return
+        self.tell(item)
+        share = left / sum(not i.done for i in self.items)
+        problem = replace(item.problem, time_limit_seconds=max(0.1, min(EACH_SECONDS, share)))
+        try:
+            item.plan = with_prediction(self.planner(problem), problem)
+            item.close("planned")
+        except PartitionError as error:
+            item.missing_bytes = error.missing_bytes
+            item.close("unknown" if error.out_of_time else "infeasible", str(error))
+        predicted = item.plan.predicted if item.plan else None
+        if predicted is not None and (predicted.lower_bound_seconds or 0.0) > item.bound:
+            item.bound, item.proof = predicted.lower_bound_seconds or 0.0, predicted.proof or "fluid"
+
+    def share(self) -> None:
+        """Plans of fewer nodes serve more, bounds of more nodes hold for fewer; then the deadline."""
+        own = [(item, item.plan, item.step, item.bound) for item in self.items]
+        for item in self.items:
+            for other, plan, step, bound in own:
+                if (
+                    item.status in ("planned", "unknown")
+                    and step < item.step * (1 - 1e-9)
+                    and other.within(item)
+                ):
+                    item.plan = plan
+                    item.close("planned", f"the plan of {self.name(other)}, which is part of it")
+                if bound > item.bound and item.within(other):
+                    item.bound, item.proof = bound, "search-bound"
+        deadline = self.limits["deadline_seconds_per_step"]
+        for item in self.items:
+            if deadline is not None and item.status == "planned" and item.step > deadline:
+                item.close(
+                    "excluded",
+                    f"the step of its plan takes {item.step:.4g} s, the deadline is {deadline:g} s",
+                )
+
+    def row(self, item: Item) -> Row:
+        """What is known of a sub-cluster in the end."""
+        plan: Planned | None = None
+        cluster = item.problem.cluster
+        if item.plan is not None:
+            plan = planned(item.plan, item.problem.profile, cluster, item.price)
+            gap = max(0.0, item.step / item.bound - 1) if item.bound > 0 else None
+            plan = plan.model_copy(update={"gap": gap, "proof": item.proof})
+        return Row(
+            nodes=self.nodes(item),
+            devices=devices_of(cluster),
+            price_per_hour=item.price,
+            status=item.status,
+            lower_bound_seconds=None if item.status == "infeasible" else min(item.bound, item.step),
+            reason=item.reason,
+            missing_bytes=item.missing_bytes,
+            plan=plan,
+        )
+
+    def nodes(self, item: Item) -> dict[str, int]:
+        """How many nodes of each template."""
+        return dict(zip(self.choice.templates, item.counts, strict=True))
+
+    def name(self, item: Item) -> str:
+        """`3 p4d + 1 g5`."""
+        return nodes_text(self.nodes(item))
+
+    def tell(self, item: Item) -> None:
+        """Report progress: how many are done, the size of the front so far, and what comes next."""
+        if self.progress is None:
+            return
+        best, least = 0, math.inf
+        for other in sorted((i for i in self.items if i.plan), key=lambda i: (i.step, i.price)):
+            if other.price * other.step < least:
+                best, least = best + 1, other.price * other.step
+        done = sum(i.done for i in self.items)
+        message = f"{best} on the front; next {self.name(item)}: at least {item.bound:.4g} s"
+        self.progress(done, len(self.items), message)
+
+
+def devices_of(cluster: Cluster) -> dict[str, int]:
+    """How many devices of each type."""
+    return dict(Counter(device.type for device in cluster.devices))
