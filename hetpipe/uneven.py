@@ -199,6 +199,7 @@ class ShareLoader(DataLoader[Any]):
         sampler.empty_batches = True
         collate = _Collate(dataset, collate_fn, stand_in or ignore_targets)
         super().__init__(dataset, batch_sampler=sampler, collate_fn=collate, **options)
+        self._is_accelerate_prepared = True  # or Accelerator.prepare would deal the batches out once more
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration runs this epoch."""
@@ -276,7 +277,15 @@ def global_mean(loss_sum: Tensor, count: Tensor, group: dist.ProcessGroup | None
 
 
 def _world_size(group: dist.ProcessGroup | None) -> int:
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(group)
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started > 1:
+        raise InputError(
+            f"{started} processes were started (WORLD_SIZE), but torch.distributed is not initialised, so nothing averages their "
+            "gradients: call torch.distributed.init_process_group() first (Accelerate without GPUs: Accelerator(cpu=True))"
+        )
+    return 1
 
 
 def windows(batches: Iterable[T], size: int) -> Iterator[list[T]]:

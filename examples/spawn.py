@@ -1,0 +1,51 @@
+"""DistributedDataParallel started by torch.multiprocessing, one process a share:
+
+python examples/spawn.py --shares 6 2
+"""
+
+import argparse
+import os
+import socket
+
+import common
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean
+
+
+def train(rank: int, port: int, args: argparse.Namespace) -> None:
+    """One rank."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
+    dist.init_process_group(rank=rank, world_size=len(args.shares))
+    device = common.own_device()
+    dataset = common.text_classification()
+    model = DistributedDataParallel(common.build_model().to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=common.LEARNING_RATE, momentum=common.MOMENTUM)
+    loader = ShareLoader(dataset, ShareSampler(len(dataset), args.shares))
+    for epoch in range(args.epochs):
+        loader.set_epoch(epoch)
+        for text, label in loader:
+            text, label = text.to(device), label.to(device)
+            loss_sum = cross_entropy(model(text), label, reduction="sum")
+            global_mean(loss_sum, global_count(label)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), common.MAX_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    common.finish(model.module, rank, args.out)
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A port for the ranks to meet at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+if __name__ == "__main__":
+    given = common.arguments("DDP by torch.multiprocessing").parse_args()
+    torch.multiprocessing.spawn(train, args=(free_port(), given), nprocs=len(given.shares))
