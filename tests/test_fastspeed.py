@@ -90,7 +90,7 @@ def test_autobalanced_is_left_to_the_partitioner() -> None:
     found = convert(parse(train={"gradient_accumulate_step": 20}, partition_type="autobalanced", **no_lists))
     assert found.plan is None
     assert found.job["plan"] == {"partitioner": "uneven-data-parallel"}
-    assert found.job["profiler"] == {"microbatch_sizes": [2, 5, 10]}
+    assert found.job["profiler"] == {"microbatch_sizes": [10, 20, 40, 80, 100]}
     assert found.job["train"]["global_batch"] == 100 * 20
     assert found.job["log"]["every_steps"] == 50 // 20
 

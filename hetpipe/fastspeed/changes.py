@@ -113,7 +113,7 @@ def _strategy_changes(arguments: Arguments, job: Mapping[str, Any], model: str) 
                unused if manual else "speed by time is the only one; memory counts too"),
         Change("strategy.test_batchsize_bytime", str(strategy.test_batchsize_bytime or DROPPED),
                DROPPED if manual else f"profiler.microbatch_sizes: {sizes}",
-               unused if manual else "measured warm, several times, and no share's micro-batch is larger than the largest"),
+               unused if manual else "measured warm and several times, at its doubles too, up to batch_size or what fits"),
         Change("strategy.model_name, runing_dependency", f"{strategy.model_name}, {_listed(strategy.runing_dependency)}",
                f"model.args.target: {model}", "imported when the job starts, from the folder in which it is started"),
         Change("strategy.model_args", _listed(strategy.model_args), "model.args.arguments", SAME),

@@ -95,12 +95,16 @@ def accumulated(plan: Plan, steps: int) -> Plan:
 
 
 def measured_sizes(arguments: Arguments) -> tuple[int, ...]:
-    """The micro-batch sizes to measure: the manual ones, or those up to the test size."""
-    strategy = arguments.strategy
+    """The micro-batch sizes to measure: the manual ones; or the test size and its doubles up to the whole batch, which one device
+    alone may get. (A device measures those that its memory holds.)"""
+    strategy, batch = arguments.strategy, arguments.batch_size
     if arguments.is_manual:
         return tuple(sorted(set(strategy.manual_batchsize_list or ())))
-    test = strategy.test_batchsize_bytime or 1
-    return tuple(sorted({max(1, test // 4), max(1, test // 2), test}))
+    sizes, size = [batch], strategy.test_batchsize_bytime or batch
+    while size < batch:
+        sizes.append(size)
+        size *= 2
+    return tuple(sorted(sizes))
 
 
 def _data(section: Mapping[str, Any], input_names: Sequence[str] | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 from hetpipe import registry
 from hetpipe.formats import InputError
 from hetpipe.model import Tensors, as_tuple
+from hetpipe.weights import materialise
 
 
 class TakesDict(nn.Module):
@@ -50,6 +51,8 @@ def one_layer(
     module = registry.load_target(target)(*arguments)
     if not isinstance(module, nn.Module):
         raise InputError(f"{target} returns {type(module).__name__}, expected an nn.Module")
+    if isinstance(module, nn.Sequential):
+        materialise(module)  # a model of the zoo may wait for its values
     if weights is not None:
         load_weights(module, read_checkpoint(weights), weights)
     return as_one_layer(module, input_names)
