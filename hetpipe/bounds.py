@@ -51,6 +51,42 @@ def fluid_bound(problem: Problem) -> float:
     The number returned comes from the dual, so that it holds whatever the solver's tolerance: for any λ ≥ 0
     with Σ n_k λ_k = 1, T ≥ Σ_l B · min_k λ_k (τ(l, k) + o(l, k) / B). One LP of L·K variables (HiGHS, Huangfu
     and Hall 2018)."""
+    _, number, seconds = _work(problem)
+    return max(
+        _dual(_weights(seconds, number), seconds),
+        *(_dual(w, seconds) for w in _simple_weights(seconds, number)),
+    )
+
+
+def fluid_price(problem: Problem, deadline: float) -> float:
+    """Price per hour × seconds that no step of any plan within the deadline D can beat, with the work of `fluid_bound`:
+
+        min Σ_k p_k w_k  such that  Σ_k x(l, k) = B  for every layer l,
+                                    Σ_l x(l, k) · (τ(l, k) + o(l, k) / B) ≤ w_k ≤ n_k · D  for every type k.
+
+    *Proof.* A plan of step T ≤ D on u_k ≤ n_k devices of each type costs T · Σ u_k p_k; w_k = u_k T are the device-seconds it
+    pays for, and its work fits into them as `fluid_bound` shows. ∎ The number comes from the dual: for any μ ≥ 0 it is at least
+    Σ_l B · min_k (p_k + μ_k)(τ(l, k) + o(l, k) / B) − D · Σ_k n_k μ_k."""
+    kinds, number, seconds = _work(problem)
+    K, L = seconds.shape
+    prices = np.array([problem.cluster.device_types[kind].price_per_hour for kind in kinds])
+    scale = max(float(seconds.max()), 1e-300)
+    share = np.zeros((K, K * L))
+    for k in range(K):
+        share[k, k * L : (k + 1) * L] = seconds[k] / scale
+    found = linprog(
+        prices @ share, A_ub=share, b_ub=number * deadline / scale,
+        A_eq=np.tile(np.eye(L), K), b_eq=np.ones(L), method="highs",
+    )  # fmt: skip
+    extra = np.maximum(-np.asarray(found.ineqlin.marginals), 0.0) if found.status == 0 else np.zeros(K)
+    return max(
+        float(((prices + mu)[:, None] * seconds).min(axis=0).sum() - deadline * (number @ mu))
+        for mu in (extra, np.zeros(K))
+    )
+
+
+def _work(problem: Problem) -> tuple[list[str], Array, Array]:
+    """The types, how many devices there are of each, and seconds [K, L] of the whole batch on one device of each."""
     counts = Counter(device.type for device in problem.cluster.devices)
     kinds, B = sorted(counts), problem.global_batch
     number = np.array([counts[kind] for kind in kinds], dtype=np.float64)  # [K]
@@ -58,10 +94,7 @@ def fluid_bound(problem: Problem) -> float:
     for i, kind in enumerate(kinds):
         measurement = problem.profile.measurement(kind)
         seconds[i] = best_seconds_per_sample(measurement, B) * B + np.array(measurement.optimizer_seconds)
-    return max(
-        _dual(_weights(seconds, number), seconds),
-        *(_dual(w, seconds) for w in _simple_weights(seconds, number)),
-    )
+    return kinds, number, seconds
 
 
 def _dual(weights: Array, seconds: Array) -> float:

@@ -60,10 +60,12 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """A plan and the best lower bound that the search itself proved on the step time of any plan of its class."""
+    """A plan and the best lower bound that the search itself proved on the step time of any plan of its class; under a
+    deadline, on price per hour × seconds of a step."""
 
     plan: Plan
     lower_bound_seconds: float | None = None
+    lower_bound_price: float | None = None
     proof: Proof | None = None
 
 

@@ -67,7 +67,9 @@ class ReplicaPlan(Strict):
 
 
 class Prediction(Strict):
-    """What the simulator says of the plan, and how far it is from the best possible: gap = step / lower bound − 1."""
+    """What the simulator says of the plan, and how far it is from the best possible: gap = step / lower bound − 1. Of a plan
+    that is the cheapest under a deadline, no other within it costs less than `lower_bound_price_per_million_samples`, and gap
+    and proof are of the price."""
 
     step_seconds: float
     pipeline_seconds: float
@@ -78,6 +80,7 @@ class Prediction(Strict):
     price_per_million_samples: float
     peak_bytes: dict[str, Bytes]
     lower_bound_seconds: float | None = None
+    lower_bound_price_per_million_samples: float | None = None
     fluid_bound_seconds: float | None = None
     gap: float | None = None
     proof: Proof | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from hetpipe import registry
-from hetpipe.bounds import fluid_bound
+from hetpipe.bounds import fluid_bound, fluid_price
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, ScheduleChoice, Solution
@@ -85,14 +85,16 @@ def with_prediction(solution: Solution, problem: Problem) -> Plan:
     the problem.
 
     `lower_bound_seconds` is the fluid bound, which holds for any system, unless the search proved a larger
-    one for its plan class (proof "exhaustive" or "search-bound"); `fluid_bound_seconds` comes with every plan."""
+    one for its plan class (proof "exhaustive" or "search-bound"); `fluid_bound_seconds` comes with every plan. Under a
+    deadline the same holds for the price, whose gap and proof are given."""
     plan, cluster = solution.plan, problem.cluster
     timeline = simulate(plan, problem.profile, cluster)
     _check_memory(plan, problem, timeline.peak_bytes)
     step = timeline.step_seconds
     price = sum(cluster.type_of(device).price_per_hour for device in plan.device_ids)
     fluid = min(fluid_bound(problem), step)  # equal but for rounding when a plan reaches it
-    bound, proof = _best_bound(solution, fluid, step)
+    bound, proof = _best_bound(solution.lower_bound_seconds, solution.proof, fluid, step)
+    per_million = 1e6 / 3600 / plan.global_batch
     prediction = Prediction(
         step_seconds=step,
         pipeline_seconds=timeline.pipeline_seconds,
@@ -100,21 +102,33 @@ def with_prediction(solution: Solution, problem: Problem) -> Plan:
         optimizer_seconds=timeline.optimizer_seconds,
         samples_per_second=plan.global_batch / step if step > 0 else math.inf,
         price_per_hour=price,
-        price_per_million_samples=price / 3600 * step / plan.global_batch * 1e6,
+        price_per_million_samples=per_million * price * step,
         peak_bytes=dict(timeline.peak_bytes),
         lower_bound_seconds=bound,
         fluid_bound_seconds=fluid,
         gap=step / bound - 1 if bound > 0 else None,
         proof=proof,
     )
+    if problem.deadline_seconds_per_step is not None:
+        cost = price * step
+        least = min(fluid_price(problem, problem.deadline_seconds_per_step), cost)
+        least, proof = _best_bound(solution.lower_bound_price, solution.proof, least, cost)
+        prediction = prediction.model_copy(
+            update={
+                "lower_bound_price_per_million_samples": per_million * least,
+                "gap": cost / least - 1 if least > 0 else None,
+                "proof": proof,
+            }
+        )
     return plan.model_copy(update={"predicted": prediction})
 
 
-def _best_bound(solution: Solution, fluid: float, step: float) -> tuple[float, Proof]:
+def _best_bound(
+    searched: float | None, proof: Proof | None, fluid: float, reached: float
+) -> tuple[float, Proof]:
     """The larger of the two bounds, and its name."""
-    searched = solution.lower_bound_seconds
-    if searched is not None and solution.proof is not None and searched >= fluid:
-        return min(searched, step), solution.proof
+    if searched is not None and proof is not None and searched >= fluid:
+        return min(searched, reached), proof
     return fluid, "fluid"
 
 

@@ -180,7 +180,8 @@ def prediction_facts(plan: Plan) -> list[tuple[str, str]]:
     facts = [("step", f"{human_seconds(p.step_seconds)} ({inside})")]
     facts += [("throughput", f"{_three_digits(p.samples_per_second)} samples/s")]
     if p.lower_bound_seconds is not None:
-        proof = f" ({p.proof}: {_PROOFS[p.proof]})" if p.proof else ""
+        named = p.proof if p.lower_bound_price_per_million_samples is None else "fluid"
+        proof = f" ({named}: {_PROOFS[named]})" if named else ""
         facts.append(("lower bound", human_seconds(p.lower_bound_seconds) + proof))
     if p.fluid_bound_seconds is not None and p.proof != "fluid":
         efficiency = p.fluid_bound_seconds / p.step_seconds if p.step_seconds > 0 else 1.0
@@ -191,6 +192,9 @@ def prediction_facts(plan: Plan) -> list[tuple[str, str]]:
     if p.price_per_hour:
         per_million = f"{p.price_per_million_samples:.2f} per million samples"
         facts.append(("price", f"{p.price_per_hour:.2f} per hour, {per_million}"))
+    if p.lower_bound_price_per_million_samples is not None and p.proof:
+        text = f"{p.lower_bound_price_per_million_samples:.2f} per million samples ({p.proof}: {_PROOFS[p.proof]})"
+        facts.append(("least price in time", text))
     return facts
 
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.bounds import best_seconds_per_sample, fluid_bound
-from hetpipe.partition import Problem
+from hetpipe.bounds import best_seconds_per_sample, fluid_bound, fluid_price
+from hetpipe.partition import PartitionError, Problem
+from hetpipe.partitioners import auto
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.shares import proportional_shares
 from hetpipe.simulator import simulate
@@ -89,3 +92,31 @@ def test_more_devices_divide_it(count: int, batch: int) -> None:
         one / count
     )
     assert np.isclose(one, 18 * batch)
+
+
+class TestPrice:
+    def test_the_cheaper_type_as_far_as_the_deadline_leaves_room(self) -> None:
+        """10 samples, 3 s on a for 4 an hour, 6 s on b for 1: all on b takes 60 s and costs 60. Within 24 s, b does 4 samples
+        (24 s, 24) and a six (18 s, 72)."""
+        profile = make_profile({"a": [1.0], "b": [2.0]})
+        problem = make_problem(make_cluster([{"a": 1, "b": 1}], price={"a": 4.0, "b": 1.0}), profile, 10)
+        assert fluid_price(problem, 60.0) == pytest.approx(60.0)
+        assert fluid_price(problem, 24.0) == pytest.approx(24.0 + 72.0)
+
+    def test_more_devices_of_a_type_cost_the_same_work(self) -> None:
+        profile = make_profile({"a": [1.0]}, optimizer=0.5)
+        cluster = make_cluster([{"a": 4}], price={"a": 2.0})
+        assert fluid_price(make_problem(cluster, profile, 10), 100.0) == pytest.approx(2 * (30 + 0.5))
+
+    @given(problems(most_devices=3, most_layers=4, most_batch=4))
+    @settings(max_examples=30)
+    def test_no_plan_in_time_is_cheaper(self, problem: Problem) -> None:
+        problem = replace(problem, deadline_seconds_per_step=2 * fluid_bound(problem))
+        try:
+            plan = auto.partitioner(problem).plan
+        except PartitionError:
+            return
+        step = simulate(plan, problem.profile, problem.cluster).step_seconds
+        price = sum(problem.cluster.type_of(device).price_per_hour for device in plan.device_ids)
+        assert problem.deadline_seconds_per_step is not None
+        assert fluid_price(problem, problem.deadline_seconds_per_step) <= price * step * (1 + 1e-9)
