@@ -108,9 +108,9 @@ def text(
         test_fraction: part of the text, at its end, that is held out; 0 for none.
         limit_bytes: use this many bytes from the start; None for all.
     """
-    _require_count("context", context)
+    require_count("context", context)
     if limit_bytes is not None:
-        _require_count("limit_bytes", limit_bytes)
+        require_count("limit_bytes", limit_bytes)
     if not 0 <= test_fraction < 1:
         raise DataError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
     paths = _standard_library() if files is None else _expand([files] if isinstance(files, str) else files)
@@ -192,7 +192,7 @@ def cifar10(folder: str, normalize: bool = True, limit: int | None = None) -> Da
         limit: the first so many training images, and test images; None for all.
     """
     if limit is not None:
-        _require_count("limit", limit, "cifar10")
+        require_count("limit", limit, "cifar10")
     path = Path(folder).expanduser()
     expected = [*CIFAR10_TRAIN_FILES, *CIFAR10_TEST_FILES]
     try:
@@ -250,9 +250,9 @@ def random_classification(
         test_samples: number of held-out samples; 0 for none.
     """
     for name, value in dict(samples=samples, inputs=inputs, classes=classes).items():
-        _require_count(name, value, "random_classification")
+        require_count(name, value, "random_classification")
     if test_samples:
-        _require_count("test_samples", test_samples, "random_classification")
+        require_count("test_samples", test_samples, "random_classification")
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(classes, inputs, generator=generator, dtype=torch.float32)
     labels = torch.randint(classes, (samples + test_samples,), generator=generator)
@@ -264,6 +264,7 @@ def random_classification(
     )
 
 
-def _require_count(name: str, value: object, function: str = "text") -> None:
+def require_count(name: str, value: object, function: str = "text") -> None:
+    """DataError unless the value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise DataError(f"{function}: {name} must be an integer of at least 1, got {value!r}")

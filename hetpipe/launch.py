@@ -160,15 +160,19 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[st
 
 
 def start_ranks(
-    program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device]
+    program: Callable[..., Any],
+    arguments: Sequence[Any],
+    devices: Sequence[Device],
+    preload: Sequence[str] = (),
 ) -> list[Any]:
     """Run `program(*arguments)` in one process for each of `devices` and return their results in rank order. `program` must be a
-    module-level function. RankFailure (after every process is gone) if one fails."""
+    module-level function. `preload`: modules to import once for all ranks, where they can be imported. RankFailure (after
+    every process is gone) if one fails."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hetpipe.runtime", "hetpipe.trainer"])
+    context.set_forkserver_preload(["hetpipe.runtime", "hetpipe.trainer", *preload])
     processes, pipes = [], []
     for rank in range(len(devices)):
         mine, theirs = context.Pipe(duplex=False)

@@ -13,7 +13,13 @@ from typing import Any, cast
 from hetpipe.formats import InputError, nearest
 from hetpipe.partition import Partitioner
 
-DATASETS = ("text", "cifar10", "random_classification")
+DATASETS = {
+    "text": "hetpipe.datasets",
+    "cifar10": "hetpipe.datasets",
+    "random_classification": "hetpipe.datasets",
+    "source_packages": "hetpipe.texts",
+    "function_docs": "hetpipe.texts",
+}
 
 
 def partitioner_names() -> list[str]:
@@ -51,7 +57,7 @@ def dataset(name: str) -> Callable[..., Any]:
         return cast(Callable[..., Any], _load(point))
     if name not in DATASETS:
         raise InputError(f"unknown data {name!r}{nearest(name, dataset_names())}")
-    return cast(Callable[..., Any], getattr(import_module("hetpipe.datasets"), name))
+    return cast(Callable[..., Any], getattr(import_module(DATASETS[name]), name))
 
 
 def load_target(target: str) -> Callable[..., Any]:
@@ -86,7 +92,10 @@ def _find(what: str, name: str, package: str, attribute: str, known: list[str]) 
         return _load(point)
     if name not in known:
         raise InputError(f"unknown {what} {name!r}{nearest(name, known)}")
-    return getattr(import_module(f"{package}.{name.replace('-', '_')}"), attribute)
+    try:
+        return getattr(import_module(f"{package}.{name.replace('-', '_')}"), attribute)
+    except ImportError as error:
+        raise InputError(f"cannot import the {what} {name!r}: {error}") from error
 
 
 def _names(package: str, *, dash: bool = False) -> list[str]:

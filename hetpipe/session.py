@@ -284,13 +284,15 @@ def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> An
     rank's result (None on other ranks of torchrun)."""
     if "RANK" in os.environ:
         return program(job, *arguments)
-    return _start(program, (job, *arguments), _machine(job).devices)
+    preload = [f"hetpipe.models.{job.model.name}"] if job.model.name is not None else []
+    return _start(program, (job, *arguments), _machine(job).devices, preload)
 
 
-def _start(program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device]) -> Any:
+def _start(program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device],
+           preload: Sequence[str] = ()) -> Any:  # fmt: skip
     from hetpipe.launch import start_ranks
 
-    return next((r for r in start_ranks(program, arguments, devices) if r is not None), None)
+    return next((r for r in start_ranks(program, arguments, devices, preload) if r is not None), None)
 
 
 def _machine(job: Job) -> Cluster:

@@ -27,7 +27,7 @@ from hetpipe.weights import tensors_of
 try:
     from transformers import PreTrainedConfig, PreTrainedModel
 except ImportError as missing:
-    raise InputError(
+    raise ImportError(
         "the models gpt2, bert, llama and t5 need transformers: pip install 'hetpipe[hf]'"
     ) from missing
 
