@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hetpipe.catalogue import Catalogue
+from hetpipe.catalogue import Catalogue, choice_of
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError, write_text
 from hetpipe.front_report import draw_front, front_csv, front_table
@@ -17,6 +18,8 @@ from hetpipe.pareto import Found, make_front
 from hetpipe.partition import PartitionError
 from hetpipe.profiles import Profile
 
+FEW_ROWS = 12  # up to so many, processes would take longer to start than to plan
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 Outputs = tuple[Path | None, Path | None, Path | None]  # -o, --csv, --plans
 
 
@@ -36,10 +39,11 @@ def run_front(
         raise InputError(f"cannot write {output}: a front is written as .json, .svg or .png (and --csv FILE)")
     columns = (TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("{task.description}", markup=False))  # fmt: skip
+    workers = CORES if choice_of(source).size > FEW_ROWS else 1
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("bounds", total=None)
         found = make_front(
-            profile, source, global_batch, **options,
+            profile, source, global_batch, **options, workers=workers,
             progress=lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
         )  # fmt: skip
     written = _write(found, outputs)

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,17 +27,18 @@ from hetpipe.catalogue import Catalogue, Choice, Counts, choice_of
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.front import Front, Planned, Row, Status, nodes_text, planned
-from hetpipe.partition import Partitioner, PartitionError, Problem, ScheduleChoice
+from hetpipe.partition import PartitionError, Problem, ScheduleChoice
 from hetpipe.plan import Plan, Proof
-from hetpipe.planner import Backend, option_faults, with_prediction
+from hetpipe.planner import Backend, option_faults
 from hetpipe.profiles import Profile
+from hetpipe.workers import Planners
 
 MOST_ROWS = 4_000
 EACH_SECONDS = 10.0  # for the search of one sub-cluster
 Progress = Callable[[int, int, str], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Item:
     """One sub-cluster while the search goes on; `bound` is the least step that is not ruled out."""
 
@@ -59,6 +61,11 @@ class Item:
     def close(self, status: Status, reason: str | None = None) -> None:
         """Nothing more will be searched here."""
         self.done, self.status, self.reason = True, status, reason
+
+    def raise_bound(self, bound: float, proof: Proof) -> None:
+        """Another lower bound on its step."""
+        if bound > self.bound:
+            self.bound, self.proof = bound, proof
 
     def within(self, other: Item) -> bool:
         """Whether this sub-cluster is part of the other."""
@@ -85,12 +92,14 @@ def make_front(
     allow_recompute: bool = True,
     memory_reserve: float = 0.0,
     time_limit_seconds: float | None = None,
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> Found:
-    """The Pareto front over all sub-clusters of a catalogue, or of a cluster taken as one. A price per hour or a deadline leaves
-    out the rows that are over it. `time_limit_seconds` is for all together. InputError if an argument is wrong; rows without a
-    plan say why."""
-    planner = registry.partitioner(partitioner)
+    """The Pareto front over all sub-clusters of a catalogue, or of a cluster taken as one. A price per hour or a
+    deadline leaves out the rows that are over it. `time_limit_seconds` is for all together; so many `workers` plan at
+    a time, each in a process of its own if they are more than one. InputError if an argument is wrong; rows without
+    a plan say why."""
+    name = registry.partitioner(partitioner).name
     if isinstance(source, Cluster):
         source = source.with_links(profile.links)
     choice = choice_of(source)
@@ -112,11 +121,12 @@ def make_front(
         cluster=choice.whole(), profile=profile, global_batch=global_batch, schedule=schedule, backend=backend,
         allow_recompute=allow_recompute, memory_reserve=memory_reserve,
     )  # fmt: skip
-    search = Search(problem, choice, planner, limits, progress)
-    search.run()
+    search = Search(problem, choice, limits, progress)
+    with Planners(partitioner, problem, max(1, min(workers, choice.size))) as planners:
+        search.run(planners)
     front = Front.of(
         [search.row(item) for item in search.items],
-        model=profile.model, global_batch=global_batch, partitioner=planner.name,
+        model=profile.model, global_batch=global_batch, partitioner=name,
         max_price_per_hour=max_price_per_hour, deadline_seconds_per_step=deadline_seconds_per_step,
     )  # fmt: skip
     items = {tuple(search.nodes(item).items()): item for item in search.items}
@@ -131,25 +141,27 @@ class Search:
         self,
         problem: Problem,
         choice: Choice,
-        planner: Partitioner,
         limits: dict[str, float | None],
         progress: Progress | None = None,
     ) -> None:
         self.problem, self.choice, self.limits, self.progress = problem, choice, limits, progress
-        within = getattr(planner, "within", None)
-        self.planner: Partitioner = planner if within is None else within(problem)
         self.deadline_at = time.monotonic() + (limits["time_limit_seconds"] or math.inf)
         self.items: list[Item] = []
 
-    def run(self) -> None:
-        """Bound all, then plan layer by layer."""
+    def run(self, planners: Planners) -> None:
+        """Bound all, then plan in order what is not ruled out by then."""
         bounds: dict[tuple[tuple[str, int], ...], float] = {}
         for counts in self.choice.counts():
             self.items.append(self.item(counts, bounds))
-        while layer := self.layer():
-            for item in layer:
-                if not item.done:
-                    self.settle(item)
+        left, running = deque(self.order()), dict[Future[Plan], Item]()
+        while left or running:
+            while left and len(running) < planners.count:
+                item = left.popleft()
+                if not self.ruled_out(item):
+                    self.tell(item)
+                    running[planners.submit(self.limited(item, planners.count))] = item
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                self.settle(running.pop(future), future)
         self.share()
 
     def item(self, counts: Counts, bounds: dict[tuple[tuple[str, int], ...], float]) -> Item:
@@ -170,41 +182,50 @@ class Search:
             )
         return found
 
-    def layer(self) -> list[Item]:
-        """Open items that no other open one beats in both bounds, fastest first."""
+    def order(self) -> list[Item]:
+        """Open items: those that no other beats in both bounds, fastest first; then the same of the rest, and so on."""
         left = sorted((i for i in self.items if not i.done), key=lambda i: (i.bound, i.price))
-        found, least = [], math.inf
-        for item in left:
-            if item.price * item.bound < least * (1 - 1e-12):
-                found.append(item)
-                least = item.price * item.bound
+        found: list[Item] = []
+        while left:
+            layer = [left[0]]
+            for item in left[1:]:
+                if item.price * item.bound < layer[-1].price * layer[-1].bound * (1 - 1e-12):
+                    layer.append(item)
+            found += layer
+            left = [item for item in left if item not in layer]
         return found
 
-    def settle(self, item: Item) -> None:
-        """Dominated, planned, or without a plan."""
+    def ruled_out(self, item: Item) -> bool:
+        """Closed without a search: beaten by a plan in hand, or out of time."""
+        for other in self.items:
+            if item.within(other):
+                item.raise_bound(other.bound, "search-bound")
         for other in self.items:
             if other.step <= item.bound and other.price * other.step <= item.price * item.bound:
-                item.close(
-                    "dominated",
-                    f"{self.name(other)} takes {other.step:.4g} s for less; not searched further",
-                )
-                return
-        left = self.deadline_at - time.monotonic()
-        if left <= 0:
+                text = f"{self.name(other)} takes {other.step:.4g} s and costs no more; not searched further"
+                item.close("dominated", text)
+                return True
+        if time.monotonic() >= self.deadline_at:
             item.close("unknown", "the time limit ended the search before this sub-cluster was planned")
-            return
-        self.tell(item)
-        share = left / sum(not i.done for i in self.items)
-        problem = replace(item.problem, time_limit_seconds=max(0.1, min(EACH_SECONDS, share)))
+        return item.done
+
+    def limited(self, item: Item, workers: int) -> Problem:
+        """Its problem, with its share of the time that is left."""
+        left = (self.deadline_at - time.monotonic()) * workers / sum(not i.done for i in self.items)
+        return replace(item.problem, time_limit_seconds=max(0.1, min(EACH_SECONDS, left)))
+
+    def settle(self, item: Item, future: Future[Plan]) -> None:
+        """Planned, or without a plan."""
         try:
-            item.plan = with_prediction(self.planner(problem), problem)
-            item.close("planned")
+            item.plan = future.result()
         except PartitionError as error:
             item.missing_bytes = error.missing_bytes
             item.close("unknown" if error.out_of_time else "infeasible", str(error))
-        predicted = item.plan.predicted if item.plan else None
-        if predicted is not None and (predicted.lower_bound_seconds or 0.0) > item.bound:
-            item.bound, item.proof = predicted.lower_bound_seconds or 0.0, predicted.proof or "fluid"
+            return
+        item.close("planned")
+        predicted = item.plan.predicted
+        if predicted is not None and predicted.lower_bound_seconds is not None:
+            item.raise_bound(predicted.lower_bound_seconds, predicted.proof or "fluid")
 
     def share(self) -> None:
         """Plans of fewer nodes serve more, bounds of more nodes hold for fewer; then the deadline."""
@@ -218,8 +239,8 @@ class Search:
                 ):
                     item.plan = plan
                     item.close("planned", f"the plan of {self.name(other)}, which is part of it")
-                if bound > item.bound and item.within(other):
-                    item.bound, item.proof = bound, "search-bound"
+                if item.within(other):
+                    item.raise_bound(bound, "search-bound")
         deadline = self.limits["deadline_seconds_per_step"]
         for item in self.items:
             if deadline is not None and item.status == "planned" and item.step > deadline:

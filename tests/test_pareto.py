@@ -101,7 +101,7 @@ class TestFront:
         slow = next(row for row in found.rows if row.nodes == {"fast": 0, "slow": 1})
         assert (slow.status, slow.plan, slow.on_front) == ("dominated", None, False)
         assert slow.reason is not None
-        assert slow.reason.startswith("1 fast takes 54.3 s for less")
+        assert slow.reason.startswith("1 fast takes 54.3 s and costs no more")
         step = make_plan(PROFILE, choice_of(catalogue({"slow": 1})).whole(), 6).predicted
         assert step is not None
         assert slow.lower_bound_seconds is not None
@@ -163,6 +163,10 @@ class TestFront:
             "the time limit ended the search before this sub-cluster was planned"
         }
         assert all(row.lower_bound_seconds is not None for row in found.rows)
+
+    def test_processes_find_the_same(self) -> None:
+        source = catalogue({"fast": "0..1", "slow": "0..1"}, 8_500)
+        assert make_front(PROFILE, source, 6, workers=2) == make_front(PROFILE, source, 6)
 
     def test_progress(self) -> None:
         said: list[tuple[int, int, str]] = []

@@ -1,0 +1,74 @@
+"""Planning several problems at once: in this process, or in others, one for each core."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from typing import Any
+
+from hetpipe import registry
+from hetpipe.partition import Partitioner, Problem
+from hetpipe.plan import Plan
+from hetpipe.planner import with_prediction
+
+_planner: list[Partitioner] = []  # of a worker process
+
+
+def planner_for(name: str, whole: Problem) -> Partitioner:
+    """The named partitioner for parts of one cluster: one that has `within` may share its tables between them."""
+    found = registry.partitioner(name)
+    within = getattr(found, "within", None)
+    return found if within is None else within(whole)
+
+
+class Planners:
+    """Plans problems that are parts of `whole`, up to `count` at a time; a context."""
+
+    def __init__(self, name: str, whole: Problem, count: int) -> None:
+        self.count = count
+        if count > 1:
+            self._pool: Executor = ProcessPoolExecutor(
+                count,
+                mp_context=multiprocessing.get_context("forkserver"),
+                initializer=_begin,
+                initargs=(name, whole),
+            )
+            self._solve: Callable[[Problem], Plan] = _solve_there
+        else:
+            planner = planner_for(name, whole)
+            self._pool, self._solve = _Here(), lambda problem: _solve(planner, problem)
+
+    def __enter__(self) -> Planners:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, problem: Problem) -> Future[Plan]:
+        """The plan with its prediction, or the PartitionError, when it is there."""
+        return self._pool.submit(self._solve, problem)
+
+
+class _Here(Executor):
+    """Does what is submitted at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _begin(name: str, whole: Problem) -> None:
+    _planner.append(planner_for(name, whole))
+
+
+def _solve_there(problem: Problem) -> Plan:
+    return _solve(_planner[0], problem)
+
+
+def _solve(planner: Partitioner, problem: Problem) -> Plan:
+    return with_prediction(planner(problem), problem)
