@@ -75,7 +75,7 @@ class OneProcessEngine(PlanEngine):
                                   chunks=self._chunks, checkpoint="never")  # fmt: skip
         self._statistics = DeferredStatistics(self.stage) if model.deferred_batch_norm else None
         self.sync = self._gradient_sync(groups, copies)
-        self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
+        self._specs: dict[int, list[tuple[TensorSpec, ...]]] = {}
 
     def _gradient_sync(
         self, groups: PlanGroups, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]]
@@ -100,19 +100,24 @@ class OneProcessEngine(PlanEngine):
         """The action that began last, for messages."""
         return max(self._clocks, key=lambda clock: clock.began).current
 
-    def _needed(self, sizes: Sequence[int], *, training: bool) -> list[list[tuple[TensorSpec, ...]]]:
-        """For each micro-batch, what crosses the boundary before each stage and after the last."""
-        for size in set(sizes):
-            if (size, training) not in self._specs:
-                self._specs[size, training] = trace_boundaries(self.stage, self._model.sample(size)[0])
-        cuts = [0, *(stage.layers[1] for stage in self._replica_plan.stages)]
-        columns = [joint_gradients([self._specs[size, training][at] for size in sizes]) for at in cuts]
-        return [list(row) for row in zip(*columns, strict=True)]
+    def _needed(self, sizes: Sequence[int]) -> list[list[bool]]:
+        """Behind each stage but the last: does a gradient come back for the tensor, in any micro-batch? One size of micro-batches
+        tells where a single tensor crosses, since that one is used or the loss is a constant."""
+        cuts = [stage.layers[1] for stage in self._replica_plan.stages[:-1]]
+        if all(len(self._boundaries(sizes[0])[at]) == 1 for at in cuts):
+            sizes = sizes[:1]
+        rows = [[self._boundaries(size)[at] for size in sorted(set(sizes))] for at in cuts]
+        return [[spec.requires_grad for spec in joint_gradients(row)[0]] for row in rows]
+
+    def _boundaries(self, size: int) -> list[tuple[TensorSpec, ...]]:
+        if size not in self._specs:
+            self._specs[size] = trace_boundaries(self.stage, self._model.sample(size)[0])
+        return self._specs[size]
 
     def _call(self, sizes: Sequence[int], inputs: Tensors, targets: Tensors,
               consume: Callable[[Tensors, Tensors], Tensor], *, training: bool) -> Tensor:  # fmt: skip
         call = PipeCall(split_rows(move(inputs, self.devices[0]), sizes), split_rows(move(targets, self.devices[-1]), sizes),
-                        self._needed(sizes, training=training), consume, callers_autocast())  # fmt: skip
+                        self._needed(sizes) if training else None, consume, callers_autocast())  # fmt: skip
         for part in self._parts:
             part.begin(call)
         try:

@@ -13,7 +13,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from hetpipe.model import Tensors, as_tuple, as_value, batch_size
 from hetpipe.runtime.recorder import GpipeRecorder
-from hetpipe.split import Stage, TensorSpec
+from hetpipe.split import Stage
 
 Skip = tuple[Any, str]  # the name space and the name of a tensor that skips layers
 _FLOATS = {1: torch.float16, 2: torch.float16, 4: torch.float32, 8: torch.float64}
@@ -21,13 +21,13 @@ _FLOATS = {1: torch.float16, 2: torch.float16, 4: torch.float32, 8: torch.float6
 
 @dataclass
 class PipeCall:
-    """What all stages share during one call of the library. `inputs` and `targets` of each micro-batch; `needed`: for each
-    micro-batch and boundary, which tensors a gradient comes back for; `consume(output, targets)` gives what the last stage
-    returns."""
+    """What all stages share during one call of the library. `inputs` and `targets` of each micro-batch; `needed`: behind each
+    stage but the last, which tensors a gradient comes back for (None: no gradients at all); `consume(output, targets)`
+    gives what the last stage returns."""
 
     inputs: Sequence[Tensors]
     targets: Sequence[Tensors]
-    needed: Sequence[Sequence[Sequence[TensorSpec]]]
+    needed: Sequence[Sequence[bool]] | None
     consume: Callable[[Tensors, Tensors], Tensor]
     autocast: Callable[[torch.device], AbstractContextManager[Any]]
     types: dict[tuple[int, int], list[torch.dtype]] = field(default_factory=dict)
@@ -63,7 +63,9 @@ class PipeStage(nn.Module):
         self.met += 1
         recorder = self.recorder
         recorder.begin(f"{self.index}F{i}")
-        tensors = as_tuple(call.inputs[i]) if self.index == 0 else self._arrived(as_tuple(given), call, i)
+        tensors = (
+            list(as_tuple(call.inputs[i])) if self.index == 0 else self._arrived(as_tuple(given), call, i)
+        )
         register_hooks = torch.is_grad_enabled()
         if register_hooks:
             _hook(tensors, recorder.touch, "all")
@@ -77,17 +79,18 @@ class PipeStage(nn.Module):
 
     def _leaving(self, tensors: Sequence[Tensor], call: PipeCall, i: int) -> Tensors:
         call.types[self.index, i] = [t.dtype for t in tensors]
-        needed = call.needed[i][self.index + 1]
-        return as_value(
-            [_packed(t if s.requires_grad else t.detach()) for t, s in zip(tensors, needed, strict=True)]
-        )
+        return as_value([_packed(t) for t in _only_needed(tensors, call, self.index)])
 
-    def _arrived(self, tensors: Sequence[Tensor], call: PipeCall, i: int) -> tuple[Tensor, ...]:
-        types, needed = call.types.pop((self.index - 1, i)), call.needed[i][self.index]
-        return tuple(
-            _unpacked(t if s.requires_grad else t.detach(), dtype)
-            for t, s, dtype in zip(tensors, needed, types, strict=True)
-        )
+    def _arrived(self, tensors: Sequence[Tensor], call: PipeCall, i: int) -> list[Tensor]:
+        types = call.types.pop((self.index - 1, i))
+        needed = _only_needed(tensors, call, self.index - 1)
+        return [_unpacked(t, dtype) for t, dtype in zip(needed, types, strict=True)]
+
+
+def _only_needed(tensors: Sequence[Tensor], call: PipeCall, boundary: int) -> Sequence[Tensor]:
+    if call.needed is None:
+        return tensors
+    return [t if needed else t.detach() for t, needed in zip(tensors, call.needed[boundary], strict=True)]
 
 
 def _hook(tensors: Iterable[Tensor], function: Callable[[Any], None], mode: Any) -> None:
