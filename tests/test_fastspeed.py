@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hetpipe import cli
 from hetpipe.config import Job
 from hetpipe.datasets import DataError
 from hetpipe.fastspeed import FastSpeed, Params, dict_samples
@@ -22,6 +21,7 @@ from hetpipe.fastspeed.module import one_layer, read_checkpoint
 from hetpipe.formats import InputError
 from hetpipe.plan import Plan
 from tests import fastspeed_parts as parts
+from tests.commands import ROOT, Command
 from tests.fastspeed_parts import Compared, Surface
 from tests.ranks import cluster_of, run_ranks
 
@@ -308,41 +308,32 @@ def test_checkpoints_are_read_without_running_them(tmp_path: Path) -> None:
 # ---- the command
 
 
-def run(*given: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    """`hetpipe convert fastspeed …` in this process."""
-    monkeypatch.setattr(sys, "argv", ["hetpipe", "convert", "fastspeed", *map(str, given)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli, "err", cli.Console(stderr=True, width=200))
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+CONVERT = ("convert", "fastspeed")
 
 
 def test_the_command_writes_a_job_that_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "args.json", arguments())
     cluster_of(1, 1).save(tmp_path / "two.json")
     data = "{target: tests.fastspeed_parts:points, args: {samples: 16}}"
+    said = run(*CONVERT, "args.json", "-o", "jobs/a.yaml", "--data", data, "--cluster", "two.json")
+    assert said.code == 0
+    assert "train.batch_size" in said.out
+    assert "the same: train.optimizer, train.learning_rate" in said.out
+    assert "written: jobs/a.yaml, jobs/a.plan.json" in said.out
+    first, second, *_ = (tmp_path / "jobs/a.yaml").read_text().splitlines()
+    assert first == "# hetpipe train jobs/a.yaml"
     assert (
-        run(
-            "args.json", "-o", "jobs/a.yaml", "--data", data, "--cluster", "two.json", monkeypatch=monkeypatch
-        )
-        == 0
+        second
+        == f"# By hetpipe convert fastspeed args.json -o jobs/a.yaml --data '{data}' --cluster two.json"
     )
-    said = capsys.readouterr().out
-    assert "train.batch_size" in said
-    assert "written: jobs/a.yaml, jobs/a.plan.json" in said
-    assert (tmp_path / "jobs/a.yaml").read_text().startswith("# hetpipe train jobs/a.yaml\n")
     job = Job.read("jobs/a.yaml")
     job.check_files()
     assert job.plan.file is not None
     assert Plan.load(job.plan.file).device_ids == ("n0/0", "n1/0")
-    assert run("args.json", "-o", "b.yaml", "--data", "mine:build", "--json", monkeypatch=monkeypatch) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(run(*CONVERT, "args.json", "-o", "b.yaml", "--data", "mine:build", "--json").out)
     assert told["files"] == ["b.yaml", "b.plan.json"]
     assert told["model"] == "tests.fastspeed_parts:Net"
     line = {
@@ -356,17 +347,15 @@ def test_the_command_writes_a_job_that_can_be_read(
 
 
 def test_the_command_refuses_with_exit_2_and_runs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text("open('seen', 'w')\n")  # importing it would leave a trace
     lines = ["from model import *", "import os; os.mkdir('seen too')"]
     write(tmp_path / "args.json", arguments(runing_dependency=lines))
-    assert run("args.json", "-o", "job.yaml", monkeypatch=monkeypatch) == 2
-    assert (
-        "\"import os; os.mkdir('seen too')\" is not a plain import but runs code (Expr)"
-        in capsys.readouterr().err
-    )
+    said = run(*CONVERT, "args.json", "-o", "job.yaml")
+    assert said.code == 2
+    assert "os.mkdir('seen too')\" is not a plain import but runs code (Expr)" in said.err
     for options, message in (
         (["nowhere.json"], "cannot read nowhere.json: No such file"),
         (["args.json", "--data", "[1]"], "cannot read --data '[1]'; write 'module:function' or"),
@@ -374,10 +363,11 @@ def test_the_command_refuses_with_exit_2_and_runs_nothing(
         (["args.json", "--data", "{nam: x}"], "unknown key 'nam'; did you mean 'name'?"),
     ):
         write(tmp_path / "args.json", arguments())
-        assert run(*options, "-o", "job.yaml", monkeypatch=monkeypatch) == 2
-        assert message in capsys.readouterr().err
+        said = run(*CONVERT, *options, "-o", "job.yaml")
+        assert said.code == 2
+        assert message in said.err
     write(tmp_path / "args.json", arguments(runing_dependency=lines[:1]))
-    assert run("args.json", "-o", "job.yaml", monkeypatch=monkeypatch) == 0
+    assert run(*CONVERT, "args.json", "-o", "job.yaml").code == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "args.json",
         "job.plan.json",
@@ -406,7 +396,7 @@ def check(steps: list[Compared], samples: list[int]) -> None:
 
 
 def test_gradients_are_true_where_fastspeed_s_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cluster_of(2).save(tmp_path / "cluster.json")
@@ -418,9 +408,7 @@ def test_gradients_are_true_where_fastspeed_s_are_not(
         source = write(tmp_path / folder / "args.json", content)
         data = f"{{target: tests.fastspeed_parts:points, args: {{samples: {sum(partition)}}}}}"
         job = tmp_path / folder / "job.yaml"
-        assert (
-            run(source, "-o", job, "--data", data, "--cluster", "cluster.json", monkeypatch=monkeypatch) == 0
-        )
+        assert run(*CONVERT, source, "-o", job, "--data", data, "--cluster", "cluster.json").code == 0
         given[name] = (str(source), str(job))
     found = run_ranks(parts.both, cluster_of(2), given)
     for rank, results in enumerate(found):
@@ -481,3 +469,61 @@ def test_the_rest_of_the_surface(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "kept").iterdir()) == [
         f"Net_DDP_Epoch{n}.pth" for n in range(4)
     ]
+
+
+# ---- the jobs of configs/fastspeed
+
+FOLDERS = sorted(path.parent for path in ROOT.glob("configs/fastspeed/*/args.json"))
+SHORT = (
+    "train.epochs=",
+    "train.steps=2",
+    "train.evaluate_samples=40",
+    "profiler.repeats=1",
+    "checkpoint=",
+    "log=",
+)
+CIFAR10 = ROOT.parent / "shared" / "data" / "cifar-10-batches-bin"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_jobs_of_configs_are_what_their_command_makes_and_train(
+    folder: Path, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (folder / "job.yaml").read_text()
+    trains, makes, *_ = text.splitlines()
+    assert trains == f"# hetpipe train {(folder / 'job.yaml').relative_to(ROOT)}"
+    command = shlex.split(makes.removeprefix("# By hetpipe "))
+    command[command.index("-o") + 1] = str(tmp_path / "job.yaml")
+    assert run(*command).code == 0
+    assert (tmp_path / "job.yaml").read_text().splitlines()[2:] == text.splitlines()[2:]
+    plan = folder / "job.plan.json"
+    assert (tmp_path / "job.plan.json").exists() == plan.exists()
+    if plan.exists():
+        assert (tmp_path / "job.plan.json").read_text() == plan.read_text()
+    cifar10 = Job.read(folder / "job.yaml").data.name == "cifar10"
+    if cifar10 and not CIFAR10.is_dir():
+        pytest.skip(f"the piece of CIFAR-10 is not there: {CIFAR10}")
+    settings = [*SHORT, f"profiler.cache={tmp_path}", *([f"data.args.folder={CIFAR10}"] if cifar10 else [])]
+    said = run(
+        "train", str(folder / "job.yaml"), "--json", *(part for s in settings for part in ("--set", s))
+    )
+    assert said.code == 0, said.err
+    result = json.loads(said.out)
+    assert set(result["utilisation"]) == {"n0/0", "n0/1"}
+    assert len(result["losses"]) == 2
+    assert all(0 < loss < 10 for loss in result["losses"])
+    assert 0 <= result["test_accuracy"] <= 1
+
+
+def test_without_cifar10_the_job_says_what_it_looks_for(
+    run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    said = run("train", "configs/fastspeed/alexnet/job.yaml", "--set", "data.args.folder=nowhere")
+    assert said.code == 2
+    assert (
+        "cifar10: cannot read the folder nowhere: No such file or directory; expected there: data_batch_1.bin"
+        in said.err
+    )

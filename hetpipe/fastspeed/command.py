@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +65,8 @@ def fastspeed(
     )
     if found.plan is not None:
         found.plan.save(plan_file)
-    write_text(output, _job_text(found.job, source, output))
+    options = {"": source, "-o": output, "--data": data, "--input-names": input_names, "--cluster": cluster}
+    write_text(output, _job_text(found.job, output, options))
     files = [str(output), *([str(plan_file)] if found.plan is not None else [])]
     if as_json:
         changes = [change._asdict() for change in found.changes]
@@ -92,9 +94,12 @@ def _data_section(text: str | None) -> Mapping[str, Any] | None:
     return value
 
 
-def _job_text(job: Mapping[str, Any], source: Path, output: Path) -> str:
+def _job_text(job: Mapping[str, Any], output: Path, options: Mapping[str, object]) -> str:
+    """The job behind two comments: the command that trains it, and the command that wrote it."""
+    given = [part for option, value in options.items() if value is not None for part in (option, str(value))]
+    made = shlex.join(["hetpipe", "convert", "fastspeed", *(part for part in given if part)])
     body = yaml.safe_dump(job, sort_keys=False, allow_unicode=True, width=120)
-    return f"# hetpipe train {output}\n# By hetpipe convert fastspeed from {source}.\n{body}"
+    return f"# hetpipe train {output}\n# By {made}\n{body}"
 
 
 def _print(found: Converted, files: list[str]) -> None:
