@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from hetpipe.cluster import Cluster
 from hetpipe.formats import Document, InputError, Strict, read_mapping, read_yaml
 from hetpipe.partition import Problem, ScheduleChoice
-from hetpipe.plan import Plan
+from hetpipe.plan import Backend, Plan
 from hetpipe.profiles import Profile
 
 Positive = Annotated[int, Field(ge=1)]
@@ -76,7 +76,7 @@ class PlanSection(Strict):
 
     partitioner: str = "auto"
     schedule: ScheduleChoice = "auto"
-    backend: Literal["torch", "fairscale", "torchgpipe"] = "torch"
+    backend: Backend = "torch"
     file: str | None = None
     allow_recompute: bool = True
     memory_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.0

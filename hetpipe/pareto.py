@@ -28,8 +28,8 @@ from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.front import Front, Planned, Row, Status, nodes_text, planned
 from hetpipe.partition import PartitionError, Problem, ScheduleChoice
-from hetpipe.plan import Plan, Proof
-from hetpipe.planner import Backend, option_faults
+from hetpipe.plan import Backend, Plan, Proof
+from hetpipe.planner import option_faults
 from hetpipe.profiles import Profile
 from hetpipe.workers import Planners
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hetpipe.cluster import Cluster
-from hetpipe.plan import Plan, Proof
+from hetpipe.plan import Backend, Plan, Proof
 from hetpipe.profiles import Profile
 
 ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
@@ -27,7 +27,9 @@ class Problem:
     """What is to be planned. `cluster` already has the profile's measured links (see `Problem.create`).
 
     `schedule` "auto" lets the planner choose gpipe (depth m) or 1f1b with depths n − s or 2(n − s) − 1; "1f1b" leaves the two
-    latter; "gpipe" only the first. `backend` torch has all of them, fairscale and torchgpipe run gpipe only.
+    latter; "gpipe" only the first. `backend` torch has all of them, fairscale and torchgpipe run gpipe only, keep a
+    replica on one node, and sum gradients after backward (`simulator.sync_times`; searches rank plans without that last one,
+    so their bounds hold, and the plan's prediction has it).
     `memory_reserve` is the fraction of each device's memory that plans leave free. `time_limit_seconds` ends a search with
     the best plan so far and what is proven of it (None: the partitioner's own limit).
     """
@@ -36,7 +38,7 @@ class Problem:
     profile: Profile
     global_batch: int
     schedule: ScheduleChoice = "auto"
-    backend: Literal["torch", "fairscale", "torchgpipe"] = "torch"
+    backend: Backend = "torch"
     allow_recompute: bool = True
     memory_reserve: float = 0.0
     max_price_per_hour: float | None = None

@@ -16,6 +16,7 @@ from hetpipe.profiles import Profile
 from hetpipe.schedule import ScheduleName, check_depths, default_depths
 
 Proof = Literal["exhaustive", "search-bound", "fluid"]
+Backend = Literal["torch", "fairscale", "torchgpipe"]
 
 
 class StagePlan(Strict):
@@ -87,13 +88,15 @@ class Prediction(Strict):
 
 
 class Plan(Document):
-    """Who computes what: replicas side by side, each with its own depth, cuts and share of the global batch."""
+    """Who computes what: replicas side by side, each with its own depth, cuts and share of the global batch. `backend` is what
+    it was made for, and priced as; any that can run it may."""
 
     format: Literal["hetpipe.plan/1"] = "hetpipe.plan/1"
     model: str
     global_batch: Annotated[int, Field(ge=1)]
     schedule: ScheduleName = "1f1b"
     partitioner: str = "by hand"
+    backend: Backend = "torch"
     replicas: Annotated[tuple[ReplicaPlan, ...], Field(min_length=1)]
     predicted: Prediction | None = None
 
@@ -134,9 +137,20 @@ class Plan(Document):
         return tuple(d for replica in self.replicas for stage in replica.stages for d in stage.devices)
 
     @property
+    def process_of(self) -> dict[str, str]:
+        """Device → the first device of the process that drives it: itself, or, with fairscale and torchgpipe, that of its
+        replica."""
+        return {
+            device: device if self.backend == "torch" else replica.stages[0].device
+            for replica in self.replicas
+            for stage in replica.stages
+            for device in stage.devices
+        }
+
+    @property
     def fingerprint(self) -> str:
         """A hash of what is executed (not of the prediction): equal on all ranks, or they hold different plans."""
-        content = self.model_dump(mode="json", exclude={"predicted", "partitioner"})
+        content = self.model_dump(mode="json", exclude={"predicted", "partitioner", "backend"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def check(self, *, cluster: Cluster | None = None, profile: Profile | None = None, layers: int | None = None,

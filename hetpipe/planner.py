@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from hetpipe import registry
 from hetpipe.bounds import fluid_bound, fluid_price
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, ScheduleChoice, Solution
-from hetpipe.plan import Plan, Prediction, Proof
+from hetpipe.plan import Backend, Plan, Prediction, Proof
 from hetpipe.profiles import Profile
 from hetpipe.simulator import simulate
-
-Backend = Literal["torch", "fairscale", "torchgpipe"]
 
 
 def make_plan(
@@ -87,7 +84,7 @@ def with_prediction(solution: Solution, problem: Problem) -> Plan:
     `lower_bound_seconds` is the fluid bound, which holds for any system, unless the search proved a larger
     one for its plan class (proof "exhaustive" or "search-bound"); `fluid_bound_seconds` comes with every plan. Under a
     deadline the same holds for the price, whose gap and proof are given."""
-    plan, cluster = solution.plan, problem.cluster
+    plan, cluster = solution.plan.model_copy(update={"backend": problem.backend}), problem.cluster
     timeline = simulate(plan, problem.profile, cluster)
     _check_memory(plan, problem, timeline.peak_bytes)
     step = timeline.step_seconds

@@ -22,12 +22,11 @@ from hetpipe.formats import InputError
 from hetpipe.launch import describe_with, name_places
 from hetpipe.measure import cache_path, profile_cluster
 from hetpipe.model import Model, named_layers
-from hetpipe.plan import Plan
+from hetpipe.plan import Backend, Plan
 from hetpipe.planner import make_plan
 from hetpipe.profiler import default_type_name
 from hetpipe.profiles import Profile
 from hetpipe.runtime.backends import (
-    Backend,
     check_backend,
     check_cluster,
     drives_a_replica,

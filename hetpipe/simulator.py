@@ -5,7 +5,7 @@ wire is not modelled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -207,16 +207,25 @@ def _blocking(costs: PipelineCosts) -> PipelineCosts:
 
 
 def sync_times(
-    segments: Sequence[Segment], ready: dict[str, float], costs: Costs
+    segments: Sequence[Segment],
+    ready: dict[str, float],
+    costs: Costs,
+    process_of: Mapping[str, str] | None = None,
 ) -> list[tuple[Segment, float, float]]:
-    """(segment, start, end) of each all-reduce: it starts when the backward of every owner has ended and its sums launched
-    before it are done, and overlaps the backward of devices that are not its owners."""
-    free = dict(ready)
+    """(segment, start, end) of each gradient sum: it starts when all its owners have ended their backward and the sums
+    before it are done, and overlaps the backward of devices that are not its owners. Devices that one process drives
+    (`process_of`, see `Plan.process_of`) are one owner: its sums begin after the backward of its last stage, one at a time, as
+    these libraries give no place to start them earlier."""
+    process = process_of or {device: device for device in ready}
+    free: dict[str, float] = {}
+    for device, end in ready.items():
+        free[process[device]] = max(end, free.get(process[device], 0.0))
     done = []
     for segment in segments:
-        start = max(free[d] for d in segment.owners)
+        owners = {process[d] for d in segment.owners}
+        start = max(free[p] for p in owners)
         end = start + costs.all_reduce_seconds(segment.owners, segment.size_bytes)
-        free.update(dict.fromkeys(segment.owners, end))
+        free.update(dict.fromkeys(owners, end))
         done.append((segment, start, end))
     return done
 
@@ -295,7 +304,7 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
         for stage, finish in zip(replica.stages, runs[-1].times, strict=True):
             ready.update(dict.fromkeys(stage.devices, finish.backward[-1]))
     pipeline = max(ready.values())
-    sums = sync_times(sync_segments(plan, costs), ready, costs)
+    sums = sync_times(sync_segments(plan, costs), ready, costs, plan.process_of)
     synced = max([pipeline, *(end for _, _, end in sums)])
     optimizer = max(max(run.optimizers) for run in known.values())
     return Timeline(

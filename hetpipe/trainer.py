@@ -57,6 +57,7 @@ class Trainer:
         plan = plan or planned_by_file(session)  # a fault in it is known before anything is measured
         profile = profile or obtain_profile(session)
         plan = plan or obtain_plan(session, profile)
+        plan = plan.model_copy(update={"backend": self.job.plan.backend})  # whatever it was made for
         engine = join(session, profile, plan, self.job.plan.backend)
         if engine is None:
             return None

@@ -11,7 +11,8 @@ import torch
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.launch import RankFailure
-from hetpipe.runtime.backends import Backend, check_backend
+from hetpipe.plan import Backend
+from hetpipe.runtime.backends import check_backend
 from tests.nets import batch, build
 from tests.ranks import cluster_of, run_ranks
 from tests.transparency import Case, Trained, largest_difference, train_cases, train_on_one_device

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from hetpipe.device import Emulation, one_thread
 from hetpipe.launch import describe_with
 from hetpipe.model import Loss, Model, Tensors, accuracy, cross_entropy, mse, select, split_rows
-from hetpipe.plan import Plan
+from hetpipe.plan import Backend, Plan
 from hetpipe.profiles import Measurement
 from hetpipe.runtime import backends
-from hetpipe.runtime.backends import Backend, check_backend, seat
+from hetpipe.runtime.backends import check_backend, seat
 from hetpipe.runtime.base import Engine, Evaluation
 from hetpipe.runtime.engine import TorchEngine
 from hetpipe.runtime.plan_engine import PlanEngine

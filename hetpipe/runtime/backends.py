@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import Literal
 
 import torch
 
@@ -13,7 +12,7 @@ from hetpipe.cluster import Cluster, Device
 from hetpipe.device import Emulation
 from hetpipe.formats import InputError
 from hetpipe.model import Model
-from hetpipe.plan import Plan
+from hetpipe.plan import Backend, Plan
 from hetpipe.replicas import PlanGroups
 from hetpipe.runtime.engine import TorchEngine
 from hetpipe.runtime.one_process import Library, OneProcessEngine
@@ -21,7 +20,6 @@ from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
 from hetpipe.split import tied_layers
 from hetpipe.world import World
 
-Backend = Literal["torch", "fairscale", "torchgpipe"]
 _LIBRARIES = {
     "fairscale": "hetpipe.runtime.fairscale_pipe",
     "torchgpipe": "hetpipe.runtime.torchgpipe_gpipe",

@@ -8,10 +8,9 @@ from torch import nn
 from hetpipe.cluster import Cluster, Node
 from hetpipe.formats import InputError, natural_key
 from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
-from hetpipe.plan import Plan
+from hetpipe.plan import Backend, Plan
 from hetpipe.replicas import ReplicaMismatchError
 from hetpipe.runtime.backends import (
-    Backend,
     check_backend,
     check_cluster,
     drives_a_replica,
