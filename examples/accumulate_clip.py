@@ -36,7 +36,7 @@ def main() -> None:
             for i, (text, label) in enumerate(batches):
                 with nullcontext() if i == len(batches) - 1 else model.no_sync():
                     loss_sum = cross_entropy(model(text.to(device)), label.to(device), reduction="sum")
-                    global_mean(loss_sum, count.to(device)).backward()
+                    global_mean(loss_sum, count).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), common.MAX_NORM)  # once, after the last
             optimizer.step()
             optimizer.zero_grad()

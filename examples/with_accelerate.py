@@ -1,6 +1,6 @@
 """Accelerate. Model and optimizer are prepared; the loader is not, since it already gives each rank its own batches:
 
-accelerate launch --num_processes 2 examples/with_accelerate.py --shares 6 2
+torchrun --nproc-per-node 2 examples/with_accelerate.py --shares 6 2
 """
 
 import common

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def command(script: str, *arguments: str) -> list[str]:
 def ended_well(folder: Path, *arguments: str) -> Parameters:
     """The parameters that a run left behind, which printed one line about its result and nothing that frightens."""
     mark = str(folder)
-    ended = finish(start(arguments, folder, mark), folder, mark)
+    ended = finish(start(arguments, folder, mark), folder, mark, timeout=110)
     assert (ended.code, ended.leftover) == (0, []), ended.err
     assert not [word for word in ("arning", "Traceback", "deprecated") if word in ended.err], ended.err
     (line,) = [line for line in ended.out.splitlines() if line.startswith("loss ")]
@@ -133,3 +134,15 @@ def test_lightning(tmp_path: Path, expected: Parameters) -> None:
 def test_hugging_face_trainer(tmp_path: Path, expected: Parameters) -> None:
     found = by_torchrun(tmp_path, "hf_trainer.py", "--shares", "6", "2", "--accumulate", "2")
     assert distance(found, expected) < ROUNDING
+
+
+def test_what_the_readme_shows_stands_in_the_scripts() -> None:
+    text = (ROOT / "examples" / "README.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == text.count("```python") == 3
+    for script, shown in blocks:
+        lines = iter((ROOT / "examples" / script).read_text("utf-8").splitlines())
+        assert [line for line in shown.splitlines() if line not in lines] == []  # all of them, in this order
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")} - {"common.py"}
+    assert set(re.findall(r"^\| `(\w+\.py)` \|", text, re.MULTILINE)) == scripts
+    assert set(re.findall(r"`\w+ [^`]*examples/(\w+\.py)[^`]*`", text)) == scripts
