@@ -22,14 +22,12 @@ from hetpipe.front import Front
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
+from hetpipe.weights_command import export_weights
 
-app = typer.Typer(
-    help="Measure unequal devices, plan for them, train on them.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(help="Measure unequal devices, plan for them, train on them.", no_args_is_help=True, add_completion=False,
+                  pretty_exceptions_enable=False)  # fmt: skip
 app.add_typer(convert, name="convert")
+app.command()(export_weights)
 out, err = Console(), Console(stderr=True)
 
 ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json")]
