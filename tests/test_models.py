@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.models import alexnet, cifar_cnn, gpt, mlp, vgg19
+from hetpipe.models import alexnet, cifar_cnn, gpt, mlp, resnet, vgg19
 
 Build = Callable[..., nn.Sequential]
 
@@ -22,6 +22,13 @@ CASES: dict[str, tuple[Build, dict[str, Any], Tensor, tuple[int, ...]]] = {
         vgg19.build,
         {"image_size": 32, "classes": 7, "width_multiplier": 0.05, "batch_norm": True},
         IMAGE,
+        (2, 7),
+    ),
+    "resnet18": (resnet.build, {"image_size": 32, "classes": 10, "width_multiplier": 0.1}, IMAGE, (2, 10)),
+    "resnet50-imagenet": (
+        resnet.build,
+        {"depth": 50, "classes": 7, "width_multiplier": 0.05},
+        torch.zeros(2, 3, 64, 64),
         (2, 7),
     ),
     "cifar_cnn": (cifar_cnn.build, {"width": 4, "hidden": 8}, IMAGE, (2, 10)),
@@ -92,6 +99,30 @@ def test_imagenet_models_have_the_published_parameter_counts() -> None:
         assert vgg19.build()(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
 
 
+@pytest.mark.parametrize(
+    ("depth", "parameters", "layers"), [(18, 11_689_512, 10), (34, 21_797_672, 18), (50, 25_557_032, 18)]
+)
+def test_resnet_has_the_published_sizes(depth: int, parameters: int, layers: int) -> None:
+    with torch.device("meta"):
+        model = resnet.build(depth)
+        assert parameter_count(model) == parameters
+        assert len(model) == layers
+        outputs = [torch.empty(2, 3, 224, 224)]
+        for layer in model:
+            outputs.append(layer(outputs[-1]))
+        assert [t.shape[-1] for t in outputs[1:-1]][:: len(model) - 2] == [56, 7]  # table 1
+        assert outputs[-1].shape == (2, 1000)
+
+
+def test_resnet_keeps_the_resolution_of_small_images_and_may_begin_as_its_shortcuts() -> None:
+    model = resnet.build(34, 32, 10, 0.1, zero_init_residual=True)
+    x = torch.rand(2, 3, 32, 32)
+    assert model.stem(x).shape == (2, 6, 32, 32)
+    features = model.stem(x)
+    assert torch.equal(model.block1_1(features), features)  # relu(0 + what a ReLU gave)
+    assert not torch.equal(resnet.build(34, 32, 10, 0.1).block1_1(features), features)
+
+
 def test_gpt_ties_one_parameter_or_two() -> None:
     tied, untied = gpt.build(**TINY_GPT), gpt.build(**TINY_GPT, tied=False)
     assert tied.head.project.weight is tied.embed.token.weight
@@ -138,6 +169,8 @@ def test_local_response_norm_is_the_papers() -> None:
         (alexnet.build, {"image_size": 64}, "alexnet: unknown image_size 64; known: 32, 224"),
         (vgg19.build, {"image_size": 64}, "vgg19: unknown image_size 64; known: 32, 224"),
         (vgg19.build, {"width_multiplier": 0}, "vgg19: width_multiplier must be a number above 0, got 0"),
+        (resnet.build, {"depth": 20}, "resnet: unknown depth 20; known: 18, 34, 50"),
+        (resnet.build, {"image_size": 64}, "resnet: unknown image_size 64; known: 32, 224"),
         (cifar_cnn.build, {"dropout": -0.1}, "cifar_cnn: dropout must be a number from 0 to below"),
     ],
 )
