@@ -501,7 +501,7 @@ def test_jobs_of_configs_are_what_their_command_makes_and_train(
     plan = folder / "job.plan.json"
     assert (tmp_path / "job.plan.json").exists() == plan.exists()
     if plan.exists():
-        assert (tmp_path / "job.plan.json").read_text() == plan.read_text()
+        assert Plan.load(tmp_path / "job.plan.json") == Plan.load(plan)
     cifar10 = Job.read(folder / "job.yaml").data.name == "cifar10"
     if cifar10 and not CIFAR10.is_dir():
         pytest.skip(f"the piece of CIFAR-10 is not there: {CIFAR10}")

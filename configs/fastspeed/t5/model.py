@@ -17,7 +17,7 @@ class T5base(nn.Module):
         self.t5 = T5ForConditionalGeneration(T5Config.from_json_file(Path(__file__).with_name(config_file)))
 
     def forward(self, given: dict[str, Tensor]) -> Tensor:
-        """[b, t, words] from `source_ids`, `source_mask`, int64 [b, s], and `target_ids`, int64 [b, t], which the decoder reads."""
+        """[b, t, words] from `source_ids`, `source_mask`, int64 [b, s], and `target_ids` [b, t], which the decoder reads."""
         return self.t5(
             input_ids=given["source_ids"],
             attention_mask=given["source_mask"],
