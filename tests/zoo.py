@@ -62,7 +62,9 @@ ZOO = {
 }  # fmt: skip
 
 
-def batch(name: str, step: int = 0, *, padded: bool = True, masked: bool = True) -> tuple[Tensors, Tensor, dict[str, Tensor]]:
+def batch(
+    name: str, step: int = 0, *, padded: bool = True, masked: bool = True
+) -> tuple[Tensors, Tensor, dict[str, Tensor]]:
     """Inputs and targets for the layers, and the arguments of transformers' forward that mean the same."""
     draw = torch.Generator().manual_seed(7 + step)
     words = torch.randint(2, WORDS, (SAMPLES, LENGTH), generator=draw)
@@ -77,7 +79,9 @@ def batch(name: str, step: int = 0, *, padded: bool = True, masked: bool = True)
     labels = torch.randint(2, WORDS, (SAMPLES, LENGTH - (3 if name == "t5" else 0)), generator=draw)
     labels[torch.rand(labels.shape, generator=draw) < 0.3] = -100
     if name == "t5":
-        target = nn.functional.pad(labels[:, :-1], (1, 0)).clamp(min=0)  # behind the start token; padding for -100
+        target = nn.functional.pad(labels[:, :-1], (1, 0)).clamp(
+            min=0
+        )  # behind the start token; padding for -100
         return (words, mask, target), labels, {**given, "attention_mask": mask, "labels": labels}
     return inputs, nn.functional.pad(labels[:, 1:], (0, 1), value=-100), {**given, "labels": labels}
 
@@ -103,8 +107,14 @@ def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]
             inputs, targets, _ = batch(name, step)
             losses.append(engine.step(inputs, targets))
             optimizer.step()
-        state = {f"{n}.{own}": t.detach() for n, part in engine.stage.named_children() for own, t in tensors_of(part).items()}
-        saved = checkpoint.save(Path(folder).with_name(f"{name}-checkpoints"), 3, engine.stage, optimizer, {}, world, 1)
+        state = {
+            f"{n}.{own}": t.detach()
+            for n, part in engine.stage.named_children()
+            for own, t in tensors_of(part).items()
+        }
+        saved = checkpoint.save(
+            Path(folder).with_name(f"{name}-checkpoints"), 3, engine.stage, optimizer, {}, world, 1
+        )
         found[name] = {"losses": losses, "state": state, "held": held, "checkpoint": str(saved)}
         engine.close()
     return found

@@ -1,0 +1,1 @@
+"""How much memory a rank takes for its stage of a model that no rank holds whole."""

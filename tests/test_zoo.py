@@ -1,0 +1,384 @@
+"""gpt2, bert, llama and t5: the same bits as transformers' own; trained from a folder, over unequal stages, back to a folder."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from transformers import (
+    BertForSequenceClassification,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5ForConditionalGeneration,
+)
+
+from hetpipe.formats import InputError
+from hetpipe.hf import export_weights
+from hetpipe.models import bert, gpt2, t5
+from hetpipe.weights import empty_names, materialise, tensors_of
+from tests.ranks import cluster_of, run_ranks
+from tests.zoo import WORDS, ZOO, batch, optimizer_of, train_zoo
+
+KINDS: dict[str, type[PreTrainedModel]] = {
+    "gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "bert": BertForSequenceClassification, "t5": T5ForConditionalGeneration,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def transformers_model(name: str, config: dict[str, Any], attention: str = "sdpa") -> PreTrainedModel:
+    """transformers' own model of this configuration, with random weights."""
+    torch.manual_seed(3)
+    return KINDS[name](ZOO[name].build(attention=attention, **config)[0].origin.model.config)
+
+
+def hf_names(layers: nn.Sequential) -> dict[str, str]:
+    return {
+        f"{child}.{own}": hf for child, layer in layers.named_children() for own, hf in layer.hf_names.items()
+    }
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a.detach().double() - b.detach().double()).abs().max())
+
+
+@functools.cache
+def pair(name: str, attention: str, folder: Path) -> tuple[PreTrainedModel, nn.Sequential]:
+    """transformers' model with dropout, and the layers with the weights that it saved."""
+    reference = transformers_model(name, ZOO[name].config, attention)
+    reference.save_pretrained(folder)
+    layers = ZOO[name].build(weights=str(folder), attention=attention)
+    materialise(layers)
+    return reference, layers
+
+
+MASKS = {"padded": (True, True), "full": (False, True), "no mask": (False, False)}
+
+
+@pytest.mark.parametrize("mode", ["eval", "dropout"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("name", "mask"), [(name, mask) for name in ZOO for mask in MASKS if (name, mask) != ("t5", "no mask")]
+)
+def test_logits_loss_and_all_gradients_are_the_same_bits(
+    name: str, mask: str, attention: str, mode: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    padded, masked = MASKS[mask]
+    reference, layers = pair(name, attention, tmp_path_factory.getbasetemp() / f"{name}-{attention}")
+    inputs, targets, arguments = batch(name, padded=padded, masked=masked)
+    for model in (reference, layers):
+        model.train(mode == "dropout")
+        model.zero_grad()
+    torch.manual_seed(5)
+    wanted = reference(**arguments)
+    wanted.loss.backward()
+    torch.manual_seed(5)
+    logits = layers(inputs)
+    loss = ZOO[name].loss().function(logits, targets)
+    loss.backward()
+    assert torch.equal(logits, wanted.logits)
+    assert torch.equal(loss, wanted.loss)
+    gradients = {hf: reference.get_parameter(hf).grad for hf, _ in reference.named_parameters()}
+    own = {
+        hf: layers.get_parameter(n).grad
+        for n, hf in hf_names(layers).items()
+        if n in dict(layers.named_parameters())
+    }
+    assert own.keys() == gradients.keys()
+    for hf, gradient in gradients.items():
+        assert gradient is not None
+        assert torch.equal(own[hf], gradient), hf
+
+
+def test_dropout_is_there() -> None:
+    """What the bits of the comparison above would not tell: that dropout and the mask change something."""
+    layers = ZOO["t5"].build(**ZOO["t5"].config)
+    materialise(layers)
+    (inputs, _, _), (full, _, _) = batch("t5"), batch("t5", padded=False)
+    outputs = [layers(inputs), layers(inputs), layers.eval()(inputs), layers(inputs), layers(full)]
+    assert not torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[2], outputs[3])
+    assert not torch.equal(outputs[3], outputs[4])
+
+
+# ---- from a folder, over three unequal stages, and back ----
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Each model saved by transformers; trained on three ranks; trained by transformers on one device. One spawn."""
+    folder = tmp_path_factory.mktemp("zoo")
+    found: dict[str, dict[str, Any]] = {}
+    for name, zoo in ZOO.items():
+        reference = transformers_model(name, zoo.without_dropout())
+        reference.save_pretrained(folder / name)
+        (folder / name / "tokenizer.json").write_text("{}")
+        found[name] = {"folder": folder / name, "reference": reference.double()}
+    ranks = run_ranks(train_zoo, cluster_of(3), {name: str(row["folder"]) for name, row in found.items()})
+    for name, row in found.items():
+        row["ranks"] = [rank[name] for rank in ranks]
+        row["losses"] = train_with_transformers(name, row["reference"])
+    return found
+
+
+def train_with_transformers(name: str, model: PreTrainedModel) -> list[float]:
+    model.train()
+    optimizer, losses = optimizer_of(model.parameters()), []
+    for step in range(3):
+        _, targets, arguments = batch(name, step)
+        arguments = {key: value for key, value in arguments.items() if key != "labels"}
+        if name == "t5":
+            arguments["decoder_input_ids"] = batch(name, step)[0][2]  # type: ignore[index]
+        optimizer.zero_grad()
+        loss = ZOO[name].loss().function(model(**arguments).logits, targets)  # its own loss is of float32
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_three_unequal_stages_train_as_transformers_does(
+    name: str, trained: dict[str, dict[str, Any]]
+) -> None:
+    row = trained[name]
+    names, truth = hf_names(ZOO[name].build(weights=str(row["folder"]))), tensors_of(row["reference"])
+    seen = set[str]()
+    for rank in row["ranks"]:
+        assert rank["losses"] == pytest.approx(row["losses"], abs=1e-10, rel=0)
+        for own, value in rank["state"].items():
+            assert value.dtype == torch.float64 or not value.is_floating_point()
+            assert distance(value, truth[names[own]]) < 1e-10, own
+            seen.add(own)
+    assert seen == names.keys()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_stage_has_values_for_its_own_layers_only(name: str, trained: dict[str, dict[str, Any]]) -> None:
+    names = [child for child, _ in ZOO[name].build(**ZOO[name].config).named_children()]
+    at = 0
+    for rank, count in zip(trained[name]["ranks"], ZOO[name].cuts, strict=True):
+        tied = {"embed"} if name == "t5" else set()  # nothing but the shared embedding
+        assert set(rank["held"]) - tied == set(names[at : at + count]) - tied
+        at += count
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 1 << 14], ids=["one file", "some files"])
+@pytest.mark.parametrize("name", ZOO)
+def test_back_to_a_folder_that_transformers_loads(
+    name: str,
+    shard_bytes: int,
+    trained: dict[str, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = trained[name]
+    monkeypatch.setattr("hetpipe.hf.SHARD_BYTES", shard_bytes)
+    layers = ZOO[name].build(weights=str(row["folder"]))
+    export_weights(layers, Path(row["ranks"][0]["checkpoint"]), tmp_path / "out")
+    assert all(
+        empty_names(layer) for layer in layers if list(layer.parameters())
+    )  # nothing was needed of the model but names
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert (files == ["model.safetensors"]) == (shard_bytes > 1 << 20)
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    loaded, info = KINDS[name].from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values()), info
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [
+        KINDS[name].__name__
+    ]
+    truth = tensors_of(row["reference"])
+    for hf, value in loaded.named_parameters():
+        assert value.dtype == torch.float64
+        assert distance(value, truth[hf]) < 1e-10, hf
+    again = ZOO[name].build(weights=str(tmp_path / "out"))
+    materialise(again)
+    own = hf_names(again)
+    assert all(distance(value, truth[own[n]]) < 1e-6 for n, value in tensors_of(again).items())
+
+
+def test_export_refuses(trained: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    saved = Path(trained["gpt2"]["ranks"][0]["checkpoint"])
+    with pytest.raises(
+        InputError, match=r"^layer '0' \(Linear\) is not of transformers, so there is no Hugging Face folder"
+    ):
+        export_weights(nn.Sequential(nn.Linear(2, 2)), saved, tmp_path / "a")
+    other = gpt2.build(**{**ZOO["gpt2"].config, "n_layer": 4})
+    with pytest.raises(
+        InputError,
+        match=r"has no 'block3\.\S+' \(12 tensors of the model are not in it\): it was saved from ano",
+    ):
+        export_weights(other, saved, tmp_path / "b")
+    with pytest.raises(
+        InputError, match=r"the folder .* is not empty \(it holds 'config.json'\); name a new one"
+    ):
+        export_weights(gpt2.build(**ZOO["gpt2"].config), saved, trained["gpt2"]["folder"])
+
+
+# ---- values ----
+
+
+def drawn(layers: nn.Sequential, lo: int, hi: int) -> dict[str, Tensor]:
+    materialise(layers, lo, hi)
+    return {name: t.detach() for name, t in tensors_of(layers).items() if not t.is_meta}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_seed_decides_the_values_and_no_cut_does(name: str) -> None:
+    def built(seed: int = 1) -> nn.Sequential:
+        torch.manual_seed(seed)
+        return ZOO[name].build(**ZOO[name].config)
+
+    whole, parts, other = drawn(built(), 0, 99), dict[str, Tensor](), drawn(built(2), 0, 99)
+    cuts = [0, *torch.tensor(ZOO[name].cuts).cumsum(0).tolist()]
+    for lo, hi in itertools.pairwise(cuts):
+        found = drawn(built(), lo, hi)
+        assert all(torch.equal(value, whole[n]) for n, value in found.items())
+        parts |= found
+    assert parts.keys() == whole.keys()
+    differ = [
+        n for n, value in whole.items() if value.is_floating_point() and not torch.equal(value, other[n])
+    ]
+    assert len(differ) > len(whole) / 3
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_values_are_distributed_as_transformers_draws_them(name: str) -> None:
+    layers = ZOO[name].build(**ZOO[name].config)
+    materialise(layers)
+    wanted, names = tensors_of(transformers_model(name, ZOO[name].config)), hf_names(layers)
+    for own, value in tensors_of(layers).items():
+        reference = wanted[names[own]]
+        if not reference.is_floating_point() or reference.dim() == 1:
+            assert torch.equal(value, reference), own
+        else:
+            assert float((value.std() / reference.std()).detach()) == pytest.approx(1, abs=0.2), own
+
+
+def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    reference = transformers_model("bert", ZOO["bert"].config)
+    reference.bert.save_pretrained(tmp_path / "base")  # no prefix, no classifier
+    state = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t.clone()
+             for n, t in reference.bert.state_dict().items() if "pooler" not in n}  # fmt: skip
+    save_file(state, tmp_path / "base" / "model.safetensors")
+    layers = ZOO["bert"].build(weights=str(tmp_path / "base"), num_labels=7)
+    with pytest.warns(
+        UserWarning, match=r"has no bert.pooler.dense.weight, .* classifier.bias: drawn at random"
+    ):
+        materialise(layers)
+    assert layers[-1].classifier.weight.shape == (7, 32)
+    assert torch.equal(
+        layers[1].layer.output.LayerNorm.bias, reference.bert.encoder.layer[0].output.LayerNorm.bias
+    )
+    materialise(ZOO["bert"].build(weights=str(tmp_path / "base"), num_hidden_layers=2), 0, 3)
+    deeper = ZOO["bert"].build(weights=str(tmp_path / "base"), num_hidden_layers=4)
+    with pytest.raises(
+        InputError, match=r"has no 'bert.encoder.layer.3.\S+': it does not hold the weights of a BertForSeq"
+    ):
+        materialise(deeper, 4, 5)
+    with pytest.raises(
+        InputError, match=r"layer 'embed': the values of \S+ have shape \(64, 32\), the model has \(80, 32\)"
+    ):
+        materialise(ZOO["bert"].build(weights=str(tmp_path / "base"), vocab_size=80), 0, 1)
+
+
+def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:
+    """T5 1.1 saved its head beside its embedding; transformers ties what a configuration says."""
+    from safetensors.torch import load_file, save_file
+
+    transformers_model("t5", ZOO["t5"].config).save_pretrained(tmp_path / "t5")
+    state = load_file(tmp_path / "t5" / "model.safetensors")
+    file, same = (
+        tmp_path / "t5" / "model.safetensors",
+        {**state, "lm_head.weight": state["shared.weight"].clone()},
+    )
+    save_file(same, file)
+    tied = t5.build(weights=str(tmp_path / "t5"))
+    assert tied[-1].lm_head.weight is tied[0].embed_tokens.weight
+    save_file({**state, "lm_head.weight": state["shared.weight"] + 1}, file)
+    untied = t5.build(weights=str(tmp_path / "t5"))
+    materialise(untied)
+    assert torch.equal(untied[-1].lm_head.weight, untied[0].embed_tokens.weight + 1)
+    assert "lm_head.weight" in untied[-1].stored_names.values()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": "gpt3"}, "gpt2: unknown size 'gpt3'; known: gpt2, gpt2-medium, gpt2-large, gpt2-xl"),
+        ({"n_layers": 3}, "gpt2: GPT2Config has no 'n_layers'; did you mean 'n_layer'?"),
+        ({"attention": "flash"}, "gpt2: unknown attention 'flash'; known: sdpa, eager"),
+        ({"weights": "nowhere"}, "nowhere is no folder of save_pretrained: it has no config.json"),
+        (
+            {"weights": "nowhere", "size": "gpt2"},
+            "gpt2: give size 'gpt2' or weights 'nowhere', whose config.json says the size",
+        ),
+        ({"add_cross_attention": True}, "gpt2: add_cross_attention is not supported"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + message):
+        gpt2.build(**arguments)
+
+
+def test_wrong_folders(tmp_path: Path) -> None:
+    transformers_model("t5", ZOO["t5"].config).save_pretrained(tmp_path / "t5")
+    with pytest.raises(ValueError, match="^bert: .* holds a model of type 't5', expected 'bert'"):
+        bert.build(weights=str(tmp_path / "t5"))
+    (tmp_path / "t5" / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(InputError, match=r"cannot read .*model\.safetensors: "):
+        t5.build(weights=str(tmp_path / "t5"))
+    (tmp_path / "t5" / "model.safetensors").unlink()
+    with pytest.raises(
+        InputError, match=r"has neither model.safetensors nor model.safetensors.index.json; load it with tran"
+    ):
+        t5.build(weights=str(tmp_path / "t5"))
+    index = {"weight_map": {"shared.weight": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "t5" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(
+        InputError,
+        match=r"lacks \['model-00001-of-00001.safetensors'\], which its model.safetensors.index.json",
+    ):
+        t5.build(weights=str(tmp_path / "t5"))
+
+
+def test_a_sample_longer_than_the_positions() -> None:
+    layers = gpt2.build(**ZOO["gpt2"].config)
+    materialise(layers, 0, 1)
+    with pytest.raises(ValueError, match=r"a sample has 17 tokens, the model's n_positions is 16"):
+        layers[0](torch.randint(WORDS, (1, 17)))
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ],
+)
+def test_presets_have_the_published_sizes(size: str, parameters: int) -> None:
+    layers = gpt2.build(size)
+    assert sum(p.numel() for p in layers.parameters()) == parameters
+    assert all(t.is_meta for t in tensors_of(layers).values())
