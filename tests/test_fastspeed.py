@@ -387,6 +387,43 @@ CASES = {  # partition, batch sizes, accumulation; samples of the surface's step
 }
 
 
+def fastspeed_ratios(partition: list[int], batches: list[int], accumulate: int) -> list[float]:
+    """FastSpeed's own rule, on one device: each rank's mean gradient times b_r / B, averaged over the ranks (a rank that has run
+    out of data adds nothing), added up over the accumulation; along the true gradient of the same samples."""
+    net = parts.Net().double()
+    order = torch.randperm(sum(partition), generator=torch.Generator().manual_seed(0)).tolist()
+    inputs, labels = parts.points(sum(partition))[0].tensors
+
+    def gradient(samples: list[int]) -> torch.Tensor:
+        net.zero_grad()
+        torch.nn.functional.cross_entropy(net(inputs[samples]), labels[samples]).backward()
+        return parts.gradients(net)
+
+    iterations = max(-(-part // batch) for part, batch in zip(partition, batches, strict=True))
+    ratios = []
+    for first in range(0, iterations, accumulate):
+        found, used = torch.zeros(()), list[int]()
+        for at in range(first, min(first + accumulate, iterations)):
+            for r, batch in enumerate(batches):
+                own = order[sum(partition[:r]) :][: partition[r]][at * batch : (at + 1) * batch]
+                found = found + gradient(own) * (batch / sum(batches) / len(batches)) if own else found
+                used += own
+        true = gradient(used)
+        ratios.append(float(found @ true / (true @ true)))
+    return ratios
+
+
+def test_fastspeed_s_own_rule_is_wrong_in_these_cases() -> None:
+    torch.manual_seed(0)
+    found = {name: fastspeed_ratios(*case[:3]) for name, case in CASES.items()}
+    assert found["a half"] == pytest.approx([0.5, 0.5])
+    assert found["a last, partial batch"][:2] == pytest.approx([0.5, 0.5])
+    assert found["a last, partial batch"][2] != pytest.approx(0.5, abs=0.01)
+    assert found["a rank without data"] == pytest.approx([0.5, 0.5, 0.125, 0.125])
+    assert found["accumulation"] == pytest.approx([1.0, 1.0])  # 2 steps added up, 2 ranks averaged
+    assert found["accumulation with a remainder"][1] != pytest.approx(1.0, abs=0.01)
+
+
 def check(steps: list[Compared], samples: list[int]) -> None:
     assert [step.samples for step in steps] == samples
     for step in steps:
