@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -70,11 +71,13 @@ def by_itself(folder: Path, script: str, *arguments: str) -> Parameters:
     return ended_well(folder, *command(script, *arguments))
 
 
+def torchrun() -> list[str]:
+    return ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+
+
 def by_torchrun(folder: Path, script: str, *arguments: str) -> Parameters:
     """Two ranks of torchrun's."""
-    port = f"--master-port={free_port()}"
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", port]
-    return ended_well(folder, *launcher, *command(script, *arguments))
+    return ended_well(folder, *torchrun(), *command(script, *arguments))
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +137,18 @@ def test_lightning(tmp_path: Path, expected: Parameters) -> None:
 def test_hugging_face_trainer(tmp_path: Path, expected: Parameters) -> None:
     found = by_torchrun(tmp_path, "hf_trainer.py", "--shares", "6", "2", "--accumulate", "2")
     assert distance(found, expected) < ROUNDING
+
+
+@pytest.mark.slow
+def test_hugging_face_language_models_and_resuming(tmp_path: Path) -> None:
+    mark, program = str(tmp_path), str(ROOT / "tests" / "uneven_trainers.py")
+    ended = finish(start([*torchrun(), program, "saved"], tmp_path, mark), tmp_path, mark, timeout=110)
+    assert ended.code == 0, ended.err
+    results = [json.loads(line) for line in ended.out.splitlines() if line.startswith('{"away"')]
+    assert len(results) == 2
+    for result in results:
+        assert result["away"] < 1e-5
+        assert result["resumed"] < 1e-6
 
 
 def test_what_the_readme_shows_stands_in_the_scripts() -> None:
