@@ -30,7 +30,7 @@ class Planners:
         if count > 1:
             self._pool: Executor = ProcessPoolExecutor(
                 count,
-                mp_context=multiprocessing.get_context("forkserver"),
+                mp_context=multiprocessing.get_context("spawn"),
                 initializer=_begin,
                 initargs=(name, whole),
             )

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+
+from hetpipe.cluster import Cluster
+from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.partitioners import _cheapest, uneven_data_parallel
+from hetpipe.partitioners._cheapest import Cheapest, Subset, spread
+from hetpipe.planner import with_prediction
+from hetpipe.simulator import simulate
+from tests.strategies import make_cluster, make_problem, make_profile
+
+PRICE = {"a": 2.0, "b": 1.2}
+PROFILE = make_profile({"a": [1.0] * 3, "b": [1.5] * 3}, sizes=(1, 2), layer={"parameter_bytes": 10**6})
+NODES = [{"a": 2}, {"b": 2}, {"a": 2}]
+
+
+def every_device(problem: Problem) -> Solution:
+    """A planner of subsets: the whole model on every device."""
+    return uneven_data_parallel.partitioner(problem)
+
+
+def cluster(counts: dict[str, int]) -> Cluster:
+    nodes = [{kind: 1} for kind, count in counts.items() for _ in range(count)]
+    return make_cluster(nodes, price=PRICE)
+
+
+def brute(batch: int, deadline: float) -> float:
+    """The least price per hour × seconds over all subsets, planned in the same way."""
+    best = math.inf
+    for a, b in product(range(5), range(3)):
+        if a + b:
+            problem = make_problem(cluster({"a": a, "b": b}), PROFILE, batch)
+            plan = every_device(problem).plan
+            step = simulate(plan, PROFILE, problem.cluster).step_seconds
+            used = sum(problem.cluster.type_of(d).price_per_hour for d in plan.device_ids)
+            if step <= deadline:
+                best = min(best, step * used)
+    return best
+
+
+@pytest.mark.parametrize("deadline", [30.0, 60.0, 200.0])
+def test_finds_the_cheapest_subset(deadline: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cheapest, "NEAR", 1.0)
+    problem = make_problem(make_cluster(NODES, price=PRICE), PROFILE, 13, deadline_seconds_per_step=deadline)
+    found = with_prediction(Cheapest(problem, every_device).run(), problem).predicted
+    assert found is not None
+    assert found.step_seconds <= deadline
+    assert found.step_seconds * found.price_per_hour == pytest.approx(brute(13, deadline))
+    assert found.lower_bound_price_per_million_samples is not None
+    assert found.lower_bound_price_per_million_samples <= found.price_per_million_samples
+    assert found.gap == pytest.approx(
+        found.price_per_million_samples / found.lower_bound_price_per_million_samples - 1
+    )
+
+
+def test_a_price_per_hour_holds_too() -> None:
+    options = {"deadline_seconds_per_step": 100.0, "max_price_per_hour": 3.0}
+    problem = make_problem(make_cluster(NODES, price=PRICE), PROFILE, 13, **options)
+    found = with_prediction(Cheapest(problem, every_device).run(), problem).predicted
+    assert found is not None
+    assert found.price_per_hour <= 3.0
+
+
+def test_what_cannot_be_says_so() -> None:
+    machines = make_cluster(NODES, price=PRICE)
+    late = make_problem(machines, PROFILE, 13, deadline_seconds_per_step=5.0)
+    with pytest.raises(
+        PartitionError, match="no plan has a step of at most 5.0 s: on all devices it takes at least 21.9"
+    ):
+        Cheapest(late, every_device).run()
+    tight = make_problem(machines, PROFILE, 13, deadline_seconds_per_step=22.0)
+    with pytest.raises(
+        PartitionError, match="was found; the fastest found takes .* s, and none can take less than 21.9"
+    ):
+        Cheapest(tight, every_device).run()
+
+    def never(problem: Problem) -> Solution:
+        raise PartitionError("too slow", out_of_time=True)
+
+    with pytest.raises(PartitionError, match="no plan was found within the time limit of 7 s"):
+        Cheapest(late_but_possible(), never, time_limit_seconds=7).run()
+
+    def full(problem: Problem) -> Solution:
+        raise PartitionError("no room")
+
+    with pytest.raises(PartitionError, match="no room"):
+        Cheapest(late_but_possible(), full).run()
+
+
+def late_but_possible() -> Problem:
+    return make_problem(make_cluster(NODES, price=PRICE), PROFILE, 13, deadline_seconds_per_step=50.0)
+
+
+def test_nodes_of_two_types_are_taken_whole() -> None:
+    machines = make_cluster([{"a": 1, "b": 2}, {"a": 3}], price=PRICE)
+    search = Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device)
+    assert list(search.counts()) == [(0, 1), (0, 2), (0, 3), (3, 0), (3, 1), (3, 2), (3, 3)]
+    assert [d.id for d in search.subset((3, 2)).problem.cluster.devices] == [
+        "n0/0",
+        "n0/1",
+        "n0/2",
+        "n1/0",
+        "n1/1",
+    ]
+
+
+def test_many_counts_are_thinned() -> None:
+    machines = make_cluster([{"a": 64}, {"b": 64}], price=PRICE)
+    found = list(
+        Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device).counts()
+    )
+    assert 150 < len(found) <= _cheapest.SUBSETS
+    assert (64, 64) in found
+
+
+def test_spread() -> None:
+    items = [Subset((i,), None, float(i), 0.0) for i in range(8)]  # type: ignore[arg-type]
+    assert [s.counts[0] for s in spread(items)] == [0, 4, 2, 6, 1, 5, 3, 7]
