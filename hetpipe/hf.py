@@ -20,6 +20,7 @@ from hetpipe.model import named_layers
 from hetpipe.weights import tensors_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PIECE_BYTES = 1 << 25
 SHARD_BYTES = 1 << 30  # a process that writes holds so much, and one layer
 # What a folder may hold beside config and weights, and what its trained successor needs too.
 COMPANIONS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model",
@@ -36,14 +37,22 @@ class TensorFiles:
         return name in self._file_of
 
     def read(self, name: str) -> Tensor:
-        """One tensor, copied: the file's own pages are given back."""
+        """One tensor, copied a piece at a time, since the pages of a file that is open count as this process's memory."""
         file = self._file_of[name]
         try:
             with safe_open(file, framework="pt") as content:
-                tensor: Tensor = content.get_tensor(name)
+                whole = content.get_slice(name)
+                first, shape = whole[:1] if whole.get_shape() else whole[...], whole.get_shape()
+            if not shape:
+                return first.clone()
+            result = torch.empty(shape, dtype=first.dtype)
+            rows = max(1, PIECE_BYTES // max(1, first.numel() * first.element_size()))
+            for at in range(0, shape[0], rows):
+                with safe_open(file, framework="pt") as content:
+                    result[at : at + rows] = content.get_slice(name)[at : at + rows]
         except (SafetensorError, OSError) as error:
             raise InputError(f"cannot read {name!r} from {file}: {error}") from error
-        return tensor.clone()
+        return result
 
 
 def _names_in(file: Path) -> dict[str, Path]:

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from hetpipe.formats import InputError
-from hetpipe.hf import export_weights
+from hetpipe.hf import TensorFiles, export_weights
 from hetpipe.models import bert, gpt2, t5
 from hetpipe.weights import empty_names, materialise, tensors_of
 from tests.ranks import cluster_of, run_ranks
@@ -134,7 +134,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         found[name] = {"folder": folder / name, "reference": reference.double()}
     ranks = run_ranks(train_zoo, cluster_of(3), {name: str(row["folder"]) for name, row in found.items()})
     for name, row in found.items():
-        row["ranks"] = [rank[name] for rank in ranks]
+        row["ranks"], row["memory"] = [rank[name] for rank in ranks], [rank["memory"] for rank in ranks]
         row["losses"] = train_with_transformers(name, row["reference"])
     return found
 
@@ -179,6 +179,14 @@ def test_a_stage_has_values_for_its_own_layers_only(name: str, trained: dict[str
         tied = {"embed"} if name == "t5" else set()  # nothing but the shared embedding
         assert set(rank["held"]) - tied == set(names[at : at + count]) - tied
         at += count
+
+
+def test_resident_memory_of_a_stage(trained: dict[str, dict[str, Any]]) -> None:
+    rows = trained["gpt2"]["memory"]
+    assert [row["own"] < 0.6 * row["whole"] for row in rows] == [True] * 3
+    assert sum(row["own"] for row in rows) > rows[0]["whole"] > 120 << 20
+    for row in rows:
+        assert 0.9 * row["own"] < row["peak"] - row["before"] < 1.1 * row["own"] + (16 << 20)
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 1 << 14], ids=["one file", "some files"])
@@ -300,6 +308,23 @@ def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -
         InputError, match=r"layer 'embed': the values of \S+ have shape \(64, 32\), the model has \(80, 32\)"
     ):
         materialise(ZOO["bert"].build(weights=str(tmp_path / "base"), vocab_size=80), 0, 1)
+
+
+def test_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.torch import save_file
+
+    wanted = {
+        "number": torch.tensor(3.0),
+        "rows": torch.arange(35).view(7, 5),
+        "none": torch.empty(0, 3),
+        "row": torch.rand(9),
+    }
+    save_file(wanted, tmp_path / "x.safetensors")
+    monkeypatch.setattr("hetpipe.hf.PIECE_BYTES", 48)
+    files = TensorFiles(dict.fromkeys(wanted, tmp_path / "x.safetensors"))
+    for name, tensor in wanted.items():
+        assert files.read(name).dtype == tensor.dtype
+        assert torch.equal(files.read(name), tensor)
 
 
 def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:

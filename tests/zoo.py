@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.stage_memory.run import fill_stage
 from hetpipe import checkpoint
 from hetpipe.launch import describe_with
 from hetpipe.model import Loss, Tensors, cross_entropy
@@ -91,8 +92,10 @@ def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
 
 
 def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Each model from its folder, three steps over three stages, a checkpoint; what this rank holds then."""
-    found = {}
+    """Each model from its folder, three steps over three stages, a checkpoint; what this rank holds then. And the memory that a
+    stage of a larger one takes."""
+    larger = gpt2.build(n_layer=8, n_embd=512, n_head=8, vocab_size=16_000)
+    found: dict[str, dict[str, Any]] = {"memory": fill_stage(larger, *((0, 2), (2, 8), (8, 10))[world.rank])}
     for name, folder in folders.items():
         describe_with(lambda name=name: f"rank {world.rank}, device {world.device_id}, {name}")  # type: ignore[misc]
         zoo = ZOO[name]
