@@ -4,6 +4,7 @@ schedule."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,8 @@ def fluid_bound(problem: Problem) -> float:
                           Σ_l x(l, k) · (τ(l, k) + o(l, k) / B) ≤ n_k · T  for every type k,
 
     x(l, k) ≥ 0 samples of layer l done on the n_k devices of type k, τ the best device-seconds per sample, o
-    the seconds of the layer's optimizer.
+    the device-seconds of the layer's optimizer; both the least over the measured tensor-parallel degrees t that a
+    node has devices for, as t times the seconds at degree t (a group of t devices is busy all at once).
 
     *Proof.* In any plan let x(l, d) be the samples of layer l that device d does; they sum to B over the
     devices. A device computes one action at a time, each at least τ per sample (recompute and overheads only
@@ -92,9 +94,18 @@ def _work(problem: Problem) -> tuple[list[str], Array, Array]:
     number = np.array([counts[kind] for kind in kinds], dtype=np.float64)  # [K]
     seconds = np.empty((len(kinds), len(problem.profile.layers)))  # [K, L], of the whole batch
     for i, kind in enumerate(kinds):
-        measurement = problem.profile.measurement(kind)
-        seconds[i] = best_seconds_per_sample(measurement, B) * B + np.array(measurement.optimizer_seconds)
-    return kinds, number, seconds
+        most = max(node.devices.get(kind, 0) for node in problem.cluster.nodes)
+        seconds[i] = reduce(
+            np.minimum,
+            (
+                m.tensor_parallel * (best_seconds_per_sample(m, B) * B + np.array(m.optimizer_seconds))
+                for m in problem.profile.measurements
+                if m.device_type == kind and m.tensor_parallel <= most
+            ),
+            np.full(len(problem.profile.layers), np.inf),
+        )
+    able = np.isfinite(seconds).all(axis=1)  # some node has devices enough for a measured degree
+    return [kind for kind, found in zip(kinds, able, strict=True) if found], number[able], seconds[able]
 
 
 def _dual(weights: Array, seconds: Array) -> float:

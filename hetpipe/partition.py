@@ -51,7 +51,8 @@ class Problem:
             raise ValueError(f"global_batch must be at least 1, got {self.global_batch}")
         for kind in self.cluster.device_types:
             if any(kind in node.devices for node in self.cluster.nodes):
-                self.profile.measurement(kind)
+                degrees = [m.tensor_parallel for m in self.profile.measurements if m.device_type == kind]
+                self.profile.measurement(kind, min(degrees, default=1))  # at some degree, or say what is measured
 
     @classmethod
     def create(cls, *, cluster: Cluster, profile: Profile, global_batch: int, **options: object) -> Problem:

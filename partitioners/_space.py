@@ -145,6 +145,21 @@ def allowed_families(problem: Problem) -> tuple[Family, ...]:
     ]  # type: ignore[return-value]
 
 
+def _no_degree(problem: Problem) -> str:
+    """What is wrong where no stage can be on any device."""
+    types = {device.type for device in problem.cluster.devices}
+    measured = sorted({m.tensor_parallel for m in problem.profile.measurements if m.device_type in types})
+    most = max(max(node.devices.values()) for node in problem.cluster.nodes)
+    if problem.backend != "torch":
+        there = f"the back end {problem.backend!r} runs every stage on one device"
+    else:
+        there = f"no node has more than {most} devices of a type"
+    return (
+        f"the profile measures the cluster's device types at tensor-parallel degrees {measured} only, and {there}; "
+        "measure degree 1 with 'hetpipe profile'"
+    )
+
+
 class Space:
     """A problem as matrices. Device kinds are counted, never enumerated."""
 
@@ -164,6 +179,8 @@ class Space:
             for degree in self._degrees(kind, len(ids)):
                 self.kinds.append(Kind(node, kind, tuple(ids), degree))
                 self.pools.append(pool)
+        if not self.kinds:
+            raise InputError(_no_degree(problem))
         self.counts: Counts = tuple(len(kind.devices) // kind.degree for kind in self.kinds)
         types = problem.cluster.device_types
         self.limits = [types[kind.type].memory * (1 - problem.memory_reserve) for kind in self.kinds]

@@ -2,31 +2,100 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from hetpipe.partition import Problem, Solution
+from hetpipe.formats import InputError
+from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._search import Search
+from hetpipe.partitioners.equal_parameters import EqualParameters
+from hetpipe.partitioners.even import Even
+from hetpipe.partitioners.even_data_parallel import EvenDataParallel
+from hetpipe.partitioners.fasop import Fasop
+from hetpipe.partitioners.memory_layers import MemoryLayers
+from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
+from hetpipe.partitioners.type_blind import TypeBlind
+from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
+from hetpipe.plan import Plan
+from hetpipe.simulator import simulate
 
 FEW_DEVICES = 16  # searched exactly
+COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
+SIMPLE: tuple[Callable[[Problem], Solution], ...] = (
+    UnevenDataParallel(), MemoryLayers(), TypeBlind(), Even(), EqualParameters(), TorchgpipeBalance(), EvenDataParallel(),
+)  # fmt: skip
+MOST_FASOP = 32  # devices up to which FASOP's grids are tried, which takes 0.3 s for 16 and 7 s for 128
 
 
 @dataclass(frozen=True)
 class Auto:
     """Up to 16 devices the joint search of `_search`: optimal in the plan class of `_space`, or with a proven bound
     after the time limit. Above, `_large`: a plan and a proven bound from counted devices (back ends that run one
-    process a node, and the search for the cheapest plan under a deadline, stay with the former)."""
+    process a node, and the search for the cheapest plan under a deadline, stay with the former).
+
+    It starts from the plans of the other partitioners that are fast at this size (all of them, but FASOP's up to 32
+    devices only), so that it is never slower than they are, and has a plan before it begins. Prices and deadlines,
+    which they do not heed, leave them out."""
 
     name: str = "auto"
     time_limit_seconds: float = 30.0
 
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
-        counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
+        began = time.monotonic()
         seconds = problem.time_limit_seconds or self.time_limit_seconds
-        if counted and len(problem.cluster.devices) > FEW_DEVICES:
-            return Large(problem, self.name, time_limit_seconds=seconds).run()
-        return Search(problem, self.name, time_limit_seconds=seconds).run()
+        counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
+        devices, start = len(problem.cluster.devices), list(simple_plans(problem))
+        first = None
+        if counted and devices > COUNTED_DEVICES:
+            part = seconds if devices > FEW_DEVICES else seconds / 2
+            first = self._counted(problem, start, part)
+            if devices > FEW_DEVICES:
+                return first
+            start.append(first.plan)
+        left = max(0.1, seconds - (time.monotonic() - began))
+        found = Search(problem, self.name, time_limit_seconds=left, start=start).run()
+        return found if first is None else _better_bound(found, first, problem)
+
+    def _counted(self, problem: Problem, start: list[Plan], seconds: float) -> Solution:
+        """The plan of the counted planner, or a faster one of `start`."""
+        try:
+            found = Large(problem, self.name, time_limit_seconds=seconds).run()
+        except PartitionError:
+            if not start:
+                raise
+            found = Solution(plan=start[0])
+        plan = min([found.plan, *start], key=lambda plan: _step(problem, plan))
+        named = plan.model_copy(update={"partitioner": self.name})
+        return replace(found, plan=named)
+
+
+def _step(problem: Problem, plan: Plan) -> float:
+    return simulate(plan, problem.profile, problem.cluster).step_seconds
+
+
+def _better_bound(found: Solution, other: Solution, problem: Problem) -> Solution:
+    """The plan found, with the larger of two bounds."""
+    low, more = found.lower_bound_seconds or 0.0, other.lower_bound_seconds or 0.0
+    if more <= low:
+        return found
+    return replace(found, lower_bound_seconds=min(more, _step(problem, found.plan)), proof=other.proof)
+
+
+def simple_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans of other partitioners."""
+    if problem.max_price_per_hour is not None or problem.deadline_seconds_per_step is not None:
+        return
+    found: list[Callable[[Problem], Solution]] = [*SIMPLE]
+    if len(problem.cluster.devices) <= MOST_FASOP:
+        found.append(Fasop())
+    for simple in found:
+        try:
+            yield simple(problem).plan
+        except (PartitionError, InputError):  # it has none; the search says what is missing
+            continue
 
 
 partitioner = Auto()

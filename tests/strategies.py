@@ -136,6 +136,35 @@ def clusters(draw: st.DrawFn, most_devices: int = 5, most_kinds: int = 3) -> Clu
 
 
 @st.composite
+def split(draw: st.DrawFn, profile: Profile) -> Profile:
+    """The profile with tensor-parallel measurements: one type at degree 2, at 2 and 3, or at 2 alone, with bytes of its
+    own or without, sometimes with other micro-batch sizes; from no faster to faster than by the degree."""
+    document = profile.model_dump()
+    kind = draw(st.sampled_from([m["device_type"] for m in document["measurements"]]))
+    (one,) = [m for m in document["measurements"] if m["device_type"] == kind]
+    degrees = draw(st.sampled_from([(2,), (2,), (2, 3)]))
+    sizes = draw(st.sampled_from([one["microbatch_sizes"], one["microbatch_sizes"], (2,)]))
+    found = []
+    for degree in degrees:
+        speed, shard = draw(st.sampled_from([0.4, 0.6, 1.0])), draw(st.sampled_from([None, 0.5, 0.7]))
+        rows = {
+            key: [[t * speed * b / one["microbatch_sizes"][0] for t in one[key][0]] for b in sizes]
+            for key in ("forward_seconds", "backward_seconds")
+        }
+        own = {
+            key: None if shard is None else [int(shard * layer[key]) for layer in document["layers"]]
+            for key in ("parameter_bytes", "saved_bytes_per_sample")
+        }
+        optimizer = [t * draw(st.sampled_from([0.5, 1.0])) for t in one["optimizer_seconds"]]
+        found.append(
+            one | rows | own
+            | {"tensor_parallel": degree, "microbatch_sizes": sizes, "optimizer_seconds": optimizer}
+        )  # fmt: skip
+    rest = [m for m in document["measurements"] if m is not one or draw(st.integers(0, 4)) > 0]
+    return Profile.parse(document | {"measurements": [*rest, *found]}, "the test's profile")
+
+
+@st.composite
 def profiles(draw: st.DrawFn, kinds: Sequence[str] = ("a", "b", "c"), most_layers: int = 7) -> Profile:
     """Up to seven uneven layers, sometimes with two tied; measured sizes {1}, {1, 2} or {1, 3}; uneven speed
     by layer."""
@@ -166,8 +195,14 @@ def profiles(draw: st.DrawFn, kinds: Sequence[str] = ("a", "b", "c"), most_layer
 
 
 @st.composite
-def problems(draw: st.DrawFn, most_devices: int = 5, most_layers: int = 7, most_batch: int = 7) -> Problem:
-    """A small problem with everything that a planner must heed."""
+def problems(
+    draw: st.DrawFn,
+    most_devices: int = 5,
+    most_layers: int = 7,
+    most_batch: int = 7,
+    tensor_parallel: bool = False,
+) -> Problem:
+    """A small problem with everything that a planner must heed; `tensor_parallel`: one type measured split as well."""
     cluster = draw(clusters(most_devices))
     options = {
         "schedule": draw(st.sampled_from(["auto", "auto", "auto", "gpipe", "1f1b"])),
@@ -177,4 +212,6 @@ def problems(draw: st.DrawFn, most_devices: int = 5, most_layers: int = 7, most_
     if options["schedule"] != "1f1b":
         options["backend"] = draw(st.sampled_from(["torch", "torch", "torch", "fairscale"]))
     profile = draw(profiles(most_layers=most_layers))
+    if tensor_parallel:
+        profile = draw(split(profile))
     return make_problem(cluster, profile, draw(_mostly_large(most_batch)), **options)
