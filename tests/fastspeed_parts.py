@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,34 @@ from hetpipe.model import Loss, Tensors
 from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.session import open_session, planned_by_file
 from hetpipe.world import World
+
+TRAIN = {"epochs": 1, "batch_size": 100, "iter_log_interval": 50, "epoch_log_interval": 1, "gradient_accumulate_step": 1,
+         "criterion": "CrossEntropy", "optimizer": "Adam", "learning_rate": 0.01}  # fmt: skip
+STRATEGY = {"model_type": "ddp", "partition_type": "manual", "manual_partition_list": [12, 4], "manual_batchsize_list": [6, 2],
+            "unbalanced_strategy": "time", "test_batchsize_bytime": 10, "model_name": "Net", "model_args": [5, 8],
+            "runing_dependency": ["from tests.fastspeed_parts import * "]}  # fmt: skip
+
+
+def arguments(
+    data: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **strategy: Any
+) -> dict[str, Any]:
+    """An args.json; total_datasize is the sum of the manual partition; None leaves a key out."""
+    whole = STRATEGY | strategy
+    total = sum(whole["manual_partition_list"] or ()) or 16
+    sections = {
+        "data": {"total_datasize": total, "train_loader_pin_memory": 0, "train_loader_num_workers": 0}
+        | (data or {}),
+        "train": TRAIN | (train or {}),
+        "strategy": whole,
+    }
+    return {name: {k: v for k, v in section.items() if v is not None} for name, section in sections.items()}
+
+
+def write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
 
 CLASSES, FEATURES = 5, 6
 
