@@ -79,7 +79,15 @@ def _several(values: Sequence[int]) -> str:
 def front_table(front: Front) -> RenderableType:
     """The front, fastest first, then how the other sub-clusters were ruled out, the nearest ones by name."""
     table = Table(title=f"{front.model}, {front.global_batch} samples a step: price against time")
-    for name in ("nodes", "price/h", "step", "price/1M samples", "gap", "micro-batch", "layers of the stages"):
+    for name in (
+        "nodes",
+        "price/h",
+        "step",
+        "price/1M samples",
+        "gap",
+        "micro-batch",
+        "layers of the stages",
+    ):
         table.add_column(name, justify="left" if name in ("nodes", "layers of the stages") else "right")
     for row in front.front:
         assert row.plan is not None
@@ -157,31 +165,46 @@ def draw_front(front: Front, path: Path) -> None:
 
 
 def _paint(axes: Any, front: Front) -> None:
-    lost = [(r.plan.price_per_million_samples, r.plan.step_seconds) for r in front.rows
-            if r.plan is not None and not r.on_front]  # fmt: skip
-    bounds = [(price_per_million_samples(r.price_per_hour, r.lower_bound_seconds, front.global_batch), r.lower_bound_seconds)
-              for r in front.rows if r.plan is None and r.lower_bound_seconds is not None]  # fmt: skip
-    best = [
-        (r.plan.price_per_million_samples, r.plan.step_seconds) for r in front.front if r.plan is not None
+    cheapest_first = [row for row in front.front[::-1] if row.plan is not None]
+    best = [_point(row, front) for row in cheapest_first]
+    lost = [_point(row, front) for row in front.rows if row.plan is not None and not row.on_front]
+    bounds = [
+        _point(row, front) for row in front.rows if row.plan is None and row.lower_bound_seconds is not None
     ]
-    if bounds:
-        axes.scatter(
-            *zip(*bounds, strict=True), marker="_", color="#999999", label="not planned: lower bound"
-        )
-    if lost:
-        axes.scatter(*zip(*lost, strict=True), marker="o", s=16, color="#56B4E9", label="planned, beaten")
+    for points, look in (
+        (bounds, {"marker": "_", "color": "#999999", "label": "not planned: lower bound"}),
+        (lost, {"marker": "o", "s": 14, "color": "#56B4E9", "label": "planned, beaten"}),
+        (best, {"marker": "o", "s": 28, "color": "#D55E00", "label": "front", "zorder": 3}),
+    ):
+        if points:
+            axes.scatter(*zip(*points, strict=True), **look)
+    if not (bounds or lost or best):
+        return
+    axes.set_yscale("log", subs=(1, 2, 5))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
     if best:
         axes.step(*zip(*best, strict=True), where="post", color="#D55E00", linewidth=1.2)
-        axes.scatter(*zip(*best, strict=True), marker="o", s=28, color="#D55E00", label="front", zorder=3)
-    for row, (x, y) in zip(front.front[::-1], best, strict=True):
-        axes.annotate(
-            nodes_text(row.nodes),
-            (x, y),
-            xytext=(5, 4),
-            textcoords="offset points",
-            fontsize=7,
-            parse_math=False,
-        )
-    axes.set_ylim(bottom=0)
-    if bounds or lost or best:
-        axes.legend(frameon=False, fontsize=8)
+        _label(axes, [nodes_text(row.nodes) for row in cheapest_first], best)
+
+
+def _point(row: Row, front: Front) -> tuple[float, float]:
+    """(price per million samples, seconds per step): of the plan, else of the lower bound."""
+    if row.plan is not None:
+        return row.plan.price_per_million_samples, row.plan.step_seconds
+    assert row.lower_bound_seconds is not None
+    price = price_per_million_samples(row.price_per_hour, row.lower_bound_seconds, front.global_batch)
+    return price, row.lower_bound_seconds
+
+
+def _label(axes: Any, names: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
+    """Names under the points, left out where one is there already."""
+    axes.autoscale_view()
+    taken: list[tuple[float, float]] = []
+    for name, point in zip(names, points, strict=True):
+        x, y = axes.transData.transform(point)
+        if all(abs(x - u) > 11.0 * len(name) or abs(y - v) > 22.0 for u, v in taken):
+            taken.append((x, y))
+            axes.annotate(name, point, xytext=(-3, -11), textcoords="offset points", fontsize=7, ha="right",
+                          parse_math=False)  # fmt: skip
