@@ -202,6 +202,8 @@ def surface(world: World, args_file: str, kind: str = "plain") -> Surface:
     }[kind]
     net = net.double()
     inputs, label = next(iter(torch.utils.data.DataLoader(dataset, batch_size=1)))
+    if isinstance(inputs, dict):  # FastSpeed's BERT writes its keys in another order than its dataset
+        inputs = dict(reversed(inputs.items()))
     args = Namespace(local_rank=world.rank, global_rank=world.rank, world_size=world.size)
     options: dict[str, Any] = {"loss_tokens": loss_tokens} if kind == "loss" else {}
     made = FastSpeed(params, args, inputs, label, kind == "loss", **options)

@@ -246,7 +246,7 @@ def test_params_and_other_refusals(tmp_path: Path) -> None:
     )  # as FastSpeed's main.py prints it
     with pytest.raises(InputError, match="2 entries, but there are 3 devices"):
         convert(parse(), devices=["n0/0", "n0/1", "n1/0"])
-    made = FastSpeed(params, None, torch.zeros(1, 6), torch.zeros(1, dtype=torch.int64))  # type: ignore[arg-type]
+    made = FastSpeed(params)
     with pytest.raises(InputError, match="the dataset has 3 samples"):
         made.unbalanced_datasplit(parts.points(3)[0], parts.Net())
     with pytest.raises(InputError, match="call unbalanced_datasplit before train"):

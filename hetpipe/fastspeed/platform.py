@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from hetpipe.config import PlanSection, ProfileSection, TorchNamed
 from hetpipe.data import EpochSampler
@@ -95,24 +95,24 @@ class Partition(Sampler[int]):
 
 
 class FastSpeed:
-    """Unequal data parallelism. `test_input` and `test_label` are a batch of one sample; with `isModelOutputLoss` the model
-    returns its mean loss, over the samples or, where `loss_tokens(input, label)` is given, over the entries of its result that
-    are not -100 (FastSpeed weights such a loss by samples, which is not the mean over the tokens of all devices)."""
+    """Unequal data parallelism. `args`, `test_input` and `test_label` are FastSpeed's and not used: ranks are torchrun's, and the
+    dataset's first sample serves for measuring. With `isModelOutputLoss` the model returns its mean loss, over the samples or,
+    where `loss_tokens(input, label)` is given, over the entries of its result that are not -100 (FastSpeed weights such a
+    loss by samples, which is not the mean over the tokens of all devices)."""
 
-    def __init__(self, param_config: Params, args: Namespace, test_input: Any, test_label: Any,
+    def __init__(self, param_config: Params, args: Namespace | None = None, test_input: Any = None, test_label: Any = None,
                  isModelOutputLoss: bool = False, *, loss_tokens: LossTokens | None = None) -> None:  # fmt: skip
-        self.config, self.dist_args = param_config, args
+        self.config = param_config
         self.arguments = Arguments.parse(vars(param_config), "the parameters")
-        self.names = list(test_input) if isinstance(test_input, dict) else None
         self.gives_loss, self.loss_tokens = isModelOutputLoss, loss_tokens
-        self.sample = self._batch(test_input, test_label)
+        self.names: list[str] | None = None
         self.partition_split: list[int] = []
         self.batchsize_split: list[int] = []
         self.plan: Plan | None = None
 
     def _batch(self, given: Any, label: Any) -> tuple[Tensors, Tensor]:
         """A batch as the engine takes it: a dict of inputs as a tuple; and what its loss is the mean over."""
-        inputs = as_value(list(given.values())) if isinstance(given, dict) else given
+        inputs = as_value([given[name] for name in self.names]) if self.names is not None else given
         if self.loss_tokens is not None:
             return inputs, self.loss_tokens(given, label)
         if self.gives_loss:
@@ -129,6 +129,9 @@ class FastSpeed:
         if given != total:
             raise InputError(f"data.total_datasize is {total}, but the dataset has {given} samples")
         strategy = self.arguments.strategy
+        first, label = default_collate([dataset[0]])
+        self.names = list(first) if isinstance(first, dict) else None
+        self.sample = self._batch(first, label)
         world, self.cluster = meet(None)
         devices = sorted(world.rank_of, key=lambda device: world.rank_of[device])
         if self.arguments.is_manual:
