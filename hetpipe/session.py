@@ -283,14 +283,14 @@ def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> An
     rank's result (None on other ranks of torchrun)."""
     if "RANK" in os.environ:
         return program(job, *arguments)
-    preload = [f"hetpipe.models.{job.model.name}"] if job.model.name is not None else []
-    return _start(program, (job, *arguments), _machine(job).devices, preload)
+    return _start(program, (job, *arguments), _machine(job).devices)
 
 
-def _start(program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device],
-           preload: Sequence[str] = ()) -> Any:  # fmt: skip
+def _start(program: Callable[..., Any], arguments: tuple[Job, *tuple[Any, ...]], devices: Sequence[Device]) -> Any:
     from hetpipe.launch import start_ranks
 
+    job = arguments[0]
+    preload = [f"hetpipe.models.{job.model.name}"] if job.model.name is not None else []
     return next((r for r in start_ranks(program, arguments, devices, preload) if r is not None), None)
 
 
