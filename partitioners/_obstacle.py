@@ -1,17 +1,21 @@
-"""Why nothing fits, and the smallest change that would."""
+"""Why nothing fits, and the smallest change that would.
+
+Each change is tried out on its own, with the other numbers as they are, and is the smallest of its kind: one byte less
+on each device of the type, one sample more, or one device less, and no plan fits (as far as `_capacity` is exact)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from hetpipe.cluster import Cluster
 from hetpipe.partition import PartitionError, Problem
-from hetpipe.partitioners._floors import compositions, without
-from hetpipe.partitioners._space import Array, Counts, Load, Space, depth_of, microbatch_sizes
+from hetpipe.partitioners._capacity import Capacity, Packing, Seat
+from hetpipe.partitioners._space import measured_sizes
 
-STATES = 2_000  # parts of the cluster up to which every one is looked at
+MOST_DEVICES = 16  # more than these are no small change
 
 
 def gibibytes(size: float) -> str:
@@ -22,158 +26,205 @@ def gibibytes(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
-class Needs:
-    """Bytes that stages need in one pipeline over the devices, at the smallest micro-batch size."""
-
-    def __init__(self, space: Space) -> None:
-        self.space = space
-        batch, b = space.problem.global_batch, microbatch_sizes(space.problem)[0]
-        self.b, self.load = b, Load(b, -(-batch // b), batch % b)
-        self._peaks: dict[tuple[int, int], Array] = {}
-
-    def peak(self, k: int, place: int) -> Array:
-        """Least bytes [lo, hi] of a stage `place` stages from the end, infinite where hi ≤ lo."""
-        if (k, place) not in self._peaks:
-            depth = depth_of(self.space.families[0], place, self.load.m)
-            found = self.space.peak(k, depth, self.load, recompute=False)
-            if self.space.problem.allow_recompute:
-                found = np.minimum(found, self.space.peak(k, depth, self.load, recompute=True))
-            self._peaks[k, place] = np.where(np.triu(np.ones_like(found, dtype=bool), 1), found, np.inf)
-        return self._peaks[k, place]
-
-    def reach(self, limits: Sequence[float]) -> tuple[int, Counts]:
-        """The first layer of the longest suffix of layers that one pipeline can hold within `limits` bytes
-        per kind, and the devices that hold it. 0: it holds all. O(Π(n_k + 1) · K · L)."""
-        L = self.space.L
-        first: dict[Counts, int] = {(0,) * self.space.K: L}
-        best = (L, (0,) * self.space.K)
-        for c in compositions(self.space, self.b)[0]:
-            found = L
-            for k in (int(k) for k in np.flatnonzero(c)):
-                hi = first.get(without(c, k), L)
-                fits = np.flatnonzero(self.peak(k, sum(c))[:, hi] <= limits[k]) if hi else np.zeros(1)
-                found = min(found, int(fits[0]) if len(fits) else hi)
-            first[c] = found
-            best = min(best, (found, c), key=lambda pair: (pair[0], sum(pair[1])))
-        return best
-
-    def missing(self, k: int) -> float:
-        """Least bytes more on every device of kind k with which one pipeline fits, to the byte."""
-        limits = list(self.space.limits)
-        low, high = 0.0, float(self.peak(k, max(1, sum(self.space.counts)))[0, self.space.L]) + limits[k]
-        same = [j for j, kind in enumerate(self.space.kinds) if kind.type == self.space.kinds[k].type]
-
-        def fits(more: float) -> bool:
-            return (
-                self.reach([limit + (more if j in same else 0.0) for j, limit in enumerate(limits)])[0] == 0
-            )
-
-        if not fits(high):
-            return float("inf")
-        for _ in range(60):
-            middle = np.floor((low + high) / 2)
-            if middle <= low:
-                break
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
-
-
-def explain(problem: Problem, space: Space, one_pipeline: bool = False) -> PartitionError:
-    """The error to be raised: prices first, then memory."""
-    if space.states > STATES:
-        return PartitionError(_totals(space))
-    if problem.max_price_per_hour is not None or problem.deadline_seconds_per_step is not None:
-        wanted = [f"at most {problem.max_price_per_hour} per hour"] * (problem.max_price_per_hour is not None)
-        wanted += [f"at most {problem.deadline_seconds_per_step} s per step"] * (
-            problem.deadline_seconds_per_step is not None
-        )
-        if Needs(space).reach(space.limits)[0] == 0:
-            cheapest = min(price for price in space.prices)
-            return PartitionError(
-                f"no plan has {' and '.join(wanted)}, though the model fits the cluster; the cheapest device "
-                f"costs {cheapest} per hour. Raise --max-price-per-hour or --deadline-seconds-per-step, or "
-                "plan without them to see the fastest plan"
-            )
-    needs = Needs(space)
-    layer, held = needs.reach(space.limits)
-    text, missing = _obstacle(needs, layer, held)
+def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
+    """The error to be raised where no plan was found: limits on price and time first, then memory."""
+    free = Capacity(replace(problem, max_price_per_hour=None), one_pipeline=one_pipeline)
+    if free.most().samples >= problem.global_batch:
+        return _limits(problem, free)
+    capacity = Capacity(problem, one_pipeline=one_pipeline, bytes_=free.bytes)
+    packing = capacity.most()
+    more = _memory(capacity)
+    text, missing = _obstacle(capacity, packing, more)
+    changes = list(_changes(capacity, packing, more))
+    if not changes:
+        changes = [
+            "use other devices: no single change of memory, batch, schedule or number of devices is enough"
+        ]
     return PartitionError(
-        f"no plan fits the memory of the cluster: {text}. {_change(problem, needs)}", missing_bytes=missing
+        f"no plan fits the memory of the cluster: {text}. It would fit if you {', or '.join(changes)}",
+        missing_bytes=missing,
     )
 
 
-def _totals(space: Space) -> str:
-    """For a cluster of too many kinds of device to try everything: what can be said without a search."""
-    state = 2 + space.problem.profile.optimizer.state_bytes_per_parameter_byte
-    static = state * sum(layer.parameter_bytes for layer in space.problem.profile.layers)
-    there = sum(count * limit for count, limit in zip(space.counts, space.limits, strict=True))
-    largest = max(range(space.K), key=lambda k: space.limits[k])
-    return (
-        f"no plan was found that fits the memory of the cluster: parameters, gradients and optimizer state need "
-        f"{gibibytes(static)}, all {sum(space.counts)} devices together have {gibibytes(there)}, the largest (of type "
-        f"{space.kinds[largest].type!r}) {gibibytes(space.limits[largest])}. Use devices with more memory, a smaller "
-        "global batch, or recompute"
-    )
+def _limits(problem: Problem, free: Capacity) -> PartitionError:
+    """What the price and the deadline leave, though memory is enough."""
+    wanted = []
+    if problem.max_price_per_hour is not None:
+        wanted.append(f"at most {problem.max_price_per_hour} per hour")
+    if problem.deadline_seconds_per_step is not None:
+        wanted.append(f"at most {problem.deadline_seconds_per_step} s per step")
+    if not wanted:
+        return PartitionError(
+            f"no plan was found, though the devices have memory for {problem.global_batch} samples; allow more time "
+            "(--time-limit, time_limit_seconds)",
+            out_of_time=True,
+        )
+    least = free.least_price() if problem.max_price_per_hour is not None else None
+    if least is not None and problem.max_price_per_hour is not None and least > problem.max_price_per_hour:
+        change = f"the cheapest devices that hold the model cost {least} per hour: raise --max-price-per-hour to {least}"
+    else:
+        change = "raise --deadline-seconds-per-step, or plan without it to see the fastest plan"
+        if problem.max_price_per_hour is not None:
+            change = f"raise --max-price-per-hour, {change}"
+    return PartitionError(f"no plan has {' and '.join(wanted)}, though the model fits the cluster; {change}")
 
 
-def _obstacle(needs: Needs, end: int, held: Counts) -> tuple[str, int | None]:
+def _obstacle(capacity: Capacity, packing: Packing, more: tuple[int, str] | None) -> tuple[str, int | None]:
     """Which layer has no device left, and how many bytes are missing on which type; and that number."""
-    space = needs.space
-    if end == 0:
-        return "one pipeline would fit, but not with the micro-batch sizes and devices that are allowed", None
-    layers = space.problem.profile.layers
-    name, place = layers[end - 1].name, sum(held) + 1
-    short = [
-        (float(needs.peak(k, min(place, sum(space.counts)))[end - 1, end]) - space.limits[k], k)
-        for k in range(space.K)
-    ]
-    free = [pair for pair in short if held[pair[1]] < space.counts[pair[1]]]
-    if free:
-        bytes_, k = min(free)
+    problem, layers = capacity.problem, capacity.problem.profile.layers
+    short, layer, seat = _largest_layer(capacity)
+    if short > 0:
+        limit, kind = capacity.limits[seat.type], f"a {seat.type!r}"
+        split = f" split over {seat.degree}" if seat.degree > 1 else ""
         return (
-            f"layer {end - 1} ({name!r}) alone needs {gibibytes(bytes_ + space.limits[k])} on a "
-            f"{space.kinds[k].type!r}, which has {gibibytes(space.limits[k])}: {bytes_:.0f} bytes "
-            f"({gibibytes(bytes_)}) are missing"
-        ), round(bytes_)
-    k = int(np.argmax(space.limits))
-    more = min((needs.missing(k), k) for k in range(space.K))
-    return (
-        f"with micro-batches of {needs.b} all {sum(held)} devices in one pipeline hold only layers {end} to "
-        f"{space.L - 1}; layer {end - 1} ({name!r}) is left over: {more[0]:.0f} bytes "
-        f"({gibibytes(more[0])}) are missing on each {space.kinds[more[1]].type!r}"
-    ), round(more[0]) if np.isfinite(more[0]) else None
-
-
-def _change(problem: Problem, needs: Needs) -> str:
-    """The smallest change that would make it fit, tried out."""
-    space = needs.space
-    tries = []
-    if not problem.allow_recompute:
-        tries.append(("allow recompute", replace(problem, allow_recompute=True)))
-    if problem.memory_reserve > 0:
-        tries.append(
-            (
-                f"set the memory reserve of {problem.memory_reserve:.0%} to 0",
-                replace(problem, memory_reserve=0.0),
-            )
+            f"layer {layer} ({layers[layer].name!r}) alone needs {gibibytes(short + limit)} on {kind}{split}, which has "
+            f"{gibibytes(limit)}: {short:.0f} bytes ({gibibytes(short)}) are missing"
+        ), round(short)
+    samples = -(-problem.global_batch // packing.replicas) if packing.samples else 1
+    end, devices, b = _longest(capacity, samples)
+    text = ""
+    if packing.samples:
+        text = (
+            f"{packing.samples} of the {problem.global_batch} samples of a step are the most that fit "
+            f"({packing.replicas} pipeline{'s' if packing.replicas > 1 else ''}); "
         )
-    if space.families == ("gpipe",) and problem.backend == "torch":
-        tries.append(("allow the schedule 1f1b", replace(problem, schedule="auto")))
-    changes = [text for text, changed in tries if Needs(Space(changed)).reach(Space(changed).limits)[0] == 0]
-    batch = problem.global_batch // 2
-    while batch >= 1:
-        smaller = replace(problem, global_batch=batch)
-        if min(microbatch_sizes(problem)) <= batch and Needs(Space(smaller)).reach(space.limits)[0] == 0:
-            changes.append(f"use a global batch of {batch} instead of {problem.global_batch}")
-            break
-        batch //= 2
-    more = [(needs.missing(k), space.kinds[k].type) for k in range(space.K)]
-    if np.isfinite(min(more)[0]):
-        changes.append(
-            f"give each {min(more)[1]!r} {min(more)[0]:.0f} bytes ({gibibytes(min(more)[0])}) more memory"
-        )
-    return (
-        f"It would fit if you {', or '.join(changes)}"
-        if changes
-        else "No single change of memory, batch or schedule makes it fit; use more devices"
+    each = (
+        f"with {samples} samples in micro-batches of {b}" if packing.samples else f"with micro-batches of {b}"
     )
+    if end == len(layers):
+        text += f"{each} no device holds even layer {end - 1} ({layers[end - 1].name!r})"
+    elif end:
+        text += (
+            f"{each} a pipeline of {devices} devices holds only layers {end} to {len(layers) - 1}; "
+            f"layer {end - 1} ({layers[end - 1].name!r}) is left over"
+        )
+    else:
+        text += f"{each} layer {layer} ({layers[layer].name!r}) is the largest for the devices"
+    if more is None:
+        return text, None
+    return f"{text}: {more[0]} bytes ({gibibytes(more[0])}) are missing on each {more[1]!r}", more[0]
+
+
+def _largest_layer(capacity: Capacity) -> tuple[float, int, Seat]:
+    """(bytes missing, layer, seat) of the layer that is shortest of memory alone, on the seat that is closest to it."""
+    L = capacity.bytes.L
+    found = []
+    for b, seats in capacity.sizes():
+        for v in seats:
+            peak = capacity.peak(v, 1, b, 1)
+            found.append(
+                (peak[np.arange(L), np.arange(1, L + 1)] - capacity.limits[capacity.seats[v].type], v)
+            )
+    table = np.stack([row for row, _ in found])
+    layer = int(table.min(axis=0).argmax())
+    row = int(table[:, layer].argmin())
+    return float(table[row, layer]), layer, capacity.seats[found[row][1]]
+
+
+def _longest(capacity: Capacity, samples: int) -> tuple[int, int, int]:
+    """The first layer of the longest end of the model that a pipeline holds, its devices (the fewest), and the size of
+    its micro-batches."""
+    degree = np.array([seat.degree for seat in capacity.seats])
+    best = (capacity.bytes.L, 0, capacity.sizes()[0][0])
+    for yard, _ in capacity.yards:
+        for b, seats in capacity.sizes():
+            reaches = capacity.reaches(yard, b, seats, samples, capacity.limits)
+            for level, reached in zip(yard.levels, reaches, strict=True):
+                first = np.where(reached.any(axis=1), reached.argmax(axis=1), capacity.bytes.L)
+                devices = level.rows @ degree
+                i = int(np.lexsort((devices, first))[0])
+                best = min(best, (int(first[i]), int(devices[i]), b))
+    return best
+
+
+def _memory(capacity: Capacity) -> tuple[int, str] | None:
+    """(bytes, type): the least memory more on every device of one type with which a plan fits; None if no memory is
+    enough (the price limit rules the devices out)."""
+    best: tuple[int, str] | None = None
+    for kind in sorted({seat.type for seat in capacity.seats}):
+
+        def enough(more: int, kind: str = kind) -> bool:
+            return capacity.enough({kind: more})
+
+        high = best[0] - 1 if best is not None else _ample(capacity, kind)
+        if high >= 1 and enough(high):
+            best = _first(enough, 0, high), kind
+    return best
+
+
+def _ample(capacity: Capacity, kind: str) -> int:
+    """Bytes more with which one device of the type holds everything."""
+    whole = [capacity.peak(v, 1, b, capacity.problem.global_batch)[0, -1]
+             for b, seats in capacity.sizes() for v in seats if capacity.seats[v].type == kind]  # fmt: skip
+    return int(max(whole, default=0.0) / (1 - capacity.problem.memory_reserve)) + 1
+
+
+def _first(enough: Callable[[int], bool], low: int, high: int) -> int:
+    """The least number above `low` that is enough, where `high` is."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _changes(capacity: Capacity, packing: Packing, more: tuple[int, str] | None) -> Iterator[str]:
+    """The changes that are enough, those that cost nothing first."""
+    problem = capacity.problem
+
+    def enough(changed: Problem) -> bool:
+        found = Capacity(changed, one_pipeline=capacity.one_pipeline, bytes_=capacity.bytes)
+        return found.enough()
+
+    if not problem.allow_recompute and enough(replace(problem, allow_recompute=True)):
+        yield "allow recompute"
+    if problem.memory_reserve > 0 and enough(replace(problem, memory_reserve=0.0)):
+        yield f"set the memory reserve of {problem.memory_reserve:.0%} to 0"
+    if (
+        problem.schedule == "gpipe"
+        and problem.backend == "torch"
+        and enough(replace(problem, schedule="auto"))
+    ):
+        yield "allow the schedule 1f1b"
+    batch, smallest = packing.samples, measured_sizes(problem)[0]
+    while batch >= smallest and not enough(replace(problem, global_batch=batch)):
+        batch -= 1 + batch // 50
+    if batch >= smallest:
+        yield f"use a global batch of {batch} instead of {problem.global_batch}"
+    if more is not None:
+        yield f"give each {more[1]!r} {more[0]} bytes ({gibibytes(more[0])}) more memory"
+    spare = _spare(capacity, enough) if _largest_layer(capacity)[0] <= 0 else None
+    if spare is not None:
+        yield spare
+
+
+def _spare(capacity: Capacity, enough: Callable[[Problem], bool]) -> str | None:
+    """The fewest devices more of one type that are enough."""
+    problem = capacity.problem
+    best: tuple[int, str] | None = None
+    for kind in sorted({seat.type for seat in capacity.seats}):
+
+        def more(number: int, kind: str = kind) -> bool:
+            return enough(with_spares(problem, kind, number))
+
+        most = best[0] - 1 if best is not None else MOST_DEVICES
+        number = next((n for n in (1, 2, 4, 8, 16) if n <= most and more(n)), None)
+        if number is not None:
+            best = _first(more, number // 2, number), kind
+    if best is None:
+        return None
+    node = next(node.name for node in problem.cluster.nodes if best[1] in node.devices)
+    return f"add {best[0]} {best[1]!r}" + ("" if problem.backend == "torch" else f" to node {node!r}")
+
+
+def with_spares(problem: Problem, kind: str, number: int) -> Problem:
+    """The problem with more devices of a type: each in a node of its own, or, where a pipeline stays within a node, all
+    in the first node that has the type."""
+    document = problem.cluster.model_dump()
+    if problem.backend == "torch":
+        taken = {node["name"] for node in document["nodes"]}
+        names = [name for i in range(number + len(taken)) if (name := f"spare{i}") not in taken]
+        document["nodes"] = [*document["nodes"], *({"name": x, "devices": {kind: 1}} for x in names[:number])]
+    else:
+        node = next(node for node in document["nodes"] if kind in node["devices"])
+        node["devices"][kind] += number
+    return replace(problem, cluster=Cluster.model_validate(document))

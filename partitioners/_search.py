@@ -200,7 +200,7 @@ class Search:
         elif self.given is not None:
             plan = self.given.model_copy(update={"partitioner": self.name})
         else:
-            raise explain(self.problem, self.space, self.one_pipeline_only)
+            raise explain(self.problem, one_pipeline=self.one_pipeline_only)
         if self.problem.deadline_seconds_per_step is not None:
             return Solution(plan=plan)
         if self.open_bound <= 0:

@@ -269,6 +269,7 @@ class Exhaustive:
 
     def __call__(self, problem: Problem) -> Solution:
         """Price every plan of the class."""
+        Space(problem)  # says what is wrong where nothing can be planned
         devices = len(problem.cluster.devices)
         count = plan_count(problem) if devices <= self.max_devices else math.inf
         if devices > self.max_devices or count > self.max_plans:
@@ -283,7 +284,7 @@ class Exhaustive:
         if oracle.plan is None and late:
             raise no_plan_in_time(problem.time_limit_seconds or 0.0)
         if oracle.plan is None:
-            raise explain(problem, Space(problem))
+            raise explain(problem)
         plan = Plan(
             model=oracle.plan.model,
             global_batch=problem.global_batch,

@@ -1,0 +1,142 @@
+"""What the memory of a cluster holds, against the oracle; and that each change that a message names is enough, and the
+smallest of its kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+
+from hetpipe.cluster import Cluster
+from hetpipe.partition import Partitioner, PartitionError, Problem
+from hetpipe.partitioners._capacity import Capacity
+from hetpipe.partitioners._obstacle import explain, with_spares
+from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.chain import Chain
+from hetpipe.partitioners.exhaustive import Exhaustive
+from hetpipe.profiles import Profile
+from tests.strategies import make_cluster, make_problem, make_profile, problems
+
+UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def planned(problem: Problem, partitioner: Partitioner) -> bool:
+    """Whether there is a plan."""
+    try:
+        partitioner(problem)
+    except PartitionError as error:
+        if error.out_of_time:
+            raise
+        return False
+    return True
+
+
+def with_memory(problem: Problem, kind: str, more: int) -> Problem:
+    """More memory on one type."""
+    document = problem.cluster.model_dump()
+    document["device_types"][kind]["memory"] += more
+    return replace(problem, cluster=Cluster.parse(document, "the changed cluster"))
+
+
+def scaled(problem: Problem, part: float) -> Problem:
+    """So much of the memory."""
+    document = problem.cluster.model_dump()
+    for kind in document["device_types"].values():
+        kind["memory"] = int(kind["memory"] * part)
+    return replace(problem, cluster=Cluster.parse(document, "the scaled cluster"))
+
+
+def at_the_edge(problem: Problem, data: st.DataObject, *, one_pipeline: bool = False) -> Problem:
+    """The same with memory about as tight as can be, a little more or less, so that each change may be enough; and with
+    inputs, which the first stage receives for all samples of the step."""
+    profile = problem.profile.model_dump() | {
+        "input_bytes_per_sample": data.draw(st.sampled_from([0, 300, 1500]))
+    }
+    problem = replace(problem, profile=Profile.parse(profile, "the profile"))
+    low, high = 0.0, 64.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        fits = (
+            Capacity(scaled(problem, middle), one_pipeline=one_pipeline).most().samples
+            >= problem.global_batch
+        )
+        low, high = (low, middle) if fits else (middle, high)
+    return scaled(problem, high * data.draw(st.sampled_from([0.7, 0.85, 0.95, 0.99, 1.0, 1.02])))
+
+
+def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Problem | None]]:
+    """Each change that a message names: the problem with it, and with one less of it."""
+    for kind, more in re.findall(r"give each '(\w+)' (\d+) bytes", message):
+        yield "memory", with_memory(problem, kind, int(more)), with_memory(problem, kind, int(more) - 1)
+    for batch in map(int, re.findall(r"use a global batch of (\d+)", message)):
+        bigger = replace(problem, global_batch=batch + 1) if batch + 1 < problem.global_batch else None
+        yield "batch", replace(problem, global_batch=batch), bigger
+    for number, kind in re.findall(r"add (\d+) '(\w+)'", message):
+        fewer = with_spares(problem, kind, int(number) - 1) if int(number) > 1 else None
+        yield "devices", with_spares(problem, kind, int(number)), fewer
+    if "allow recompute" in message:
+        yield "recompute", replace(problem, allow_recompute=True), None
+    if "memory reserve" in message:
+        yield "reserve", replace(problem, memory_reserve=0.0), None
+    if "allow the schedule 1f1b" in message:
+        yield "schedule", replace(problem, schedule="auto"), None
+
+
+class TestCapacity:
+    @settings(max_examples=60, **UNHURRIED)
+    @given(st.data())
+    def test_a_plan_exists_exactly_where_the_samples_fit(self, data: st.DataObject) -> None:
+        problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4, most_batch=5)), data)
+        capacity = Capacity(problem)
+        assert capacity.complete
+        fits = capacity.most().samples >= problem.global_batch
+        event(f"fits: {fits}")
+        assert planned(problem, Exhaustive()) == fits
+
+    @settings(max_examples=30, **UNHURRIED)
+    @given(st.data())
+    def test_one_pipeline(self, data: st.DataObject) -> None:
+        problem = at_the_edge(data.draw(problems(most_devices=4, most_layers=5)), data, one_pipeline=True)
+        fits = Capacity(problem, one_pipeline=True).most().samples >= problem.global_batch
+        assert planned(problem, Chain()) == fits
+
+    def test_buffers_for_the_whole_step_need_several_pipelines(self) -> None:
+        """The whole model on one device takes 400 + 100 a sample: 3 samples in each of 2."""
+        profile = make_profile({"a": [1.0]}, layer={"parameter_bytes": 100}).model_dump()
+        profile["input_bytes_per_sample"] = 100
+        problem = make_problem(make_cluster([{"a": 2}], memory=700), Profile.parse(profile, "profile"), 9)
+        assert Capacity(problem).most() == (6, 2)
+        assert Capacity(problem, one_pipeline=True).most() == (3, 1)
+
+
+class TestSmallestChange:
+    @settings(max_examples=25, **UNHURRIED)
+    @given(st.data())
+    def test_each_change_is_enough_and_one_less_is_not(self, data: st.DataObject) -> None:
+        one = data.draw(st.booleans())
+        problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4)), data, one_pipeline=one)
+        assume(Capacity(problem, one_pipeline=one).most().samples < problem.global_batch)
+        message = str(explain(problem, one_pipeline=one))
+        assert re.search(r"layer \d \('layer\.\d'\)", message)
+        assert re.search(r"\d+ bytes .*missing.* '[abc]'|on a '[abc]'.* \d+ bytes .*missing", message)
+        partitioner = Chain() if one else Auto()
+        found = list(changes(problem, message))
+        assert "memory" in [name for name, _, _ in found]
+        for name, enough, less in found:
+            event(name)
+            assert planned(enough, partitioner), name
+            assert less is None or not planned(less, partitioner), name
+
+    @settings(max_examples=20, **UNHURRIED)
+    @given(problems(most_devices=3, most_layers=4))
+    def test_the_price(self, problem: Problem) -> None:
+        assume(planned(problem, Auto()))
+        with pytest.raises(PartitionError) as caught:
+            Auto()(replace(problem, max_price_per_hour=0.4))
+        (least,) = re.findall(r"raise --max-price-per-hour to ([\d.]+)", str(caught.value))
+        assert planned(replace(problem, max_price_per_hour=float(least)), Exhaustive())
+        assert not planned(replace(problem, max_price_per_hour=float(least) * 0.999), Exhaustive())
