@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.partitioners._cheapest import Cheapest
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.equal_parameters import EqualParameters
@@ -33,7 +34,8 @@ MOST_FASOP = 32  # devices up to which FASOP's grids are tried, which takes 0.3 
 class Auto:
     """Up to 16 devices the joint search of `_search`: optimal in the plan class of `_space`, or with a proven bound
     after the time limit. Above, `_large`: a plan and a proven bound from counted devices (back ends that run one
-    process a node, and the search for the cheapest plan under a deadline, stay with the former).
+    process a node stay with the former). The cheapest plan under a deadline on more than 16 devices: `_cheapest`, which
+    plans subsets of them.
 
     It starts from the plans of the other partitioners that are fast at this size (all of them, but FASOP's up to 32
     devices only), so that it is never slower than they are, and has a plan before it begins. Prices and deadlines,
@@ -47,7 +49,10 @@ class Auto:
         began = time.monotonic()
         seconds = problem.time_limit_seconds or self.time_limit_seconds
         counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
-        devices, start = len(problem.cluster.devices), list(simple_plans(problem))
+        devices = len(problem.cluster.devices)
+        if problem.backend == "torch" and not counted and devices > FEW_DEVICES:
+            return Cheapest(problem, self, time_limit_seconds=seconds).run()
+        start = list(simple_plans(problem))
         first = None
         if counted and devices > COUNTED_DEVICES:
             part = seconds if devices > FEW_DEVICES else seconds / 2

@@ -9,7 +9,7 @@ from hetpipe.cluster import Cluster
 from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.partitioners import _cheapest, uneven_data_parallel
 from hetpipe.partitioners._cheapest import Cheapest, Subset, spread
-from hetpipe.planner import with_prediction
+from hetpipe.planner import make_plan, with_prediction
 from hetpipe.simulator import simulate
 from tests.strategies import make_cluster, make_problem, make_profile
 
@@ -120,3 +120,14 @@ def test_many_counts_are_thinned() -> None:
 def test_spread() -> None:
     items = [Subset((i,), None, float(i), 0.0) for i in range(8)]  # type: ignore[arg-type]
     assert [s.counts[0] for s in spread(items)] == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+def test_auto_uses_it_above_the_exact_search() -> None:
+    """18 devices, one of which would do in time; more of them only have more to sum."""
+    machines = make_cluster([{"a": 6}] * 3, price=PRICE)
+    heavy = make_profile({"a": [1.0] * 3}, sizes=(1, 2), layer={"parameter_bytes": 10**9})
+    plan = make_plan(heavy, machines, 36, deadline_seconds_per_step=1000.0, time_limit_seconds=20.0)
+    assert plan.predicted is not None
+    assert (plan.partitioner, len(plan.device_ids)) == ("auto", 1)
+    assert plan.predicted.gap == pytest.approx(0.0)
+    assert plan.predicted.proof == "fluid"
