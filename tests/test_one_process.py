@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import hetpipe
 from hetpipe.cluster import Cluster
 from hetpipe.config import Job
 from hetpipe.cost import Costs, sync_segments
@@ -225,6 +226,24 @@ def test_wrap_with_one_process_a_replica(backend: Backend) -> None:
         assert result["losses"] == pytest.approx(losses, abs=1e-10)
         for name, value in model.state_dict().items():
             assert torch.allclose(result["state"][name], value, rtol=0, atol=1e-10), name
+
+
+@both
+def test_a_plain_process_drives_several_devices(backend: Backend) -> None:
+    """Without any launcher. The libraries' own warnings are those that pyproject.toml names."""
+    plan = on_one_node({"cuts": [4, 3, 3], "sizes": [4, 3]})
+    inputs, targets = batch("blocks", 7, 0)
+    model, alone = build("blocks"), build("blocks")
+    engine = hetpipe.wrap(model, plan, inputs, mse, backend=backend)
+    try:
+        truth = ReferenceEngine(alone, Loss(function=mse))
+        assert engine.step(inputs, targets) == pytest.approx(truth.step(inputs, targets), abs=1e-12)
+        wanted = {name: p.grad for name, p in alone.named_parameters()}
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(parameter.grad, wanted[name], rtol=0, atol=1e-12), name
+    finally:
+        engine.close()
+        torch.distributed.destroy_process_group()
 
 
 def test_wrap_says_how_many_processes_it_wants() -> None:
