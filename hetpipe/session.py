@@ -313,8 +313,8 @@ def _machine(job: Job) -> Cluster:
 
 def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:
     """`program(job)` on every rank, as `run_everywhere`. Where one process drives a replica, the number of processes is known
-    with the plan: what is not yet measured and planned is, by one process a device; then `program(job, plan, profile)` in one
-    process a replica."""
+    with the plan: if it or the profile is not in a file, one process a device measures and plans first; then
+    `program(job, plan, profile)` runs in one process a replica."""
     backend = job.plan.backend
     if "RANK" in os.environ or not drives_a_replica(backend):
         return run_everywhere(job, program)
@@ -322,7 +322,10 @@ def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:
     check_cluster(backend, cluster)
     load_library(backend)
     if job.plan.file is not None:
-        check_backend(backend, Plan.load(job.plan.file))
+        plan = Plan.load(job.plan.file)
+        check_backend(backend, plan)
+        if job.profile is not None:
+            return _start(program, (job,), processes(backend, plan, cluster))
     plan, profile = run_everywhere(job, _plan_rank)
     return _start(program, (job, plan, profile), processes(backend, plan, cluster))
 

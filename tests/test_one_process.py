@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import sys
 from pathlib import Path
@@ -24,14 +25,15 @@ from hetpipe.planner import make_plan as plan_for
 from hetpipe.runlog import TrainResult
 from hetpipe.runtime.backends import check_backend, check_cluster, load_library, processes, replica_seats
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.session import run_everywhere, train_everywhere
+from hetpipe.session import train_everywhere
 from hetpipe.simulator import simulate
 from hetpipe.trainer import train_rank, train_reference
-from tests.jobs import TWO_AND_ONE, Folder, train
+from tests.jobs import Folder, train
 from tests.nets import WIDTH, batch, build
 from tests.pipes import batch_norm_net, deferred, one_process, wrapped
 from tests.ranks import cluster_of, make_plan, run_ranks
 from tests.strategies import make_cluster, make_profile
+from tests.test_torchrun import under_torchrun
 
 LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")
 both = pytest.mark.parametrize("backend", LIBRARIES)
@@ -258,32 +260,47 @@ def test_wrap_says_how_many_processes_it_wants() -> None:
     assert len(found[0]["losses"]) == len(found[1]["losses"]) == 3
 
 
-@both
-def test_a_checkpoint_goes_on_under_another_back_end(backend: Backend, tmp_path: Path) -> None:
-    """Two steps with torch, two with the library, the rest with torch again, by other plans: the losses of one device."""
+def test_a_checkpoint_goes_on_under_another_back_end(tmp_path: Path) -> None:
+    """Two steps with torch, two with fairscale, one with torchgpipe, the rest with torch again, by other plans: the losses of one
+    device."""
     folder = Folder(tmp_path)
-    file = folder.ready(
-        checkpoint={"folder": str(tmp_path / "saved"), "every_steps": 2}, train=train(steps=6)
-    )
+    file = folder.ready(checkpoint={"folder": str(tmp_path / "saved")}, train=train(steps=6))
     folder.plan(schedule="gpipe")
-    folder.plan(
-        ({"cuts": [2, 4], "sizes": [4, 4]}, {"cuts": [6], "sizes": [2, 2]}),
-        name="other.json",
-        schedule="gpipe",
-    )
+    rows = ({"cuts": [2, 4], "sizes": [4, 4]}, {"cuts": [6], "sizes": [2, 2]})
+    other = folder.plan(rows, name="other.json", schedule="gpipe")
+    folder.write("other.json", {**folder.read(other.name), "backend": "torchgpipe"})
     wanted = train_reference(Job.read(file, ["checkpoint="]))
     losses: list[float] = []
-    for name, steps, plan in (("torch", 2, "plan"), (backend, 4, "other"), ("torch", 6, "plan")):
-        settings = [f"plan.backend={name}", f"train.steps={steps}", f"plan.file={tmp_path}/{plan}.json"]
+    parts = (
+        ("torch", 2, "plan"),
+        ("fairscale", 4, "other"),
+        ("torchgpipe", 5, "plan"),
+        ("torch", 6, "other"),
+    )
+    for backend, steps, plan in parts:
+        settings = [f"plan.backend={backend}", f"train.steps={steps}", f"plan.file={tmp_path}/{plan}.json"]
         result = train_everywhere(Job.read(file, settings), train_rank)
         assert isinstance(result, TrainResult)
         assert result.first_step == len(losses)
         losses += result.losses
-        if name == backend:
-            assert result.measured is not None
-            assert {span.device for span in result.measured.spans} == {"n0/0", "n0/1", "n1/0"}
-            assert {span.kind for span in result.measured.spans} == {"F", "B", "optimizer"}
+        assert result.plan is not None
+        assert result.plan.backend == backend, "whatever the plan was made for"
+        assert result.measured is not None
+        assert {span.device for span in result.measured.spans} == {"n0/0", "n0/1", "n1/0"}
+        assert {span.kind for span in result.measured.spans} == {"F", "B", "optimizer"}
     assert losses == pytest.approx(wanted.losses, abs=1e-10)
+
+
+@pytest.mark.slow
+def test_torchrun_with_one_process_a_node(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    file = folder.ready(train=train(steps=3))
+    folder.plan(schedule="gpipe")
+    first, second = under_torchrun(
+        folder, [1, 1], "train", "job.yaml", "--json", "--set", "plan.backend=torchgpipe"
+    )
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert json.loads(first.out)["losses"] == pytest.approx(train_reference(Job.read(file)).losses, abs=1e-10)
 
 
 def test_train_measures_plans_and_then_starts_one_process_a_replica(tmp_path: Path) -> None:
@@ -363,14 +380,3 @@ def test_a_plan_says_for_which_back_end_it_was_priced(backend: Backend) -> None:
     assert plan.predicted.lower_bound_seconds is not None
     assert plan.predicted.lower_bound_seconds <= plan.predicted.step_seconds
     assert plan.fingerprint == plan.model_copy(update={"backend": "torch"}).fingerprint
-
-
-def test_torch_under_the_same_plan(tmp_path: Path) -> None:
-    """The file made for a library is a plan like any other."""
-    folder = Folder(tmp_path)
-    file = folder.ready(rows=TWO_AND_ONE, train=train(steps=2))
-    folder.plan(schedule="gpipe")
-    document = folder.read("plan.json") | {"backend": "fairscale"}
-    folder.write("plan.json", document)
-    result = run_everywhere(Job.read(file), train_rank)
-    assert result.plan.backend == "torch"
