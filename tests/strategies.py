@@ -113,10 +113,12 @@ def links(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def clusters(draw: st.DrawFn, most_devices: int = 5, most_kinds: int = 3) -> Cluster:
+def clusters(
+    draw: st.DrawFn, most_devices: int = 5, most_kinds: int = 3, least_devices: int = 1
+) -> Cluster:
     """One to three nodes with up to three types in all; prices; memories from too small to ample."""
     kinds = ["a", "b", "c"][: draw(_mostly_large(most_kinds))]
-    total = draw(_mostly_large(most_devices))
+    total = max(least_devices, draw(_mostly_large(most_devices)))
     nodes: list[dict[str, int]] = [{} for _ in range(draw(st.integers(1, min(3, total))))]
     for i in range(total):
         node = nodes[i] if i < len(nodes) else draw(st.sampled_from(nodes))
@@ -201,9 +203,10 @@ def problems(
     most_layers: int = 7,
     most_batch: int = 7,
     tensor_parallel: bool = False,
+    least_devices: int = 1,
 ) -> Problem:
     """A small problem with everything that a planner must heed; `tensor_parallel`: one type measured split as well."""
-    cluster = draw(clusters(most_devices))
+    cluster = draw(clusters(most_devices, least_devices=least_devices))
     options = {
         "schedule": draw(st.sampled_from(["auto", "auto", "auto", "gpipe", "1f1b"])),
         "allow_recompute": draw(st.sampled_from([True, True, False])),

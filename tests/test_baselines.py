@@ -298,7 +298,8 @@ class TestAutoIsNeverSlower:
         solution = Auto()(problem)
         assert solution.plan.partitioner == "auto"
         assert step(problem, solution.plan) <= step(problem, plan) * (1 + 1e-12)
-        assert solution.lower_bound_seconds is None or solution.lower_bound_seconds <= step(problem, plan)
+        least = solution.lower_bound_seconds
+        assert least is None or least <= step(problem, plan) * (1 + 1e-12)
 
     def test_remainders_in_several_replicas(self) -> None:
         """9 samples on three equal devices, half of a micro-batch's time fixed: (2, 1) each takes 7.5 s, not 9 s."""
