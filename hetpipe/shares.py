@@ -43,11 +43,6 @@ def deal(times: Sequence[Sequence[float]], m: int) -> list[int]:
     return shares
 
 
-def linear_times(first_seconds: float, per_microbatch_seconds: float, m: int) -> list[float]:
-    """A row for `deal`: 0 for none, else first + (c − 1) · per micro-batch: a pipeline that fills once."""
-    return [0.0] + [first_seconds + c * per_microbatch_seconds for c in range(m)]
-
-
 def proportional_shares(weights: Sequence[float], total: int) -> list[int]:
     """`total` in whole parts proportional to `weights`, by largest remainder (Hamilton's method): each part
     is its exact quota rounded down or up, the sum is exact, and equal remainders go to the first.
