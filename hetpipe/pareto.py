@@ -4,8 +4,10 @@
 2. Rows whose bounds no other row's bounds beat come first; then the next layer of such rows, and so on.
 3. A row is *dominated* if a plan in hand of another row is at most as slow as this row's least step, and at most as dear as its
    least price: no plan of it could be on the front, so none is searched.
-4. Else its sub-cluster is planned. Fewer nodes are part of more: a plan for them serves the larger sub-cluster too, and a bound
-   for the larger one holds for the smaller.
+4. Else its sub-cluster is planned, with its share of most of the time. Fewer nodes are part of more: a plan for them serves the
+   larger sub-cluster too, and a bound for the larger one holds for the smaller.
+5. The rest of the time is for rows whose search was cut short: first those on the front, then others that their bounds allow
+   there.
 
 Nodes are rented whole, so a row's price is that of all its nodes, used or not. The price per million samples is what a training
 run costs, FASOP's price × time (Hwang et al. 2024). A row on this front is also the fastest of all that cost no
@@ -16,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -31,10 +33,13 @@ from hetpipe.partition import PartitionError, Problem, ScheduleChoice
 from hetpipe.plan import Backend, Plan, Proof
 from hetpipe.planner import option_faults
 from hetpipe.profiles import Profile
-from hetpipe.workers import Planners
+from hetpipe.workers import Planners, Solved
 
 MOST_ROWS = 4_000
-EACH_SECONDS = 10.0  # for the search of one sub-cluster
+SECONDS = 50.0  # for all together, where no limit is given
+EACH_SECONDS, LEAST_SECONDS = 10.0, 0.5  # for the search of one sub-cluster
+FIRST = 0.7  # part of the time in which every row is to have a plan
+NEAR = 0.002  # a gap that is not worth another search
 Progress = Callable[[int, int, str], None]
 
 
@@ -52,6 +57,7 @@ class Item:
     reason: str | None = None
     missing_bytes: int | None = None
     plan: Plan | None = None
+    cut_short: bool = False
 
     @property
     def step(self) -> float:
@@ -96,9 +102,9 @@ def make_front(
     progress: Progress | None = None,
 ) -> Found:
     """The Pareto front over all sub-clusters of a catalogue, or of a cluster taken as one. A price per hour or a
-    deadline leaves out the rows that are over it. `time_limit_seconds` is for all together; so many `workers` plan at
-    a time, each in a process of its own if they are more than one. InputError if an argument is wrong; rows without
-    a plan say why."""
+    deadline leaves out the rows that are over it. `time_limit_seconds` is for all together (50, or half a second for
+    each if they are many); so many `workers` plan at a time, each in a process of its own if they are more than one.
+    InputError if an argument is wrong; rows without a plan say why."""
     name = registry.partitioner(partitioner).name
     if isinstance(source, Cluster):
         source = source.with_links(profile.links)
@@ -145,7 +151,8 @@ class Search:
         progress: Progress | None = None,
     ) -> None:
         self.problem, self.choice, self.limits, self.progress = problem, choice, limits, progress
-        self.deadline_at = time.monotonic() + (limits["time_limit_seconds"] or math.inf)
+        seconds = limits["time_limit_seconds"] or max(SECONDS, LEAST_SECONDS * choice.size)
+        self.ends_at = time.monotonic() + seconds
         self.items: list[Item] = []
 
     def run(self, planners: Planners) -> None:
@@ -153,16 +160,51 @@ class Search:
         bounds: dict[tuple[tuple[str, int], ...], float] = {}
         for counts in self.choice.counts():
             self.items.append(self.item(counts, bounds))
-        left, running = deque(self.order()), dict[Future[Plan], Item]()
+        self.sweep(planners, self.order(), time.monotonic() + FIRST * (self.ends_at - time.monotonic()))
+        self.sweep(planners, self.improvable(self.front()), self.ends_at)
+        self.sweep(planners, self.improvable(self.items), self.ends_at)
+        self.share()
+
+    def sweep(self, planners: Planners, queue: Sequence[Item], until: float) -> None:
+        """Settle these in order, each with its share of the time until then."""
+        left, running = deque(queue), dict[Future[Solved], tuple[Item, float]]()
         while left or running:
             while left and len(running) < planners.count:
+                seconds = (until - time.monotonic()) * planners.count / (len(left) + len(running))
                 item = left.popleft()
                 if not self.ruled_out(item):
                     self.tell(item)
-                    running[planners.submit(self.limited(item, planners.count))] = item
+                    seconds = max(LEAST_SECONDS, min(EACH_SECONDS, seconds))
+                    future = planners.submit(replace(item.problem, time_limit_seconds=seconds))
+                    running[future] = item, seconds
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                self.settle(running.pop(future), future)
-        self.share()
+                self.settle(*running.pop(future), future)
+
+    def improvable(self, items: Sequence[Item]) -> list[Item]:
+        """Those whose search was cut short and that could be on the front with a better plan, the largest gap first."""
+        found = [i for i in items if i.cut_short and i.step > i.bound * (1 + NEAR) and self.winner(i) is None]
+        for item in found:
+            item.done = False
+        return sorted(found, key=lambda item: -item.step / item.bound)
+
+    def winner(self, item: Item) -> Item | None:
+        """Another row with a plan that no plan of this one can beat, as far as its bound goes."""
+        for other in self.items:
+            if (
+                other is not item
+                and other.step <= item.bound
+                and other.price * other.step <= item.price * item.bound
+            ):
+                return other
+        return None
+
+    def front(self) -> list[Item]:
+        """Planned items that no other one beats, fastest first."""
+        found: list[Item] = []
+        for item in sorted((i for i in self.items if i.plan), key=lambda i: (i.step, i.price)):
+            if not found or item.price * item.step < found[-1].price * found[-1].step:
+                found.append(item)
+        return found
 
     def item(self, counts: Counts, bounds: dict[tuple[tuple[str, int], ...], float]) -> Item:
         """A sub-cluster with its fluid bound (the same for the same devices); closed if that is over a limit."""
@@ -200,32 +242,32 @@ class Search:
         for other in self.items:
             if item.within(other):
                 item.raise_bound(other.bound, "search-bound")
-        for other in self.items:
-            if other.step <= item.bound and other.price * other.step <= item.price * item.bound:
-                text = f"{self.name(other)} takes {other.step:.4g} s and costs no more; not searched further"
-                item.close("dominated", text)
-                return True
-        if time.monotonic() >= self.deadline_at:
+        winner, late = self.winner(item), time.monotonic() >= self.ends_at
+        if item.plan is not None:
+            item.done = late or winner is not None
+        elif winner is not None:
+            text = f"{self.name(winner)} takes {winner.step:.4g} s and costs no more; not searched further"
+            item.close("dominated", text)
+        elif late:
             item.close("unknown", "the time limit ended the search before this sub-cluster was planned")
         return item.done
 
-    def limited(self, item: Item, workers: int) -> Problem:
-        """Its problem, with its share of the time that is left."""
-        left = (self.deadline_at - time.monotonic()) * workers / sum(not i.done for i in self.items)
-        return replace(item.problem, time_limit_seconds=max(0.1, min(EACH_SECONDS, left)))
-
-    def settle(self, item: Item, future: Future[Plan]) -> None:
+    def settle(self, item: Item, seconds: float, future: Future[Solved]) -> None:
         """Planned, or without a plan."""
         try:
-            item.plan = future.result()
+            plan, taken = future.result()
         except PartitionError as error:
-            item.missing_bytes = error.missing_bytes
-            item.close("unknown" if error.out_of_time else "infeasible", str(error))
+            if item.plan is None:
+                item.missing_bytes = error.missing_bytes
+                item.close("unknown" if error.out_of_time else "infeasible", str(error))
             return
+        predicted = plan.predicted
+        assert predicted is not None
+        if predicted.step_seconds < item.step:
+            item.plan = plan
+        item.cut_short = taken > 0.9 * seconds
         item.close("planned")
-        predicted = item.plan.predicted
-        if predicted is not None and predicted.lower_bound_seconds is not None:
-            item.raise_bound(predicted.lower_bound_seconds, predicted.proof or "fluid")
+        item.raise_bound(predicted.lower_bound_seconds or 0.0, predicted.proof or "fluid")
 
     def share(self) -> None:
         """Plans of fewer nodes serve more, bounds of more nodes hold for fewer; then the deadline."""
@@ -280,12 +322,8 @@ class Search:
         """Report progress: how many are done, the size of the front so far, and what comes next."""
         if self.progress is None:
             return
-        best, least = 0, math.inf
-        for other in sorted((i for i in self.items if i.plan), key=lambda i: (i.step, i.price)):
-            if other.price * other.step < least:
-                best, least = best + 1, other.price * other.step
         done = sum(i.done for i in self.items)
-        message = f"{best} on the front; next {self.name(item)}: at least {item.bound:.4g} s"
+        message = f"{len(self.front())} on the front; next {self.name(item)}: at least {item.bound:.4g} s"
         self.progress(done, len(self.items), message)
 
 

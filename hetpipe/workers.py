@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetpipe import registry
 from hetpipe.partition import Partitioner, Problem
@@ -22,6 +23,13 @@ def planner_for(name: str, whole: Problem) -> Partitioner:
     return found if within is None else within(whole)
 
 
+class Solved(NamedTuple):
+    """A plan, and how long its search took."""
+
+    plan: Plan
+    seconds: float
+
+
 class Planners:
     """Plans problems that are parts of `whole`, up to `count` at a time; a context."""
 
@@ -34,7 +42,7 @@ class Planners:
                 initializer=_begin,
                 initargs=(name, whole),
             )
-            self._solve: Callable[[Problem], Plan] = _solve_there
+            self._solve: Callable[[Problem], Solved] = _solve_there
         else:
             planner = planner_for(name, whole)
             self._pool, self._solve = _Here(), lambda problem: _solve(planner, problem)
@@ -45,7 +53,7 @@ class Planners:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def submit(self, problem: Problem) -> Future[Plan]:
+    def submit(self, problem: Problem) -> Future[Solved]:
         """The plan with its prediction, or the PartitionError, when it is there."""
         return self._pool.submit(self._solve, problem)
 
@@ -66,9 +74,11 @@ def _begin(name: str, whole: Problem) -> None:
     _planner.append(planner_for(name, whole))
 
 
-def _solve_there(problem: Problem) -> Plan:
+def _solve_there(problem: Problem) -> Solved:
     return _solve(_planner[0], problem)
 
 
-def _solve(planner: Partitioner, problem: Problem) -> Plan:
-    return with_prediction(planner(problem), problem)
+def _solve(planner: Partitioner, problem: Problem) -> Solved:
+    began = time.monotonic()
+    plan = with_prediction(planner(problem), problem)
+    return Solved(plan, time.monotonic() - began)

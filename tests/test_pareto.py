@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,6 +155,29 @@ class TestFront:
         assert two.plan.gap is not None
         assert two.plan.gap > 0.9
         assert (one.on_front, two.on_front) == (True, False)
+
+    def test_what_was_cut_short_on_the_front_is_searched_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A planner that uses up its time at first, and then has a plan of one device only."""
+        monkeypatch.setattr(hetpipe.pareto, "LEAST_SECONDS", 0.05)
+        monkeypatch.setattr(hetpipe.pareto, "EACH_SECONDS", 0.05)
+        calls: list[int] = []
+
+        def slow(problem: Problem) -> Solution:
+            calls.append(len(problem.cluster.nodes))
+            if calls.count(calls[-1]) > 1:
+                return Auto()(problem)
+            assert problem.time_limit_seconds is not None
+            time.sleep(4 * problem.time_limit_seconds)
+            return Auto()(
+                replace(problem, cluster=choice_of(catalogue({"fast": 1})).whole(), time_limit_seconds=None)
+            )
+
+        monkeypatch.setattr("hetpipe.workers.planner_for", lambda *_: slow)
+        one, two = make_front(PROFILE, catalogue({"fast": "1..2"}), 6).front.rows
+        assert sorted(calls) == [1, 2, 2]
+        assert one.plan is not None
+        assert two.plan is not None
+        assert two.plan.step_seconds < 0.6 * one.plan.step_seconds
 
     def test_out_of_time(self) -> None:
         found = make_front(
