@@ -168,9 +168,8 @@ class TestFront:
                 return Auto()(problem)
             assert problem.time_limit_seconds is not None
             time.sleep(4 * problem.time_limit_seconds)
-            return Auto()(
-                replace(problem, cluster=choice_of(catalogue({"fast": 1})).whole(), time_limit_seconds=None)
-            )
+            one = choice_of(catalogue({"fast": 1})).whole()
+            return Solution(plan=Auto()(replace(problem, cluster=one, time_limit_seconds=None)).plan)
 
         monkeypatch.setattr("hetpipe.workers.planner_for", lambda *_: slow)
         one, two = make_front(PROFILE, catalogue({"fast": "1..2"}), 6).front.rows
