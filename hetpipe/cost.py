@@ -129,8 +129,9 @@ class Costs:
         if runtime.receive_buffers == "one":
             boundary, transient = 0.0, transient + received
         held = float(saved[hi] - saved[lo])
-        if recompute:
-            held, transient = float(self._inputs[hi] - self._inputs[lo + 1]), transient + largest
+        if recompute:  # the stage's own input is in its receive buffers, where these are kept for the step
+            first = lo + (runtime.receive_buffers == "step")
+            held, transient = float(self._inputs[hi] - self._inputs[first]), transient + largest
         factor = runtime.allocator_factor
         return StageMemory(
             static=factor * static + runtime.device_bytes,
@@ -162,12 +163,14 @@ class Costs:
         """(seconds that the link is occupied, latency) for the output of layer `boundary` − 1, or its gradient.
 
         Between tensor-parallel groups of these degrees every device of the smaller one sends its part over its own link, and
-        the receivers gather the parts by a ring inside their node (the scatter/gather of Narayanan et al. 2021)."""
-        link, parts, receivers = self.link(device_a, device_b), min(degrees), degrees[1]
+        the receivers gather the parts by a ring inside their node (the scatter/gather of Narayanan et al. 2021): one group
+        the output, the other its gradient, so each way is given half of both."""
+        link, parts = self.link(device_a, device_b), min(degrees)
         size_bytes, latency = float(self.profile.output_bytes[boundary - 1]) * size, link.seconds(0)
         occupied = max(0.0, link.seconds(size_bytes / parts) - latency)
-        if parts > 1:
-            latency += (receivers - 1) * self.link(device_b, device_b).seconds(size_bytes / receivers)
+        for device, degree in zip((device_a, device_b), degrees, strict=True):
+            if degree > 1:
+                latency += (degree - 1) * self.link(device, device).seconds(size_bytes / degree) / 2
         return occupied, latency
 
     def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:

@@ -383,7 +383,8 @@ class Space:
             known: dict[object, NDArray[np.float64]] = {}
             for i, j in zip(*np.nonzero(self.link_ids >= 0), strict=True):
                 a, b = self.kinds[i], self.kinds[j]
-                key = (self.link_ids[i, j], a.degree, b.degree, b.node if a.degree > 1 < b.degree else "")
+                groups = tuple((x.degree, x.node if x.degree > 1 else "") for x in (a, b))
+                key = self.link_ids[i, j], groups
                 if key not in known:
                     ends, degrees = (a.devices[0], b.devices[-1]), (a.degree, b.degree)
                     sent = [self.costs.transfer(*ends, hi, size, degrees) for hi in range(1, self.L)]

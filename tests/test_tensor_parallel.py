@@ -121,7 +121,8 @@ def test_a_group_sends_its_parts_side_by_side_and_gathers_them() -> None:
     assert costs.transfer("n0/0", "n1/0", 1, 2) == (8.0, 0.5)
     occupied, latency = costs.transfer("n0/0", "n1/0", 1, 2, (2, 4))
     assert occupied == 4.0  # 800 bytes in two parts
-    assert latency == pytest.approx(0.5 + 3 * (0.125 + 200 / 1000))
+    gathered = [1 * (0.125 + 400 / 1000), 3 * (0.125 + 200 / 1000)]  # the gradient, the output
+    assert latency == pytest.approx(0.5 + sum(gathered) / 2)
 
 
 def test_transfers_that_block_take_both_ends_time() -> None:

@@ -1,0 +1,75 @@
+"""One test for each fault that was found and fixed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetpipe.cost import Costs
+from hetpipe.partitioners._capacity import Capacity
+from hetpipe.partitioners._obstacle import explain
+from hetpipe.partitioners.chain import Chain
+from hetpipe.profiles import Profile
+from tests.strategies import make_cluster, make_problem, make_profile
+
+LAYER = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 50}
+
+
+def test_a_group_behind_one_device_gathers_too() -> None:
+    """From one device to a group of 4 the activation was free to reach the other three."""
+    measured = make_profile({"a": [1.0, 1.0]}, layer=LAYER).model_dump()
+    one = measured["measurements"][0]
+    profile = Profile.parse(measured | {"measurements": [one, one | {"tensor_parallel": 4}]}, "profile")
+    inside = {"bandwidth": 100.0, "latency": 0.5}
+    costs = Costs(
+        profile, make_cluster([{"a": 1}, {"a": 4}], link={"bandwidth": 10.0, "latency": 1.0}, inside=inside)
+    )
+    half = (
+        3 * (0.5 + 10 / 4 / 100) / 2
+    )  # the output in the group of 4; its gradient, in the one device, is free
+    assert costs.transfer("n0/0", "n1/0", 1, 1, (1, 4)) == pytest.approx((1.0, 1.0 + half))
+    assert costs.transfer("n1/0", "n0/0", 1, 1, (4, 1)) == pytest.approx((1.0, 1.0 + half))
+
+
+def test_recompute_holds_the_input_of_a_stage_where_no_buffer_does() -> None:
+    """With one receive buffer each way every micro-batch in flight keeps its own input."""
+
+    def held(receive_buffers: str, lo: int) -> float:
+        overhead: dict[str, Any] = {"receive_buffers": receive_buffers}
+        costs = Costs(
+            make_profile({"a": [1.0] * 3}, layer=LAYER), make_cluster([{"a": 1}], overhead=overhead)
+        )
+        return costs.stage_memory("a", lo, 3, samples=4, recompute=True).held_per_sample
+
+    assert (held("step", 1), held("one", 1)) == (10 + 10, 10 + 10 + 10)
+    assert held("step", 0) == held("one", 0) == 20 + 10  # the first stage's input has no bytes here
+
+
+def test_a_lighter_boundary_counts_where_nothing_fits() -> None:
+    """
+    layers    0   1   2     the output of layer 0 is heavy, those of 1 and 2 light; layer 2 has no parameters
+    n0/0     |-------|
+    n0/1             |---|  holds [1, 3) as well, but then the heavy output is received, and sent by a stage [0, 1)
+    """
+    layers = [LAYER | {"output_bytes_per_sample": size} for size in (100, 1, 1)]
+    layers[2] |= {"parameter_bytes": 0}
+    problem = make_problem(
+        make_cluster([{"a": 2}], memory=1_040), make_profile({"a": [1.0] * 3}, layers=layers), 4
+    )
+    capacity = Capacity(problem, one_pipeline=True)
+    last, before = (capacity.fits(0, place, 1, 4, capacity.limits) for place in (1, 2))
+    assert (last[1, 3], before[0, 1]) == (True, False)
+    assert capacity.most() == (4, 1)
+    assert [stage.layers for stage in Chain()(problem).plan.replicas[0].stages] == [(0, 2), (2, 3)]
+
+
+def test_receive_buffers_of_a_whole_step_are_shared_by_pipelines() -> None:
+    """One pipeline cannot receive 6 inputs of 100 bytes; two of 3 can, and the message counts both."""
+    profile = make_profile({"a": [1.0]}, layer=LAYER).model_dump() | {"input_bytes_per_sample": 100}
+    tight = make_problem(make_cluster([{"a": 2}], memory=760), Profile.parse(profile, "profile"), 7)
+    message = str(explain(tight))
+    assert "6 of the 7 samples of a step are the most that fit (2 pipelines)" in message
+    assert "use a global batch of 6 instead of 7" in message
+    assert "give each 'a' 100 bytes" in message
+    assert "add 1 'a'" in message
