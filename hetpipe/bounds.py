@@ -3,6 +3,7 @@ schedule."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import reduce
 
@@ -53,7 +54,9 @@ def fluid_bound(problem: Problem) -> float:
     The number returned comes from the dual, so that it holds whatever the solver's tolerance: for any λ ≥ 0
     with Σ n_k λ_k = 1, T ≥ Σ_l B · min_k λ_k (τ(l, k) + o(l, k) / B). One LP of L·K variables (HiGHS, Huangfu
     and Hall 2018)."""
-    _, number, seconds = _work(problem)
+    kinds, number, seconds = _work(problem)
+    if not kinds:
+        return math.inf  # no plan at all
     return max(
         _dual(_weights(seconds, number), seconds),
         *(_dual(w, seconds) for w in _simple_weights(seconds, number)),

@@ -120,3 +120,11 @@ class TestPrice:
         price = sum(problem.cluster.type_of(device).price_per_hour for device in plan.device_ids)
         assert problem.deadline_seconds_per_step is not None
         assert fluid_price(problem, problem.deadline_seconds_per_step) <= price * step * (1 + 1e-9)
+
+
+def test_no_stage_can_be_put_anywhere() -> None:
+    """Measured on pairs of devices only, and no node has two."""
+    document = make_profile({"a": [1.0]}).model_dump()
+    document["measurements"][0]["tensor_parallel"] = 2
+    profile = type(make_profile({"a": [1.0]})).parse(document, "profile")
+    assert fluid_bound(make_problem(make_cluster([{"a": 1}, {"a": 1}]), profile, 2)) == np.inf
