@@ -161,7 +161,9 @@ class Capacity:
         else:
             shapes = Counter(tuple(sorted(node.items())) for node in nodes)
             together = [({kind: [n] for kind, n in shape}, copies) for shape, copies in shapes.items()]
-        self.yards = [(Yard(devices, self.seats, self.bytes.L), copies) for devices, copies in together]
+        self.yards = [
+            (Yard(devices, self.seats, self.bytes.L), copies) for devices, copies in together if self.seats
+        ]
         self.limits = self.limits_with({})
         types = problem.cluster.device_types
         self.prices = np.array([types[s.type].price_per_hour * s.degree for s in self.seats])
