@@ -6,6 +6,8 @@ import functools
 import itertools
 import json
 import os
+import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,12 @@ from transformers import (
 
 from hetpipe.formats import InputError
 from hetpipe.hf import TensorFiles, export_weights
+from hetpipe.model import Model
 from hetpipe.models import bert, gpt2, t5
+from hetpipe.profiler import profile_model
 from hetpipe.weights import empty_names, materialise, tensors_of
 from tests.ranks import cluster_of, run_ranks
-from tests.zoo import WORDS, ZOO, batch, optimizer_of, train_zoo
+from tests.zoo import LIBRARIES, WORDS, ZOO, batch, optimizer_of, train_zoo
 
 KINDS: dict[str, type[PreTrainedModel]] = {
     "gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "bert": BertForSequenceClassification, "t5": T5ForConditionalGeneration,
@@ -161,14 +165,17 @@ def test_three_unequal_stages_train_as_transformers_does(
 ) -> None:
     row = trained[name]
     names, truth = hf_names(ZOO[name].build(weights=str(row["folder"]))), tensors_of(row["reference"])
-    seen = set[str]()
-    for rank in row["ranks"]:
-        assert rank["losses"] == pytest.approx(row["losses"], abs=1e-10, rel=0)
-        for own, value in rank["state"].items():
-            assert value.dtype == torch.float64 or not value.is_floating_point()
-            assert distance(value, truth[names[own]]) < 1e-10, own
-            seen.add(own)
-    assert seen == names.keys()
+    for how in ("1f1b", "recomputed", *LIBRARIES):
+        seen = set[str]()
+        for rank in row["ranks"]:
+            result = rank if how == "1f1b" else rank["otherwise"][how]
+            if result["state"]:
+                assert result["losses"] == pytest.approx(row["losses"], abs=1e-10, rel=0)
+            for own, value in result["state"].items():
+                assert value.dtype == torch.float64 or not value.is_floating_point()
+                assert distance(value, truth[names[own]]) < 1e-10, (how, own)
+                seen.add(own)
+        assert seen == names.keys()
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -327,6 +334,31 @@ def test_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert torch.equal(files.read(name), tensor)
 
 
+def test_a_profile_of_empty_layers_is_that_of_filled_ones_and_leaves_them_empty() -> None:
+    inputs, targets, _ = batch("t5")
+    profiles = []
+    for fill in (False, True):
+        layers = ZOO["t5"].build(**ZOO["t5"].config)
+        if fill:
+            materialise(layers)
+        model = Model(name="t5", layers=layers, inputs=inputs, targets=targets, loss=ZOO["t5"].loss())
+        profiles.append(profile_model(model, microbatch_sizes=[1, 2], repeats=1))
+        assert [t.is_meta for t in tensors_of(layers).values()] == [not fill] * len(tensors_of(layers))
+    assert profiles[0].layers == profiles[1].layers
+    assert all(layer.saved_bytes_per_sample > 0 for layer in profiles[0].layers)
+    assert min(profiles[0].measurements[0].backward_seconds[1]) > 0
+
+
+def test_empty_layers_without_values() -> None:
+    with torch.device("meta"):
+        layers = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(
+        InputError,
+        match=r"layer '0' \(Linear\) is on the meta device \('weight' has no values\), and has no m",
+    ):
+        materialise(layers)
+
+
 def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:
     """T5 1.1 saved its head beside its embedding; transformers ties what a configuration says."""
     from safetensors.torch import load_file, save_file
@@ -385,6 +417,17 @@ def test_wrong_folders(tmp_path: Path) -> None:
         match=r"lacks \['model-00001-of-00001.safetensors'\], which its model.safetensors.index.json",
     ):
         t5.build(weights=str(tmp_path / "t5"))
+
+
+def test_the_code_in_the_readme_of_models_runs(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parent.parent / "models" / "README.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    for number, block in enumerate(blocks):
+        (tmp_path / f"{number}.py").write_text(block)
+    filled, own = (runpy.run_path(str(tmp_path / f"{number}.py")) for number in range(2))
+    assert not any(empty_names(layer) for layer in filled["layers"])
+    assert own["build"](2)(torch.zeros(3, 32)).shape == (3, 10)
 
 
 def test_a_sample_longer_than_the_positions() -> None:

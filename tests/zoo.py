@@ -15,11 +15,13 @@ from hetpipe import checkpoint
 from hetpipe.launch import describe_with
 from hetpipe.model import Loss, Tensors, cross_entropy
 from hetpipe.models import bert, gpt2, llama, t5
+from hetpipe.plan import Backend
 from hetpipe.weights import empty_names, tensors_of
 from hetpipe.world import World
 from tests.ranks import make_plan
 from tests.transparency import open_engine
 
+LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")
 WORDS, SAMPLES, LENGTH, LABELS = 64, 6, 10, 5
 
 
@@ -98,26 +100,40 @@ def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]
     found: dict[str, dict[str, Any]] = {"memory": fill_stage(larger, *((0, 2), (2, 8), (8, 10))[world.rank])}
     for name, folder in folders.items():
         describe_with(lambda name=name: f"rank {world.rank}, device {world.device_id}, {name}")  # type: ignore[misc]
-        zoo = ZOO[name]
-        plan = make_plan([{"cuts": zoo.cuts, "sizes": [3, 1, 2]}], model=name)
-        layers = zoo.build(weights=folder, **dict.fromkeys(zoo.dropout, 0.0)).to(torch.float64)
-        inputs, targets, _ = batch(name)
-        engine = open_engine(world, plan, layers, inputs, targets, zoo.loss())
-        assert engine is not None
-        held = [n for n, layer in layers.named_children() if not empty_names(layer)]
-        optimizer, losses = optimizer_of(engine.parameters()), []
-        for step in range(3):
-            inputs, targets, _ = batch(name, step)
-            losses.append(engine.step(inputs, targets))
-            optimizer.step()
-        state = {
-            f"{n}.{own}": t.detach()
-            for n, part in engine.stage.named_children()
-            for own, t in tensors_of(part).items()
+        saved = Path(folder).with_name(f"{name}-checkpoints")
+        found[name] = _train(world, name, folder, "torch", saved)
+        found[name]["otherwise"] = {
+            "recomputed": _train(world, name, folder, "torch"),
+            **{backend: _train(world, name, folder, backend) for backend in LIBRARIES},
         }
-        saved = checkpoint.save(
-            Path(folder).with_name(f"{name}-checkpoints"), 3, engine.stage, optimizer, {}, world, 1
-        )
-        found[name] = {"losses": losses, "state": state, "held": held, "checkpoint": str(saved)}
-        engine.close()
+    return found
+
+
+def _train(
+    world: World, name: str, folder: str, backend: Backend, saved: Path | None = None
+) -> dict[str, Any]:
+    """Three steps and a checkpoint, or, where none is wanted, with all stages recomputed. Nothing on a rank without a part."""
+    zoo = ZOO[name]
+    plan = make_plan([{"cuts": zoo.cuts, "sizes": [3, 1, 2], "recompute": saved is None}], model=name,
+                     schedule="1f1b" if backend == "torch" else "gpipe")  # fmt: skip
+    layers = zoo.build(weights=folder, **dict.fromkeys(zoo.dropout, 0.0)).to(torch.float64)
+    inputs, targets, _ = batch(name)
+    engine = open_engine(world, plan, layers, inputs, targets, zoo.loss(), backend=backend)
+    if engine is None:
+        return {"losses": [], "state": {}}
+    held = [n for n, layer in layers.named_children() if not empty_names(layer)]
+    optimizer, losses = optimizer_of(engine.parameters()), []
+    for step in range(3):
+        inputs, targets, _ = batch(name, step)
+        losses.append(engine.step(inputs, targets))
+        optimizer.step()
+    state = {
+        f"{n}.{own}": t for n, part in engine.stage.named_children() for own, t in tensors_of(part).items()
+    }
+    found: dict[str, Any] = {
+        "losses": losses, "held": held, "state": {name: tensor.detach() for name, tensor in state.items()},
+    }  # fmt: skip
+    if saved is not None:
+        found["checkpoint"] = str(checkpoint.save(saved, 3, engine.stage, optimizer, {}, world, 1))
+    engine.close()
     return found
