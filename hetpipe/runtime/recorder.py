@@ -34,8 +34,7 @@ class Recorder:
         self._pending.clear()
         self._step = time.perf_counter()
         if self.device.type == "cuda":
-            self._origin = timing_event()
-            self._origin.record()
+            self._origin = self._event()
 
     def begin(self, action: str) -> None:
         """An action starts now."""
@@ -43,20 +42,23 @@ class Recorder:
         self.pacer.start()
         self._began = time.perf_counter()
         if self.device.type == "cuda":
-            self._first = timing_event()
-            self._first.record()
+            self._first = self._event()
 
     def finish(self, kind: str, index: int, size: int) -> None:
         """The action that began last ends now, or when its emulated time is over."""
         if self.seconds is not None:
             self.pacer.finish(self.seconds(kind, size))
         if self.device.type == "cuda":
-            last = timing_event()
-            last.record()
             assert self._first is not None
-            self._pending.append((kind, index, self._first, last))
+            self._pending.append((kind, index, self._first, self._event()))
         else:
             self.spans.append((kind, index, self._began - self._step, time.perf_counter() - self._step))
+
+    def _event(self) -> torch.cuda.Event:
+        """One that is over when what the device was given so far is: on the device's own stream, whichever is current."""
+        event = timing_event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     def end_step(self) -> list[tuple[str, int, float, float]]:
         """(kind, micro-batch, start, end) of each action, in seconds since `begin_step`."""
@@ -94,11 +96,7 @@ class GpipeRecorder(Recorder):
     def begin_step(self) -> None:
         """All span times of the step count from here."""
         self._open = None
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                super().begin_step()
-        else:
-            super().begin_step()
+        super().begin_step()
 
     def begin_backward(self, stage: int, i: int) -> None:
         """A gradient of the stage's output has come; the backward before has ended."""
@@ -106,15 +104,15 @@ class GpipeRecorder(Recorder):
         self.begin(f"{stage}B{i}")
         self._open = (i, self._began)
         if self.device.type == "cuda":
-            self._first_event, self._last_event = self._first, timing_event()
+            self._first_event = self._first
         self.touch(None)
 
     def touch(self, _gradient: object) -> None:
         """A gradient was made."""
         if self._open is None:
             return
-        if self._last_event is not None:
-            self._last_event.record()
+        if self.device.type == "cuda":
+            self._last_event = self._event()
         else:
             self._touched = time.perf_counter()
 
