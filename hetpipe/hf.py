@@ -42,9 +42,10 @@ class TensorFiles:
         try:
             with safe_open(file, framework="pt") as content:
                 whole = content.get_slice(name)
-                first, shape = whole[:1] if whole.get_shape() else whole[...], whole.get_shape()
+                shape = whole.get_shape()
+                first: Tensor = (whole[:1] if shape else whole[...]).clone()
             if not shape:
-                return first.clone()
+                return first
             result = torch.empty(shape, dtype=first.dtype)
             rows = max(1, PIECE_BYTES // max(1, first.numel() * first.element_size()))
             for at in range(0, shape[0], rows):

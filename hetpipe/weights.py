@@ -52,23 +52,18 @@ def materialise(
 @contextmanager
 def placed(layers: nn.Sequential, layer: nn.Module, device: torch.device) -> Iterator[None]:
     """One layer with its values on the device; afterwards it is where, and as empty, as it was."""
-    before = {
-        name: tensor
-        for name, tensor in tensors_of(layer).items()
-        if tensor.is_meta or tensor.device != device
-    }
+    before = {name: tensor for name, tensor in tensors_of(layer).items() if tensor.device != device}
     empty = {name: tensor for name, tensor in before.items() if tensor.is_meta}
-    name = next(n for n, found in named_layers(layers) if found is layer)
-    _give(layers, name, layer, device)
-    if before.keys() - empty.keys():
+    _give(layers, next(name for name, found in named_layers(layers) if found is layer), layer, device)
+    if len(empty) < len(before):
         layer.to(device)
     try:
         yield
     finally:
-        given = tensors_of(layer)
-        _replace(layers, {id(given[n]): tensor for n, tensor in empty.items()})
-        if before.keys() - empty.keys():
+        if len(empty) < len(before):
             layer.to("cpu")
+        given = tensors_of(layer)
+        _replace(layers, {id(given[name]): tensor for name, tensor in empty.items()})
 
 
 def _give(layers: nn.Sequential, name: str, layer: nn.Module, device: torch.device) -> None:
@@ -97,7 +92,6 @@ def _give(layers: nn.Sequential, name: str, layer: nn.Module, device: torch.devi
 def _replace(layers: nn.Module, new: Mapping[int, Tensor]) -> None:
     """Put other tensors in the places of these (by id), in every layer that holds them."""
     for module in layers.modules():
-        for place in (module._parameters, module._buffers):
-            for name, tensor in place.items():
-                if tensor is not None and id(tensor) in new:
-                    place[name] = new[id(tensor)]  # type: ignore[assignment]
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and id(tensor) in new:
+                setattr(module, name, new[id(tensor)])

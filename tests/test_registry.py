@@ -82,3 +82,14 @@ class TestTargets:
     def test_wrong(self, target: str, message: str) -> None:
         with pytest.raises(InputError, match=message):
             registry.load_target(target)
+
+
+def test_a_model_without_the_package_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("hetpipe.models")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        InputError,
+        match=r"^cannot import the model 'gpt2': the models gpt2, .* need transformers: pip install 'hetpipe\[hf\]'$",
+    ):
+        registry.model("gpt2")

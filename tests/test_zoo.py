@@ -349,16 +349,6 @@ def test_a_profile_of_empty_layers_is_that_of_filled_ones_and_leaves_them_empty(
     assert min(profiles[0].measurements[0].backward_seconds[1]) > 0
 
 
-def test_empty_layers_without_values() -> None:
-    with torch.device("meta"):
-        layers = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(
-        InputError,
-        match=r"layer '0' \(Linear\) is on the meta device \('weight' has no values\), and has no m",
-    ):
-        materialise(layers)
-
-
 def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:
     """T5 1.1 saved its head beside its embedding; transformers ties what a configuration says."""
     from safetensors.torch import load_file, save_file

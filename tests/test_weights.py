@@ -1,0 +1,105 @@
+"""Layers on the meta device and their values: own layers only, shared parameters, back to empty, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hetpipe.formats import InputError
+from hetpipe.split import tied_layers, trace_boundaries
+from hetpipe.weights import empty_names, materialise, placed, tensors_of
+
+
+class Constant(nn.Module):
+    """A layer whose values are one number; it notes for what it was asked."""
+
+    def __init__(self, inner: nn.Module, number: float) -> None:
+        super().__init__()
+        self.inner, self.number, self.asked = inner, number, list[list[str]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.inner(x)
+        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+
+    def values(self, names: Collection[str]) -> dict[str, Tensor]:
+        self.asked.append(sorted(names))
+        return {n: torch.full(t.shape, self.number) for n, t in tensors_of(self).items() if n in names}
+
+
+def tied_and_empty() -> nn.Sequential:
+    """Layers 0 and 2 share a weight; layer 1 has buffers; layer 3 keeps its weights in a list besides."""
+    with torch.device("meta"):
+        parts = [nn.Embedding(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False), nn.LSTM(5, 3)]
+    parts[2].weight = parts[0].weight
+    parts[1].bias.requires_grad_(False)  # type: ignore[union-attr]
+    return nn.Sequential(*[Constant(part, float(number)) for number, part in enumerate(parts)])
+
+
+def test_own_layers_only_and_a_shared_parameter_everywhere() -> None:
+    layers = tied_and_empty().to(torch.float64)
+    ties = tied_layers(layers)
+    materialise(layers, 1, 3)
+    assert [empty_names(layer) == [] for layer in layers] == [True, True, True, False]
+    assert layers[0].inner.weight is layers[2].inner.weight  # type: ignore[union-attr]
+    assert tied_layers(layers) == ties == {"0.inner.weight": (0, 2)}
+    assert layers[2].inner.weight.unique().tolist() == [2.0]  # type: ignore[union-attr,operator]
+    assert layers[0].asked == []
+    norm = layers[1].inner
+    assert norm.weight.dtype == norm.running_mean.dtype == torch.float64  # type: ignore[union-attr]
+    assert norm.num_batches_tracked.dtype == torch.int64  # type: ignore[union-attr]
+    assert (norm.weight.requires_grad, norm.bias.requires_grad) == (True, False)  # type: ignore[union-attr]
+    assert list(norm.state_dict()) == list(nn.BatchNorm1d(4).state_dict())
+    materialise(layers)
+    assert layers[0].asked == []  # its weight has a value
+    assert layers[3](torch.zeros(1, 2, 5, dtype=torch.float64)).shape == (1, 2, 3)
+    assert len(layers[3].asked[0]) == 4  # type: ignore[arg-type,index]
+    materialise(layers)
+    assert len(layers[3].asked) == 1  # type: ignore[arg-type]
+
+
+def test_placed_for_a_while() -> None:
+    layers = tied_and_empty()
+    before = {name: id(tensor) for name, tensor in tensors_of(layers).items()}
+    for layer in layers:
+        with placed(layers, layer, torch.device("cpu")):
+            assert empty_names(layer) == []
+        assert {name: id(tensor) for name, tensor in tensors_of(layers).items()} == before
+    materialise(layers, 0, 1)
+    kept = layers[0].inner.weight
+    with placed(layers, layers[2], torch.device("cpu")):
+        assert layers[2].inner.weight is kept  # type: ignore[union-attr]
+    assert layers[2].inner.weight is kept  # type: ignore[union-attr]
+    assert not kept.is_meta  # type: ignore[union-attr,operator]
+
+
+def test_boundaries_are_the_same_however_much_is_empty() -> None:
+    tokens, layers = torch.tensor([1, 2, 3]), tied_and_empty()
+    found = [trace_boundaries(layers, tokens)]
+    for count in (1, 3, 4):
+        materialise(layers, 0, count)
+        found.append(trace_boundaries(layers, tokens))
+    assert found == [found[-1]] * 4
+    assert found[0][-1][0].shape == (3, 3)
+    assert [row[0].requires_grad for row in found[0]] == [False, True, True, True, True]
+
+
+def test_messages() -> None:
+    with torch.device("meta"):
+        layers = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(
+        InputError,
+        match=r"layer '0' \(Linear\) is on the meta device \('weight' has no values\), and has no m",
+    ):
+        materialise(layers)
+
+    class Wrong(Constant):
+        def values(self, names: Collection[str]) -> dict[str, Tensor]:
+            return {name: torch.zeros(3) for name in names}
+
+    with pytest.raises(
+        InputError, match=r"layer '0': the values of 'inner.weight' have shape \(3,\), the model has \(2, 2\)"
+    ):
+        materialise(nn.Sequential(Wrong(layers[0], 0.0)))
