@@ -21,7 +21,14 @@ from hetpipe.device import Emulation, MemoryMeter, Pacer, Stopwatch, module_byte
 from hetpipe.formats import InputError
 from hetpipe.model import Model, Tensors, as_tuple, as_value, move, named_layers
 from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
-from hetpipe.split import alias, tied_layers, trace_boundaries, unchanged_buffers
+from hetpipe.split import (
+    CARRY,
+    alias,
+    skipping_layers,
+    tied_layers,
+    trace_boundaries,
+    unchanged_buffers,
+)
 from hetpipe.weights import placed
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -196,6 +203,9 @@ def measure_device(
 ) -> Measured:
     """Measure all layers on one device (see `Clock` for `emulation` and `processor_time`). `advance` is
     called L times per size and L times for the optimizer."""
+    for name in skipping_layers(model.layers):
+        raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
+                         f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
     clock, rows, spreads = Clock(device, emulation, processor_time=processor_time), [], []
     model.layers.train()
     with one_thread(device), unchanged_buffers(model.layers):

@@ -218,3 +218,27 @@ def tied_layers(layers: nn.Sequential) -> dict[str, tuple[int, ...]]:
             names.setdefault(parameter, []).append((index, f"{child}.{name}"))
     found = {places[0][1]: tuple(dict.fromkeys(index for index, _ in places)) for places in names.values()}
     return {name: indices for name, indices in found.items() if len(indices) > 1}
+
+
+CARRY = "carry the tensor instead: let the layers between take and return it beside their own, as a tuple"
+
+
+def skipping_layers(layers: nn.Sequential) -> dict[str, str]:
+    """Layers with skip connections by fairscale's or torchgpipe's @skippable: name → the library. (Found by the class's own
+    package, so that neither needs to be installed.)"""
+    found = {}
+    for name, layer in named_layers(layers):
+        for base in type(layer).__mro__:
+            if base.__name__ == "Skippable" and hasattr(layer, "stashable"):
+                found[name] = base.__module__.split(".")[0]
+    return found
+
+
+def refuse_skips(layers: nn.Sequential, backend: str) -> None:
+    """InputError if a layer has skip connections that this back end does not know."""
+    for name, library in skipping_layers(layers).items():
+        if library != backend:
+            raise InputError(
+                f"layer {name!r} is @skippable by {library}, and the back end {backend!r} passes tensors from layer to layer "
+                f"only; use the back end {library!r}, or {CARRY}"
+            )

@@ -115,7 +115,9 @@ def one_process(world: World, backend: Backend) -> dict[str, Any]:
         with pytest.raises(ValueError, match="no such luck"):
             engine.step(x, y)
         found["doing"] = engine.doing
+    other: Backend = "torchgpipe" if backend == "fairscale" else "fairscale"
     for name, rows, net in (
+        ("foreign skip", THREE_STAGES, skipping_net(other)),
         ("recomputed skip", {**THREE_STAGES, "recompute": True}, skipping_net(backend)),
         ("lonely skip", {"cuts": [1, 1], "sizes": [4]}, skipping_net(backend)[:2]),
     ):
@@ -234,7 +236,11 @@ def deferred(world: World, backend: Backend, recompute: bool) -> dict[str, Any]:
         for step, shares in enumerate(((8, 5), (5, 2), (3, 0))):
             x, y = batch("blocks", sum(shares), step)
             engine.step(share(x, shares, engine.replica), share(y, shares, engine.replica))
-        return {name: value.clone() for name, value in layers.state_dict().items() if "running" in name or "tracked" in name}
+        return {
+            name: value.clone()
+            for name, value in layers.state_dict().items()
+            if "running" in name or "tracked" in name
+        }
 
 
 def wrapped(plan: Plan, backend: Backend) -> dict[str, Any]:

@@ -19,18 +19,20 @@ from hetpipe.config import Job
 from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
 from hetpipe.launch import start_ranks
-from hetpipe.model import Loss, mse
+from hetpipe.model import Loss, Model, mse
 from hetpipe.plan import Backend, Plan
 from hetpipe.planner import make_plan as plan_for
+from hetpipe.profiler import measure_device
 from hetpipe.runlog import TrainResult
 from hetpipe.runtime.backends import check_backend, check_cluster, load_library, processes, replica_seats
 from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.session import train_everywhere
 from hetpipe.simulator import simulate
+from hetpipe.split import refuse_skips
 from hetpipe.trainer import train_rank, train_reference
 from tests.jobs import Folder, train
 from tests.nets import WIDTH, batch, build
-from tests.pipes import batch_norm_net, deferred, one_process, wrapped
+from tests.pipes import batch_norm_net, deferred, one_process, skipping_net, wrapped
 from tests.ranks import cluster_of, make_plan, run_ranks
 from tests.strategies import make_cluster, make_profile
 from tests.test_torchrun import under_torchrun
@@ -142,6 +144,22 @@ def test_skip_connections_that_cannot_run_are_refused(backend: Backend) -> None:
     lonely = asked(backend)["lonely skip"]
     assert lonely.startswith(f"{backend}: the model's skip connections do not fit together")
     assert "no module declared 'far' as poppable but stashed" in lonely
+
+
+@both
+def test_skip_connections_of_another_back_end_are_refused(backend: Backend) -> None:
+    other = "torchgpipe" if backend == "fairscale" else "fairscale"
+    told = asked(backend)["foreign skip"]
+    assert told == (
+        f"layer '0' is @skippable by {other}, and the back end '{backend}' passes tensors from layer to layer only; use the back "
+        f"end '{other}', or carry the tensor instead: let the layers between take and return it beside their own, as a tuple"
+    )
+    with pytest.raises(InputError, match=f"is @skippable by {backend}, and the back end 'torch' passes"):
+        refuse_skips(skipping_net(backend), "torch")
+    x = torch.zeros(2, WIDTH, dtype=torch.float64)
+    model = Model(name="skips", layers=skipping_net(backend), inputs=x, targets=x, loss=Loss(function=mse))
+    with pytest.raises(InputError, match="layer '0' is @skippable: it cannot be measured alone"):
+        measure_device(model, "cpu", torch.device("cpu"), [1], torch.optim.SGD)
 
 
 @both

@@ -17,7 +17,7 @@ from hetpipe.replicas import PlanGroups
 from hetpipe.runtime.engine import TorchEngine
 from hetpipe.runtime.one_process import Library, OneProcessEngine
 from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
-from hetpipe.split import tied_layers
+from hetpipe.split import refuse_skips, tied_layers
 from hetpipe.world import World
 
 _LIBRARIES = {
@@ -140,6 +140,7 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
                 emulation: Callable[[str], Emulation | None]) -> PlanEngine | None:  # fmt: skip
     """This process's engine; None where the plan leaves it unused (it may end). `device` and `emulation` say what a device id
     is. `world` is seated (see `seat`). Collective."""
+    refuse_skips(model.layers, backend)
     groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))
     used = world.restrict(plan.device_ids)
     if used.device_id is None:
