@@ -7,7 +7,7 @@ stage is simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,11 @@ from hetpipe.partitioners._batch import Index, Pipelines
 from hetpipe.partitioners._floors import Hops, hops, idle, without
 from hetpipe.partitioners._pricing import price
 from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
+
+
+def never() -> bool:
+    """No time limit."""
+    return False
 
 
 class Variant(NamedTuple):
@@ -137,8 +142,9 @@ class Enumeration:
                 through[row], work[row] = np.minimum(through[row], t), np.minimum(work[row], w)
         return Prefixes(through, work)
 
-    def rows(self, threshold: float, limit: int) -> tuple[Rows, float]:
-        """Complete pipelines with a bound below the threshold, at most `limit` partial ones at a time."""
+    def rows(self, threshold: float, limit: int, late: Callable[[], bool] = never) -> tuple[Rows, float]:
+        """Complete pipelines with a bound below the threshold, at most `limit` partial ones at a time; none when it is
+        `late`."""
         K, L, V = self.space.K, self.space.L, len(self.variants)
         prefixes = self.prefixes()
         rows = Rows(
@@ -150,6 +156,8 @@ class Enumeration:
         )
         dropped = np.inf
         for place in range(1, self.n + 1):
+            if late():
+                return rows.pick(np.zeros(0, np.int64)), min(dropped, float(rows.bound.min()))
             parts = [self._grow(rows, k, place, threshold, prefixes) for k in self.kinds]
             rows = Rows._make(np.concatenate(column) for column in zip(*parts, strict=True))
             if len(rows.g) > limit:
@@ -242,14 +250,20 @@ def priced(
 
 
 def all_priced(
-    space: Space, comp: Counts, variants: Sequence[Variant], R: int, threshold: float, limit: int
+    space: Space,
+    comp: Counts,
+    variants: Sequence[Variant],
+    R: int,
+    threshold: float,
+    limit: int,
+    late: Callable[[], bool] = never,
 ) -> Found:
     """All pipelines of these variants whose bound is below the threshold, simulated; least bound first. Rows that one
     could leave out are kept only if there is room."""
     if not variants:
         return Found(empty(sum(comp)), np.inf)
     enumeration = Enumeration(space, comp, variants, R)
-    rows, dropped = enumeration.rows(threshold, limit)
+    rows, dropped = enumeration.rows(threshold, limit, late)
     found = joined([enumeration.price(chunk) for chunk in rows.chunks(8192)], enumeration.n)
     found = found.pick(found.bound < threshold)
     return Found(found.pick(np.argsort(found.bound, kind="stable")), dropped)

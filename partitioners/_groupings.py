@@ -4,11 +4,12 @@ step."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._floors import RANKS, common_sizes, compositions, floors
 from hetpipe.partitioners._space import Array, Counts, Load, Space, load_of, measured_sizes
 
@@ -24,9 +25,18 @@ class Bounds:
     `loads` are the loads that were bounded, `of[c]` [RANKS, loads + 1] their bounds (the last: infinite). Row i of
     `cover` [rows, B + 1] says by which load n samples with the i-th micro-batch size are bounded: their own, or where
     these would be too many, one with fewer full micro-batches and no remainder (a pipeline takes no less time for
-    more). Row 0 is a single micro-batch of n."""
+    more). Row 0 is a single micro-batch of n. `complete` is false where there are too many compositions, or too little
+    time: those left out have no bound and are not searched."""
 
-    def __init__(self, space: Space, *, one_pipeline: bool = False, most: int = 10_000) -> None:
+    def __init__(
+        self,
+        space: Space,
+        *,
+        one_pipeline: bool = False,
+        most: int = 10_000,
+        late: Callable[[], bool] = never,
+    ) -> None:
+        self.late = late
         self.space, self.B = space, space.problem.global_batch
         self.comps, self.complete = compositions(space, None, most)
         self.sizes = [b for b in measured_sizes(space.problem) if b < self.B]
@@ -79,6 +89,9 @@ class Bounds:
         for comps_, rows in alike.items():
             for at in range(0, len(rows), size):
                 part = rows[at : at + size]
+                if self.late():
+                    self.complete = False  # these loads are not looked at
+                    return
                 loads = tuple(self.loads[i] for i in part)
                 for c, found in floors(self.space, list(comps_), "any", loads).items():
                     self.of[c][:, part] = found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from hetpipe.partitioners._batch import Pipelines
@@ -10,12 +12,14 @@ from hetpipe.partitioners._groupings import Bounds
 from hetpipe.partitioners._pricing import bound
 from hetpipe.partitioners._space import Array, Counts, Space, families_of, load_of
 
+SPLITS = 3  # a list that is too long is made in at most 2^3 parts
+
 
 class Pools:
     """Pipelines by composition, below a threshold that only falls."""
 
-    def __init__(self, space: Space, bounds: Bounds) -> None:
-        self.space, self.bounds = space, bounds
+    def __init__(self, space: Space, bounds: Bounds, late: Callable[[], bool]) -> None:
+        self.space, self.bounds, self.late = space, bounds, late
         self._known: dict[Counts, Found] = {}
         self._bounded: dict[tuple[Counts, int], Pipelines] = {}
 
@@ -45,13 +49,15 @@ class Pools:
         self._known[c] = found = self._all(c, variants, threshold, limit)
         self.bounds.learn(c, self._learned(found, first, threshold))
 
-    def _all(self, c: Counts, variants: list[Variant], threshold: float, limit: int) -> Found:
+    def _all(
+        self, c: Counts, variants: list[Variant], threshold: float, limit: int, splits: int = SPLITS
+    ) -> Found:
         """Where the rows are too many at once: half of the variants, and the other half."""
-        found = all_priced(self.space, c, variants, 2, threshold, limit)
-        if np.isinf(found.dropped) or len(variants) <= 1:
+        found = all_priced(self.space, c, variants, 2, threshold, limit, self.late)
+        if np.isinf(found.dropped) or len(variants) <= 1 or splits == 0 or self.late():
             return Found(undominated(found.pipelines), found.dropped)
         half = len(variants) // 2
-        parts = [self._all(c, part, threshold, limit) for part in (variants[:half], variants[half:])]
+        parts = [self._all(c, part, threshold, limit, splits - 1) for part in (variants[:half], variants[half:])]
         merged = joined([part.pipelines for part in parts], sum(c))
         merged = undominated(merged.pick(np.argsort(merged.bound, kind="stable")))
         return Found(merged, min(part.dropped for part in parts))

@@ -27,7 +27,7 @@ import numpy as np
 
 from hetpipe.partition import Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._batch import Pipelines
-from hetpipe.partitioners._candidates import Enumeration, Variant
+from hetpipe.partitioners._candidates import Enumeration, Variant, never
 from hetpipe.partitioners._deals import choices, deals, greedy_deal, least_by_share
 from hetpipe.partitioners._groupings import Bounds, Grouping
 from hetpipe.partitioners._joint import Joint
@@ -35,12 +35,12 @@ from hetpipe.partitioners._long import long_pipelines
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._packing import packings
 from hetpipe.partitioners._plans import Chosen, build_plan, replicas_of
-from hetpipe.partitioners._pools import Pools
+from hetpipe.partitioners._pools import SPLITS, Pools
 from hetpipe.partitioners._space import Space, families_of, load_of, microbatch_sizes
 from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
 
-ROWS = 60_000  # partial pipelines kept at a time
+ROWS = 40_000  # partial pipelines kept at a time
 CHUNK = 4096
 GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an integer program first
 COMPOSITIONS = 600  # bounded at most
@@ -128,10 +128,10 @@ class Search:
     def run(self) -> Solution:
         """Search to the end, or to the time limit."""
         self.say(f"bounding pipelines of {sum(self.space.devices)} devices")
-        self.bounds = Bounds(self.space, one_pipeline=self.one_pipeline_only, most=COMPOSITIONS)
+        self.bounds = self.bounded(COMPOSITIONS)
         if not any(np.isfinite(table).any() for table in self.bounds.of.values()):
-            self.bounds = Bounds(self.space, one_pipeline=self.one_pipeline_only, most=2 * COMPOSITIONS)
-        self.pools = Pools(self.space, self.bounds)
+            self.bounds = self.bounded(2 * COMPOSITIONS)
+        self.pools = Pools(self.space, self.bounds, self.late)
         items = self.items([(c,) for c in self.bounds.comps])
         self.seed_one(items)
         if not self.one_pipeline_only:
@@ -155,6 +155,11 @@ class Search:
                 )
             self.explore(item)
         return self.solution()
+
+    def bounded(self, most: int) -> Bounds:
+        """Bounds of at most about `most` compositions."""
+        late = self.late if self.found else never
+        return Bounds(self.space, one_pipeline=self.one_pipeline_only, most=most, late=late)
 
     @property
     def found(self) -> bool:
@@ -297,18 +302,22 @@ class Search:
     def one(self, grouping: Grouping) -> None:
         """One pipeline: simulate what the bound leaves, least bound first, while the threshold falls."""
         price = self.price(grouping)
-        waiting = [self.whole(grouping)]
+        waiting = [(self.whole(grouping), SPLITS)]
         while waiting:
-            variants = waiting.pop()
+            variants, splits = waiting.pop()
             if not variants:
                 continue
             enumeration = Enumeration(self.space, grouping[0], variants, 1)
-            rows, dropped = enumeration.rows(self.limit(price), ROWS)
-            if math.isfinite(dropped) and len(variants) > 1 and not self.late():
-                waiting += [variants[: len(variants) // 2], variants[len(variants) // 2 :]]
+            rows, dropped = enumeration.rows(self.limit(price), ROWS, self.late)
+            if math.isfinite(dropped) and len(variants) > 1 and splits and not self.late():
+                half = len(variants) // 2
+                waiting += [(variants[:half], splits - 1), (variants[half:], splits - 1)]
                 continue
             for chunk in rows.chunks(CHUNK // 8):
                 if chunk.bound[0] >= self.limit(price):
+                    break
+                if self.late():
+                    self.left_out(float(chunk.bound[0]), price)
                     break
                 self.offer(grouping, [enumeration.price(chunk)])
             self.left_out(dropped, price)

@@ -42,7 +42,7 @@ class Auto:
     which they do not heed, leave them out."""
 
     name: str = "auto"
-    time_limit_seconds: float = 30.0
+    time_limit_seconds: float = 10.0
 
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
