@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
-import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,29 +12,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-from transformers import (
-    BertForSequenceClassification,
-    GPT2LMHeadModel,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    T5ForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
 from hetpipe.formats import InputError
-from hetpipe.hf import TensorFiles, export_weights
+from hetpipe.hf import export_weights
 from hetpipe.model import Model
-from hetpipe.models import bert, gpt2, t5
+from hetpipe.models import gpt2
 from hetpipe.profiler import profile_model
 from hetpipe.weights import empty_names, materialise, tensors_of
 from tests.ranks import cluster_of, run_ranks
-from tests.zoo import LIBRARIES, WORDS, ZOO, batch, optimizer_of, train_zoo
-
-KINDS: dict[str, type[PreTrainedModel]] = {
-    "gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "bert": BertForSequenceClassification, "t5": T5ForConditionalGeneration,
-}  # fmt: skip
+from tests.zoo import KINDS, LIBRARIES, ZOO, batch, optimizer_of, train_zoo, transformers_model
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +30,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def transformers_model(name: str, config: dict[str, Any], attention: str = "sdpa") -> PreTrainedModel:
-    """transformers' own model of this configuration, with random weights."""
-    torch.manual_seed(3)
-    return KINDS[name](ZOO[name].build(attention=attention, **config)[0].origin.model.config)
 
 
 def hf_names(layers: nn.Sequential) -> dict[str, str]:
@@ -288,52 +266,6 @@ def test_values_are_distributed_as_transformers_draws_them(name: str) -> None:
             assert float((value.std() / reference.std()).detach()) == pytest.approx(1, abs=0.2), own
 
 
-def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    reference = transformers_model("bert", ZOO["bert"].config)
-    reference.bert.save_pretrained(tmp_path / "base")  # no prefix, no classifier
-    state = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t.clone()
-             for n, t in reference.bert.state_dict().items() if "pooler" not in n}  # fmt: skip
-    save_file(state, tmp_path / "base" / "model.safetensors")
-    layers = ZOO["bert"].build(weights=str(tmp_path / "base"), num_labels=7)
-    with pytest.warns(
-        UserWarning, match=r"has no bert.pooler.dense.weight, .* classifier.bias: drawn at random"
-    ):
-        materialise(layers)
-    assert layers[-1].classifier.weight.shape == (7, 32)
-    assert torch.equal(
-        layers[1].layer.output.LayerNorm.bias, reference.bert.encoder.layer[0].output.LayerNorm.bias
-    )
-    materialise(ZOO["bert"].build(weights=str(tmp_path / "base"), num_hidden_layers=2), 0, 3)
-    deeper = ZOO["bert"].build(weights=str(tmp_path / "base"), num_hidden_layers=4)
-    with pytest.raises(
-        InputError, match=r"has no 'bert.encoder.layer.3.\S+': it does not hold the weights of a BertForSeq"
-    ):
-        materialise(deeper, 4, 5)
-    with pytest.raises(
-        InputError, match=r"layer 'embed': the values of \S+ have shape \(64, 32\), the model has \(80, 32\)"
-    ):
-        materialise(ZOO["bert"].build(weights=str(tmp_path / "base"), vocab_size=80), 0, 1)
-
-
-def test_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors.torch import save_file
-
-    wanted = {
-        "number": torch.tensor(3.0),
-        "rows": torch.arange(35).view(7, 5),
-        "none": torch.empty(0, 3),
-        "row": torch.rand(9),
-    }
-    save_file(wanted, tmp_path / "x.safetensors")
-    monkeypatch.setattr("hetpipe.hf.PIECE_BYTES", 48)
-    files = TensorFiles(dict.fromkeys(wanted, tmp_path / "x.safetensors"))
-    for name, tensor in wanted.items():
-        assert files.read(name).dtype == tensor.dtype
-        assert torch.equal(files.read(name), tensor)
-
-
 def test_a_profile_of_empty_layers_is_that_of_filled_ones_and_leaves_them_empty() -> None:
     inputs, targets, _ = batch("t5")
     profiles = []
@@ -347,96 +279,3 @@ def test_a_profile_of_empty_layers_is_that_of_filled_ones_and_leaves_them_empty(
     assert profiles[0].layers == profiles[1].layers
     assert all(layer.saved_bytes_per_sample > 0 for layer in profiles[0].layers)
     assert min(profiles[0].measurements[0].backward_seconds[1]) > 0
-
-
-def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:
-    """T5 1.1 saved its head beside its embedding; transformers ties what a configuration says."""
-    from safetensors.torch import load_file, save_file
-
-    transformers_model("t5", ZOO["t5"].config).save_pretrained(tmp_path / "t5")
-    state = load_file(tmp_path / "t5" / "model.safetensors")
-    file, same = (
-        tmp_path / "t5" / "model.safetensors",
-        {**state, "lm_head.weight": state["shared.weight"].clone()},
-    )
-    save_file(same, file)
-    tied = t5.build(weights=str(tmp_path / "t5"))
-    assert tied[-1].lm_head.weight is tied[0].embed_tokens.weight
-    save_file({**state, "lm_head.weight": state["shared.weight"] + 1}, file)
-    untied = t5.build(weights=str(tmp_path / "t5"))
-    materialise(untied)
-    assert torch.equal(untied[-1].lm_head.weight, untied[0].embed_tokens.weight + 1)
-    assert "lm_head.weight" in untied[-1].stored_names.values()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"size": "gpt3"}, "gpt2: unknown size 'gpt3'; known: gpt2, gpt2-medium, gpt2-large, gpt2-xl"),
-        ({"n_layers": 3}, "gpt2: GPT2Config has no 'n_layers'; did you mean 'n_layer'?"),
-        ({"attention": "flash"}, "gpt2: unknown attention 'flash'; known: sdpa, eager"),
-        ({"weights": "nowhere"}, "nowhere is no folder of save_pretrained: it has no config.json"),
-        (
-            {"weights": "nowhere", "size": "gpt2"},
-            "gpt2: give size 'gpt2' or weights 'nowhere', whose config.json says the size",
-        ),
-        ({"add_cross_attention": True}, "gpt2: add_cross_attention is not supported"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="^" + message):
-        gpt2.build(**arguments)
-
-
-def test_wrong_folders(tmp_path: Path) -> None:
-    transformers_model("t5", ZOO["t5"].config).save_pretrained(tmp_path / "t5")
-    with pytest.raises(ValueError, match="^bert: .* holds a model of type 't5', expected 'bert'"):
-        bert.build(weights=str(tmp_path / "t5"))
-    (tmp_path / "t5" / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(InputError, match=r"cannot read .*model\.safetensors: "):
-        t5.build(weights=str(tmp_path / "t5"))
-    (tmp_path / "t5" / "model.safetensors").unlink()
-    with pytest.raises(
-        InputError, match=r"has neither model.safetensors nor model.safetensors.index.json; load it with tran"
-    ):
-        t5.build(weights=str(tmp_path / "t5"))
-    index = {"weight_map": {"shared.weight": "model-00001-of-00001.safetensors"}}
-    (tmp_path / "t5" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(
-        InputError,
-        match=r"lacks \['model-00001-of-00001.safetensors'\], which its model.safetensors.index.json",
-    ):
-        t5.build(weights=str(tmp_path / "t5"))
-
-
-def test_the_code_in_the_readme_of_models_runs(tmp_path: Path) -> None:
-    text = (Path(__file__).resolve().parent.parent / "models" / "README.md").read_text("utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 2
-    for number, block in enumerate(blocks):
-        (tmp_path / f"{number}.py").write_text(block)
-    filled, own = (runpy.run_path(str(tmp_path / f"{number}.py")) for number in range(2))
-    assert not any(empty_names(layer) for layer in filled["layers"])
-    assert own["build"](2)(torch.zeros(3, 32)).shape == (3, 10)
-
-
-def test_a_sample_longer_than_the_positions() -> None:
-    layers = gpt2.build(**ZOO["gpt2"].config)
-    materialise(layers, 0, 1)
-    with pytest.raises(ValueError, match=r"a sample has 17 tokens, the model's n_positions is 16"):
-        layers[0](torch.randint(WORDS, (1, 17)))
-
-
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [
-        ("gpt2", 124_439_808),
-        ("gpt2-medium", 354_823_168),
-        ("gpt2-large", 774_030_080),
-        ("gpt2-xl", 1_557_611_200),
-    ],
-)
-def test_presets_have_the_published_sizes(size: str, parameters: int) -> None:
-    layers = gpt2.build(size)
-    assert sum(p.numel() for p in layers.parameters()) == parameters
-    assert all(t.is_meta for t in tensors_of(layers).values())

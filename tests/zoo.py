@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from transformers import (
+    BertForSequenceClassification,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5ForConditionalGeneration,
+)
 
 from bench.stage_memory.run import fill_stage
 from hetpipe import checkpoint
@@ -65,6 +76,11 @@ ZOO = {
 }  # fmt: skip
 
 
+KINDS: dict[str, type[PreTrainedModel]] = {
+    "gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "bert": BertForSequenceClassification, "t5": T5ForConditionalGeneration,
+}  # fmt: skip
+
+
 def batch(
     name: str, step: int = 0, *, padded: bool = True, masked: bool = True
 ) -> tuple[Tensors, Tensor, dict[str, Tensor]]:
@@ -87,6 +103,12 @@ def batch(
         )  # behind the start token; padding for -100
         return (words, mask, target), labels, {**given, "attention_mask": mask, "labels": labels}
     return inputs, nn.functional.pad(labels[:, 1:], (0, 1), value=-100), {**given, "labels": labels}
+
+
+def transformers_model(name: str, config: dict[str, Any], attention: str = "sdpa") -> PreTrainedModel:
+    """transformers' own model of this configuration, with random weights."""
+    torch.manual_seed(3)
+    return KINDS[name](ZOO[name].build(attention=attention, **config)[0].origin.model.config)
 
 
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
