@@ -107,8 +107,8 @@ def _work(problem: Problem) -> tuple[list[str], Array, Array]:
             ),
             np.full(len(problem.profile.layers), np.inf),
         )
-    able = np.isfinite(seconds).all(axis=1)  # some node has devices enough for a measured degree
-    return [kind for kind, found in zip(kinds, able, strict=True) if found], number[able], seconds[able]
+    able = [i for i, row in enumerate(seconds) if np.isfinite(row).all()]  # a node has devices for a measured degree
+    return [kinds[i] for i in able], number[able], seconds[able]
 
 
 def _dual(weights: Array, seconds: Array) -> float:
