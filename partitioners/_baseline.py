@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from hetpipe.cost import Costs
 from hetpipe.formats import InputError
@@ -45,29 +48,44 @@ def in_microbatches(samples: int, b: int) -> tuple[int, ...]:
     return (b,) * (samples // b) + ((samples % b,) if samples % b else ())
 
 
-def fastest(problem: Problem, plans: Iterable[Plan], name: str) -> Solution:
+def fastest(
+    problem: Problem,
+    plans: Iterable[Plan],
+    name: str,
+    again: Callable[[Problem], Iterable[Plan]] | None = None,
+) -> Solution:
     """The plan with the least simulated step among those that fit; PartitionError with the least shortage if
-    none does."""
+    none does. `again` lists the plans of another problem, where they depend on memory."""
     costs = Costs(problem.profile, problem.cluster)
     best: tuple[float, Plan] | None = None
-    shortages: list[tuple[float, str]] = []
+    shortages: list[list[Shortage]] = []
     for plan in plans:
         short = _shortages(problem, plan, costs)
         if short:
-            shortages.append(max(short))
+            shortages.append(short)
             continue
         step = simulate(plan, problem.profile, problem.cluster).step_seconds
         if best is None or step < best[0]:
             best = step, plan
     if best is None:
+        worst = min(max(short) for short in shortages)
         raise PartitionError(
-            f"{name}: {min(shortages)[1]}. Unequal stages or fewer devices may fit: use 'auto'"
+            f"{name}: {worst.text}. {_change(problem, shortages, again)}Unequal stages or fewer devices may fit: use 'auto'",
+            missing_bytes=round(worst.missing),
         )
     return Solution(plan=best[1])
 
 
-def _shortages(problem: Problem, plan: Plan, costs: Costs) -> list[tuple[float, str]]:
-    found: list[tuple[float, str]] = []
+class Shortage(NamedTuple):
+    """Bytes that are missing on a device of this type, and what the message says of it."""
+
+    missing: float
+    type: str
+    text: str
+
+
+def _shortages(problem: Problem, plan: Plan, costs: Costs) -> list[Shortage]:
+    found: list[Shortage] = []
     names = [layer.name for layer in problem.profile.layers]
     peaks = peak_bytes(plan, costs)
     for replica in plan.replicas:
@@ -81,8 +99,58 @@ def _shortages(problem: Problem, plan: Plan, costs: Costs) -> list[tuple[float, 
                     f"{where} need {peaks[stage.device]} bytes on device {stage.device} of type {kind!r}, "
                     f"which has {limit:.0f}: {missing:.0f} bytes are missing"
                 )
-                found.append((missing, text))
+                found.append(Shortage(missing, kind, text))
     return found
+
+
+def _change(
+    problem: Problem, shortages: list[list[Shortage]], again: Callable[[Problem], Iterable[Plan]] | None
+) -> str:
+    """The least memory more, on as few types as possible, with which one of these plans fits, to the byte; or, where the
+    plans depend on memory and one type is short, with which one of the new plans does, and with one byte less none."""
+    most = [{s.type: s for s in sorted(short)} for short in shortages]  # the largest of each type
+    least = min(most, key=lambda short: (len(short), sum(s.missing for s in short.values())))
+    more = {kind: _least_memory(problem, shortage) for kind, shortage in sorted(least.items())}
+
+    def enough(part: int, kind: str) -> bool:
+        richer = with_memory(problem, more | {kind: part})
+        costs = Costs(problem.profile, problem.cluster)
+        return again is None or any(not _shortages(richer, plan, costs) for plan in again(richer))
+
+    kind = min(more)
+    if not enough(more[kind], kind):
+        return ""
+    if again is not None and len(more) == 1:
+        more[kind] = first_enough(lambda part: enough(part, kind), 0, more[kind])
+    each = " and ".join(f"each {kind!r} {part} bytes" for kind, part in more.items())
+    return f"It would fit if you give {each} more memory. "
+
+
+def _least_memory(problem: Problem, shortage: Shortage) -> int:
+    """Bytes more in a device of the type, of which the reserve takes its part, that end the shortage."""
+    memory, usable = problem.cluster.device_types[shortage.type].memory, 1 - problem.memory_reserve
+    needed = round(memory * usable + shortage.missing)  # the peak of the stage
+    return first_enough(
+        lambda more: (memory + more) * usable >= needed, 0, math.ceil(shortage.missing / usable) + 1
+    )
+
+
+def with_memory(problem: Problem, more: Mapping[str, int]) -> Problem:
+    """The problem with so many bytes more on each device of some types."""
+    types = problem.cluster.device_types
+    richer = {
+        kind: types[kind].model_copy(update={"memory": types[kind].memory + part})
+        for kind, part in more.items()
+    }
+    return replace(problem, cluster=problem.cluster.model_copy(update={"device_types": {**types, **richer}}))
+
+
+def first_enough(enough: Callable[[int], bool], low: int, high: int) -> int:
+    """A number above `low` that is enough while one less is not, where `high` is enough: the least, if all above it are."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def equal_layers(layers: int, stages: int) -> list[tuple[int, int]]:

@@ -101,7 +101,12 @@ def grid_plans(
             )
 
 
-def solve(problem: Problem, name: str, plans: Iterable[Plan]) -> Solution:
+def solve(
+    problem: Problem,
+    name: str,
+    plans: Iterable[Plan],
+    again: Callable[[Problem], Iterable[Plan]] | None = None,
+) -> Solution:
     """Of these plans the one that fits and simulates fastest; PartitionError if none fits, or there is none."""
     refuse_prices(problem, name)
     found = iter(plans)
@@ -112,4 +117,4 @@ def solve(problem: Problem, name: str, plans: Iterable[Plan]) -> Solution:
             f"{len(problem.profile.layers)} layers, a global batch of {problem.global_batch} and the back end "
             f"{problem.backend!r}; use 'auto'"
         )
-    return fastest(problem, chain([first], found), name)
+    return fastest(problem, chain([first], found), name, again)

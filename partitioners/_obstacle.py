@@ -12,6 +12,7 @@ import numpy as np
 
 from hetpipe.cluster import Cluster
 from hetpipe.partition import PartitionError, Problem
+from hetpipe.partitioners._baseline import first_enough
 from hetpipe.partitioners._capacity import Capacity, Packing, Seat
 from hetpipe.partitioners._space import measured_sizes
 
@@ -148,7 +149,7 @@ def _memory(capacity: Capacity) -> tuple[int, str] | None:
 
         high = best[0] - 1 if best is not None else _ample(capacity, kind)
         if high >= 1 and enough(high):
-            best = _first(enough, 0, high), kind
+            best = first_enough(enough, 0, high), kind
     return best
 
 
@@ -157,14 +158,6 @@ def _ample(capacity: Capacity, kind: str) -> int:
     whole = [capacity.peak(v, 1, b, capacity.problem.global_batch)[0, -1]
              for b, seats in capacity.sizes() for v in seats if capacity.seats[v].type == kind]  # fmt: skip
     return int(max(whole, default=0.0) / (1 - capacity.problem.memory_reserve)) + 1
-
-
-def _first(enough: Callable[[int], bool], low: int, high: int) -> int:
-    """The least number above `low` that is enough, where `high` is."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
 
 
 def _changes(capacity: Capacity, packing: Packing, more: tuple[int, str] | None) -> Iterator[str]:
@@ -209,7 +202,7 @@ def _spare(capacity: Capacity, enough: Callable[[Problem], bool]) -> str | None:
         most = best[0] - 1 if best is not None else MOST_DEVICES
         number = next((n for n in (1, 2, 4, 8, 16) if n <= most and more(n)), None)
         if number is not None:
-            best = _first(more, number // 2, number), kind
+            best = first_enough(more, number // 2, number), kind
     if best is None:
         return None
     node = next(node.name for node in problem.cluster.nodes if best[1] in node.devices)

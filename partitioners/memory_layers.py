@@ -39,7 +39,7 @@ class MemoryLayers:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best grid that fits."""
-        return solve(problem, self.name, self._plans(problem))
+        return solve(problem, self.name, self._plans(problem), self._plans)
 
     def _plans(self, problem: Problem) -> Iterator[Plan]:
         L = len(problem.profile.layers)

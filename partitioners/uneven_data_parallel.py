@@ -41,7 +41,7 @@ class UnevenDataParallel:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best unequal shares that fit."""
-        return solve(problem, self.name, self._plans(problem))
+        return solve(problem, self.name, self._plans(problem), self._plans)
 
     def _plans(self, problem: Problem) -> Iterator[Plan]:
         batch, seen = problem.global_batch, set()

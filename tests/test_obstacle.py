@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 
 from hetpipe.cluster import Cluster
 from hetpipe.partition import Partitioner, PartitionError, Problem
+from hetpipe.partitioners._baseline import with_memory
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain, with_spares
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
+from hetpipe.partitioners.equal_parameters import EqualParameters
+from hetpipe.partitioners.even import Even
+from hetpipe.partitioners.even_data_parallel import EvenDataParallel
 from hetpipe.partitioners.exhaustive import Exhaustive
+from hetpipe.partitioners.fasop import Fasop
+from hetpipe.partitioners.memory_layers import MemoryLayers
+from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
+from hetpipe.partitioners.type_blind import TypeBlind
+from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.profiles import Profile
 from tests.strategies import make_cluster, make_problem, make_profile, problems
 
@@ -33,13 +42,6 @@ def planned(problem: Problem, partitioner: Partitioner) -> bool:
             raise
         return False
     return True
-
-
-def with_memory(problem: Problem, kind: str, more: int) -> Problem:
-    """More memory on one type."""
-    document = problem.cluster.model_dump()
-    document["device_types"][kind]["memory"] += more
-    return replace(problem, cluster=Cluster.parse(document, "the changed cluster"))
 
 
 def scaled(problem: Problem, part: float) -> Problem:
@@ -70,8 +72,16 @@ def at_the_edge(problem: Problem, data: st.DataObject, *, one_pipeline: bool = F
 
 def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Problem | None]]:
     """Each change that a message names: the problem with it, and with one less of it."""
-    for kind, more in re.findall(r"give each '(\w+)' (\d+) bytes", message):
-        yield "memory", with_memory(problem, kind, int(more)), with_memory(problem, kind, int(more) - 1)
+    found = re.search(r"give (each .* more memory)", message)
+    more = {
+        kind: int(part) for kind, part in re.findall(r"each '(\w+)' (\d+) bytes", found[1] if found else "")
+    }
+    moved = len(more) > 1 and message.startswith(
+        ("uneven-data-parallel", "memory-layers")
+    )  # the plans depend on memory
+    for kind, part in more.items():
+        less = None if moved else with_memory(problem, more | {kind: part - 1})
+        yield "memory", with_memory(problem, more), less
     for batch in map(int, re.findall(r"use a global batch of (\d+)", message)):
         bigger = replace(problem, global_batch=batch + 1) if batch + 1 < problem.global_batch else None
         yield "batch", replace(problem, global_batch=batch), bigger
@@ -140,3 +150,24 @@ class TestSmallestChange:
         (least,) = re.findall(r"raise --max-price-per-hour to ([\d.]+)", str(caught.value))
         assert planned(replace(problem, max_price_per_hour=float(least)), Exhaustive())
         assert not planned(replace(problem, max_price_per_hour=float(least) * 0.999), Exhaustive())
+
+
+BASELINES: list[Partitioner] = [
+    Even(), EqualParameters(), TorchgpipeBalance(), TypeBlind(), EvenDataParallel(), UnevenDataParallel(), MemoryLayers(),
+    Fasop(),
+]  # fmt: skip
+
+
+class TestBaselines:
+    @settings(max_examples=60, **UNHURRIED)
+    @given(problems(most_devices=4, most_layers=5), st.sampled_from(BASELINES))
+    def test_the_memory_that_a_baseline_names(self, problem: Problem, baseline: Partitioner) -> None:
+        try:
+            baseline(problem)
+            return
+        except PartitionError as error:
+            message = str(error)
+        for name, enough, less in changes(problem, message):
+            event(f"{type(baseline).__name__} {name}")
+            assert planned(enough, baseline)
+            assert less is None or not planned(less, baseline)
