@@ -23,6 +23,7 @@ from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
 
 FEW_DEVICES = 16  # searched exactly
+STARTED_SECONDS = 5.0  # with less time for more devices, the counted planner has a plan sooner than the simple ones
 COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
 SIMPLE: tuple[Callable[[Problem], Solution], ...] = (
     UnevenDataParallel(), MemoryLayers(), TypeBlind(), Even(), EqualParameters(), TorchgpipeBalance(), EvenDataParallel(),
@@ -52,7 +53,8 @@ class Auto:
         devices = len(problem.cluster.devices)
         if problem.backend == "torch" and not counted and devices > FEW_DEVICES:
             return Cheapest(problem, self, time_limit_seconds=seconds).run()
-        start = list(simple_plans(problem))
+        simple = devices <= FEW_DEVICES or seconds >= STARTED_SECONDS
+        start = list(simple_plans(problem)) if simple else []
         first = None
         if counted and devices > COUNTED_DEVICES:
             part = seconds if devices > FEW_DEVICES else seconds / 2
