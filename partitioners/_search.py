@@ -207,7 +207,9 @@ class Search:
         else:
             raise explain(self.problem, one_pipeline=self.one_pipeline_only)
         if self.problem.deadline_seconds_per_step is not None:
-            return Solution(plan=plan)
+            if self.open_bound < math.inf:
+                return Solution(plan=plan)
+            return Solution(plan=plan, lower_bound_price=self.best_cost, proof="exhaustive")
         if self.open_bound <= 0:
             return Solution(plan=plan)
         if self.open_bound < self.best_step:

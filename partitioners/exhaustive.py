@@ -292,8 +292,10 @@ class Exhaustive:
             replicas=oracle.plan.replicas,
             schedule="gpipe" if problem.schedule == "gpipe" or problem.backend != "torch" else "1f1b",
         )
-        if problem.deadline_seconds_per_step is not None or late:
+        if late:
             return Solution(plan=plan)
+        if problem.deadline_seconds_per_step is not None:
+            return Solution(plan=plan, lower_bound_price=oracle.best[0], proof="exhaustive")
         return Solution(plan=plan, lower_bound_seconds=oracle.best[1], proof="exhaustive")
 
 

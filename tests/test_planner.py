@@ -79,6 +79,13 @@ class TestOptions:
         assert slow.device_ids == ("n0/1",)
         quick = make_plan(PROFILE, CLUSTER, 2, deadline_seconds_per_step=13.0)
         assert quick.device_ids == ("n0/0",)
+        oracle = make_plan(PROFILE, CLUSTER, 2, deadline_seconds_per_step=13.0, partitioner="exhaustive")
+        for plan in (quick, oracle):
+            assert plan.predicted is not None
+            assert (plan.predicted.proof, plan.predicted.gap) == ("exhaustive", pytest.approx(0.0))
+            assert plan.predicted.lower_bound_price_per_million_samples == pytest.approx(
+                plan.predicted.price_per_million_samples
+            )
         with pytest.raises(PartitionError, match=r"at most 0.5 s per step"):
             make_plan(PROFILE, CLUSTER, 2, deadline_seconds_per_step=0.5)
 
@@ -128,7 +135,9 @@ class TestOptions:
     @pytest.mark.parametrize("name", ["auto", "chain"])
     def test_time_limit(self, name: str) -> None:
         """A moment is enough for a plan and a bound that the best plan of the class respects."""
-        profile = make_profile({"a": [1.0] * 9, "b": [2.0] * 9}, layer={"parameter_bytes": 1000}, optimizer=0.1)
+        profile = make_profile(
+            {"a": [1.0] * 9, "b": [2.0] * 9}, layer={"parameter_bytes": 1000}, optimizer=0.1
+        )
         cluster = make_cluster([{"a": 2, "b": 2}])
         best = make_plan(profile, cluster, 6, partitioner=name, time_limit_seconds=1000.0).predicted
         found = make_plan(profile, cluster, 6, partitioner=name, time_limit_seconds=1e-9).predicted
@@ -138,7 +147,9 @@ class TestOptions:
         assert found.lower_bound_seconds <= best.step_seconds
 
     def test_time_limit_before_any_plan(self) -> None:
-        with pytest.raises(PartitionError, match="no plan was found within the time limit of 1e-09 s, and none"):
+        with pytest.raises(
+            PartitionError, match="no plan was found within the time limit of 1e-09 s, and none"
+        ):
             make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", time_limit_seconds=1e-9)
         assert make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", time_limit_seconds=1e3) == make_plan(
             PROFILE, CLUSTER, 6, partitioner="exhaustive"
