@@ -15,6 +15,7 @@ from hetpipe.formats import InputError
 from hetpipe.hf import TensorFiles
 from hetpipe.models import bert, gpt2, t5
 from hetpipe.weights import empty_names, materialise, tensors_of
+from hetpipe.weights_command import export_weights
 from tests.zoo import WORDS, ZOO, transformers_model
 
 
@@ -155,3 +156,21 @@ def test_presets_have_the_published_sizes(size: str, parameters: int) -> None:
     layers = gpt2.build(size)
     assert sum(p.numel() for p in layers.parameters()) == parameters
     assert all(t.is_meta for t in tensors_of(layers).values())
+
+
+def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    text = "format: hetpipe.job/1\nmodel: {name: mlp}\ndata: {name: text}\ntrain: {global_batch: 2, steps: 1}\n"
+    job.write_text(text)
+    with pytest.raises(InputError, match=r"job.yaml has no section 'checkpoint', so nothing was saved; name one with --check"):
+        export_weights(job, tmp_path / "out")
+    job.write_text(f"{text}checkpoint: {{folder: {tmp_path / 'none'}}}\n")
+    with pytest.raises(InputError, match=r"none \(checkpoint.folder of .*job.yaml\) holds no checkpoint; train first"):
+        export_weights(job, tmp_path / "out")
+    (tmp_path / "step-00000001").mkdir()
+    with pytest.raises(InputError, match=r"layer 'embed' \(Linear\) is not of transformers"):
+        export_weights(job, tmp_path / "out", checkpoint=tmp_path / "step-00000001")
+    job.write_text(text.replace("name: mlp", "name: gpt2, args: {n_layer: 1, n_embd: 8, n_head: 1, vocab_size: 9}"))
+    with pytest.raises(InputError, match=r"cannot read .*step-00000001/trainer.json: No such file"):
+        export_weights(job, tmp_path / "out", checkpoint=tmp_path / "step-00000001")
+    assert not (tmp_path / "out").exists()
