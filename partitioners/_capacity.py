@@ -251,15 +251,24 @@ class Capacity:
 
     def enough(self, more: Mapping[str, int] | None = None) -> bool:
         """Whether the whole batch fits, with `more` bytes on some types."""
-        limits, batch = self.limits_with(more or {}), self.problem.global_batch
+        return (
+            self._least_share(self.limits_with(more or {}))
+            and self.most(more).samples >= self.problem.global_batch
+        )
+
+    def impossible(self) -> bool:
+        """Whether it is certain, at a glance, that no plan fits: no pipeline holds the least share that the largest of
+        so many replicas as there are devices must have. (Sizes below the measured ones are in no plan of the class.)"""
+        return self.complete and measured_sizes(self.problem)[0] == 1 and not self._least_share(self.limits)
+
+    def _least_share(self, limits: Mapping[str, float]) -> bool:
+        batch = self.problem.global_batch
         least = batch if self.one_pipeline else -(-batch // len(self.problem.cluster.devices))
-        if not any(
+        return any(
             self.holds(yard, b, seats, least, limits).any()
             for yard, _ in self.yards
             for b, seats in self.sizes()
-        ):
-            return False
-        return self.most(more).samples >= batch
+        )
 
     def most(self, more: Mapping[str, int] | None = None) -> Packing:
         """The most samples that fit, up to the global batch, with `more` bytes on some types."""

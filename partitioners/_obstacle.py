@@ -47,6 +47,12 @@ def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
     )
 
 
+def refuse(problem: Problem) -> None:
+    """Raise that error at once, before any search, where it is certain that nothing fits."""
+    if Capacity(problem).impossible():
+        raise explain(problem)
+
+
 def _limits(problem: Problem, free: Capacity) -> PartitionError:
     """What the price and the deadline leave, though memory is enough."""
     wanted = []

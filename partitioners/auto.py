@@ -10,6 +10,7 @@ from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.partitioners._cheapest import Cheapest
 from hetpipe.partitioners._large import Large
+from hetpipe.partitioners._obstacle import refuse
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
@@ -48,6 +49,7 @@ class Auto:
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
         began = time.monotonic()
+        refuse(problem)
         seconds = problem.time_limit_seconds or self.time_limit_seconds
         counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
         devices = len(problem.cluster.devices)

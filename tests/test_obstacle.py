@@ -15,7 +15,7 @@ from hetpipe.cluster import Cluster
 from hetpipe.partition import Partitioner, PartitionError, Problem
 from hetpipe.partitioners._baseline import with_memory
 from hetpipe.partitioners._capacity import Capacity
-from hetpipe.partitioners._obstacle import explain, with_spares
+from hetpipe.partitioners._obstacle import explain, refuse, with_spares
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.equal_parameters import EqualParameters
@@ -103,6 +103,7 @@ class TestCapacity:
         problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4, most_batch=5)), data)
         capacity = Capacity(problem)
         assert capacity.complete
+        assert not (capacity.impossible() and planned(problem, Exhaustive()))
         fits = capacity.most().samples >= problem.global_batch
         event(f"fits: {fits}")
         assert planned(problem, Exhaustive()) == fits
@@ -150,6 +151,21 @@ class TestSmallestChange:
         (least,) = re.findall(r"raise --max-price-per-hour to ([\d.]+)", str(caught.value))
         assert planned(replace(problem, max_price_per_hour=float(least)), Exhaustive())
         assert not planned(replace(problem, max_price_per_hour=float(least) * 0.999), Exhaustive())
+
+
+def test_hundreds_of_devices_without_memory_are_refused_at_once() -> None:
+    """400 bytes for a layer; 128 devices of two types have 350 and 300."""
+    layer = {"parameter_bytes": 100, "saved_bytes_per_sample": 10}
+    profile = make_profile({"a": [1.0] * 24, "b": [2.0] * 24}, layer=layer)
+    cluster = make_cluster([{"a": 8}, {"b": 8}] * 8, memory={"a": 350, "b": 300})
+    problem = make_problem(cluster, profile, 256)
+    message = r"layer \d+ .* on a 'a', which has 350 bytes: 60 bytes .*It would fit if you give each 'a' (\d+) bytes"
+    with pytest.raises(PartitionError, match=message) as caught:
+        refuse(problem)
+    for _, enough, less in changes(problem, str(caught.value)):
+        refuse(enough)
+        assert Capacity(enough).enough()
+        assert less is None or not Capacity(less).enough()
 
 
 BASELINES: list[Partitioner] = [
