@@ -85,8 +85,9 @@ class Bounds:
         for (b, least), rows in groups.items():
             comps = (c for c in self.comps if (b in self.common[c] if b else max(self.common[c]) >= least))
             alike[tuple(comps)] += rows
-        size = max(8, int(CHUNK / (self.space.L + 1) ** 2))
         for comps_, rows in alike.items():
+            numbers = (self.space.L + 1) ** 2
+            size = max(4, int(min(CHUNK / numbers, 50 * CHUNK / numbers / max(1, len(comps_)))))
             for at in range(0, len(rows), size):
                 part = rows[at : at + size]
                 if self.late():

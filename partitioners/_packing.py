@@ -10,6 +10,8 @@ from scipy.optimize import LinearConstraint, milp
 from hetpipe.partitioners._groupings import Bounds, Grouping
 from hetpipe.partitioners._space import Counts, Space
 
+INFEASIBLE = 2  # a status of scipy's milp
+
 
 def pack(
     space: Space,
@@ -22,7 +24,7 @@ def pack(
     """A grouping of at most so many devices, `most_price` per hour and `need` replicas that can do `need`
     samples: the one with the largest capacity, or the cheapest. One row per pool of devices, one column per
     composition (HiGHS); the size of the program does not depend on how many devices there are. None if there
-    is no such grouping."""
+    is no such grouping; TimeoutError if it is not known."""
     comps = list(capacities)
     if not comps:
         return None
@@ -46,6 +48,8 @@ def pack(
         bounds=Box(0, max(space.devices)),
         options={"time_limit": 2.0},
     )
+    if found.x is None and found.status != INFEASIBLE:
+        raise TimeoutError
     if found.x is None:
         return None
     times = np.rint(found.x).astype(int)
@@ -72,16 +76,18 @@ def packings(
     high = min(
         threshold, high if np.isfinite(high) else max((f for f in _finite(bounds)), default=np.inf)
     ) * (1 + 1e-9)
-    if not np.isfinite(high) or at(high) is None:
-        return np.inf, []
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if at(middle) is not None else (middle, high)
-    found = [
-        grouping
-        for factor in (1.0, 1.005, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12)
-        if (grouping := at(high * factor))
-    ]
+    found: list[Grouping] = []
+    try:
+        if not np.isfinite(high) or at(high) is None:
+            return np.inf, []
+        while high - low > 1e-4 * high and not bounds.late():
+            middle = (low + high) / 2
+            low, high = (low, middle) if at(middle) is not None else (middle, high)
+        for factor in (1.0, 1.005, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12):
+            grouping = None if bounds.late() else at(high * factor)
+            found += [] if grouping is None else [grouping]
+    except TimeoutError:  # what is proven so far holds
+        pass
     return low, list(dict.fromkeys(found))
 
 

@@ -181,7 +181,7 @@ class Search:
         relaxed = 0.0
         if len(few) < FEW_GROUPINGS and not self.late():
             self.seed(self.items(few))
-        elif self.problem.deadline_seconds_per_step is None or not self.found:
+        elif not self.found or (self.problem.deadline_seconds_per_step is None and not self.late()):
             cheapest = self.problem.deadline_seconds_per_step is not None
             most_price = self.problem.max_price_per_hour or math.inf
             relaxed, packed = packings(self.bounds, most_price, self.widest(), cheapest)
