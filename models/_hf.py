@@ -171,7 +171,7 @@ def configure(
     for key in changes:
         if key not in known:
             raise ValueError(f"{name}: {kind.__name__} has no {key!r}{nearest(key, known)}")
-    options = {"use_cache": False, **changes, "attn_implementation": attention}
+    options = {**changes, "attn_implementation": attention}
     if weights is None:
         size = next(iter(sizes)) if size is None else size
         require_choice(name, "size", size, tuple(sizes))

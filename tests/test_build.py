@@ -109,7 +109,7 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"model": {"target": USER + "not_sequential"}}, "expected an nn.Sequential whose children are the layers, found Linear"),
         ({"model": {"target": USER + "refuses", "args": {"width": 3}}}, "refuses its arguments {'width': 3}: width 3 is odd"),
         ({"model": {"target": USER + "refuses"}}, "refuses its arguments {}: "),
-        ({"data": {"name": "txt"}}, "unknown data 'txt'; did you mean 'text'? known: cifar10, function_docs, random_classification, source_packages, text"),
+        ({"data": {"name": "txt"}}, "unknown data 'txt'; did you mean 'text'? known: cifar10, function_docs, random_classif"),
         ({"data": {"name": "cifar10", "args": {"folder": "/nowhere"}}}, "cannot read the folder /nowhere: No such file"),
         ({"data": {"name": "cifar10"}}, "data 'cifar10' refuses its arguments {}: "),
         ({"data": {"target": USER + "stream"}}, "of type _Stream, which has no length or no index: give a map-style dataset"),

@@ -198,6 +198,7 @@ def test_back_to_a_folder_that_transformers_loads(
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [
         KINDS[name].__name__
     ]
+    assert loaded.config.dtype == torch.float64
     truth = tensors_of(row["reference"])
     for hf, value in loaded.named_parameters():
         assert value.dtype == torch.float64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,9 +107,12 @@ def batch(
 
 
 def transformers_model(name: str, config: dict[str, Any], attention: str = "sdpa") -> PreTrainedModel:
-    """transformers' own model of this configuration, with random weights."""
+    """transformers' own model of this configuration, with random weights, and without the cache of a generation, in which T5
+    has its numbers in another order."""
     torch.manual_seed(3)
-    return KINDS[name](ZOO[name].build(attention=attention, **config)[0].origin.model.config)
+    settings = copy.deepcopy(ZOO[name].build(attention=attention, **config)[0].origin.model.config)
+    settings.use_cache = False
+    return KINDS[name](settings)
 
 
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
