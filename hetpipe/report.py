@@ -188,7 +188,8 @@ def prediction_facts(plan: Plan) -> list[tuple[str, str]]:
         text = f"{human_seconds(p.fluid_bound_seconds)} (no plan of any kind is below it; this one reaches {efficiency:.0%})"
         facts.append(("fluid bound", text))
     if p.gap is not None:
-        facts.append(("gap", f"{100 * p.gap:.1f} %"))
+        of = "" if p.lower_bound_price_per_million_samples is None else " of the price"
+        facts.append((f"gap{of}", f"{100 * p.gap:.1f} %"))
     if p.price_per_hour:
         per_million = f"{p.price_per_million_samples:.2f} per million samples"
         facts.append(("price", f"{p.price_per_hour:.2f} per hour, {per_million}"))

@@ -11,6 +11,7 @@ from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.planner import make_plan, with_prediction
+from hetpipe.report import prediction_facts
 from hetpipe.simulator import simulate
 from tests.strategies import make_cluster, make_problem, make_profile
 
@@ -86,6 +87,9 @@ class TestOptions:
             assert plan.predicted.lower_bound_price_per_million_samples == pytest.approx(
                 plan.predicted.price_per_million_samples
             )
+        said = dict(prediction_facts(slow))
+        assert said["gap of the price"] == "0.0 %"
+        assert said["least price in time"].endswith("(exhaustive: the whole class of plans was searched)")
         with pytest.raises(PartitionError, match=r"at most 0.5 s per step"):
             make_plan(PROFILE, CLUSTER, 2, deadline_seconds_per_step=0.5)
 
