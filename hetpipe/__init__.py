@@ -1,8 +1,8 @@
 """hetpipe: unequal pipeline and data parallelism for unequal devices.
 
-Measure (`profile_model`), plan (`make_plan`), predict (`simulate`), train (`Trainer`, or `wrap` for one's
-own loop; `auto` measures, plans and wraps). Each name is imported when it is first used, so that planning and
-simulating need no torch.
+Measure (`profile_model`), plan (`make_plan`; `make_front` over a catalogue), predict (`simulate`), train (`Trainer`,
+or `wrap` for one's own loop; `auto` measures, plans and wraps). Each name is imported when it is first used, so that
+planning and simulating need no torch.
 """
 
 from importlib import import_module
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetpipe.autowrap import auto
+    from hetpipe.pareto import make_front
     from hetpipe.planner import make_plan
     from hetpipe.profiler import profile_model
     from hetpipe.runtime import wrap
     from hetpipe.simulator import simulate
     from hetpipe.trainer import Trainer
 
-__all__ = ["Trainer", "__version__", "auto", "make_plan", "profile_model", "simulate", "wrap"]
+__all__ = ["Trainer", "__version__", "auto", "make_front", "make_plan", "profile_model", "simulate", "wrap"]
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ if (_ROOT / "setup.py").is_file():
 _HOMES = {
     "Trainer": "hetpipe.trainer",
     "auto": "hetpipe.autowrap",
+    "make_front": "hetpipe.pareto",
     "make_plan": "hetpipe.planner",
     "profile_model": "hetpipe.profiler",
     "simulate": "hetpipe.simulator",

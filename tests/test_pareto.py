@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import hetpipe
 import hetpipe.pareto
 from hetpipe.catalogue import Catalogue, choice_of
 from hetpipe.cluster import Cluster
@@ -317,3 +318,7 @@ class TestPicture:
             InputError, match=r"cannot draw .*front.pdf: a picture of a front ends in .svg or .png"
         ):
             draw_front(front(row(2, 8)), tmp_path / "front.pdf")
+
+
+def test_make_front_is_public() -> None:
+    assert hetpipe.make_front is make_front
