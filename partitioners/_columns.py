@@ -1,107 +1,364 @@
-"""How many micro-batches a pipeline of each composition can do within a step: the columns of the counted
-planner.
+"""The pipelines that are worth their price: the columns of the counted planner.
 
-`Columns.most(c, T, R)` is an upper bound: in no plan of at least R replicas does a pipeline of composition c do
-more micro-batches and let the step end within T. It rests on the bounds of `_floors` at some numbers of
-micro-batches ("points"). A pipeline takes no less time for more micro-batches (leave out the last one: the
-order of what is left is that of the smaller number, and a longest path does not grow when nodes are taken
-out), so if m is the first point whose bound is above T, m − 1 is the most. `refine` adds the points in
-between, and is called only for compositions that the linear program uses."""
+Given a step T, a price π_k for every device of class k and ρ for a replica, `search` lists every pipeline that could
+do more samples within T than its devices cost, n > π·c + ρ, told apart by its devices c. It puts stages on from the
+last to the first, all partial pipelines ("rows") of all loads at once, and keeps with each a bound on its time.
+
+**Loads.** A load is a micro-batch size b and a range of samples [n₁, n₂]. A pipeline of n ≥ n₁ samples does m = ⌊n₁ / b⌋
+full micro-batches and, if q = n₁ mod b > 0, at least q samples more.
+
+**The bound.** Let u be the time of one micro-batch from the end of its forward on the stage before, down to the last
+stage and back, and g the time from a stage's first forward to its last backward. With x = m·(F + B) of stage s,
+
+    g_s ≥ x + wait(u),    g_s ≥ F + B + hop + g_{s+1},    g_s ≥ F + B + (m − 1)·wire + hop + u
+
+- The stage does its own work, and waits: with depth w < m, at most w − 1 forwards can be done while the first
+  micro-batch is away (idle ≥ u − (w − 1)F), and at most w − 1 backwards while the last one is (idle ≥ u − (w − 1)B);
+  the first gap ends before the second begins. With w = m they are one gap, and the larger counts.
+- All that stage s + 1 does happens between its first activation and its last gradient.
+- The link carries all m activations one after the other, and the last one goes down and back.
+
+This holds for the first m micro-batches (a longest path does not grow when nodes are taken out), and, with q, for the
+whole load: the last micro-batch is then smaller, so that only parts of F + B, of B and of u count for it (`Stages.rate`,
+`Stages.last`); both are kept, as `whole` and `first`. Then
+
+    least time once through the layers before s + g_s + optimizer_s + least sums of a first stage ≤ T,
+    least forwards before s + g_s + sums_s + optimizer_s ≤ T,      g_0 + sums_0 + optimizer_0 ≤ T
+
+for every pipeline of a plan that ends within T: sums start when the backwards of all owners have ended, and
+optimizers when all sums have. Of rows with the same load, devices and first layer only the least g and u are kept,
+apart. Depths: the deepest that fits in memory and that any allowed schedule has at this place (more depth waits
+less), without recompute, or with it where that allows more. All of this only relaxes, so nothing that fits is lost.
+
+**Prices.** A row is given up when its price, and the least that the layers left must cost, reach n₂ − ρ. The latter
+is a shortest path over stages that could fit within T by their work alone; few rows survive it when the prices are
+those of a nearly optimal linear program, which is why pipelines of any length and any mix can be told apart.
+
+Transfers that do not overlap compute (`runtime_overhead`) lengthen the actions at both ends instead, and the step is
+no shorter: the bound holds."""
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement, product
+import copy
+import math
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hetpipe.partitioners._floors import Suffixes, _extend, hops
-from hetpipe.partitioners._space import Array, Counts, Load, Space
+from hetpipe.partitioners._kinds import Array
+from hetpipe.partitioners._loads import Index, Loads, all_loads
+from hetpipe.partitioners._stages import Stages
 
-POINTS = 8  # points added at a time
+SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
+Counts = tuple[int, ...]
+
+
+class Column(NamedTuple):
+    """A pipeline that could do `samples` with devices `used` within T, and its load."""
+
+    used: Counts
+    samples: int
+    size: int
+
+
+class Effort(NamedTuple):
+    """Limits of a search: it ends once there are so many columns, or `Columns.seen` so many candidates; and keeps so
+    many rows, those with the most room to their price."""
+
+    columns: float = math.inf
+    candidates: float = math.inf
+    rows: float = math.inf
+
+
+class Rows(NamedTuple):
+    """Partial pipelines [N]: load, first layer, devices used [N, K], price, u, g of the first micro-batches and of
+    the whole load, and the candidate of the place before that each extends."""
+
+    load: Index
+    lo: Index
+    used: Index
+    price: Array
+    u: Array
+    first: Array
+    whole: Array
+    made: Index
+
+
+class Step(NamedTuple):
+    """What a search at one T is about, per load: sizes b, m, q, samples; sums [V, lo, hi]; the furthest first layer
+    that a stage which ends at hi can reach back to [G, V, L + 1]."""
+
+    T: float
+    sums: Array
+    loads: Loads
+    b: Index
+    m: Index
+    q: Index
+    reach: Index
+
+    def pick(self, rows: NDArray[np.bool_]) -> Step:
+        """Some of the loads."""
+        return Step(self.T, self.sums, *(x.pick(rows) if isinstance(x, Loads) else x[rows] for x in self[2:]))  # type: ignore[arg-type]
 
 
 class Columns:
-    """All compositions of at most `stages` devices, at micro-batch size b."""
+    """The enumeration over one problem."""
 
-    def __init__(self, space: Space, b: int, grid: list[int], stages: int) -> None:
-        self.space, self.b, self.need = space, b, space.problem.global_batch // b
-        self.comps = short_compositions(space, b, stages)
-        self.ends: dict[Counts, dict[int, Array]] = {c: {} for c in self.comps}  # [K, L + 1] by m
-        self._bounds: dict[tuple[Counts, int], tuple[list[int], Array]] = {}
-        self.add(self.comps, grid)
+    def __init__(self, stages: Stages) -> None:
+        self.stages, self.kinds, self.L = stages, stages.kinds, stages.L
+        self.counts = np.array(self.kinds.counts)
+        self.at, self.degree = self.kinds.at, self.kinds.degree
+        base = np.minimum(self.counts, self.L * int(self.degree.max())) + 1
+        self.radix = np.cumprod([1, *base[:-1]], dtype=np.int64)  # may wrap: then unlike rows share a bound
+        self.codes = int(min(np.prod(base.astype(float)), 2**40))
+        self.coarse = all_loads(stages, self.kinds.problem.global_batch)
+        self.held = self._held(self.coarse)
+        self.cuts: tuple[int, ...] | None = None
+        self.seen = 0  # candidates so far
 
-    def add(self, comps: list[Counts], points: list[int], only: Counts | None = None) -> None:
-        """Bounds at `points` for these compositions, which come with all of their parts."""
-        loads = tuple(Load(self.b, m) for m in points)
-        for family in self.space.families:
-            links = hops(self.space, loads)
-            table: dict[tuple[Counts, int], Suffixes] = {}
-            for c in comps:
-                for k in (int(k) for k in np.flatnonzero(c)):
-                    rest = (*c[:k], c[k] - 1, *c[k + 1 :])
-                    table[c, k], first = _extend(self.space, table, links, rest, k, family, loads)
-                    if only in (None, c):
-                        self._keep(c, k, points, first + self.space.optimizer(k)[0])
-        self.space.forget()
-
-    def _keep(self, c: Counts, k: int, points: list[int], ends: Array) -> None:
-        for g, m in enumerate(points):
-            known = self.ends[c].setdefault(m, np.full((self.space.K, self.space.L + 1), np.inf))
-            np.minimum(known[k], ends[g], out=known[k])
-
-    def bounds(self, c: Counts, R: int) -> tuple[list[int], Array]:
-        """Points in order, and the bound at each on the step of a plan of R or more replicas."""
-        found = self._bounds.get((c, R))
-        if found is None or len(found[0]) != len(self.ends[c]):
-            points = sorted(self.ends[c])
-            sums = np.stack([self.space.sum_floor(k, R)[0] for k in range(self.space.K)])
-            table = np.stack([self.ends[c][m] for m in points])  # [points, K, L + 1]
-            found = points, (table + sums).min(axis=(1, 2))
-            self._bounds[c, R] = found
+    def cut_at(self, cuts: tuple[int, ...]) -> Columns:
+        """The same, of pipelines that are cut at these layers only (with 0 and L), whose sums are then known."""
+        found = copy.copy(self)
+        found.cuts = cuts
         return found
 
-    def window(self, c: Counts, T: float, R: int) -> tuple[int, int]:
-        """(the last point within T, the first one above it); the most is the latter less one."""
-        points, bounds = self.bounds(c, R)
-        above = np.flatnonzero(bounds > T)
-        if not len(above):
-            return points[-1], self.need + 1
-        first = int(above[0])
-        return (points[first - 1] if first else 0), points[first]
+    def sums(self, R: int) -> Array:
+        """Least seconds [V, lo, hi] of a stage's gradient sums."""
+        return self.kinds.sum_floor(R) if self.cuts is None else self.kinds.sums(R, self.cuts)
 
-    def most(self, T: float, R: int) -> Array:
-        """Most micro-batches of every composition, [C]."""
-        return np.array([min(self.need, self.window(c, T, R)[1] - 1) for c in self.comps], dtype=np.float64)
+    # -- stages by their work alone -------------------------------------------------------------------------
 
-    def refine(self, c: Counts, T: float, R: int) -> bool:
-        """Add points where the most of c is not known exactly; False if it is."""
-        low, high = self.window(c, T, R)
-        if high - low <= 1 or low >= self.need:
-            return False
-        inside = np.unique(np.linspace(low + 1, min(high - 1, self.need), POINTS).astype(int)).tolist()
-        inside = [m for m in inside if m not in self.ends[c]]
-        if not inside:
-            return False
-        parts = sorted((p for p in product(*(range(x + 1) for x in c)) if sum(p)), key=sum)
-        self.add(parts, inside, only=c)
-        return True
+    def step(self, T: float, R: int, loads: Loads) -> Step:
+        """What can be done within T beside R − 1 other replicas, by work and memory alone."""
+        b = np.array(self.stages.sizes)[loads.size]
+        m, q = loads.low // b, loads.low % b
+        sums, T = self.sums(R), T * SLACK
+        reach = self.held[loads.held].copy()
+        for i in np.unique(loads.size):
+            rows = loads.size == i
+            within = self._within(T, sums, m[rows], q[rows], int(i))
+            reach[rows] = np.where(self.stages.usable[i][:, None], np.maximum(reach[rows], within), self.L + 1)
+        if self.cuts is not None:
+            after = np.searchsorted(self.cuts, np.arange(self.L + 2))
+            reach = np.array([*self.cuts, self.L + 1])[after[reach]]
+        return Step(T, sums, loads, b, m, q, reach)
+
+    def _within(self, T: float, sums: Array, m: Index, q: Index, i: int) -> Index:
+        """[loads, V, hi]: the first lo from which a stage's own work can end at hi within T."""
+        stages, L = self.stages, self.L
+        n, rest = m[:, None, None], q[:, None, None]
+        work, rate = stages.prefix(stages.work[i]), stages.prefix(stages.rate[i])  # [V, L + 1]
+        done = n * work + rest * rate + stages.prefix(stages.optimizer)
+        once = np.where(rest > 0, stages.forward_part[i], 1.0) * (n > 0) * stages.least[i]
+        start = done - once
+        start[:, :, 1:] -= n * 2 * stages.overhead  # of a stage, not of a layer
+        found = np.zeros((len(m), self.kinds.V, L + 1), dtype=np.int64)
+        least = sums[:, 0, 1].min()
+        for hi in range(1, L + 1):
+            last = done[:, :, hi] - (T - least) - 1e-12 * T
+            first = (start < last[:, :, None]).sum(axis=2)
+            whole = last + sums[:, 0, hi] - least > start[:, :, 0]
+            found[:, :, hi] = np.where((first == 0) & whole, 1, first)
+        found[found >= np.arange(L + 1)] = L + 1
+        return found
+
+    def _held(self, loads: Loads) -> Index:
+        """[G, V, hi]: the first lo from which a stage fits in memory with one micro-batch in flight."""
+        stages = self.stages
+        n = loads.low[:, None, None]
+        held = np.minimum(n, np.array(stages.sizes)[loads.size][:, None, None])
+        found = np.full((len(n), self.kinds.V, self.L + 1), self.L + 1)
+        for v in range(self.kinds.V):
+            fits = np.zeros((len(n), self.L + 1, self.L + 1), dtype=bool)
+            for r in (0, 1):
+                fits |= stages.room[r, v] - n * stages.boundary[r, v] - held * stages.transient[r, v] >= held
+            found[:, v] = np.where(fits.any(axis=1), fits.argmax(axis=1), self.L + 1)
+        return found
+
+    def to_go(self, step: Step, price: Array) -> Array:
+        """The least price of layers [0, hi) or more, [G, L + 2]; infinite at L + 1. (Or more: a longer stage may fit
+        where a shorter one does not, whose output is larger.)"""
+        least = np.full((len(step.b), self.L + 2), np.inf)
+        least[:, 0] = 0.0
+        rows = np.arange(len(step.b))[:, None]
+        for hi in range(1, self.L + 1):
+            found = (least[rows, step.reach[:, :, hi]] + price).min(axis=1)
+            least[:, hi] = found
+            np.minimum(least[:, 1:hi], found[:, None], out=least[:, 1:hi])
+        return least
+
+    def alive(self, step: Step, prices: Array, fixed: float) -> NDArray[np.bool_]:
+        """Loads that may be worth more than their price, by work alone."""
+        found: NDArray[np.bool_] = self.to_go(step, prices[self.at] * self.degree)[:, self.L] + fixed < step.loads.high
+        return found
+
+    # -- the enumeration ------------------------------------------------------------------------------------
+
+    def search(
+        self, step: Step, prices: Array, fixed: float, effort: Effort
+    ) -> tuple[list[Column], Loads, bool]:
+        """Compositions of pipelines that could be worth more than their price, with their most samples; the loads of
+        all such pipelines; and whether these are all, or the limits of `effort` left some out."""
+        price = prices[self.at] * self.degree
+        to_go = self.to_go(step, price)
+        alive = to_go[:, self.L] + fixed < step.loads.high
+        step, to_go = step.pick(alive), to_go[alive]
+        rows = self.ends(len(step.b))
+        most: dict[Counts, Column] = {}
+        hit, everything = np.zeros(len(step.b), dtype=bool), True
+        for place in range(1, self.L + 1):
+            if not len(rows.lo) or len(most) >= effort.columns or self.seen > effort.candidates:
+                break
+            rows = self._grow(step, rows, place, price, to_go, fixed)
+            done = rows.lo == 0
+            self._note(most, step, rows.used[done], rows.load[done])
+            hit[rows.load[done]] = True
+            rows = self._merged(Rows._make(x[~done] for x in rows))
+            if len(rows.lo) > effort.rows:
+                left = (rows.price + to_go[rows.load, rows.lo] + fixed) / step.loads.high[rows.load]
+                best = np.argpartition(left, int(effort.rows))[: int(effort.rows)]
+                rows, everything = Rows._make(x[best] for x in rows), False
+        return list(most.values()), step.loads.pick(hit), everything and not len(rows.lo)
+
+    @staticmethod
+    def _note(most: dict[Counts, Column], step: Step, used: Index, load: Index) -> None:
+        """Keep the most samples of each composition."""
+        samples, sizes = step.loads.high[load].tolist(), step.loads.size[load].tolist()
+        for c, n, i in zip(map(tuple, used.tolist()), samples, sizes, strict=True):
+            if c not in most or n > most[c].samples:
+                most[c] = Column(c, n, i)
+
+    def ends(self, loads: int) -> Rows:
+        """One empty row per load."""
+        zero, none = np.zeros(loads), np.zeros((loads, self.kinds.K), dtype=np.int64)
+        at = np.arange(loads)
+        return Rows(at, np.full(loads, self.L), none, zero, zero, zero, zero, at)
+
+    def _grow(self, step: Step, rows: Rows, place: int, price: Array, to_go: Array, fixed: float) -> Rows:
+        """Rows with one stage more, those that T and the prices leave."""
+        parent, v, lo = self._candidates(step, rows, price, to_go, fixed)
+        load = rows.load[parent]
+        paid = rows.price[parent] + price[v]
+        u, first, whole, late = self.bound(step, rows, parent, v, lo, place)
+        keep = ~late & (paid + to_go[load, lo] + fixed < step.loads.high[load])
+        self.seen += len(v)
+        parent, v, lo, load = parent[keep], v[keep], lo[keep], load[keep]
+        used = rows.used[parent]
+        used[np.arange(len(v)), self.at[v]] += self.degree[v]
+        return Rows(load, lo, used, paid[keep], u[keep], first[keep], whole[keep], parent)
+
+    def _candidates(
+        self, step: Step, rows: Rows, price: Array, to_go: Array, fixed: float
+    ) -> tuple[Index, Index, Index]:
+        """(row, kind, first layer) of the stages that could come before."""
+        V, N = self.kinds.V, len(rows.lo)
+        last = step.reach[rows.load[:, None], np.arange(V), rows.lo[:, None]]
+        left = (step.loads.high[rows.load] - fixed - rows.price)[:, None] - price
+        # `to_go` rises along a row: the largest lo it leaves, for all rows at once by shifting each load's row
+        shift = float(np.nanmax(np.where(np.isfinite(to_go), to_go, 0.0), initial=0.0)) + 1.0
+        table = np.minimum(to_go[:, : self.L + 1], shift) + np.arange(len(to_go))[:, None] * (shift + 1.0)
+        wanted = np.clip(left, -0.5, shift - 0.5) + rows.load[:, None] * (shift + 1.0)
+        end = np.searchsorted(table.ravel(), wanted.ravel() + 1e-6).reshape(N, V) - rows.load[:, None] * (self.L + 1)
+        room = rows.used[:, self.at] + self.degree <= self.counts[self.at]
+        width = np.where(room, np.minimum(end, rows.lo[:, None]) - last, 0).clip(min=0).ravel()
+        source = np.repeat(np.arange(N * V), width)
+        offset = np.arange(len(source)) - np.repeat(np.cumsum(width) - width, width)
+        return self.allowed(source // V, source % V, last.ravel()[source] + offset)
+
+    def allowed(self, row: Index, v: Index, lo: Index) -> tuple[Index, Index, Index]:
+        """Those that are cut where cuts are allowed."""
+        if self.cuts is None:
+            return row, v, lo
+        keep = np.isin(lo, self.cuts)
+        return row[keep], v[keep], lo[keep]
+
+    def bound(
+        self, step: Step, rows: Rows, parent: Index, v: Index, lo: Index, place: int
+    ) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+        """u, both g, and what is too late, of rows `parent` with a stage of kind v from layer lo before them."""
+        stages, load, hi = self.stages, rows.load[parent], rows.lo[parent]
+        i, m, q = step.loads.size[load], step.m[load], step.q[load]
+        mask = stages.mask(rows.used[parent])
+        hop, wire = stages.hop[i, self.at[v], mask, hi], stages.wire[i, self.at[v], mask, hi]
+        away = rows.u[parent] + hop
+        part = np.where(q > 0, q * stages.last[0, i], 1.0)  # of u, that the last micro-batch takes
+        own, own_whole, through, forward, rest = self._own(step, load, v, lo, hi, place, away, part)
+        full = m > 0
+        first = np.maximum(own, through + np.maximum(hop + rows.first[parent], (m - 1) * wire + away))
+        first = np.where(full, first, 0.0)
+        backward = np.where(through < np.inf, through - forward, 0.0)
+        smaller = np.where(full, forward + q * stages.last[1, i] * backward, rest)
+        last = np.where(q > 0, smaller, through)
+        whole = np.maximum(own_whole, last + np.where(q > 0, np.where(full, hop / 2, 0.0), hop) + rows.whole[parent])
+        before = np.where(full, stages.least[i, lo], 0.0)
+        forwards = before * stages.forward_part[i]
+        most = np.maximum(first, whole)
+        end = np.where(q > 0, np.maximum(first + before, whole + forwards), most + before)
+        optimizer, sums = stages.optimizer[v, lo, hi], step.sums[v, lo, hi]
+        least = np.where(lo == 0, sums, step.sums[:, 0, 1].min())
+        late = (end + optimizer + least > step.T) | (most + forwards + sums + optimizer > step.T)
+        return through + away, first, whole, late | ~np.isfinite(most)
+
+    def _own(
+        self, step: Step, load: Index, v: Index, lo: Index, hi: Index, place: int, away: Array, part: Array
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """Work and waits of the first m micro-batches and of the whole load; once through; one forward; the work of q
+        samples. Infinite where the stage does not fit."""
+        stages, i, m, q = self.stages, step.loads.size[load], step.m[load], step.q[load]
+        at = (i, v, lo, hi)
+        work, forward, f = stages.work[at], stages.forward[at], stages.longest_forward[at]
+        backward, rest = stages.longest_backward[at], q * stages.rate[at]
+        depth = self._depths(step, load, v, lo, hi, place)
+        found = None
+        for r in (0, 1):
+            d = depth[r] if r == 0 else np.where(depth[1] > depth[0], depth[1], 0)
+            if r and not d.any():
+                break
+            again = forward * r
+            own = m * (work + again) + wait(away, away, f, backward + again, d, m)
+            last = np.where(m > 0, wait(away, part * away, f, backward + again, d, m + (q > 0)), part * away)
+            values = own, m * (work + again) + rest + last, work + again
+            values = tuple(np.where(d > 0, x, np.inf) for x in values)  # type: ignore[assignment]
+            found = values if found is None else tuple(map(np.minimum, found, values))
+        assert found is not None
+        return *found, forward, rest
+
+    def _depths(
+        self, step: Step, load: Index, v: Index, lo: Index, hi: Index, place: int
+    ) -> tuple[Index, Index]:
+        """The greatest depths that fit without and with recompute; 0 where none does."""
+        stages, n, b = self.stages, step.loads.low[load], step.b[load]
+        M = step.m[load] + (step.q[load] > 0)
+        held, found = np.minimum(n, b), []
+        for r in (0, 1):
+            at = (r, v, lo, hi)
+            room = stages.room[at] - n * stages.boundary[at] - held * stages.transient[at]
+            depth = np.zeros(len(n), dtype=np.int64)
+            if stages.shallow:
+                depth = np.where((place < M) & (room >= place * b), place, depth)
+            if stages.deep:
+                depth = np.where((2 * place - 1 < M) & (room >= (2 * place - 1) * b), 2 * place - 1, depth)
+            anyway = stages.all | (place >= M) | (stages.deep & (2 * place - 1 >= M))
+            found.append(np.where(anyway & (room >= n), M, depth))
+        return found[0], found[1]
+
+    def _merged(self, rows: Rows) -> Rows:
+        """One row for each load, first layer and devices: the least of each bound."""
+        if not len(rows.lo):
+            return rows
+        code = (rows.used @ self.radix) % self.codes
+        key = (rows.load * (self.L + 1) + rows.lo) * self.codes + code
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        start = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
+        at = order[start]
+        price, u, first, whole = (np.minimum.reduceat(x[order], start) for x in rows[3:7])
+        return Rows(rows.load[at], rows.lo[at], rows.used[at], price, u, first, whole, rows.made[at])
 
 
-def short_compositions(space: Space, b: int, stages: int) -> list[Counts]:
-    """Counts of at most `stages` devices that were measured at b, smallest first."""
-    usable = [k for k in range(space.K) if space.measured(k, b)]
-    found = []
-    for n in range(1, min(stages, space.L) + 1):
-        for chosen in combinations_with_replacement(usable, n):
-            c = tuple(chosen.count(k) for k in range(space.K))
-            if all(x <= most for x, most in zip(c, space.counts, strict=True)):
-                found.append(c)
-    return found
-
-
-def grid_of(most: int, ratio: float = 1.2) -> list[int]:
-    """Every number up to 8, then some, up to `most`."""
-    points = list(range(1, min(8, most) + 1))
-    while points[-1] < most:
-        points.append(min(most, max(points[-1] + 1, int(points[-1] * ratio))))
-    return points
+def wait(first: Array, last: Array, forward: Array, backward: Array, depth: Index, m: Index) -> Array:
+    """Idle seconds of a stage while its first and its last micro-batch are downstream for so long."""
+    begin = np.maximum(first - (depth - 1) * forward, 0.0)
+    end = np.maximum(last - (depth - 1) * backward, 0.0)
+    return np.where(depth < m, begin + end, np.maximum(begin, end))

@@ -1,11 +1,13 @@
 """The counted planner: clusters of dozens to thousands of devices, with a proven bound.
 
-1. Classes of devices (`_classes`), and for each micro-batch size the most micro-batches that a pipeline of each
-   composition can do within T (`_columns`), longer ones relaxed (`_relaxed`).
-2. The least T at which the linear program over counts (`_master`) is possible, per micro-batch size and interval
-   of replica counts: the least of all bounds every plan of the class.
-3. Whole numbers (`_fleet`) at T and a little above, with pipelines that were simulated; the best by the step with
-   its gradient sums is placed on real devices (`_placing`) and simulated.
+1. Classes of devices (`_kinds`), and what a stage costs on each (`_stages`).
+2. Plans of replicas that are all alike, as every proportion of the classes allows: one search for a pipeline each
+   (`_paths`). Their gradient sums are few and long.
+3. About the least T at which the linear program over counts is possible (`_master`), with pipelines of any length and
+   mix that are worth their price (`_columns`); then whole numbers of real ones (`_fleet`). Where replicas are cut at
+   many different layers each piece is summed by a ring of its own, so this is done for a few sets of cuts. The plan is
+   the best simulated step, on real devices (`_placing`).
+4. A bound: the largest T found that the linear programs rule out for every number of replicas.
 
 The size of all programs depends on the number of classes, not of devices; only placing is a loop over them."""
 
@@ -13,55 +15,33 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+
+import numpy as np
 
 from hetpipe.bounds import fluid_bound
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._classes import Classes
-from hetpipe.partitioners._columns import Columns, grid_of
+from hetpipe.partitioners._columns import Columns, Counts
 from hetpipe.partitioners._fleet import Fleet, Group
-from hetpipe.partitioners._master import Master
+from hetpipe.partitioners._kinds import Kinds
+from hetpipe.partitioners._loads import first_samples
+from hetpipe.partitioners._master import GUESS, WIDE, Master, Prices, Range
+from hetpipe.partitioners._paths import Path, Paths
 from hetpipe.partitioners._placing import place
-from hetpipe.partitioners._relaxed import Relaxed
 from hetpipe.partitioners._search import Search
-from hetpipe.partitioners._space import microbatch_sizes
+from hetpipe.partitioners._stages import Stages
 from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
 
-STAGES = {1: 8, 2: 7, 3: 5, 4: 4}
-ACCURACY = 1e-3
-MOST_COMPOSITIONS = 4_000
-LADDER = (
-    1.0,
-    1.003,
-    1.007,
-    1.012,
-    1.02,
-    1.03,
-    1.045,
-    1.065,
-    1.09,
-    1.12,
-    1.16,
-    1.22,
-    1.3,
-    1.45,
-    1.7,
-    2.1,
-    3,
-    5,
-)
-SPLIT = 1.5
-
-
-@dataclass
-class Size:
-    """One micro-batch size: its programs, and about the least step of plans with it."""
-
-    b: int
-    master: Master
-    fleet: Fleet
-    guess: float
+MOST = 1e4  # times the fluid bound: a step this long is none
+GROWTH, NEAR = 1.04, 1.02  # of T, in search of a possible one
+LONGEST, PROPORTIONS, USED = 10, 24, 0.8  # replicas alike: devices each, how many are tried, part of all that they use
+LADDER = (1.0, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.2, 1.35, 1.6, 2.2, 4.0)
+CHEAPER = 0.96  # columns worth this part of their price are of use in whole numbers
+CANDIDATES = 3_000_000  # partial pipelines looked at for the bound: about 1.5 s
+NEARER = (0.2, 0.12, 0.08, 0.05, 0.035, 0.025, 0.018, 0.012, 0.008, 0.005, 0.003, 0.001)  # below the plan's step
+ACCURACY = 1.0015
+ALIKE = 0.003  # of a step, by which gradient sums may differ within an interval of replica counts
+SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
 
 
 class Large:
@@ -69,118 +49,202 @@ class Large:
 
     def __init__(self, problem: Problem, name: str, *, time_limit_seconds: float = 30.0) -> None:
         self.problem, self.name = problem, name
-        self.space = Classes(problem)
         self.fluid = fluid_bound(problem)
+        self.kinds = Kinds(problem)
+        self.columns = Columns(Stages(self.kinds))
+        self.master = Master(self.columns)
+        self.paths = Paths(self.columns)
+        self.fleet = Fleet(self.master, self.paths)
+        self.devices = sum(self.kinds.counts)
+        self.most = min(self.devices, problem.global_batch)  # replicas
         self.deadline_at = time.monotonic() + time_limit_seconds
-        self.best_step = self.least_guess = math.inf
+        self.best_step = self.least_T = math.inf
         self.plan: Plan | None = None
 
     def run(self) -> Solution:
-        """A plan from guesses first: its step caps the search for the bound. Where only longer pipelines fit, again
-        with these; at last, the search that is made for few devices."""
-        stages = STAGES.get(self.space.K, 3 if self.space.K < 10 else 2)
-        while stages < 2 * self.space.L and math.comb(self.space.K + stages, stages) <= MOST_COMPOSITIONS:
-            solution = self.attempt(stages)
-            if solution is not None:
-                return solution
-            if self.late():
-                break
-            stages *= 2
-        left = max(1.0, self.deadline_at - time.monotonic())
-        return Search(self.problem, self.name, time_limit_seconds=left).run()
+        """A plan, then a bound; where none is found, the search that is made for few devices."""
+        self.find()
+        if self.plan is None:
+            left = max(1.0, self.deadline_at - time.monotonic())
+            return Search(self.problem, self.name, time_limit_seconds=left).run()
+        self.say(f"best step {self.best_step:.4g} s; bounding")
+        return Solution(plan=self.plan, lower_bound_seconds=self.bound(), proof="search-bound")
 
     def late(self) -> bool:
         """Whether the time limit is over."""
         return time.monotonic() > self.deadline_at
 
-    def attempt(self, stages: int) -> Solution | None:
-        """A plan of pipelines of at most so many stages, and a bound on all."""
-        sizes = [self.size(b, stages) for b in microbatch_sizes(self.problem)]
-        for size in sizes:
-            self.say(f"pipelines with micro-batches of {size.b}")
-            first = not math.isfinite(self.least_guess)
-            size.guess = self.guess(size) if first or not self.late() else math.inf
-        for size in sorted(sizes, key=lambda s: s.guess):
-            if size.guess < self.best_step and not (self.plan and self.late()):
-                self.round(size)
-        if self.plan is None:
-            return None
-        self.say(f"best step {self.best_step:.4g} s; bounding")
-        low = self.best_step
-        for size in sorted(sizes, key=lambda s: s.guess):
-            low = self.bound(size, low)
-        return Solution(plan=self.plan, lower_bound_seconds=low, proof="search-bound")
+    # -- a plan ---------------------------------------------------------------------------------------------
 
-    def size(self, b: int, stages: int) -> Size:
-        """The programs of one micro-batch size."""
-        need = self.problem.global_batch // b
-        columns = Columns(self.space, b, grid_of(min(need, 400)), stages)
-        relaxed = Relaxed(self.space, b, grid_of(min(need, 600), 1.1), stages)
-        fleet = Fleet(self.space, columns, self.problem.max_price_per_hour or math.inf)
-        return Size(b, Master(columns, relaxed), fleet, self.fluid)
-
-    def guess(self, size: Size) -> float:
-        """About the least step with this micro-batch size and pipelines that are not long."""
-        most, T = min(sum(self.space.counts), size.fleet.M), self.fluid
-        R = (max(1, most // 4), most)
-        for _ in range(40):
-            if self.best_step < T or size.master.solve(T, *R, longer=False).possible:
-                T = size.master.least(self.fluid, T, R, 4 * ACCURACY, longer=False)
-                self.least_guess = min(self.least_guess, T)
-                return T
-            T *= 1.3
-        return math.inf
-
-    def bound(self, size: Size, low: float) -> float:
-        """The least of `low` and all T at which the linear program of some replica counts is possible. Intervals of
-        replica counts are split until the floor of the gradient sums changes little within them."""
-        intervals = [(1, min(sum(self.space.counts), size.fleet.M))]
-        while intervals:
-            first, last = intervals.pop()
-            if self.late():
-                return self.fluid
-            if not size.master.solve(low, first, last).possible:
-                continue
-            if last <= max(first + 1, first * SPLIT):
-                low = size.master.least(self.fluid, low, (first, last), ACCURACY)
-            else:
-                middle = math.isqrt(first * last)
-                intervals += [(first, middle), (middle + 1, last)]
-        return low
-
-    def round(self, size: Size) -> None:
-        """Plans of one micro-batch size, from its guess upward; then with fewer replicas, whose gradient sums are
-        shorter."""
-        if not math.isfinite(size.guess):
+    def find(self) -> None:
+        """The best plan of those tried."""
+        alike: list[tuple[float, Path]] = []
+        for R, used in self.proportions():
+            self.say(f"{R} replicas of {sum(used)} devices, best step {self.best_step:.4g} s")
+            alike += self.alike(R, used)
+        T = self.least()
+        if T is None or self.late():
             return
-        most = max(1, min(sum(self.space.counts), size.fleet.M))
-        candidates = self.candidates(size, most, most // 2, math.inf)
-        if candidates:
-            R = sum(g.number for g in candidates[0][1])
-            for share in (2, 4):
-                if R // share > 4:
-                    candidates += self.candidates(size, R // share, R // share, min(c[0] for c in candidates))
-        for _, groups in sorted(candidates, key=lambda pair: pair[0])[:1]:
-            plan = place(self.space, groups, size.b, self.name)
-            step = simulate(plan, self.problem.profile, self.problem.cluster).step_seconds
-            if step < self.best_step:
-                self.best_step, self.plan = step, plan
+        self.least_T = T
+        R = max(1, round(sum(self.master.used.values())))
+        grids = [path.cuts for _, path in sorted(alike)[:2]] + self.cuts(T, R)
+        for cuts in dict.fromkeys(grids):
+            self.say(f"{R} replicas, about {T:.4g} s, best step {self.best_step:.4g} s")
+            self.realise(T, self.columns.cut_at(cuts), R, LADDER)
+        self.realise(T, self.columns, R, LADDER if self.plan is None else LADDER[1:3])
 
-    def candidates(self, size: Size, most: int, R: int, limit: float) -> list[tuple[float, list[Group]]]:
-        """A few plans of at most `most` replicas, with about their steps."""
-        found: list[tuple[float, list[Group]]] = []
-        for factor in LADDER:
-            T = size.guess * factor
-            if min(self.best_step, limit) < T:
+    def proportions(self) -> list[tuple[int, Counts]]:
+        """(replicas, devices of each) of replicas that are all alike and use nearly all devices."""
+        counts, found = self.kinds.counts, set()
+        for n in range(1, 3 * LONGEST + 1):
+            for R in {self.devices // n, *(count // x for count in counts for x in range(1, n + 1))}:
+                used = tuple(count // R for count in counts) if R else ()
+                if 0 < sum(used) <= (LONGEST if self.kinds.largest_node < R else 3 * LONGEST):
+                    whole = min(count // x for count, x in zip(counts, used, strict=True) if x)
+                    found.add((min(whole, self.most), used))
+        large = [(R * sum(used), R, used) for R, used in found if R * sum(used) >= USED * self.devices]
+        return [(R, used) for _, R, used in sorted(large, reverse=True)[:PROPORTIONS]]
+
+    def alike(self, R: int, used: Counts) -> list[tuple[float, Path]]:
+        """Replicas that are all alike, but for a sample; with about their steps."""
+        most_price = self.problem.max_price_per_hour
+        if most_price is not None:
+            price = float(self.kinds.prices @ np.array(used))
+            R = min(R, int(most_price * (1 + 1e-12) / price)) if price > 0 else R
+        if R < 1:
+            return []
+        samples, sums, found = -(-self.problem.global_batch // R), self.kinds.sum_floor(R), []
+        for size in range(len(self.columns.stages.sizes)):
+            if samples < first_samples(self.columns.stages, size):
+                continue
+            T = min(self.best_step, MOST * self.fluid)
+            for path in self.paths.search(T, R, used, size, samples):
+                pipeline = self.paths.simulated(path, size, samples)
+                if pipeline is not None and pipeline.end(sums) < self.best_step:
+                    step = self.offer(self.fleet, self.fleet.dealt([Group(R, pipeline)]))
+                    found.append((step, path))
+        return found
+
+    def least(self) -> float | None:
+        """About the least T at which the linear program is possible; None if there is no such T."""
+        R = Range(self.few(), self.most)
+        low, T = self.fluid, min(self.best_step, self.fluid * GROWTH)
+        if math.isfinite(self.best_step):
+            T = self.best_step
+            while self.fluid < T and self.master.guess(T / GROWTH, R):
+                T /= GROWTH
+            low = max(self.fluid, T / GROWTH)
+        else:
+            while not self.master.guess(T, R):
+                low, T = T, T * GROWTH
+                if MOST * self.fluid < T or self.late():
+                    return None
+        while low * NEAR < T and not self.late():
+            middle = math.sqrt(low * T)
+            low, T = (low, middle) if self.master.guess(middle, R) else (middle, T)
+        return T if self.master.used else None
+
+    def few(self) -> int:
+        """Somewhat fewer replicas than the plan in hand has."""
+        return max(1, self.devices // 8 if self.plan is None else int(0.9 * len(self.plan.replicas)))
+
+    def cuts(self, T: float, R: int) -> list[tuple[int, ...]]:
+        """Sets of layers to cut at: those of the pipelines that the linear program uses most."""
+        found, wanted = [], self.fleet.wanted(T)
+        for used in sorted(self.master.used, key=lambda c: -self.master.used[c] * sum(c))[:3]:
+            pipeline = self.fleet.real(used, wanted[used], T * WIDE, R) if used in wanted else None
+            if pipeline is not None:
+                found.append(pipeline.path.cuts)
+        return found
+
+    def realise(self, T: float, columns: Columns, R: int, ladder: tuple[float, ...]) -> None:
+        """Whole numbers of real pipelines, from T upward."""
+        master = Master(columns)
+        prices = self.master.scaled(self.master.prices, R)
+        fleet = Fleet(master, Paths(columns))
+        for factor in ladder:
+            if T * factor >= self.best_step or (self.plan is not None and self.late()):
                 break
-            groups = size.fleet.groups(T, max(1, R), most)
+            part = CHEAPER / factor
+            lower = Prices(prices.device * part, prices.replica * part)
+            master.look(T * factor, Range(R, R), lower, GUESS)
+            groups = fleet.groups(T * factor, R, self.most)
             if groups:
-                R = sum(g.number for g in groups)
-                groups = size.fleet.groups(T, R, most) or groups
-                found.append((size.fleet.step(groups), groups))
-                limit = min(limit, found[-1][0])
-                if len(found) >= 3:
+                self.offer(fleet, groups)
+                break
+
+    def offer(self, fleet: Fleet, groups: list[Group]) -> float:
+        """Place and simulate what may be the best plan; its step, or about that. Few replicas are also placed side by
+        side, each stage of all of them on one node, where its gradients are summed faster."""
+        step, few = fleet.step(groups), sum(g.number for g in groups) <= self.kinds.largest_node
+        if step >= self.best_step * (1 + 1e-3) and not few:
+            return step
+        for plan in [place(self.kinds, groups, self.name, side_by_side=x) for x in {False, few}]:
+            if plan is not None:
+                step = min(step, simulate(plan, self.problem.profile, self.problem.cluster).step_seconds)
+                if step < self.best_step:
+                    self.best_step, self.plan = step, plan
+        return step
+
+    # -- a bound --------------------------------------------------------------------------------------------
+
+    def bound(self) -> float:
+        """A T that is ruled out for all replica counts: raised for the interval of the plan's while that succeeds, then
+        lowered where the others, whose gradient sums are shorter, are not ruled out."""
+        assert self.plan is not None
+        main, *rest = self.intervals(len(self.plan.replicas))
+        self.left, below = float(CANDIDATES), self.fluid
+        high = min(self.best_step, self.least_T)
+        for part in NEARER:
+            T = high * (1 - part)
+            if below < T:
+                if self.late() or not self.ruled_out(T, main, 0.0):
                     break
+                below = T
+        above = T
+        while self.left > CANDIDATES / 2 and self.fluid < below < above / ACCURACY and not self.late():
+            T = math.sqrt(below * above)
+            below, above = (T, above) if self.ruled_out(T, main, 0.0) else (below, T)
+        for R in rest:
+            below = self.lowered(R, below)
+        return below
+
+    def intervals(self, R: int) -> list[Range]:
+        """Replica counts, the most first: from about R up, then so that the sums of half of the layers differ little
+        within each."""
+        half = float(self.kinds.summed.sum()) / 2
+        inside = [c.inside for c in self.kinds.classes if c.inside is not None]
+
+        def seconds(r: int) -> float:
+            links = [*inside, *self.kinds.between] if r <= self.kinds.largest_node else self.kinds.between
+            return 2 * (r - 1) * min((x.seconds(half / r) for x in links), default=0.0)
+
+        found, high, least = [], self.most, seconds(R)
+        while high >= 1:
+            low = min(high, R)
+            while low > 1 and least - seconds(low - 1) <= ALIKE * self.best_step:
+                low = min(low - 1, max(1, int(low * 0.95)))
+            found.append(Range(low, high))
+            high = low - 1
+            least = seconds(high) if high else 0.0
+        return found
+
+    def lowered(self, R: Range, T: float) -> float:
+        """T, or less until that is ruled out for these replica counts; the fluid bound at last."""
+        factor = 1.005
+        self.left = max(self.left, CANDIDATES / 8)
+        while self.fluid < T and not self.late():
+            if self.ruled_out(T, R, SHARE):
+                return T
+            T, factor = T / factor, factor**1.5
+            self.left = max(self.left, CANDIDATES / 16)
+        return self.fluid
+
+    def ruled_out(self, T: float, R: Range, share: float) -> bool:
+        """Whether it is proven that no plan of so many replicas ends within T."""
+        before = self.columns.seen
+        found = self.master.impossible(T, R, share, min(self.left, CANDIDATES / 2))
+        self.left -= self.columns.seen - before
         return found
 
     def say(self, message: str) -> None:

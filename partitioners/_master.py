@@ -1,107 +1,162 @@
 """Which pipelines fill a large cluster: a linear program over counts of compositions, and its dual as a proof.
 
-**The bound.** For a step T, a micro-batch size b and plans of R_low to R_high replicas, let M_c be the most
-micro-batches of composition c (`_columns`). A plan that ends within T uses y_c pipelines of composition c with
+**The bound.** For a step T and plans of R_low to R_high replicas, let N_c be the most samples of a pipeline of
+composition c (devices of each class). A plan that ends within T uses y_c pipelines of composition c with
 
-    Σ_c y_c c_k ≤ n_k for every class k,    Σ_c y_c ≤ R_high,    Σ_c y_c M_c ≥ ⌊B / b⌋.
+    Σ_c y_c c_k ≤ n_k for every class k,    Σ_c y_c ≤ R_high,    Σ_c y_c N_c ≥ B.
 
-Take any prices π, ρ ≥ 0, and let σ be the largest M_c / (π·c + ρ) of any pipeline: then ⌊B / b⌋ ≤ σ Σ_c y_c
-(π·c + ρ) ≤ σ (π·n + ρ R_high). If the last is below ⌊B / b⌋, no plan of this size and these replica counts
-ends within T. ∎ The prices come from the linear program's dual, but the proof is the inequality, computed
-here for all short compositions and, by `_relaxed`, for all longer pipelines; so the solver's tolerance does
-not matter. A remainder of the batch is left out, which only lowers the bound.
-
-T is found by bisection, per micro-batch size and interval of R; the least over all of them bounds every plan."""
+Take any π, ρ ≥ 0 with N_c ≤ π·c + ρ for every composition: then B ≤ Σ_c y_c N_c ≤ π·n + ρ R_high. So if the last is below
+B, no plan of these replica counts ends within T. ∎ The prices come from the linear program's dual over the compositions
+seen so far; that no other is worth more is what `_columns` shows. The proof is the inequality, so the solver's
+tolerance does not matter. A limit on the price per hour is left out, which only lowers the bound."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linprog
 
-from hetpipe.partitioners._columns import Columns
-from hetpipe.partitioners._relaxed import Relaxed
-from hetpipe.partitioners._space import Array, Counts
+from hetpipe.partitioners._columns import Column, Columns, Counts, Effort, Step
+from hetpipe.partitioners._kinds import Array
 
-ROUNDS = 60
-SLACK = 1 + 1e-9
+ROUNDS, GUESSES = 12, 5
+ENOUGH = 60  # columns found at a time
+GUESS = Effort(columns=ENOUGH, rows=1500)
+WIDE, NARROW = 1.05, 1.015  # ratios of the samples of one load, for a guess and for a proof
+ALONE = 0.8
+BELOW = 1 - 1e-9
 
 
-class Relaxation(NamedTuple):
-    """The linear program at one T: whether ⌊B / b⌋ micro-batches may be possible, and how many pipelines of which
-    composition would do them."""
+class Prices(NamedTuple):
+    """Samples that a device of each class, and a replica, must be worth."""
 
-    possible: bool
-    used: dict[Counts, float]
+    device: Array
+    replica: float
+
+
+class Range(NamedTuple):
+    """Replica counts."""
+
+    low: int
+    high: int
 
 
 class Master:
-    """The linear programs of one micro-batch size."""
+    """Linear programs over the columns found so far."""
 
-    def __init__(self, columns: Columns, relaxed: Relaxed) -> None:
-        self.columns, self.relaxed = columns, relaxed
-        self.space, self.need = columns.space, columns.need
-        self.devices = np.array(columns.comps, dtype=np.float64).reshape(-1, self.space.K)  # [C, K]
+    def __init__(self, columns: Columns) -> None:
+        self.columns, self.kinds = columns, columns.kinds
+        self.batch = self.kinds.problem.global_batch
+        self.most_price = self.kinds.problem.max_price_per_hour or math.inf
+        self.counts = np.array(self.kinds.counts, dtype=np.float64)
+        self.known: dict[Counts, list[tuple[float, Column]]] = {}  # by composition: (T, column)
+        self.prices = Prices(self._speeds(), 0.0)
+        self.used: dict[Counts, float] = {}  # numbers of pipelines in the last linear program
+        self._coarse: tuple[tuple[float, int], Step] | None = None
 
-    def solve(self, T: float, R_low: int, R_high: int, *, longer: bool = True) -> Relaxation:
-        """Solve, and make exact what it uses, until the answer is certain (or the rounds are over: possible).
-        Without `longer` pipelines it is no proof, only a quick guess."""
-        extra: list[tuple[Counts, int]] = []
-        used: dict[Counts, float] = {}
-        for _ in range(ROUNDS):
-            most = self.columns.most(T, R_low)
-            devices = np.vstack([self.devices, *[np.array(c)[None, :] for c, _ in extra]])
-            capacity = np.concatenate([most, [float(m) for _, m in extra]])
-            if not capacity.any() and not self.relaxed.possible:
-                return Relaxation(False, {})
-            y, prices, fixed = self._program(devices, capacity, R_high)
-            used = {c: float(x) for c, x in zip(self.columns.comps, y, strict=False) if x > 1e-9}
-            if float(capacity @ y) >= self.need:
-                if not any(self.columns.refine(c, T, R_low) for c in used):
-                    return Relaxation(True, used)
-                continue
-            total = float(prices @ np.array(self.space.counts)) + fixed * R_high
-            cost = devices @ prices + fixed
-            sigma = float((capacity / np.maximum(cost, 1e-300)).max())
-            if not longer and sigma * total * SLACK < self.need:
-                return Relaxation(False, used)
-            reached, path = self.relaxed.best(
-                T, R_low, prices, fixed, max(sigma, self.need / total / SLACK * (1 - 1e-12))
-            )
-            if max(sigma, reached) * total * SLACK < self.need:
-                return Relaxation(False, used)
-            if path is None or (path.comp, path.m) in extra or reached <= sigma * SLACK:
-                return Relaxation(True, used)
-            extra.append((path.comp, path.m))
-        return Relaxation(True, used)
+    def _speeds(self) -> Array:
+        """How many samples per second one device of each class does alone, memory aside."""
+        stages = self.columns.stages
+        best = np.zeros(self.kinds.K)
+        for i, b in enumerate(stages.sizes):
+            for v in np.flatnonzero(stages.usable[i]):
+                k = self.columns.at[v]
+                rate = b / max(stages.work[i, v, 0, stages.L], 1e-300) / self.columns.degree[v]
+                best[k] = max(best[k], rate)
+        return best
 
-    def _program(self, devices: Array, capacity: Array, R_high: int) -> tuple[Array, Array, float]:
-        """The counts, and the dual prices of devices and of replicas."""
-        rows = np.vstack([devices.T, np.ones(len(capacity))])
-        limits = np.array([*self.space.counts, R_high], dtype=np.float64)
-        scale = max(1.0, float(capacity.max()))
-        found = linprog(-capacity / scale, A_ub=rows, b_ub=limits, method="highs")
-        if found.x is None:
-            return np.zeros(len(capacity)), np.ones(self.space.K), 0.0
-        duals = np.maximum(-np.asarray(found.ineqlin.marginals), 0.0) * scale
-        return np.asarray(found.x), duals[:-1] + 1e-9, float(duals[-1])
+    def scaled(self, prices: Prices, high: int) -> Prices:
+        """The same in proportion, so that everything there is costs just below one batch."""
+        total = float(prices.device @ self.counts) + prices.replica * high
+        factor = self.batch / max(total, 1e-300) * BELOW
+        return Prices(prices.device * factor, prices.replica * factor)
 
-    def least(
-        self, low: float, high: float, R: tuple[int, int], accuracy: float, *, longer: bool = True
-    ) -> float:
-        """At most `accuracy` below the least possible T in [low, high]: no plan ends within what is returned, unless
-        that is `low`. From above, in growing steps, then by bisection."""
-        step = 1 + 4 * accuracy
-        below = high / step
-        while below > low and self.solve(below, *R, longer=longer).possible:
-            high, step = below, step * step
-            below = high / step
-        below = max(low, below)
-        while high > below * (1 + accuracy):
-            middle = (below * high) ** 0.5
-            if self.solve(middle, *R, longer=longer).possible:
-                high = middle
-            else:
-                below = middle
-        return below
+    def found(self, T: float, R: Range, prices: Prices, effort: Effort, ratio: float) -> tuple[list[Column], bool]:
+        """Columns worth more than these prices within T, and whether these are all: if so and there are none, no plan
+        ends within T. Loads are looked at in ranges of this ratio first."""
+        columns = self.columns
+        if self._coarse is None or self._coarse[0] != (T, R.low):
+            self._coarse = (T, R.low), columns.step(T, R.low, columns.coarse)
+        alive = columns.alive(self._coarse[1], prices.device, prices.replica)
+        if not alive.any():
+            return [], True
+        step = columns.step(T, R.low, columns.coarse.pick(alive).split(ratio))
+        found, hit, all_of_them = columns.search(step, prices.device, prices.replica, effort)
+        if (hit.low < hit.high).any():  # what a range of samples may do, now for each number of samples
+            step = columns.step(T, R.low, hit.split(1.0))
+            found, _, exact = columns.search(step, prices.device, prices.replica, effort)
+            all_of_them &= exact
+        return found, all_of_them
+
+    def look(self, T: float, R: Range, prices: Prices, effort: Effort) -> None:
+        """Keep the columns worth more than these prices within T."""
+        for column in self.found(T, R, prices, effort, WIDE)[0]:
+            self.known.setdefault(column.used, []).append((T, column))
+
+    def guess(self, T: float, R: Range) -> bool:
+        """Whether pipelines were seen that could do the batch within T; columns and prices are kept."""
+        found, self.prices = self._settle(T, R, self.prices, GUESS, WIDE, GUESSES)
+        return found is True
+
+    def impossible(self, T: float, R: Range, share: float, candidates: float) -> bool:
+        """Whether it is proven that no plan of so many replicas ends within T, before so many candidates were seen. At
+        first, replicas are worth this share of the batch."""
+        limit = Effort(columns=ENOUGH, candidates=self.columns.seen + candidates)
+        start = self.prices
+        if share:
+            device = self.scaled(self.prices._replace(replica=0.0), 0).device * (1 - share)
+            start = Prices(device, share * self.batch / R.high)
+        found, prices = self._settle(T, R, start, limit, NARROW, ROUNDS)
+        if not share:
+            self.prices = prices
+        return found is False
+
+    def _settle(
+        self, T: float, R: Range, start: Prices, effort: Effort, ratio: float, rounds: int
+    ) -> tuple[bool | None, Prices]:
+        """True: columns found do the batch within T. False: there are none left, so no plan does (if none were left
+        out). None: neither was shown. And the best prices.
+
+        Prices between those of the linear program and the best so far (of which no column is worth more than `worth`
+        times) settle sooner than the former alone (Wentges 1997)."""
+        center, worth = self.scaled(start, R.high), math.inf
+        prices = center
+        for _ in range(rounds):
+            found, all_of_them = self.found(T, R, prices, effort, ratio)
+            if not found:
+                return (False if all_of_them or effort.rows < math.inf else None), prices
+            for column in found:
+                self.known.setdefault(column.used, []).append((T, column))
+            most = max(c.samples / self.price(c.used, prices) for c in found)
+            if most < worth and (all_of_them or effort.rows < math.inf):
+                center, worth = prices, most
+            total, new = self.solve(T, R, prices)
+            if total >= self.batch:
+                return True, center
+            if self.columns.seen > effort.candidates:
+                break
+            prices = Prices((new.device + center.device) / 2, (new.replica + center.replica) / 2)
+        return None, center
+
+    @staticmethod
+    def price(used: Counts, prices: Prices) -> float:
+        """What a pipeline of these devices costs."""
+        return float(prices.device @ np.array(used)) + prices.replica
+
+    def solve(self, T: float, R: Range, last: Prices) -> tuple[float, Prices]:
+        """The most samples of columns found within T or less, and the dual prices. Devices may also be left alone at a
+        part of their last price, which keeps prices of all of them in the dual while few columns are known."""
+        comps = list(self.known)
+        capacity = np.array([max((c.samples for t, c in self.known[x] if t <= T), default=0) for x in comps])
+        devices = np.vstack([np.array(comps, dtype=np.float64), np.eye(self.kinds.K)])
+        value = np.concatenate([capacity, last.device * ALONE])
+        rows = np.vstack([devices.T, np.arange(len(devices)) < len(comps)])
+        solved = linprog(-value, A_ub=rows, b_ub=[*self.counts, R.high], method="highs")
+        if solved.x is None:
+            return 0.0, last
+        duals = np.maximum(-np.asarray(solved.ineqlin.marginals), 0.0)
+        y = np.asarray(solved.x)[: len(comps)]
+        self.used = {c: float(x) for c, x in zip(comps, y, strict=True) if x > 1e-9}
+        return float(capacity @ y), self.scaled(Prices(duals[:-1], float(duals[-1])), R.high)

@@ -1,0 +1,176 @@
+"""Real pipelines of a composition: the orders and cuts with the least bounds, simulated."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hetpipe.cost import Costs
+from hetpipe.partitioners._columns import Columns, Counts, Rows
+from hetpipe.partitioners._kinds import Array
+from hetpipe.partitioners._loads import Index, Loads
+from hetpipe.partitioners._space import allowed_families, depth_of, families_of
+from hetpipe.plan import ReplicaPlan, StagePlan
+from hetpipe.simulator import pipeline_times, replica_costs
+
+ALIKE, SIMULATED = 4, 5  # partial pipelines kept that hold the same layers on the same devices; and ends simulated
+
+
+class Path(NamedTuple):
+    """Kinds of the stages, first to last, and the layers between which they are cut."""
+
+    kinds: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+
+class Pipeline(NamedTuple):
+    """A path with samples, simulated: a replica on devices that stand for others of their classes, when each stage's
+    last backward ends, and the longest optimizer."""
+
+    path: Path
+    used: Counts
+    size: int
+    samples: int
+    replica: ReplicaPlan
+    ready: tuple[float, ...]
+    optimizer: float
+
+    def end(self, sums: Array) -> float:
+        """When a step with this pipeline ends at least, with these sums [V, lo, hi]."""
+        pairs = zip(self.path.cuts, self.path.cuts[1:], strict=False)
+        late = max(r + float(sums[v, lo, hi]) for r, v, (lo, hi) in zip(self.ready, self.path.kinds, pairs, strict=True))
+        return late + self.optimizer
+
+
+class Paths:
+    """Search and simulation of single pipelines; each is simulated once."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns, self.stages, self.kinds = columns, columns.stages, columns.kinds
+        self.families = allowed_families(self.kinds.problem)
+        self.costs: Costs = self.kinds.costs
+        self._known: dict[tuple[Path, int, int], Pipeline | None] = {}
+
+    def search(self, T: float, R: int, used: Counts, size: int, samples: int) -> list[Path]:
+        """Paths over exactly these devices that might end within T, least bound first."""
+        columns, limit = self.columns, np.array(used)
+        load = Loads(*(np.array([x]) for x in (size, samples, samples, columns.coarse.row(size, samples))))
+        step = columns.step(T, R, load)
+        rows, levels = columns.ends(1), []
+        kinds = np.arange(self.kinds.V)
+        found: list[tuple[float, Path]] = []
+        for place in range(1, columns.L + 1):
+            first = step.reach[0][kinds[None, :], rows.lo[:, None]]
+            room = rows.used[:, columns.at] + columns.degree <= limit[columns.at]
+            width = np.where(room, rows.lo[:, None] - first, 0).clip(min=0).ravel()
+            source = np.repeat(np.arange(len(width)), width)
+            offset = np.arange(len(source)) - np.repeat(np.cumsum(width) - width, width)
+            parent, v = source // self.kinds.V, source % self.kinds.V
+            parent, v, lo = columns.allowed(parent, v, first.ravel()[source] + offset)
+            u, g, whole, late = columns.bound(step, rows, parent, v, lo, place)
+            after = rows.used[parent]
+            after[np.arange(len(v)), columns.at[v]] += columns.degree[v]
+            keep = ~late & ((lo == 0) == (after == limit).all(axis=1))
+            parent, v, lo, after = parent[keep], v[keep], lo[keep], after[keep]
+            end = np.maximum(g, whole)[keep] + self.stages.least[size, lo]
+            levels.append((parent, v, lo))
+            rows = Rows(np.zeros(len(lo), dtype=np.int64), lo, after, end, u[keep], g[keep], whole[keep], np.arange(len(lo)))
+            found += [(float(end[j]), self._path(levels, int(j))) for j in np.flatnonzero(lo == 0)]
+            rows, levels[-1] = self._fewer(rows, levels[-1])
+            if not len(rows.lo):
+                break
+        return [path for _, path in sorted(found)[:SIMULATED]]
+
+    def _fewer(self, rows: Rows, level: tuple[Index, Index, Index]) -> tuple[Rows, tuple[Index, Index, Index]]:
+        """The best few of those that hold the same layers on the same devices."""
+        key = (rows.used @ self.columns.radix) * (self.columns.L + 1) + rows.lo
+        order = np.lexsort((rows.price, key))
+        new = np.concatenate([[True], key[order][1:] != key[order][:-1]]) if len(order) else np.zeros(0, dtype=bool)
+        start = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+        keep = order[(np.arange(len(order)) - start < ALIKE) & (rows.lo[order] > 0)]
+        parent, v, lo = level
+        return Rows._make(x[keep] for x in rows), (parent[keep], v[keep], lo[keep])
+
+    def _path(self, levels: list[tuple[Index, Index, Index]], j: int) -> Path:
+        """Back from a complete row to the last stage."""
+        kinds, cuts = [], []
+        for parent, v, lo in reversed(levels):
+            kinds.append(int(v[j]))
+            cuts.append(int(lo[j]))
+            j = int(parent[j])
+        return Path(tuple(kinds), (*cuts, self.columns.L))
+
+    def simulated(self, path: Path, size: int, samples: int) -> Pipeline | None:
+        """With the deepest of the allowed schedules that fit in memory and need the least recompute; None if none
+        fits."""
+        key = (path, size, samples)
+        if key not in self._known:
+            self._known[key] = self._simulated(path, size, samples)
+        return self._known[key]
+
+    def _simulated(self, path: Path, size: int, samples: int) -> Pipeline | None:
+        b, n = self.stages.sizes[size], len(path.kinds)
+        sizes = (b,) * (samples // b) + ((samples % b,) if samples % b else ())
+        best: ReplicaPlan | None = None
+        for family in families_of(self.families, n, len(sizes)):
+            depths = tuple(depth_of(family, n - s, len(sizes)) for s in range(n))
+            replica = self._replica(path, sizes, depths)
+            if replica is not None and (best is None or _recomputed(replica) <= _recomputed(best)):
+                best = replica
+        if best is None:
+            return None
+        depths = best.depths("gpipe" if self.families == ("gpipe",) else "1f1b")
+        times = pipeline_times(replica_costs(self.costs, best), depths)
+        ready = tuple(time.backward[-1] for time in times)
+        return Pipeline(path, self._used(path), size, samples, best, ready, self._optimizer(path))
+
+    def _used(self, path: Path) -> Counts:
+        used = [0] * self.kinds.K
+        for v in path.kinds:
+            used[self.columns.at[v]] += int(self.columns.degree[v])
+        return tuple(used)
+
+    def _optimizer(self, path: Path) -> float:
+        spans = zip(path.cuts, path.cuts[1:], strict=False)
+        return max(float(self.stages.optimizer[v, lo, hi]) for v, (lo, hi) in zip(path.kinds, spans, strict=True))
+
+    def _replica(self, path: Path, sizes: tuple[int, ...], depths: tuple[int, ...]) -> ReplicaPlan | None:
+        """On the first devices of each class, recompute only where a stage does not fit without."""
+        free = [self._devices(k, number) for k, number in enumerate(self._used(path))]
+        stages = []
+        for s, v in enumerate(path.kinds):
+            kind, lo, hi = self.kinds.kinds[v], path.cuts[s], path.cuts[s + 1]
+            fits = [r for r in (False, True) if self._fits(v, lo, hi, sizes, depths[s], r)]
+            if not fits:
+                return None
+            devices = tuple(free[kind.at].pop(0) for _ in range(kind.degree))
+            plain = self.families == ("gpipe",) or depths[s] == max(1, min(len(path.kinds) - s, len(sizes)))
+            stages.append(
+                StagePlan(
+                    layers=(lo, hi), devices=devices, recompute=fits[0], warmup=None if plain else depths[s]
+                )
+            )
+        return ReplicaPlan(microbatch_sizes=sizes, stages=tuple(stages))
+
+    def _fits(self, v: int, lo: int, hi: int, sizes: tuple[int, ...], depth: int, recompute: bool) -> bool:
+        kind = self.kinds.kinds[v]
+        if recompute and not self.kinds.problem.allow_recompute:
+            return False
+        memory = self.costs.stage_memory(
+            kind.type, lo, hi, samples=sum(sizes), recompute=recompute, degree=kind.degree
+        )
+        return memory.peak(sizes, depth) <= self.kinds.classes[kind.at].limit
+
+    def _devices(self, k: int, number: int) -> list[str]:
+        """The first devices of a class, node by node."""
+        found: list[str] = []
+        for node in self.kinds.classes[k].nodes:
+            found += self.kinds.ids[node.name, self.kinds.classes[k].type]
+            if len(found) >= number:
+                break
+        return found
+
+
+def _recomputed(replica: ReplicaPlan) -> int:
+    return sum(stage.recompute for stage in replica.stages)

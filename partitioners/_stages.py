@@ -1,0 +1,151 @@
+"""What every stage would cost on every kind of device, as tables over its layers [lo, hi)."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.partitioners._kinds import Array, Kinds
+from hetpipe.partitioners._space import allowed_families, measured_sizes
+
+MASKS = 6  # classes up to which it is told apart which of them are behind a stage
+
+
+class Stages:
+    """Tables [sizes, V, L + 1, L + 1] of a micro-batch of b samples, infinite where hi ≤ lo or b was not measured.
+
+    `work` is forward + backward, `forward` alone; `longest_forward` and `longest_backward` that of any micro-batch
+    of at most b samples; `rate` the least seconds per sample of any such micro-batch. A stage with `depth`
+    micro-batches in flight of a replica of n samples fits if its samples in flight are at most
+
+        room − n · boundary − min(b, n) · transient        ([2] first: without and with recompute).
+
+    `least` [sizes, L + 1]: the least time once through layers [0, lo), forward and backward, on any kinds.
+    `forward_part` the least part of it that is forward; `last` [2, sizes] the least parts, per sample, of u and of a
+    backward that a smaller last micro-batch takes.
+    `hop` and `wire` [sizes, K, masks, L + 1]: both ways of a transfer, and how long it occupies the link one way,
+    from a stage of a class to the nearest class of those in a mask."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.kinds, problem = kinds, kinds.problem
+        self.L, self.overhead = kinds.L, problem.cluster.runtime_overhead.action_seconds
+        families = allowed_families(problem)
+        self.deep, self.all, self.shallow = "deep" in families, "gpipe" in families, "1f1b" in families
+        measured = measured_sizes(problem)
+        self.sizes = [b for i, b in enumerate(measured) if i == 0 or measured[i - 1] < problem.global_batch]
+        self.above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
+        shape = (len(self.sizes), kinds.V, self.L + 1, self.L + 1)
+        self.work, self.forward = np.full(shape, np.inf), np.full(shape, np.inf)
+        self.longest_forward, self.longest_backward = np.full(shape, np.inf), np.full(shape, np.inf)
+        self.rate = np.full(shape, np.inf)
+        self.last = np.ones((2, len(self.sizes)))  # least of (rate / work) and of (a backward's rate / backward)
+        self.optimizer = np.zeros(shape[1:])
+        for v in range(kinds.V):
+            self._times(v)
+        self.room, self.boundary, self.transient = self._memory()
+        layers = np.stack([self.work[:, :, l, l + 1] for l in range(self.L)], axis=2).min(axis=1)  # noqa: E741
+        layers[:, 1:] -= 2 * self.overhead  # one stage may have all of them
+        self.least = np.concatenate([np.zeros((len(self.sizes), 1)), np.cumsum(layers, axis=1)], axis=1)
+        there = np.isfinite(self.work)
+        ratio = np.where(there, self.forward, 1.0) / np.where(there, np.maximum(self.work, 1e-300), 1.0)
+        self.forward_part = ratio.min(axis=(1, 2, 3))  # [sizes]
+        self.masked = kinds.K <= MASKS
+        self.hop, self.wire = self._hops()
+
+    def _span(self, values: Array, overhead: float = 0.0) -> Array:
+        prefix = np.concatenate([[0.0], np.cumsum(values)])
+        found: Array = np.where(self.above, prefix[None, :] - prefix[:, None] + overhead, np.inf)
+        return found
+
+    def _times(self, v: int) -> None:
+        kind = self.kinds.kinds[v]
+        measurement = self.kinds.problem.profile.measurement(kind.type, kind.degree)
+        self.optimizer[v] = np.where(self.above, self._span(np.array(measurement.optimizer_seconds)), 0.0)
+        for i, b in enumerate(self.sizes):
+            if b not in measurement.microbatch_sizes:
+                continue
+            # Times are linear between measured sizes, so the least per sample is at one of them, or below the first.
+            smaller = [x for x in measurement.microbatch_sizes if x <= b]
+            smaller = sorted({*smaller, *range(1, smaller[0])})
+            each = [measurement.times(x) for x in smaller]
+            rates = [np.min([t[side] / x for t, x in zip(each, smaller, strict=True)], axis=0) for side in (0, 1)]
+            both = np.min([(f + g) / x for (f, g), x in zip(each, smaller, strict=True)], axis=0)
+            forward, backward = each[-1]
+            self.forward[i, v] = self._span(forward, self.overhead)
+            self.work[i, v] = self.forward[i, v] + self._span(backward, self.overhead)
+            self.longest_forward[i, v] = self._span(np.max([f for f, _ in each], axis=0), self.overhead)
+            self.longest_backward[i, v] = self._span(np.max([g for _, g in each], axis=0), self.overhead)
+            self.rate[i, v] = self._span(both)
+            above = self.above
+            parts = self.rate[i, v][above] / np.maximum(self.work[i, v][above], 1e-300)
+            full = self.work[i, v][above] - self.forward[i, v][above]
+            back = self._span(rates[1])[above] / np.maximum(full, 1e-300)
+            self.last[:, i] = np.minimum(self.last[:, i], [parts.min(), back.min()])
+
+    def _memory(self) -> tuple[Array, Array, Array]:
+        room, boundary, transient = np.zeros((3, 2, self.kinds.V, self.L + 1, self.L + 1))
+        known: dict[tuple[str, int], Array] = {}
+        for v, kind in enumerate(self.kinds.kinds):
+            key = (kind.type if kind.degree > 1 else "", kind.degree)
+            if key not in known:
+                known[key] = self._bytes(kind.type, kind.degree)
+            limit = self.kinds.classes[kind.at].limit + 1.0  # peaks are whole bytes, rounded
+            for r, (static, buffers, held, passing) in enumerate(known[key]):
+                held = np.maximum(held, 1e-9)
+                room[r, v] = np.where(self.above, (limit - static) / held, -np.inf)
+                boundary[r, v], transient[r, v] = buffers / held, passing / held
+        if not self.kinds.problem.allow_recompute:
+            room[1] = -np.inf
+        return room, boundary, transient
+
+    def _bytes(self, kind: str, degree: int) -> Array:
+        """Static, boundary, held and transient bytes without and with recompute, [2, 4, lo, hi]."""
+        tables = np.zeros((2, 4, self.L + 1, self.L + 1))
+        for lo, hi in itertools.combinations(range(self.L + 1), 2):
+            for r in (0, 1):
+                found = self.kinds.costs.stage_memory(
+                    kind, lo, hi, samples=1, recompute=bool(r), degree=degree
+                )
+                tables[r, :, lo, hi] = (
+                    found.static, found.boundary, found.held_per_sample, found.transient_per_sample,
+                )  # fmt: skip
+        return tables
+
+    def _hops(self) -> tuple[Array, Array]:
+        K = self.kinds.K
+        groups = [[k for k in range(K) if mask >> k & 1] for mask in range(2**K)] if self.masked else []
+        groups = groups or [[], list(range(K))]
+        hop, wire = np.zeros((2, len(self.sizes), K, len(groups), self.L + 1))
+        for i, b in enumerate(self.sizes):
+            occupied, latency = self.kinds.transfer(b)
+            for mask, group in enumerate(groups):
+                if group:
+                    wire[i, :, mask] = occupied[:, group].min(axis=1)
+                    hop[i, :, mask] = 2 * (occupied + latency[:, :, None])[:, group].min(axis=1)
+            self.last[0, i] = min(self.last[0, i], self.kinds.smaller_transfer(b))
+        return hop, wire
+
+    def prefix(self, table: Array) -> Array:
+        """Of stages that begin with layer 0, [V, L + 1]; zero at 0, and where a kind was not measured."""
+        found = np.where(np.isfinite(table[:, 0]), table[:, 0], 0.0)
+        found[:, 0] = 0.0
+        return found
+
+    def mask(self, used: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which classes are among devices used [N, K], as an index of `hop` and `wire`; 0 for none."""
+        there = used > 0
+        found: NDArray[np.int64]
+        if self.masked:
+            found = np.sum(there * (1 << np.arange(self.kinds.K)), axis=1, dtype=np.int64)
+        else:
+            found = np.any(there, axis=1).astype(np.int64)
+        return found
+
+    @cached_property
+    def usable(self) -> NDArray[np.bool_]:
+        """Kinds measured at each size, [sizes, V]."""
+        found: NDArray[np.bool_] = np.isfinite(self.work[:, :, 0, self.L])
+        return found
