@@ -5,7 +5,6 @@ Entry points by which another package adds a part of its own, found by name (`he
     hetpipe.partitioners   name = package.module:Partitioner   a planning algorithm
     hetpipe.models         name = package.module:build         returns an nn.Sequential
     hetpipe.datasets       name = package.module:function      returns a hetpipe.datasets.DataSplits
-    hetpipe.backends       name = package.module:Backend       something that runs a plan
 """
 
 import re
