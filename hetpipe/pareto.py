@@ -1,7 +1,8 @@
 """The front of price and time over sub-clusters: bounds first, then plans, until each row is planned or ruled out.
 
 1. The fluid bound of every sub-cluster, and from it the least price of a sample.
-2. Rows whose bounds no other row's bounds beat come first; then the next layer of such rows, and so on.
+2. Layers: rows whose bounds no other row's bounds beat, then the same of the rest, and so on. The cheapest row of each
+   layer comes first, then the second of each.
 3. A row is *dominated* if a plan in hand of another row is at most as slow as this row's least step, and at most as dear as its
    least price: no plan of it could be on the front, so none is searched.
 4. Else its sub-cluster is planned, with its share of most of the time. Fewer nodes are part of more: a plan for them serves the
@@ -21,6 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 from hetpipe import registry
@@ -225,17 +227,18 @@ class Search:
         return found
 
     def order(self) -> list[Item]:
-        """Open items: those that no other beats in both bounds, fastest first; then the same of the rest, and so on."""
+        """Open items, in layers: those that no other beats in both bounds, then the same of the rest, and so on. The cheapest of
+        each layer come first, then the second of each, so that plans are spread over the front however early the time ends."""
         left = sorted((i for i in self.items if not i.done), key=lambda i: (i.bound, i.price))
-        found: list[Item] = []
+        layers = []
         while left:
             layer = [left[0]]
             for item in left[1:]:
                 if item.price * item.bound < layer[-1].price * layer[-1].bound * (1 - 1e-12):
                     layer.append(item)
-            found += layer
+            layers.append(layer[::-1])
             left = [item for item in left if item not in layer]
-        return found
+        return [item for items in zip_longest(*layers) for item in items if item is not None]
 
     def ruled_out(self, item: Item) -> bool:
         """Closed without a search: beaten by a plan in hand, or out of time."""
