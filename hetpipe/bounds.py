@@ -74,6 +74,8 @@ def fluid_price(problem: Problem, deadline: float) -> float:
     Σ_l B · min_k (p_k + μ_k)(τ(l, k) + o(l, k) / B) − D · Σ_k n_k μ_k."""
     kinds, number, seconds = _work(problem)
     K, L = seconds.shape
+    if not K:
+        return math.inf
     prices = np.array([problem.cluster.device_types[kind].price_per_hour for kind in kinds])
     scale = max(float(seconds.max()), 1e-300)
     share = np.zeros((K, K * L))

@@ -243,13 +243,6 @@ def joined(parts: Sequence[Pipelines], n: int) -> Pipelines:
 
 
 def priced(
-    space: Space, comp: Counts, family: Family, load: Load, R: int, threshold: float, limit: int
-) -> Found:
-    """All pipelines of one load whose bound is below the threshold, simulated; least bound first."""
-    return all_priced(space, comp, [Variant(family, load)], R, threshold, limit)
-
-
-def all_priced(
     space: Space,
     comp: Counts,
     variants: Sequence[Variant],

@@ -52,12 +52,6 @@ class Hops(NamedTuple):
     each: Array
     all: Array
 
-    @property
-    def both(self) -> Array:
-        """The least of `each` over the loads, [K, K, L + 1]."""
-        least: Array = self.each.min(axis=0)
-        return least
-
 
 def hops(space: Space, loads: Sequence[Load]) -> Hops:
     """What links add to these loads."""

@@ -9,7 +9,8 @@ from math import lcm
 import numpy as np
 
 from hetpipe.partitioners._batch import Index, Pipelines
-from hetpipe.partitioners._space import Array, Space, link_seconds
+from hetpipe.partitioners._space import Array, Space
+from hetpipe.partitioners._wires import link_seconds
 
 
 class Joint:

@@ -18,7 +18,7 @@ from hetpipe.partitioners._space import Counts, Load, Space, families_of
 def orders(space: Space, b: int) -> Iterator[list[int]]:
     """Device kinds, first stage to last: by memory, by speed and as in the file, either way, 1 to L devices."""
     usable = [k for k in range(space.K) if space.measured(k, b)]
-    speed = {k: float(space.seconds(k, b)[0][0, space.L]) for k in usable}
+    speed = {k: float(space.prefixes(k, [b])[0][0, space.L]) for k in usable}
     for key in (lambda k: -space.limits[k], lambda k: speed[k], lambda k: k):
         line: list[int] = []
         for k in sorted(usable, key=key):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hetpipe.partitioners._batch import Pipelines
-from hetpipe.partitioners._candidates import Found, Variant, all_priced, empty, joined
+from hetpipe.partitioners._candidates import Found, Variant, empty, joined, priced
 from hetpipe.partitioners._groupings import Bounds
 from hetpipe.partitioners._pricing import bound
 from hetpipe.partitioners._space import Array, Counts, Space, families_of, load_of
@@ -53,7 +53,7 @@ class Pools:
         self, c: Counts, variants: list[Variant], threshold: float, limit: int, splits: int = SPLITS
     ) -> Found:
         """Where the rows are too many at once: half of the variants, and the other half."""
-        found = all_priced(self.space, c, variants, 2, threshold, limit, self.late)
+        found = priced(self.space, c, variants, 2, threshold, limit, self.late)
         if np.isinf(found.dropped) or len(variants) <= 1 or splits == 0 or self.late():
             return Found(undominated(found.pipelines), found.dropped)
         half = len(variants) // 2
@@ -82,7 +82,7 @@ class Pools:
     def few(self, c: Counts, shares: range, R: int, limit: int) -> Pipelines:
         """A few promising pipelines with these numbers of samples."""
         variants = self.variants(c, shares, R, np.inf)
-        found = all_priced(self.space, c, variants, R, np.inf, limit).pipelines
+        found = priced(self.space, c, variants, R, np.inf, limit).pipelines
         return undominated(found) if found.number else empty(sum(c))
 
 

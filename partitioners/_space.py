@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from hetpipe.cluster import Link
 from hetpipe.cost import Costs
 from hetpipe.formats import InputError
-from hetpipe.partition import Problem
+from hetpipe.partition import PartitionError, Problem
+from hetpipe.partitioners._wires import link_floor
 
 Array = NDArray[np.float64]
 Family = Literal["1f1b", "deep", "gpipe", "any"]  # "any": a relaxation of all that are allowed
@@ -145,25 +146,27 @@ def allowed_families(problem: Problem) -> tuple[Family, ...]:
     ]  # type: ignore[return-value]
 
 
-def _no_degree(problem: Problem) -> str:
-    """What is wrong where no stage can be on any device."""
-    types = {device.type for device in problem.cluster.devices}
-    measured = sorted({m.tensor_parallel for m in problem.profile.measurements if m.device_type in types})
-    most = max(max(node.devices.values()) for node in problem.cluster.nodes)
+def require_seats(problem: Problem) -> None:
+    """PartitionError where no device can have a stage, for want of a degree that was measured."""
+    most = dict.fromkeys(sorted({device.type for device in problem.cluster.devices}), 0)
+    for kind in most:
+        most[kind] = max(node.devices.get(kind, 0) for node in problem.cluster.nodes)
+    there = "the largest nodes have " + " and ".join(f"{count} {kind!r}" for kind, count in most.items())
     if problem.backend != "torch":
-        there = f"the back end {problem.backend!r} runs every stage on one device"
-    else:
-        there = f"no node has more than {most} devices of a type"
-    return (
-        f"the profile measures the cluster's device types at tensor-parallel degrees {measured} only, and {there}; "
-        "measure degree 1 with 'hetpipe profile'"
-    )
+        most, there = dict.fromkeys(most, 1), f"the back end {problem.backend!r} runs a stage on one device"
+    measured = [(m.device_type, m.tensor_parallel) for m in problem.profile.measurements if m.device_type in most]
+    if all(degree > most[kind] for kind, degree in measured):
+        raise PartitionError(
+            f"the profile measures the cluster's types only at tensor-parallel degrees "
+            f"{sorted({degree for _, degree in measured})}, and {there}; measure degree 1 with 'hetpipe profile'"
+        )
 
 
 class Space:
     """A problem as matrices. Device kinds are counted, never enumerated."""
 
     def __init__(self, problem: Problem) -> None:
+        require_seats(problem)
         self.problem = problem
         self.costs = Costs(problem.profile, problem.cluster)
         self.L = len(problem.profile.layers)
@@ -179,8 +182,6 @@ class Space:
             for degree in self._degrees(kind, len(ids)):
                 self.kinds.append(Kind(node, kind, tuple(ids), degree))
                 self.pools.append(pool)
-        if not self.kinds:
-            raise InputError(_no_degree(problem))
         self.counts: Counts = tuple(len(kind.devices) // kind.degree for kind in self.kinds)
         types = problem.cluster.device_types
         self.limits = [types[kind.type].memory * (1 - problem.memory_reserve) for kind in self.kinds]
@@ -191,11 +192,9 @@ class Space:
 
     def _degrees(self, kind: str, most: int) -> list[int]:
         """Measured tensor-parallel degrees that so many devices allow; back ends in one process have none but 1."""
-        return sorted(
-            m.tensor_parallel
-            for m in self.problem.profile.measurements
-            if m.device_type == kind and m.tensor_parallel <= (1 if self.one_node else most)
-        )
+        most = 1 if self.one_node else most
+        measured = [m.tensor_parallel for m in self.problem.profile.measurements if m.device_type == kind]
+        return sorted(degree for degree in measured if degree <= most)
 
     @property
     def states(self) -> int:
@@ -231,38 +230,17 @@ class Space:
         """Price per hour of so many devices."""
         return sum(count * price for count, price in zip(counts, self.prices, strict=True))
 
-    def _prefix(self, k: int, b: int) -> tuple[Array, Array]:
-        kind = self.kinds[k]
-        return self.costs.time_prefix(kind.type, b, kind.degree)
-
     def prefixes(self, k: int, sizes: Sequence[int]) -> tuple[Array, Array]:
         """Prefix sums of forward and backward seconds, [sizes, L + 1]."""
-        found = [self._prefix(k, b) for b in sizes]
+        kind = self.kinds[k]
+        found = [self.costs.time_prefix(kind.type, b, kind.degree) for b in sizes]
         return np.stack([f for f, _ in found]), np.stack([b for _, b in found])
-
-    def seconds(self, k: int, b: int) -> tuple[Array, Array]:
-        """Forward and backward seconds [lo, hi] of one micro-batch, as `Costs.stage_seconds` has them without
-        recompute."""
-        forward, backward = self._prefix(k, b)
-        extra = self.problem.cluster.runtime_overhead.action_seconds
-        return forward[None, :] - forward[:, None] + extra, backward[None, :] - backward[:, None] + extra
 
     @cache  # noqa: B019
     def optimizer(self, k: int) -> Array:
         """Optimizer seconds [lo, hi]."""
         kind = self.kinds[k]
         return span(np.array(self.problem.profile.measurement(kind.type, kind.degree).optimizer_seconds))
-
-    def peak(self, k: int, depth: int, load: Load, *, recompute: bool) -> Array:
-        """Peak bytes [lo, hi], as `Costs.stage_memory(…).peak` has them."""
-        kind = self.kinds[k]
-        static, boundary, *rest = self._memory_tables(kind.type, kind.degree)
-        held, transient = rest[2 * recompute : 2 * recompute + 2]
-        samples = load.samples
-        window = samples if depth >= load.m else depth * load.b
-        return np.rint(
-            static + samples * boundary + held * window + transient * max(load.sizes[0], load.sizes[-1])
-        )
 
     def _memory_tables(self, kind: str, degree: int) -> tuple[Array, ...]:
         if (kind, degree) not in self._memory:
@@ -332,16 +310,11 @@ class Space:
         """Where the stage fits without, and with, recompute, [loads, lo, hi]; as `Costs.stage_memory(…).peak`."""
         kind = self.kinds[k]
         static, boundary, *rest = self._memory_tables(kind.type, kind.degree)
-        samples, window, largest = (
-            np.array(column, dtype=np.float64)[:, None, None]
-            for column in zip(
-                *(
-                    (x.samples, x.samples if depth >= x.m else depth * x.b, x.b)
-                    for depth, x in zip(depths, loads, strict=True)
-                ),
-                strict=True,
-            )
-        )
+        each = [
+            (x.samples, x.samples if depth >= x.m else depth * x.b, x.b)
+            for depth, x in zip(depths, loads, strict=True)
+        ]
+        samples, window, largest = np.array(each, dtype=np.float64).T[:, :, None, None]
         base = static + samples * boundary
         plain, less = (
             np.rint(base + held * window + transient * largest) <= self.limits[k]
@@ -407,11 +380,6 @@ class Space:
         layers = self.problem.profile.layers
         return np.array([x.tied_parameter_bytes if x.tied else 0 for x in layers], dtype=np.float64)
 
-    @cached_property
-    def untied(self) -> Array:
-        """Parameter bytes per layer that are summed with their segment, [L], where no stage is split."""
-        return self.problem.profile.parameter_bytes() - self.tied_bytes
-
     @cache  # noqa: B019
     def sum_floor(self, k: int, R: int) -> Array:
         """Lower bound [lo, hi] on the seconds that the gradient sums of a stage on kind k take beside R − 1
@@ -429,24 +397,3 @@ class Space:
             return np.zeros_like(size)
         floors = [link_floor(self.links[i], size / R) for i in ids]
         return np.where(size > 0, 2 * (R - 1) * np.minimum.reduce(floors), 0.0)
-
-
-def link_floor(link: Link, size: Array) -> Array:
-    """A lower bound on the sum of a link's seconds over any pieces of `size` bytes in all."""
-    if link.points is None:
-        assert link.bandwidth is not None
-        return link.latency + size / link.bandwidth
-    (x0, y0), (x1, y1) = link.points[-2:]
-    rates = [y / x for x, y in link.points if x > 0] + [max(0.0, (y1 - y0) / (x1 - x0))]
-    return size * min(rates)
-
-
-def link_seconds(link: Link, size: Array) -> Array:
-    """`Link.seconds` of many sizes at once."""
-    if link.points is None:
-        assert link.bandwidth is not None
-        return link.latency + size / link.bandwidth
-    sizes, seconds = (np.array(axis, dtype=np.float64) for axis in zip(*link.points, strict=True))
-    slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-    beyond = seconds[-1] + max(slope, 0.0) * (size - sizes[-1])
-    return np.where(size > sizes[-1], beyond, np.interp(size, sizes, seconds))

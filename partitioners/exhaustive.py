@@ -21,7 +21,13 @@ from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
 from hetpipe.partition import Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._obstacle import explain
-from hetpipe.partitioners._space import Space, allowed_families, depth_of, families_of, microbatch_sizes
+from hetpipe.partitioners._space import (
+    allowed_families,
+    depth_of,
+    families_of,
+    microbatch_sizes,
+    require_seats,
+)
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.simulator import pipeline_times, replica_costs, sync_times
 
@@ -269,7 +275,7 @@ class Exhaustive:
 
     def __call__(self, problem: Problem) -> Solution:
         """Price every plan of the class."""
-        Space(problem)  # says what is wrong where nothing can be planned
+        require_seats(problem)
         devices = len(problem.cluster.devices)
         count = plan_count(problem) if devices <= self.max_devices else math.inf
         if devices > self.max_devices or count > self.max_plans:

@@ -72,18 +72,17 @@ def searched(problem: Problem) -> Solution:
 
 
 class TestAutoIsTheOracle:
-    @settings(max_examples=150, **UNHURRIED)
+    @pytest.mark.timeout(600)
+    @settings(max_examples=120, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6))
     def test_four_devices(self, problem: Problem) -> None:
         agree(problem)
 
-    @settings(max_examples=150, **UNHURRIED)
+    @pytest.mark.timeout(600)
+    @settings(max_examples=120, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6, tensor_parallel=True))
     def test_tensor_parallel(self, problem: Problem) -> None:
-        try:
-            agree(problem)
-        except InputError as error:
-            assert "at tensor-parallel degrees" in str(error)  # noqa: PT017
+        agree(problem)
 
     @settings(max_examples=25, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from hetpipe.bounds import fluid_bound
 from hetpipe.cluster import Cluster
 from hetpipe.cost import Costs, shard_owners, sync_segments
 from hetpipe.formats import InputError
+from hetpipe.partition import Partitioner, PartitionError
+from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.plan import Plan, StagePlan
 from hetpipe.profiles import Profile
 from hetpipe.simulator import replica_costs, simulate
-from tests.strategies import make_cluster, make_profile
+from tests.strategies import make_cluster, make_problem, make_profile
 
 WIRE = {"bandwidth": 100.0, "latency": 0.5}
 NODE = {"bandwidth": 1000.0, "latency": 0.125}
@@ -153,3 +158,45 @@ def test_a_degree_that_was_not_measured_is_named() -> None:
     three = plan([["n0/0", "n0/1", "n0/2"]])
     with pytest.raises(InputError, match="no measurement of device type 'a' at tensor-parallel degree 3"):
         simulate(three, profile(), cluster())
+
+
+def measured(*degrees: int, seconds: float = 1.0) -> Profile:
+    """Two layers of 800 bytes at these degrees: t devices take a t-th of the time and hold a t-th of the bytes."""
+    document = make_profile({"a": [seconds] * 2}, layer={"parameter_bytes": 800}).model_dump()
+    one = document["measurements"][0]
+    found = []
+    for t in degrees:
+        rows = {key: [[x / t for x in row] for row in one[key]] for key in ("forward_seconds", "backward_seconds")}
+        found.append(one | rows | {"tensor_parallel": t, "parameter_bytes": [800 // t] * 2})
+    return Profile.parse(document | {"measurements": found}, "profile")
+
+
+@pytest.mark.parametrize("search", [Auto(), Exhaustive()], ids=["auto", "exhaustive"])
+def test_a_group_where_one_device_does_not_fit(search: Partitioner) -> None:
+    """4 bytes per parameter byte: a layer needs 3200 on one device, which has 2000, and 1600 on each of two."""
+    problem = make_problem(make_cluster([{"a": 4}], memory=2_000), measured(1, 2), 4)
+    found = search(problem).plan
+    assert [s.devices for s in found.replicas[0].stages] == [("n0/0", "n0/1"), ("n0/2", "n0/3")]
+
+
+def test_some_degree_is_enough() -> None:
+    """Measured at degree 2 alone: two of three devices, as one stage."""
+    problem = make_problem(make_cluster([{"a": 3}]), measured(2), 4)
+    solution = Auto()(problem)
+    assert [s.devices for s in solution.plan.replicas[0].stages] == [("n0/0", "n0/1")]
+    assert fluid_bound(problem) <= simulate(solution.plan, problem.profile, problem.cluster).step_seconds
+
+
+@pytest.mark.parametrize("search", [Auto(), Exhaustive()], ids=["auto", "exhaustive"])
+def test_a_degree_that_no_node_has_devices_for(search: Partitioner) -> None:
+    problem = make_problem(make_cluster([{"a": 3}] * 2), measured(4), 4)
+    assert fluid_bound(problem) == math.inf
+    message = r"only at tensor-parallel degrees \[4\], and the largest nodes have 3 'a'; measure degree 1"
+    with pytest.raises(PartitionError, match=message):
+        search(problem)
+
+
+def test_one_process_splits_no_stage() -> None:
+    problem = make_problem(make_cluster([{"a": 4}]), measured(2), 4, backend="fairscale")
+    with pytest.raises(PartitionError, match=r"\[2\], and the back end 'fairscale' runs a stage on one device"):
+        Auto()(problem)
