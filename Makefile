@@ -8,7 +8,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 DEMO ?= $(PY) -m bench.demo.run configs/jobs/demo.yaml
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt

@@ -55,6 +55,7 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "ruff>=0.6",
             "mypy>=1.11",
