@@ -116,7 +116,7 @@ class Fleet:
         fewer = 1e-4 * devices.sum(axis=0) / sum(self.kinds.counts)
         useful = np.where(capacity > 0, float(max(self.kinds.counts)), 0.0)
         found = milp(fewer - capacity, constraints=rows, integrality=np.ones(len(comps)), bounds=Box(0, useful),
-                     options={"time_limit": 0.2, "mip_rel_gap": 1e-4})  # fmt: skip
+                     options={"time_limit": 0.2, "mip_rel_gap": 1e-4, "presolve": False})  # fmt: skip
         return None if found.x is None else np.rint(found.x)
 
     def dealt(self, groups: list[Group]) -> list[Group]:

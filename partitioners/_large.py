@@ -34,7 +34,8 @@ from hetpipe.simulator import simulate
 
 MOST = 1e4  # times the fluid bound: a step this long is none
 GROWTH, NEAR = 1.04, 1.02  # of T, in search of a possible one
-LONGEST, PROPORTIONS, USED = 10, 24, 0.8  # replicas alike: devices each, how many are tried, part of all that they use
+LONGEST, PARTS = 32, 100  # replicas alike: devices of each, and parts of them in counts
+PROPORTIONS, USED = 16, 0.8  # how many are tried, and the part of all devices that they use
 LADDER = (1.0, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.2, 1.35, 1.6, 2.2, 4.0)
 CHEAPER = 0.96  # columns worth this part of their price are of use in whole numbers
 CANDIDATES = 3_000_000  # partial pipelines looked at for the bound: about 1.5 s
@@ -90,16 +91,18 @@ class Large:
         grids = [path.cuts for _, path in sorted(alike)[:2]] + self.cuts(T, R)
         for cuts in dict.fromkeys(grids):
             self.say(f"{R} replicas, about {T:.4g} s, best step {self.best_step:.4g} s")
-            self.realise(T, self.columns.cut_at(cuts), R, LADDER)
-        self.realise(T, self.columns, R, LADDER if self.plan is None else LADDER[1:3])
+            self.realise(T, self.columns.cut_at(cuts), R)
+        if self.plan is None:
+            self.realise(T, self.columns, R)
 
     def proportions(self) -> list[tuple[int, Counts]]:
         """(replicas, devices of each) of replicas that are all alike and use nearly all devices."""
         counts, found = self.kinds.counts, set()
-        for n in range(1, 3 * LONGEST + 1):
+        for n in range(1, LONGEST + 1):
             for R in {self.devices // n, *(count // x for count in counts for x in range(1, n + 1))}:
                 used = tuple(count // R for count in counts) if R else ()
-                if 0 < sum(used) <= (LONGEST if self.kinds.largest_node < R else 3 * LONGEST):
+                parts = math.prod(x + 1 for x in used)
+                if 1 < parts <= (PARTS if self.kinds.largest_node < R else 3 * PARTS):
                     whole = min(count // x for count, x in zip(counts, used, strict=True) if x)
                     found.add((min(whole, self.most), used))
         large = [(R * sum(used), R, used) for R, used in found if R * sum(used) >= USED * self.devices]
@@ -157,12 +160,12 @@ class Large:
                 found.append(pipeline.path.cuts)
         return found
 
-    def realise(self, T: float, columns: Columns, R: int, ladder: tuple[float, ...]) -> None:
+    def realise(self, T: float, columns: Columns, R: int) -> None:
         """Whole numbers of real pipelines, from T upward."""
         master = Master(columns)
         prices = self.master.scaled(self.master.prices, R)
         fleet = Fleet(master, Paths(columns))
-        for factor in ladder:
+        for factor in LADDER:
             if T * factor >= self.best_step or (self.plan is not None and self.late()):
                 break
             part = CHEAPER / factor

@@ -30,6 +30,7 @@ COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
 SIMPLE: tuple[Callable[[Problem], Solution], ...] = (
     UnevenDataParallel(), MemoryLayers(), TypeBlind(), Even(), EqualParameters(), TorchgpipeBalance(), EvenDataParallel(),
 )  # fmt: skip
+MOST_SIMPLE = 64  # devices up to which the simple plans are made first: those of 1,024 devices take 13 s
 MOST_FASOP = 32  # devices up to which FASOP's grids are tried, which takes 0.3 s for 16 and 7 s for 128
 
 
@@ -40,9 +41,9 @@ class Auto:
     process a node stay with the former). The cheapest plan under a deadline on more than 16 devices: `_cheapest`, which
     plans subsets of them.
 
-    It starts from the plans of the other partitioners that are fast at this size (all of them, but FASOP's up to 32
-    devices only), so that it is never slower than they are, and has a plan before it begins. Prices and deadlines,
-    which they do not heed, leave them out."""
+    Up to 64 devices it starts from the plans of the other partitioners (but FASOP's up to 32 devices only), so that it is
+    never slower than they are, and has a plan before it begins. Prices and deadlines, which they do not heed, leave them
+    out."""
 
     name: str = "auto"
     time_limit_seconds: float = 10.0
@@ -75,6 +76,7 @@ class Auto:
         try:
             found = Large(problem, self.name, time_limit_seconds=seconds).run()
         except PartitionError:
+            start = start or list(simple_plans(problem))
             if not start:
                 raise
             found = Solution(plan=start[0])
