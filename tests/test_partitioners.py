@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -12,6 +13,7 @@ from hetpipe.bounds import fluid_bound
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
+from hetpipe.partitioners import _deals, _groupings, _search
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.auto import Auto, simple_plans
 from hetpipe.partitioners.chain import Chain
@@ -83,6 +85,31 @@ class TestAutoIsTheOracle:
     @given(problems(most_devices=4, most_layers=6, tensor_parallel=True))
     def test_tensor_parallel(self, problem: Problem) -> None:
         agree(problem)
+
+    @settings(max_examples=40, **UNHURRIED)
+    @given(problems(most_devices=4, most_layers=5))
+    def test_bounds_on_a_grid(self, problem: Problem) -> None:
+        """Where there are too many loads to bound each: the same plan."""
+        with patch.multiple(_groupings, FINE=0, GRID=4):
+            agree(problem)
+
+    @settings(max_examples=40, **UNHURRIED)
+    @given(problems(most_devices=4, most_layers=5), st.integers(1, 4))
+    def test_what_is_left_out_is_not_claimed(self, problem: Problem, room: int) -> None:
+        """Where rows, deals or combinations are too many: a plan that fits, and a bound that the best plan respects."""
+        best = solve(Exhaustive(), problem)
+        with (
+            patch.multiple(_search, ROWS=room, SEED_ROWS=1, SEEDS=1),
+            patch.multiple(_deals, MOST_DEALS=room, COMBINATIONS=room),
+        ):
+            try:
+                solution = Search(problem, "auto").run()
+            except PartitionError:
+                return  # the rows that fit were not among the first
+        assert best is not None
+        assert step(problem, solution.plan) >= best[0] * (1 - 1e-12)
+        least = solution.lower_bound_seconds
+        assert least is None or least <= best[0] * (1 + 1e-12)
 
     @settings(max_examples=25, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6))
