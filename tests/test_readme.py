@@ -98,4 +98,5 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
                 assert ended.leftover == []
             together = []
         assert together == []
-    assert (tmp_path / "plan.svg").stat().st_size > 1000
+    for picture in ("plan.svg", "front.svg"):
+        assert (tmp_path / picture).stat().st_size > 1000
