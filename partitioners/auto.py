@@ -58,7 +58,7 @@ class Auto:
         devices = len(problem.cluster.devices)
         if problem.backend == "torch" and not counted and devices > FEW_DEVICES:
             return Cheapest(problem, self, time_limit_seconds=seconds).run()
-        simple = devices <= FEW_DEVICES or seconds >= STARTED_SECONDS
+        simple = devices <= FEW_DEVICES or (devices <= MOST_SIMPLE and seconds >= STARTED_SECONDS)
         start = list(simple_plans(problem)) if simple else []
         first = None
         if counted and devices > COUNTED_DEVICES:
