@@ -40,6 +40,7 @@ class Seat(NamedTuple):
     degree: int
 
 
+MOST_LINES = 2_000  # different pipelines
 Line = tuple[Seat, ...]  # of one pipeline, first stage to last
 Free = Counter[tuple[str, str]]  # devices left, by node and type
 
@@ -255,13 +256,18 @@ def dominates(a: Priced, b: Priced) -> bool:
     return all(x <= y for x, y in zip(a.ready, b.ready, strict=True))
 
 
-def plan_count(problem: Problem) -> float:
-    """Roughly how many pipelines and deals there are to price."""
+def plan_count(problem: Problem, most: float) -> float:
+    """Roughly how many pipelines and deals there are to price; infinite if there are more than `most`."""
     L, B, total = len(problem.profile.layers), problem.global_batch, 0.0
     sizes = len(microbatch_sizes(problem))
+    free: Free = Counter((device.node, device.type) for device in problem.cluster.devices)
+    if sum(1 for _ in islice(lines(problem, free), MOST_LINES + 1)) > MOST_LINES:
+        return math.inf
     for found in arrangements(problem):
         cuts = sum(math.comb(L - 1, len(line) - 1) for line in found)
         total += sizes * cuts * math.comb(B - 1, len(found) - 1)
+        if total > most:
+            return math.inf
     return total
 
 
@@ -277,7 +283,7 @@ class Exhaustive:
         """Price every plan of the class."""
         require_seats(problem)
         devices = len(problem.cluster.devices)
-        count = plan_count(problem) if devices <= self.max_devices else math.inf
+        count = plan_count(problem, self.max_plans) if devices <= self.max_devices else math.inf
         if devices > self.max_devices or count > self.max_plans:
             raise InputError(
                 f"the partitioner 'exhaustive' prices every plan: {devices} devices, "
