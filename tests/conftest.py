@@ -1,5 +1,6 @@
-"""For every test: hypothesis without a deadline, since other processes share the cores; ranks that find this checkout from
-any folder (Python's fork server imports ahead only what it finds by itself); and commands run in this process."""
+"""For every test: hypothesis without a deadline, since other processes share the cores, and with the same instances in every run
+(`--hypothesis-profile=fuzz` draws new ones); ranks that find this checkout from any folder (Python's fork server imports
+ahead only what it finds by itself); and commands run in this process."""
 
 import os
 import sys
@@ -10,7 +11,8 @@ from hypothesis import settings
 
 from tests.commands import Command, Said
 
-settings.register_profile("hetpipe", deadline=None, print_blob=True)
+settings.register_profile("hetpipe", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile("hetpipe")
 
 os.environ["PYTHONPATH"] = os.pathsep.join(

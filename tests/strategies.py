@@ -162,7 +162,8 @@ def split(draw: st.DrawFn, profile: Profile) -> Profile:
             one | rows | own
             | {"tensor_parallel": degree, "microbatch_sizes": sizes, "optimizer_seconds": optimizer}
         )  # fmt: skip
-    rest = [m for m in document["measurements"] if m is not one or draw(st.integers(0, 4)) > 0]
+    keep = 1 not in sizes or draw(st.integers(0, 4)) > 0  # a batch of one sample needs a size of one
+    rest = [m for m in document["measurements"] if m is not one or keep]
     return Profile.parse(document | {"measurements": [*rest, *found]}, "the test's profile")
 
 
