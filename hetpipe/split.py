@@ -126,21 +126,27 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def trace_boundaries(layers: nn.Sequential, inputs: Tensors) -> list[tuple[TensorSpec, ...]]:
+def trace_boundaries(
+    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None
+) -> list[tuple[TensorSpec, ...]]:
     """What enters layer 0, what leaves layer 0, …, what leaves layer L − 1 (L + 1 entries), for these inputs. No arithmetic
     is done: the layers run on fake tensors, so nothing (BatchNorm statistics, random state) changes. A tensor on which the last
-    layer's output does not depend requires no gradient."""
+    layer's output does not depend requires no gradient. All layers are traced as they run on `device` (under autocast, types
+    depend on it); without one, each where its first tensor is."""
     found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
     with _unchanged(layers), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         tensors: tuple[Tensor, ...] = tuple(mode.from_tensor(t.detach()) for t in as_tuple(inputs))
         for name, layer in named_layers(layers):
-            # A stage has moved its own layers to its GPU; other stages' may be on the meta device.
+            # A stage has moved its own layers to its GPU, and with them what is tied to other stages' layers; these are where
+            # they were built, or on the meta device.
             given = tensors_of(layer)
-            home = next((t.device for t in given.values() if not t.is_meta), None)
+            home = device or next((t.device for t in given.values() if not t.is_meta), None)
             fake_of = {
-                id(t): _fake(t, home or tensors[0].device) for t in set(given.values()) if t.is_meta
+                id(t): _fake(t, home or tensors[0].device)
+                for t in set(given.values())
+                if t.is_meta or t.device != home
             }
-            fakes = {n: fake_of[id(t)] for n, t in given.items() if t.is_meta}
+            fakes = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
             try:
                 value = as_value([t if home is None else t.to(home) for t in tensors])
                 tensors = as_tuple(functional_call(layer, fakes, (value,)) if fakes else layer(value))

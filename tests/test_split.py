@@ -87,6 +87,29 @@ def test_layers_may_lie_on_different_devices() -> None:
     assert shapes(net, torch.zeros(6, 2)) == [[(6, 2)], [(6, 3)], [(6, 4)], [(6, 4)], [(6, 5)]]
 
 
+class _Head(nn.Module):
+    """A projection that may be tied, behind a normalisation of its own."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.LayerNorm(3), weight
+        self.met: list[torch.device] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.met.append(x.device)
+        return self.norm(x) @ self.weight.T
+
+
+def test_a_layer_whose_tied_weight_went_to_another_device_is_traced_on_one() -> None:
+    embed = nn.Embedding(5, 3, device="meta")  # autograd knows no GPU here, so that nothing requires a gradient
+    head = _Head(embed.weight)
+    net = nn.Sequential(embed, nn.Dropout(), head).requires_grad_(False)
+    gpu = torch.device("cuda", 0)
+    rows = trace_boundaries(net, torch.zeros(6, 2, dtype=torch.int64), gpu)
+    assert [[s.shape for s in row] for row in rows] == [[(6, 2)], [(6, 2, 3)], [(6, 2, 3)], [(6, 2, 5)]]
+    assert head.met == [gpu] and head.norm.weight.device == torch.device("cpu")
+
+
 def test_a_layer_that_does_not_fit_is_named() -> None:
     net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(5, 2))
     with pytest.raises(

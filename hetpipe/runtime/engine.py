@@ -76,7 +76,7 @@ class TorchEngine(PlanEngine):
             if (size, training) not in self._specs:
                 self._model.layers.train(training)
                 self._specs[size, training] = trace_boundaries(
-                    self._model.layers, self._model.sample(size)[0]
+                    self._model.layers, self._model.sample(size)[0], self.device
                 )
         inputs, outputs = (
             joint_gradients([self._specs[size, training][at] for size in sizes]) for at in (lo, hi)
