@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
 
 class Kinds:
-    """The classes of a cluster, K of them, and the kinds of stage that they offer, V of them.
+    """The classes of a cluster that can have a stage, K of them, and the kinds of stage that they offer, V of them.
 
     **A relaxation.** Every pair of classes is given, apart, the least occupied seconds and the least latency
     of all links that could join a device of one to a device of the other; so every pipeline of the cluster is
@@ -53,7 +53,8 @@ class Kinds:
             key = frozenset(node.devices.items()), self._inside(node)
             for kind in node.devices:
                 grouped.setdefault((kind, *key), []).append(node)
-        self.classes = [self._class(nodes, *key) for key, nodes in grouped.items()]  # type: ignore[arg-type]
+        classes = [self._class(nodes, *key) for key, nodes in grouped.items()]  # type: ignore[arg-type]
+        self.classes = [c for c in classes if self._degrees(c)]  # others cannot have a stage
         self.counts = tuple(c.number for c in self.classes)
         self.prices = np.array([c.price for c in self.classes])
         self.kinds = [

@@ -24,6 +24,7 @@ from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
+from hetpipe.profiles import Profile
 from hetpipe.simulator import simulate
 from tests.strategies import make_cluster, make_problem, make_profile, problems
 
@@ -179,3 +180,12 @@ class TestManyDevices:
         solution = Auto(time_limit_seconds=5)(problem)
         checked(problem, solution)
         assert all(len(replica.stages) == 9 for replica in solution.plan.replicas)
+
+    def test_a_type_that_only_some_nodes_have_enough_devices_of(self) -> None:
+        """Measured split in two only, so that the node with one such device is of no use."""
+        profile = make_profile({"a": [0.1, 0.2], "b": [0.1, 0.2]})
+        document = profile.model_dump()
+        document["measurements"][0]["tensor_parallel"] = 2
+        problem = make_problem(make_cluster([{"a": 1}, {"a": 4}, {"b": 8}, {"b": 8}]), Profile.parse(document, "the test's"), 40)
+        assert Kinds(problem).counts == (4, 16)
+        assert not any(device.startswith("n0/") for device in Auto()(problem).plan.device_ids)
