@@ -114,12 +114,13 @@ def families_of(allowed: tuple[Family, ...], n: int, m: int) -> tuple[Family, ..
 
 
 def microbatch_sizes(problem: Problem) -> list[int]:
-    """Measured sizes b that a plan may use, at most the global batch, on any type of the cluster."""
-    batch = problem.global_batch
-    measured = measured_sizes(problem)
+    """Measured sizes b that a plan may use, at most the global batch, on any type of the cluster. If there are none, other
+    types of the profile may still have some, as for the rest of a cluster of which this is a part."""
+    batch, measured = problem.global_batch, measured_sizes(problem)
     if measured[0] > batch:
-        raise InputError(
-            f"the global batch of {batch} samples is below the smallest measured micro-batch, "
+        other = any(b <= batch for x in problem.profile.measurements for b in x.microbatch_sizes)
+        raise (PartitionError if other else InputError)(
+            f"the global batch of {batch} samples is below the smallest micro-batch measured on the cluster's types, "
             f"{measured[0]}; measure smaller ones with 'hetpipe profile'"
         )
     return [b for b in measured if b <= batch]

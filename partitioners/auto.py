@@ -12,7 +12,7 @@ from hetpipe.partitioners._cheapest import Cheapest
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._obstacle import refuse
 from hetpipe.partitioners._search import Search
-from hetpipe.partitioners._space import require_seats
+from hetpipe.partitioners._space import microbatch_sizes, require_seats
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
@@ -52,6 +52,7 @@ class Auto:
         """Search replicas, cuts and shares together."""
         began = time.monotonic()
         require_seats(problem)
+        microbatch_sizes(problem)  # says what is missing
         refuse(problem)
         seconds = problem.time_limit_seconds or self.time_limit_seconds
         counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.partitioners._columns import Columns, Effort
 from hetpipe.partitioners._kinds import Kinds
@@ -189,3 +190,9 @@ class TestManyDevices:
         problem = make_problem(make_cluster([{"a": 1}, {"a": 4}, {"b": 8}, {"b": 8}]), Profile.parse(document, "the test's"), 40)
         assert Kinds(problem).counts == (4, 16)
         assert not any(device.startswith("n0/") for device in Auto()(problem).plan.device_ids)
+
+    @pytest.mark.parametrize("devices", [2, 10, 20])
+    def test_a_batch_below_the_smallest_measured_size(self, devices: int) -> None:
+        problem = make_problem(make_cluster([{"a": devices}]), make_profile({"a": [0.1, 0.2]}, sizes=(4, 8)), 3)
+        with pytest.raises(InputError, match="the global batch of 3 samples is below the smallest micro-batch .* 4; measure"):
+            Auto()(problem)

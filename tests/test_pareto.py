@@ -121,6 +121,16 @@ class TestFront:
         assert two.missing_bytes is not None
         assert one.missing_bytes > two.missing_bytes
 
+    def test_a_type_measured_at_larger_sizes_only_leaves_the_others_their_rows(self) -> None:
+        document = PROFILE.model_dump()
+        (own,) = [m for m in document["measurements"] if m["device_type"] == "b"]
+        own["microbatch_sizes"] = [size + 6 for size in own["microbatch_sizes"]]
+        found = make_front(Profile.parse(document, "the test's"), catalogue({"fast": "0..1", "slow": "0..1"}), 6).front
+        status = {tuple(row.nodes.values()): (row.status, row.reason) for row in found.rows}
+        assert status[1, 0][0] == "planned"
+        assert status[0, 1][0] == "infeasible"
+        assert "6 samples is below the smallest micro-batch measured on the cluster's types, 7" in str(status[0, 1][1])
+
     def test_limits_leave_rows_out(self) -> None:
         source = catalogue({"fast": "0..2", "slow": 0})
         by_price = make_front(PROFILE, source, 6, max_price_per_hour=3.0).front
