@@ -191,6 +191,16 @@ class TestManyDevices:
         assert Kinds(problem).counts == (4, 16)
         assert not any(device.startswith("n0/") for device in Auto()(problem).plan.device_ids)
 
+    def test_with_little_time_simple_plans_come_last(self) -> None:
+        """18 of 32 devices, each with the whole model and one sample, are what the counted planner does not find."""
+        cluster = make_cluster([{"a": 8}] * 4, link={"bandwidth": 1e4, "latency": 0.05})
+        layer = {"parameter_bytes": 1000, "output_bytes_per_sample": 100, "saved_bytes_per_sample": 500}
+        problem = make_problem(cluster, make_profile({"a": [0.3, 0.2, 0.5]}, layer=layer), 18, time_limit_seconds=4)
+        solution = Auto()(problem)
+        assert checked(problem, solution) <= checked(problem, UnevenDataParallel()(problem)) * ROUNDING
+        assert solution.plan.partitioner == "auto"
+        assert solution.lower_bound_seconds is not None
+
     @pytest.mark.parametrize("devices", [2, 10, 20])
     def test_a_batch_below_the_smallest_measured_size(self, devices: int) -> None:
         problem = make_problem(make_cluster([{"a": devices}]), make_profile({"a": [0.1, 0.2]}, sizes=(4, 8)), 3)
