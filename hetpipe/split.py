@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,10 @@ class Stage(nn.Sequential):
             copy = (checkpointed or index == 0) and works_in_place(layer)
             if checkpointed:
                 given, versions = tensors, [t._version for t in tensors]
-                tensors = as_tuple(checkpoint(_call, layer, copy, *tensors, use_reentrant=False))
+                once = partial(_counted_once, layer)
+                tensors = as_tuple(
+                    checkpoint(_call, layer, copy, *tensors, use_reentrant=False, context_fn=once)
+                )
                 if [t._version for t in given] != versions:
                     raise InputError(f"layer {type(layer).__name__} overwrites its input, so it cannot be recomputed from it: "
                                      "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
@@ -72,6 +76,23 @@ def works_in_place(layer: nn.Module) -> bool:
 def _call(layer: nn.Module, copy: bool, *tensors: Tensor) -> Tensors:
     result: Tensors = layer(as_value([t.clone() for t in tensors] if copy else tensors))
     return result
+
+
+def _counted_once(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a checkpointed layer's forward and of its recomputation, which is no new batch for a BatchNorm."""
+    return nullcontext(), _unchanged_statistics(layer)
+
+
+@contextmanager
+def _unchanged_statistics(layer: nn.Module) -> Iterator[None]:
+    norms = [m for m in layer.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def make_stage(layers: nn.Sequential, lo: int, hi: int, *, recompute: bool = False) -> Stage:

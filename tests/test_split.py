@@ -107,7 +107,8 @@ def test_a_layer_whose_tied_weight_went_to_another_device_is_traced_on_one() -> 
     gpu = torch.device("cuda", 0)
     rows = trace_boundaries(net, torch.zeros(6, 2, dtype=torch.int64), gpu)
     assert [[s.shape for s in row] for row in rows] == [[(6, 2)], [(6, 2, 3)], [(6, 2, 3)], [(6, 2, 5)]]
-    assert head.met == [gpu] and head.norm.weight.device == torch.device("cpu")
+    assert head.met == [gpu]
+    assert head.norm.weight.device == torch.device("cpu")
 
 
 def test_a_layer_that_does_not_fit_is_named() -> None:
@@ -216,6 +217,21 @@ def test_recompute_saves_less_and_gives_the_same_gradients() -> None:
         assert a.grad is not None
         assert b.grad is not None
         assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_counts_a_recomputed_micro_batch_once(momentum: float | None) -> None:
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.BatchNorm1d(3, momentum=momentum), nn.ReLU()))
+        stage = make_stage(net, 0, 2, recompute=recompute)
+        losses = [stage(torch.randn(5, 3)).square().sum() for _ in range(3)]
+        for loss in losses:
+            loss.backward()
+        assert stage.get_buffer("1.0.num_batches_tracked") == 3
+        found.append([*stage.buffers(), *(p.grad for p in stage.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_layer_that_overwrites_its_input_unsaid_cannot_be_recomputed() -> None:
