@@ -150,12 +150,12 @@ class GradientSync:
         self._copies = copies or {}
         self._buckets: list[_Bucket] = []
         self._work: list[tuple[_Work, Tensor, Tensor]] = []  # what runs, what it sums, where that belongs
-        self._next = 0
         self._microbatches = 0
         for group in groups:
             trained = [p for p in group.parameters if p.requires_grad]
             for dtype in sorted({p.dtype for p in trained}, key=str):
                 self._add_bucket(group, [p for p in trained if p.dtype == dtype], process_groups)
+        self._next = len(self._buckets)  # a backward before the first step is not ours
 
     def _add_bucket(
         self,

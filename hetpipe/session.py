@@ -76,15 +76,20 @@ def discover_cluster(backend: Backend = "torch") -> Cluster:
         own.append((agent, local, "cpu", memory))
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, own)
-    rows = [row for part in parts for row in part]
+    return _cluster_of([row for part in parts for row in part])
+
+
+def _cluster_of(rows: Sequence[tuple[int, int, str, int]]) -> Cluster:
+    """The cluster of devices (agent, index, type, bytes of memory)."""
     nodes: dict[int, dict[str, int]] = {}
     types: dict[str, dict[str, int]] = {}
     for agent, _, kind, memory in sorted(rows):
         counts = nodes.setdefault(agent, {})
-        if counts and kind not in counts and list(counts)[-1] != kind and kind in list(counts)[:-1]:
+        if kind in counts and list(counts)[-1] != kind:
+            order = [row[2] for row in sorted(rows) if row[0] == agent]
             raise InputError(
-                f"agent {agent} mixes device types in alternation; give a cluster file whose "
-                "node lists its devices in the order of local ranks"
+                f"the devices of agent {agent} are, by local rank, {order}; a node lists each type once, so put equal ones "
+                "beside each other with CUDA_VISIBLE_DEVICES"
             )
         counts[kind] = counts.get(kind, 0) + 1
         types[kind] = {"memory": min(memory, types.get(kind, {}).get("memory", memory))}

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from hetpipe.cost import Costs
+from hetpipe.formats import InputError
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners.chain import Chain
 from hetpipe.profiles import Profile
+from hetpipe.replicas import GradientSync, OwnerGroup
+from hetpipe.session import _cluster_of
 from tests.strategies import make_cluster, make_problem, make_profile
 
 LAYER = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 50}
@@ -30,6 +35,33 @@ def test_a_group_behind_one_device_gathers_too() -> None:
     )  # the output in the group of 4; its gradient, in the one device, is free
     assert costs.transfer("n0/0", "n1/0", 1, 1, (1, 4)) == pytest.approx((1.0, 1.0 + half))
     assert costs.transfer("n1/0", "n0/0", 1, 1, (4, 1)) == pytest.approx((1.0, 1.0 + half))
+
+
+def test_a_backward_outside_a_step_launches_no_sum() -> None:
+    """Two engines on one model, the first not used yet: it took the gradients, and summed over ranks, in the other's step."""
+    layer = nn.Linear(2, 1, bias=False)
+    group = OwnerGroup("layers 0:1", (0,), (layer.weight,))
+    unused, used = (GradientSync([group], {}, 0) for _ in range(2))
+    used.begin(2)
+    for _ in range(2):
+        layer(torch.ones(1, 2)).sum().backward()
+    used.finish()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[2.0, 2.0]]
+    assert used.square_norm() == pytest.approx(8.0)
+    assert unused.square_norm() == 0.0
+
+
+def test_unlike_gpus_in_alternation_are_refused() -> None:
+    """The second GPU was taken for one of the first's type."""
+    rows = [(0, 0, "a", 8), (0, 1, "b", 4), (1, 0, "b", 5), (0, 2, "b", 6)]
+    cluster = _cluster_of(rows)
+    assert [(d.id, d.type) for d in cluster.devices] == [
+        ("n0/0", "a"), ("n0/1", "b"), ("n0/2", "b"), ("n1/0", "b"),
+    ]  # fmt: skip
+    assert cluster.device_types["b"].memory == 4
+    with pytest.raises(InputError, match=r"agent 0 are, by local rank, \['a', 'b', 'b', 'a'\].*CUDA_VISIBLE_DEVICES"):
+        _cluster_of([*rows, (0, 3, "a", 8)])
 
 
 def test_recompute_holds_the_input_of_a_stage_where_no_buffer_does() -> None:
