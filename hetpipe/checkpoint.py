@@ -160,7 +160,11 @@ def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | 
 def _empty_optimizer_state(
     stage: nn.Module, optimizer: torch.optim.Optimizer, available: dict[str, Any]
 ) -> dict[str, Tensor]:
-    trained = {p for group in optimizer.param_groups for p in group["params"]}
+    groups = optimizer.param_groups
+    trained = {p for group in groups for p in group["params"]}
+    counted_there = {
+        p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]
+    }
     wanted = {}
     for parameter, names in _names(stage).items():
         prefix = f"optimizer.{names[0]}."
@@ -169,7 +173,7 @@ def _empty_optimizer_state(
                 wanted[key] = torch.empty(
                     meta.size,
                     dtype=meta.properties.dtype,
-                    device=parameter.device if len(meta.size) else "cpu",
+                    device=parameter.device if len(meta.size) or parameter in counted_there else "cpu",
                 )
     return wanted
 

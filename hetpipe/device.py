@@ -195,9 +195,10 @@ class Stopwatch:
             return time.perf_counter() - began
         first, last = timing_event(), timing_event()
         torch.cuda.synchronize(self.device)
-        first.record()
+        stream = torch.cuda.current_stream(self.device)  # that of the current device may be another's
+        first.record(stream)
         action()
-        last.record()
+        last.record(stream)
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
 

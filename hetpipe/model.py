@@ -53,8 +53,8 @@ def split_rows(value: Tensors, sizes: Sequence[int]) -> list[Tensors]:
 
 
 def move(value: Tensors, device: torch.device) -> Tensors:
-    """The batch on `device`."""
-    return as_value([t.to(device, non_blocking=True) for t in as_tuple(value)])
+    """The batch on `device`. (To the CPU it must be waited for: nothing on the CPU would.)"""
+    return as_value([t.to(device, non_blocking=device.type == "cuda") for t in as_tuple(value)])
 
 
 @dataclass(frozen=True, kw_only=True)

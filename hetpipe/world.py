@@ -105,7 +105,13 @@ def connect(*, use_cuda: bool) -> None:
         )
         return
     if use_cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= count:
+            raise InputError(
+                f"local rank {local} has no GPU: this host shows {count}; start at most one process per GPU, or correct the "
+                "node's 'devices' in the cluster file, or CUDA_VISIBLE_DEVICES"
+            )
+        torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=SETUP_TIMEOUT)
 
 

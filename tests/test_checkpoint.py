@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from hetpipe import checkpoint
 from hetpipe.config import Job
@@ -81,6 +82,21 @@ def test_without_the_optimizer_only_the_model_is_read(tmp_path: Path) -> None:
         torch.equal(a, b)
         for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True)
     )
+
+
+@pytest.mark.parametrize(("capturable", "where"), [(False, "cpu"), (True, "meta")])
+def test_steps_are_counted_where_the_optimizer_counts_them(tmp_path: Path, capturable: bool, where: str) -> None:
+    whole = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(whole.parameters())
+    whole(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    saved = checkpoint.save(tmp_path, 1, whole, optimizer, {}, ALONE, keep=1)
+    available = HuggingFaceStorageReader(str(saved)).read_metadata().state_dict_metadata
+    there = nn.Linear(2, 2, device="meta")
+    other = torch.optim.AdamW(there.parameters(), capturable=capturable)
+    wanted = checkpoint._empty_optimizer_state(there, other, dict(available))
+    assert wanted["optimizer.weight.step"].device.type == where
+    assert wanted["optimizer.weight.exp_avg"].device.type == "meta"
 
 
 def test_the_newest_are_kept_and_incomplete_ones_are_nothing(tmp_path: Path) -> None:

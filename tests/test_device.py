@@ -174,6 +174,24 @@ def test_the_stopwatch_measures_the_action() -> None:
     assert 0.02 <= seconds < 2.0
 
 
+def test_the_stopwatch_times_the_stream_of_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def record(self, stream: object) -> None:
+            streams.append(stream)
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, _: object) -> float:
+            return 2.0
+
+    streams: list[object] = []
+    monkeypatch.setattr("hetpipe.device.timing_event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    assert Stopwatch(torch.device("cuda", 1)).measure(lambda: streams.append("action")) == 0.002
+    assert streams == ["stream of cuda:1", "action", "stream of cuda:1"]
+
+
 def test_one_thread_is_given_back() -> None:
     before = torch.get_num_threads()
     with one_thread(torch.device("cpu")):

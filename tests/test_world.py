@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from hetpipe.cluster import Node
 from hetpipe.formats import InputError
-from hetpipe.world import bind_devices
+from hetpipe.world import bind_devices, connect
 from tests.programs import talk
 from tests.ranks import cluster_of, run_ranks
 
@@ -99,6 +100,14 @@ def test_processes_that_are_no_devices(
 @pytest.fixture(scope="module")
 def heard() -> list[dict[str, Any]]:
     return run_ranks(talk, cluster_of(2, 1))
+
+
+def test_a_process_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="local rank 2 has no GPU: this host shows 2; start at most one process per GPU"):
+        connect(use_cuda=True)
 
 
 def test_every_rank_knows_its_device(heard: list[dict[str, Any]]) -> None:
