@@ -161,7 +161,7 @@ def choice_of(source: Catalogue | Cluster) -> Choice:
 
 def alike(cluster: Cluster) -> list[list[Node]]:
     """The nodes in groups: alike are nodes with the same devices whose links, inside and to every other node, are the same,
-    so that swapping two of them changes nothing."""
+    so that swapping two of them changes nothing. (That is transitive: what is like the first of a group is like all of it.)"""
     own = {frozenset(link.between): Link(**link.model_dump(exclude={"between"})) for link in cluster.links}
 
     def link(a: Node, b: Node) -> Link | None:
@@ -178,7 +178,7 @@ def alike(cluster: Cluster) -> list[list[Node]]:
     groups: list[list[Node]] = []
     for node in cluster.nodes:
         for group in groups:
-            if all(same(node, other) for other in group):
+            if same(node, group[0]):
                 group.append(node)
                 break
         else:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetpipe.catalogue import Catalogue, alike, choice_of, load_choice
-from hetpipe.cluster import Cluster
+from hetpipe.cluster import Cluster, Node
 from hetpipe.formats import InputError
 from tests.strategies import make_cluster
 
@@ -114,6 +117,19 @@ class TestClusterAsCatalogue:
         assert choice.templates == ("ax1@n0", "ax1@n2", "ax1@n3")
         assert choice.cluster((2, 0, 0)).link_between("n0", "n1").bandwidth == 5.0
         assert choice.cluster((1, 1, 0)).links[0].between == ("n2", "n2")
+
+    @given(st.lists(st.sampled_from([5.0, 9.0]), min_size=15, max_size=15))
+    def test_any_two_of_a_group_can_be_swapped(self, speeds: list[float]) -> None:
+        pairs = combinations_with_replacement([f"n{i}" for i in range(5)], 2)
+        links = [{"between": pair, "bandwidth": speed} for pair, speed in zip(pairs, speeds, strict=True)]
+        cluster = Cluster.parse(make_cluster([{"a": 1}] * 5).model_dump() | {"links": links}, "the test's cluster")
+
+        def speed(a: Node, b: Node) -> float | None:
+            return cluster.link_between(a.name, b.name).bandwidth
+
+        for a, b in (pair for group in alike(cluster) for pair in combinations(group, 2)):
+            assert speed(a, a) == speed(b, b)
+            assert all(speed(a, c) == speed(b, c) for c in cluster.nodes if c not in (a, b))
 
 
 class TestLoad:
