@@ -27,7 +27,7 @@ import numpy as np
 
 from hetpipe.partition import Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._batch import Pipelines
-from hetpipe.partitioners._candidates import Enumeration, Variant, never
+from hetpipe.partitioners._candidates import Enumeration, Variant
 from hetpipe.partitioners._deals import choices, deals, greedy_deal, least_by_share
 from hetpipe.partitioners._groupings import Bounds, Grouping
 from hetpipe.partitioners._joint import Joint
@@ -46,6 +46,7 @@ GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an in
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
 SEEDS, SEED_ROWS = 16, 400
+GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 
 
 class Item(NamedTuple):
@@ -158,7 +159,7 @@ class Search:
 
     def bounded(self, most: int) -> Bounds:
         """Bounds of at most about `most` compositions."""
-        late = self.late if self.found else never
+        late = self.late if self.found else self.far_too_late
         return Bounds(self.space, one_pipeline=self.one_pipeline_only, most=most, late=late)
 
     @property
@@ -170,7 +171,7 @@ class Search:
         """Where only pipelines longer than those bounded fit: one pipeline, in a few device orders."""
         for b in microbatch_sizes(self.problem):
             for comp, pipeline in long_pipelines(self.space, load_of(self.problem.global_batch, b)):
-                if self.late() and self.found:
+                if self.late() and (self.found or self.far_too_late()):
                     return
                 if self.affordable((comp,)):
                     self.offer((comp,), [pipeline])
@@ -195,6 +196,10 @@ class Search:
     def late(self) -> bool:
         """Whether the time limit is over."""
         return time.monotonic() > self.deadline_at
+
+    def far_too_late(self) -> bool:
+        """Whether even a search without a plan in hand has to end."""
+        return time.monotonic() > self.deadline_at + max(GRACE_SECONDS, self.time_limit)
 
     def solution(self) -> Solution:
         """What was found, with what was proven."""

@@ -9,6 +9,7 @@ import hetpipe
 from hetpipe.bounds import fluid_bound
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.partitioners._search import Search
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.planner import make_plan, with_prediction
 from hetpipe.report import prediction_facts
@@ -158,6 +159,14 @@ class TestOptions:
         assert make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", time_limit_seconds=1e3) == make_plan(
             PROFILE, CLUSTER, 6, partitioner="exhaustive"
         )
+
+    def test_a_first_plan_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        problem = make_problem(CLUSTER, PROFILE, 6)
+        assert Search(problem, "auto", time_limit_seconds=1e-9).run().plan.global_batch == 6
+        monkeypatch.setattr("hetpipe.partitioners._search.GRACE_SECONDS", 0.0)
+        with pytest.raises(PartitionError, match="no plan was found within the time limit") as raised:
+            Search(problem, "auto", time_limit_seconds=1e-9).run()
+        assert raised.value.out_of_time
 
     def test_deadline_without_prices(self) -> None:
         with pytest.raises(InputError, match="no device type of the cluster has a price_per_hour"):
