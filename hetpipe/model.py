@@ -137,6 +137,8 @@ class Model:
             )
         if len(self.layers) == 0:
             raise InputError(f"model {self.name!r} has no layers: its nn.Sequential is empty")
+        if batch_size(self.inputs) == 0:
+            raise InputError(f"the sample of model {self.name!r} holds no samples: give a batch of at least one")
 
     def sample(self, size: int) -> tuple[Tensors, Tensors]:
         """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""

@@ -107,10 +107,16 @@ def _measure_size(
     inputs, targets = (move(x, device) for x in model.sample(size))
     forward, backward, spreads = [], [], []
     tensors = as_tuple(inputs)
-    for index, layer in enumerate(model.layers):
+    for index, (name, layer) in enumerate(named_layers(model.layers)):
         with placed(model.layers, layer, device):
             received = _leaf(tensors)
-            tensors = _leaf(as_tuple(layer(as_value([t.clone() for t in received]))))
+            try:
+                tensors = _leaf(as_tuple(layer(as_value([t.clone() for t in received]))))
+            except ValueError as error:  # BatchNorm's, of a single value
+                raise InputError(
+                    f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {size} sample"
+                    f"{'s' if size > 1 else ''}, which a plan may have: {error}"
+                ) from error
             loss = _loss_of(model, targets) if index == len(model.layers) - 1 else None
             times = _time_layer(_LayerRun(layer, received, loss), clock, index, size, repeats)
         forward.append(statistics.median(f for f, _ in times))

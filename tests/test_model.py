@@ -75,6 +75,12 @@ def test_what_is_no_model(layers: nn.Sequential, message: str) -> None:
         Model(name="m", layers=layers, inputs=torch.zeros(1), targets=torch.zeros(1), loss=Loss(function=mse))
 
 
+def test_a_sample_of_nothing_is_refused() -> None:
+    nothing = torch.zeros(0, 3)
+    with pytest.raises(InputError, match="the sample of model 'net' holds no samples: give a batch of at least one"):
+        Model(name="net", layers=nn.Sequential(nn.ReLU()), inputs=nothing, targets=nothing, loss=Loss(function=mse))
+
+
 def test_an_unknown_weight_is_refused() -> None:
     with pytest.raises(InputError, match="loss weight 'token'; did you mean 'tokens'"):
         Loss(function=mse, weight="token")  # type: ignore[arg-type]

@@ -235,6 +235,11 @@ def test_sizes() -> None:
     assert default_type_name(CPU) == "cpu"
 
 
+def test_a_layer_that_needs_more_than_one_sample_is_named() -> None:
+    with pytest.raises(InputError, match=r"layer '1' \(BatchNorm1d\) does not run on a micro-batch of 1 sample, .*than 1 value"):
+        profile_model(model(nn.Linear(8, 8), nn.BatchNorm1d(8)), repeats=1)
+
+
 def test_progress_is_told_for_every_layer_size_and_optimizer_step() -> None:
     said: list[str] = []
     profile_model(model(nn.Linear(8, 8), nn.ReLU()), microbatch_sizes=[1, 2], repeats=1, advance=said.append)
