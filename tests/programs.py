@@ -88,6 +88,8 @@ def refusals(world: World, plan: Plan) -> dict[str, Any]:
         "unequal ends of an evaluation",
         lambda: engine.evaluate(inputs[mine], targets[:3] if engine.replica == 1 else targets[mine]),
     )
+    short = inputs[mine, :-1] if engine.replica == 0 else inputs[mine]
+    attempt("other shapes", lambda: engine.evaluate(short, targets[mine]))
     heard["loss"] = engine.step(inputs[mine], targets[mine])
     return heard
 

@@ -146,6 +146,7 @@ def refused() -> list[dict[str, Any]]:
         ("a model of nine layers", "its stages cover layers [0, 10), but the model has 9 layers"),
         ("unequal ends", "replica 0: its first stage was given 7 samples of inputs, its last stage 8 of targets"),
         ("too many samples", "replica 0 was given 9 samples, but the plan gives it at most 8"),
+        ("other shapes", "replica 0: its inputs have other shapes a sample than [(8,)], those of the sample batch; what crosses"),
         ("unequal ends of an evaluation", "replica 1: its first stage was given 4 samples of inputs, its last stage 3"),
     ],
 )  # fmt: skip

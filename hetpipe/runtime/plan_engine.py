@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError
-from hetpipe.model import Model, Tensors, batch_size, select
+from hetpipe.model import Model, Tensors, as_tuple, batch_size, select
 from hetpipe.plan import Plan
 from hetpipe.replicas import GradientSync
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
@@ -102,9 +102,11 @@ class PlanEngine(ABC):
     def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> tuple[list[int], float]:
         """(samples of each replica, global denominator): the first stages count samples, the last ones count targets."""
         count = len(self.plan.replicas)
-        counts = [0.0] * (3 * count)
+        counts = [0.0] * (4 * count)
         if self.is_first:
             counts[self.replica] = _rows(inputs, "inputs", self.name)
+            if not self.is_last and counts[self.replica]:
+                counts[3 * count + self.replica] = _shapes(inputs) != _shapes(self._model.inputs)
         if self.is_last:
             counts[count + self.replica] = _rows(targets, "targets", self.name)
             counts[2 * count + self.replica] = self.loss.count(targets) if targets is not None else 0
@@ -116,7 +118,13 @@ class PlanEngine(ABC):
                     f"replica {r}: its first stage was given {a:.0f} samples of inputs, its last stage {b:.0f} of targets; "
                     "give both the same share"
                 )
-        return [int(x) for x in given], max(1.0, sum(total[2 * count :]))
+        for r, differs in enumerate(total[3 * count :]):
+            if differs:
+                raise InputError(
+                    f"replica {r}: its inputs have other shapes a sample than {_shapes(self._model.inputs)}, those of the sample "
+                    "batch; what crosses from stage to stage has a fixed shape: pad every batch to those shapes"
+                )
+        return [int(x) for x in given], max(1.0, sum(total[2 * count : 3 * count]))
 
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """One global batch: every rank gives its replica's share (first stage: inputs; last stage: targets; a replica without
@@ -193,6 +201,11 @@ def _rows(value: Tensors | None, what: str, who: str) -> int:
         raise InputError(
             f"{who}: {what} must be a tensor or a tuple of tensors whose dimension 0 counts samples: {error}"
         ) from None
+
+
+def _shapes(batch: Tensors | None) -> list[tuple[int, ...]]:
+    """The shapes of one sample's tensors."""
+    return [tuple(t.shape[1:]) for t in as_tuple(batch)]
 
 
 def _position(plan: Plan, world: World) -> tuple[int, int]:
