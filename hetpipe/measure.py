@@ -206,6 +206,7 @@ def cache_path(model: Model, cluster: Cluster, options: ProfileSection, optimize
     content: list[Any] = [
         model.name,
         repr(model.layers),
+        _settings(model),
         shapes,
         sample,
         model.loss.weight,
@@ -218,3 +219,13 @@ def cache_path(model: Model, cluster: Cluster, options: ProfileSection, optimize
     ]
     digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
     return os.path.join(options.cache or os.path.join(".hetpipe", "profiles"), f"{model.name}-{digest}.json")
+
+
+def _settings(model: Model) -> list[Any]:
+    """Numbers and texts that modules keep beside what they print (heads of an attention, or how it is computed)."""
+    found = []
+    for name, module in model.layers.named_modules():
+        own = {k: v for k, v in vars(module).items() if isinstance(v, int | float | str) and k != "training"}
+        attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        found.append((name, sorted(own.items()), attention))
+    return found

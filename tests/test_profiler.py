@@ -292,6 +292,19 @@ def test_every_type_of_a_cluster_measures_itself_and_all_ranks_have_one_profile(
     assert all(link.latency > 0 and link.bandwidth is not None and link.bandwidth > 0 for link in found.links)
 
 
+class Repeated(nn.Module):
+    """What it does depends on a number that it does not print."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = x.sin()
+        return x
+
+
 def test_the_cache_knows_what_changes_a_profile(tmp_path: Path) -> None:
     options = ProfileSection(cache=str(tmp_path))
     cluster, base = cluster_of(2), model(nn.Linear(8, 8), nn.ReLU())
@@ -305,6 +318,8 @@ def test_the_cache_knows_what_changes_a_profile(tmp_path: Path) -> None:
         path(model(nn.Linear(8, 9), nn.ReLU())),
         path(model(nn.Linear(8, 8), nn.GELU())),
         path(model(nn.Linear(8, 8), nn.ReLU(), name="other")),
+        path(model(nn.Linear(8, 8), Repeated(2))),
+        path(model(nn.Linear(8, 8), Repeated(4))),
         path(on=cluster_of(1, 1)),
         path(on=mixed()),
         path(how=ProfileSection(cache=str(tmp_path), repeats=9)),
