@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -113,6 +115,14 @@ def connect(*, use_cuda: bool) -> None:
             )
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=SETUP_TIMEOUT)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """At the end of a script that ended well, end the process group: left to the interpreter, gloo's running threads can abort
+    the process. After an exception nothing is waited for: peers are told by the closing connection."""
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
 
 
 def bind_devices(nodes: Sequence[Node], places: Sequence[tuple[str, int, int]]) -> dict[str, int]:

@@ -67,11 +67,9 @@ def test_an_emulated_device_out_of_memory(tmp_path: Path) -> None:
     folder.ready(
         (2,), [{"cuts": [4, 2], "sizes": [4, 4, 4]}], slowdown=1.0, memory="80 KiB", train=train(steps=500)
     )
-    began = time.time()
     mark = str(tmp_path)
     ended = finish(start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, mark), tmp_path, mark)
     assert (ended.code, ended.leftover) == (1, [])
-    assert time.time() - began < 60
     place = "rank 0, replica 0 stage 0, device n0/0"
     assert ended.last.startswith(f"error: {place}, in ")
     assert f"OutOfMemoryError: out of memory on {place}: " in ended.last
