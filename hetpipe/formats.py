@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -80,7 +80,7 @@ class Strict(BaseModel):
         return data
 
 
-def explain(error: ValidationError) -> str:
+def _explain(error: ValidationError) -> str:
     """Every fault on a line of its own: where, what, and what was given."""
     lines = []
     for item in error.errors():
@@ -90,6 +90,19 @@ def explain(error: ValidationError) -> str:
         shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
         lines.append(f"{where}: {message}{shown}")
     return "\n".join(f"  {line}" for line in lines)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validated(model: type[M], data: Any, source: str, what: str) -> M:
+    """`data` as a `model`; an InputError lists every fault at once, and names `source` and `what` it holds."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise InputError(
+            f"{source}: {error.error_count()} fault(s) in this {what}\n{_explain(error)}"
+        ) from None
 
 
 class Document(Strict):
@@ -104,12 +117,7 @@ class Document(Strict):
         (expected,) = get_args(cls.model_fields["format"].annotation)
         if data.get("format", expected) != expected:
             raise InputError(f"{source}: its format is {data['format']!r}, expected {expected!r}")
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise InputError(
-                f"{source}: {error.error_count()} fault(s) in this {cls.__name__.lower()} file\n{explain(error)}"
-            ) from None
+        return validated(cls, data, source, f"{cls.__name__.lower()} file")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

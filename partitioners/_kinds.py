@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hetpipe.cluster import Link, Node
 from hetpipe.cost import Costs
 from hetpipe.partition import Problem
+from hetpipe.partitioners._wires import link_floor
 
 Array = NDArray[np.float64]
 
@@ -199,14 +200,3 @@ class Kinds:
                 ends[v, hi:] += once
         found: Array = np.triu(ends[:, None, :] - ends[:, :, None])
         return found
-
-
-def link_floor(link: Link, size: Array) -> Array:
-    """A lower bound on the sum of a link's seconds over any pieces of `size` bytes in all: a measured link costs at
-    least (its least seconds per byte) × bytes."""
-    if link.points is None:
-        assert link.bandwidth is not None
-        return link.latency + size / link.bandwidth
-    (x0, y0), (x1, y1) = link.points[-2:]
-    rates = [y / x for x, y in link.points if x > 0] + [max(0.0, (y1 - y0) / (x1 - x0))]
-    return size * min(rates)

@@ -11,7 +11,8 @@ Array = NDArray[np.float64]
 
 
 def link_floor(link: Link, size: Array) -> Array:
-    """A lower bound on the sum of a link's seconds over any pieces of `size` bytes in all."""
+    """A lower bound on the sum of a link's seconds over any pieces of `size` bytes in all: a measured link costs at
+    least (its least seconds per byte) × bytes."""
     if link.points is None:
         assert link.bandwidth is not None
         return link.latency + size / link.bandwidth

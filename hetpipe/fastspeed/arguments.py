@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from hetpipe.formats import InputError, Strict, explain, read_mapping
+from hetpipe.formats import Strict, read_mapping, validated
 
 Positive = Annotated[int, Field(ge=1)]
 Counts = Annotated[tuple[Positive, ...], Field(min_length=1)]
@@ -64,12 +64,7 @@ class Arguments(Strict):
     @classmethod
     def parse(cls, data: Any, source: str) -> Arguments:
         """Validate `data`; an InputError lists every fault at once and names `source`."""
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise InputError(
-                f"{source}: {error.error_count()} fault(s) in this args.json of FastSpeed\n{explain(error)}"
-            ) from None
+        return validated(cls, data, source, "args.json of FastSpeed")
 
     @classmethod
     def load(cls, path: str | Path) -> Arguments:
