@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +56,21 @@ def split_rows(value: Tensors, sizes: Sequence[int]) -> list[Tensors]:
 def move(value: Tensors, device: torch.device) -> Tensors:
     """The batch on `device`. (To the CPU it must be waited for: nothing on the CPU would.)"""
     return as_value([t.to(device, non_blocking=device.type == "cuda") for t in as_tuple(value)])
+
+
+@contextmanager
+def evaluating(layers: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module is in the mode that it was in, whatever the user froze."""
+    before = [(module, module.training) for module in layers.modules()]  # parents before their children
+    layers.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            if module.training != training:
+                module.train(training)  # which some override, to merge weights and to take them apart
+        for module, training in before:
+            module.training = training  # of one that stands in several places
 
 
 @dataclass(frozen=True, kw_only=True)

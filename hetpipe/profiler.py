@@ -213,7 +213,6 @@ def measure_device(
         raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
     clock, rows, spreads = Clock(device, emulation, processor_time=processor_time), [], []
-    model.layers.train()
     with one_thread(device), unchanged_buffers(model.layers):
         try:
             for size in sizes:

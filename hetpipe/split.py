@@ -225,9 +225,12 @@ def _refuse_reentrant(name: str, tensors: tuple[Tensor, ...]) -> None:
 
 
 def refuse_batch_norm(layers: nn.Sequential, choice: str | None) -> None:
-    """BatchNorm in training normalises each micro-batch by itself, which is not what one device does: it needs a choice."""
+    """BatchNorm in training normalises each micro-batch by itself, which is not what one device does: it needs a choice. (In
+    evaluation mode it is an affine layer like any other.)"""
     names = [
-        name for name, module in layers.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        name
+        for name, module in layers.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
     ]
     if names and choice is None:
         raise InputError(

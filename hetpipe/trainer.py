@@ -54,6 +54,7 @@ class Trainer:
         session = open_session(self.job)
         if session.world.is_main:
             make_folders(self.job)
+            _note_modes(session)
         plan = plan or planned_by_file(session)  # a fault in it is known before anything is measured
         profile = profile or obtain_profile(session)
         plan = plan or obtain_plan(session, profile)
@@ -70,6 +71,18 @@ class Trainer:
         if self.job.log is not None:
             write_folder(Path(self.job.log.folder), plan, profile, result)
         return result
+
+
+def _note_modes(session: Session) -> None:
+    """Say which modules the model's function left in evaluation mode, since they train so."""
+    still = [name for name, module in session.model.layers.named_modules() if name and not module.training]
+    if still:
+        _say(f"note: {len(still)} modules are in evaluation mode and stay in it (the first: {still[0]!r}); where that is not "
+             "meant, call .train() on the model where it is built")  # fmt: skip
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(message, markup=False, soft_wrap=True)
 
 
 def train_reference(job: Job) -> TrainResult:
@@ -296,11 +309,7 @@ class _Run:
         state = checkpoint.read_state(newest)
         self._restore(newest, state)
         if self.world.is_main:
-            Console(stderr=True).print(
-                f"resuming from {newest}; to start anew, name another checkpoint.folder, or remove that one",
-                markup=False,
-                soft_wrap=True,
-            )
+            _say(f"resuming from {newest}; to start anew, name another checkpoint.folder, or remove that one")
         return int(state["step"])
 
     def _restore(self, newest: Path, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from hetpipe.config import ProfileSection
 from hetpipe.device import Emulation
 from hetpipe.formats import InputError
 from hetpipe.measure import cache_path, profile_cluster
-from hetpipe.model import LOSSES, Loss, Model
+from hetpipe.model import LOSSES, Loss, Model, evaluating
 from hetpipe.profiler import (
     check_sizes,
     default_type_name,
@@ -43,7 +43,8 @@ def model(
     """Layers on 2 samples of 8 features, float32."""
     inputs = torch.randn(2, 8) if inputs is None else inputs
     net = nn.Sequential(*layers)
-    wanted = net.eval()(inputs) if targets is None else targets
+    with evaluating(net):
+        wanted = net(inputs) if targets is None else targets
     return Model(
         name=name, layers=net, inputs=inputs, targets=wanted.detach(), loss=Loss(function=LOSSES[loss])
     )

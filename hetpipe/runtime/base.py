@@ -24,7 +24,8 @@ class Engine(Protocol):
     """Trains one model by a plan. Every rank calls every method, in the same order."""
 
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
-        """Forward and backward of one global batch; afterwards every gradient is that of the whole batch on one device."""
+        """Forward and backward of one global batch, with every module in the mode it is in; afterwards every gradient is that of
+        the whole batch on one device."""
         ...
 
     def clip_grad_norm_(self, max_norm: float) -> float:
@@ -38,7 +39,7 @@ class Engine(Protocol):
     def evaluate(
         self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
     ) -> Evaluation:
-        """Forward only, in evaluation mode."""
+        """Forward only, in evaluation mode; afterwards every module is in the mode that it was in."""
         ...
 
 

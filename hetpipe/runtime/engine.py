@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from hetpipe.device import Emulation, MemoryMeter, module_bytes, static_storages
-from hetpipe.model import Model, Tensors, move, split_rows
+from hetpipe.model import Model, Tensors, evaluating, move, split_rows
 from hetpipe.plan import Plan
 from hetpipe.replicas import GradientSync, PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.plan_engine import PlanEngine, Score
@@ -74,10 +75,10 @@ class TorchEngine(PlanEngine):
         lo, hi = self._stage_plan.layers
         for size in set(sizes):
             if (size, training) not in self._specs:
-                self._model.layers.train(training)
-                self._specs[size, training] = trace_boundaries(
-                    self._model.layers, self._model.sample(size)[0], self.device
-                )
+                with nullcontext() if training else evaluating(self._model.layers):
+                    self._specs[size, training] = trace_boundaries(
+                        self._model.layers, self._model.sample(size)[0], self.device
+                    )
         inputs, outputs = (
             joint_gradients([self._specs[size, training][at] for size in sizes]) for at in (lo, hi)
         )

@@ -41,6 +41,7 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     `sample` is an input batch (any number of samples; shapes and types matter). `loss_fn(output, targets)` returns a mean,
     over samples or (loss_weight "tokens") over the targets that differ from `ignore_index`. Every rank must build
     the same model (seed it). Nodes are bound to torchrun's agents in the order of `cluster`, or of the plan's node names.
+    Modules stay in the mode they are in: what `.eval()` froze stays frozen, and `engine.evaluate` puts every mode back.
     `deferred_batch_norm`: BatchNorm's running statistics are those of the whole batch (fairscale and torchgpipe only).
     """
     check_backend(backend, plan)

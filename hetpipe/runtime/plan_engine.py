@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError
-from hetpipe.model import Model, Tensors, as_tuple, batch_size, select
+from hetpipe.model import Model, Tensors, as_tuple, batch_size, evaluating, select
 from hetpipe.plan import Plan
 from hetpipe.replicas import GradientSync
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
@@ -135,7 +135,6 @@ class PlanEngine(ABC):
                 raise InputError(f"replica {r} was given {samples} samples, but the plan gives it at most {replica.samples}; "
                                  "its memory was planned for that")  # fmt: skip
         sizes = take_sizes(self._replica_plan.microbatch_sizes, shares[self.replica])
-        self.stage.train()
         self._begin_step()
         self.sync.begin(len(sizes))
         losses = self._train(sizes, inputs, targets) if sizes else []
@@ -170,9 +169,8 @@ class PlanEngine(ABC):
         self._begin_step()
         sums = [0.0, 0.0, 0.0, 0.0]
         if sizes:
-            self.stage.eval()
-            self._score(sizes, inputs, targets, self._scorer(metric, sums))
-            self.stage.train()
+            with evaluating(self.stage):
+                self._score(sizes, inputs, targets, self._scorer(metric, sums))
         loss, weight, hits, count = self.world.sum(sums)
         return Evaluation(loss, hits / max(1.0, count) if metric is not None else None, int(weight))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from hetpipe.model import Loss, Tensors
+from hetpipe.model import Loss, Tensors, evaluating
 from hetpipe.runtime.base import Evaluation, Metric
 from hetpipe.weights import materialise
 
@@ -27,7 +27,6 @@ class ReferenceEngine:
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """Gradients of the loss over the whole batch."""
         assert inputs is not None and targets is not None
-        self.layers.train()
         self.layers.zero_grad(set_to_none=True)
         loss = self.loss.share(self.layers(inputs), targets, max(1, self.loss.count(targets)))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -48,12 +47,10 @@ class ReferenceEngine:
     ) -> Evaluation:
         """Forward only, in evaluation mode."""
         assert inputs is not None and targets is not None
-        self.layers.eval()
-        with torch.no_grad():
+        with evaluating(self.layers), torch.no_grad():
             output = self.layers(inputs)
             weight = self.loss.count(targets)
             loss = float(self.loss.share(output, targets, max(1, weight)))
-        self.layers.train()
         if metric is None:
             return Evaluation(loss, None, weight)
         total, count = metric(output, targets)
