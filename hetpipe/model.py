@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,14 @@ def evaluating(layers: nn.Module) -> Iterator[None]:
             module.training = training  # of one that stands in several places
 
 
+class Wanted(NamedTuple):
+    """The targets of a micro-batch where its output is, and their weight. (Counted there, on a GPU, they would be waited for in
+    the middle of the pipeline.)"""
+
+    targets: Tensors
+    weight: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loss:
     """A mean loss and what it is the mean over. `function(output, targets)` returns the mean over the samples of a batch or
@@ -90,18 +98,45 @@ class Loss:
         """The weight of a batch: its samples, or its targets that are not ignored."""
         if self.weight == "samples":
             return batch_size(targets)
-        return int((as_tuple(targets)[0] != self.ignore_index).sum())
+        return int(_counted(targets, self.ignore_index).sum())
 
-    def share(self, output: Tensors, targets: Tensors, denominator: float) -> Tensor:
+    def wanted(self, targets: Tensors, sizes: Sequence[int], device: torch.device) -> list[Wanted]:
+        """The targets of each micro-batch, moved, and their weights, counted before they are moved."""
+        counts = list(sizes)
+        if self.weight == "tokens":
+            rows = _counted(targets, self.ignore_index).reshape(sum(sizes), -1).sum(1).cpu()
+            counts = [int(part.sum()) for part in torch.split(rows, counts)]
+        return [Wanted(*pair) for pair in zip(split_rows(move(targets, device), sizes), counts, strict=True)]
+
+    def skips_samples(self, targets: Tensors) -> bool:
+        """Whether there are targets that the function is likely to leave out of its mean, which then is none over samples:
+        whole numbers equal to `ignore_index`."""
+        labels = as_tuple(targets)[0]
+        whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+        return self.weight == "samples" and whole and not bool(_counted(targets, self.ignore_index).all())
+
+    def share(
+        self, output: Tensors, targets: Tensors, denominator: float, count: int | None = None
+    ) -> Tensor:
         """The part of the global mean that this batch contributes: its sum over the global `denominator`. A batch in which
-        every target is ignored contributes zero (its mean would be 0/0), with zero gradients."""
-        count = self.count(targets)
+        every target is ignored contributes zero (its mean would be 0/0), with zero gradients. `count`: the weight of the
+        batch, where it is known."""
+        if count is None:
+            count = self.count(targets)
         if count == 0:
             empty = [
                 t.reshape(-1)[:0].sum() for t in as_tuple(output) if t.is_floating_point()
             ]  # not 0 · output: that may be infinite
             return sum(empty, torch.zeros((), device=empty[0].device if empty else None))
         return self.function(output, targets) * (count / denominator)
+
+
+def _counted(targets: Tensors, ignore_index: int) -> Tensor:
+    """Which targets (of the first tensor) are not ignored."""
+    labels = as_tuple(targets)[0]
+    if labels.dtype == torch.uint8:  # a byte would compare -100 as 156
+        labels = labels.short()
+    return labels != ignore_index
 
 
 def cross_entropy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> Tensor:
@@ -128,7 +163,7 @@ LOSSES: dict[str, LossFunction] = {"cross_entropy": cross_entropy, "mse": mse}
 def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tuple[float, int]:
     """(correct predictions, predictions) of logits [..., classes] against class indices [...]; `ignore_index` is ignored."""
     (logits,), (labels,) = as_tuple(output), as_tuple(targets)
-    counted = labels != ignore_index
+    counted = _counted(targets, ignore_index)
     return float(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
 
 

@@ -132,6 +132,24 @@ def test_a_zero_share_keeps_the_type_of_the_output() -> None:
     )
 
 
+def test_only_whole_numbers_that_are_ignored_are_left_out_of_a_mean_over_samples() -> None:
+    loss = Loss(function=cross_entropy)
+    labels = torch.tensor([3, IGNORED])
+    assert loss.skips_samples(labels)
+    assert not loss.skips_samples(labels.abs())
+    assert not loss.skips_samples(labels.double()), "a measured value may be -100"
+    assert not Loss(function=cross_entropy, ignore_index=255).skips_samples(labels)
+    assert not Loss(function=cross_entropy, weight="tokens").skips_samples(labels)
+
+
+def test_bytes_hold_no_negative_class() -> None:
+    """A byte that is compared with -100 is compared with 156."""
+    labels = torch.tensor([156, 3], dtype=torch.uint8)
+    assert Loss(function=cross_entropy, weight="tokens").count(labels) == 2
+    assert Loss(function=cross_entropy, weight="tokens", ignore_index=156).count(labels) == 1
+    assert accuracy(torch.eye(157)[labels.long()], labels) == (2.0, 2)
+
+
 def test_accuracy_counts_what_is_not_ignored() -> None:
     logits = torch.eye(3)[torch.tensor([[0, 1, 2], [2, 2, 2]])]
     labels = torch.tensor([[0, 2, IGNORED], [2, 2, 1]])

@@ -113,15 +113,16 @@ class TorchEngine(PlanEngine):
     def _pipeline(
         self, run: StageRun, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None
     ) -> list[Tensor]:
-        cut = [split_rows(move(x, self.device), sizes) if x is not None and needed else None
-               for x, needed in ((inputs, self.is_first), (targets, self.is_last))]  # fmt: skip
-        return run.run(cut[0], cut[1])
+        return run.run(
+            split_rows(move(inputs, self.device), sizes) if inputs is not None and self.is_first else None,
+            self.loss.wanted(targets, sizes, self.device) if targets is not None and self.is_last else None,
+        )
 
     def _score(
         self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
     ) -> None:
         run = self._run(sizes, training=False)
-        wanted = split_rows(move(targets, self.device), sizes) if self.is_last and targets is not None else []
+        wanted = self.loss.wanted(targets, sizes, self.device) if self.is_last and targets is not None else []
         run.runtime.on_output = lambda output, i: score(output, wanted[i])
         with torch.no_grad():
             self._pipeline(run, sizes, inputs, None)

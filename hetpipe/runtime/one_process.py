@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError
-from hetpipe.model import Model, Tensors, move, named_layers, split_rows
+from hetpipe.model import Model, Tensors, Wanted, move, named_layers, split_rows
 from hetpipe.plan import Plan
 from hetpipe.replicas import GradientSync, PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.batch_norm import DeferredStatistics
@@ -115,8 +115,8 @@ class OneProcessEngine(PlanEngine):
         return self._specs[size]
 
     def _call(self, sizes: Sequence[int], inputs: Tensors, targets: Tensors,
-              consume: Callable[[Tensors, Tensors], Tensor], *, training: bool) -> Tensor:  # fmt: skip
-        call = PipeCall(split_rows(move(inputs, self.devices[0]), sizes), split_rows(move(targets, self.devices[-1]), sizes),
+              consume: Callable[[Tensors, Wanted], Tensor], *, training: bool) -> Tensor:  # fmt: skip
+        call = PipeCall(split_rows(move(inputs, self.devices[0]), sizes), self.loss.wanted(targets, sizes, self.devices[-1]),
                         self._needed(sizes) if training else None, consume, callers_autocast())  # fmt: skip
         for part in self._parts:
             part.begin(call)
@@ -152,7 +152,7 @@ class OneProcessEngine(PlanEngine):
     ) -> None:
         assert inputs is not None and targets is not None
 
-        def consume(output: Tensors, wanted: Tensors) -> Tensor:
+        def consume(output: Tensors, wanted: Wanted) -> Tensor:
             score(output, wanted)
             return torch.zeros(1, device=self.devices[-1])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from hetpipe.model import Tensors, as_tuple, as_value, batch_size
+from hetpipe.model import Tensors, Wanted, as_tuple, as_value, batch_size
 from hetpipe.runtime.recorder import GpipeRecorder
 from hetpipe.split import Stage
 
@@ -26,9 +26,9 @@ class PipeCall:
     gives what the last stage returns."""
 
     inputs: Sequence[Tensors]
-    targets: Sequence[Tensors]
+    targets: Sequence[Wanted]
     needed: Sequence[Sequence[bool]] | None
-    consume: Callable[[Tensors, Tensors], Tensor]
+    consume: Callable[[Tensors, Wanted], Tensor]
     autocast: Callable[[torch.device], AbstractContextManager[Any]]
     types: dict[tuple[int, int], list[torch.dtype]] = field(default_factory=dict)
 

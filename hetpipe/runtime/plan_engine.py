@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError
-from hetpipe.model import Model, Tensors, as_tuple, batch_size, evaluating, select
+from hetpipe.model import Model, Tensors, Wanted, as_tuple, batch_size, evaluating, select
 from hetpipe.plan import Plan
 from hetpipe.replicas import GradientSync
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
@@ -19,7 +19,7 @@ from hetpipe.runtime.recorder import Recorder
 from hetpipe.shares import shares_for
 from hetpipe.world import World
 
-Score = Callable[[Tensors, Tensors], None]
+Score = Callable[[Tensors, Wanted], None]
 Span = tuple[str, int, int, str, int, float, float]  # device, replica, stage, kind, micro-batch, start, end
 
 
@@ -50,7 +50,7 @@ class PlanEngine(ABC):
     def _score(
         self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
     ) -> None:
-        """Forward of these micro-batches without gradients, with `score(output, targets)` for each where the outputs are."""
+        """Forward of these micro-batches without gradients, with `score(output, wanted)` for each where the outputs are."""
 
     @property
     def name(self) -> str:
@@ -96,20 +96,22 @@ class PlanEngine(ABC):
             for device, _, recorder in self._places()
         ]
 
-    def _share_of_loss(self, output: Tensors, targets: Tensors) -> Tensor:
-        return self.loss.share(output, targets, self._denominator)
+    def _share_of_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
+        return self.loss.share(output, wanted.targets, self._denominator, wanted.weight)
 
     def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> tuple[list[int], float]:
         """(samples of each replica, global denominator): the first stages count samples, the last ones count targets."""
         count = len(self.plan.replicas)
-        counts = [0.0] * (4 * count)
+        counts = [0.0] * (5 * count)
         if self.is_first:
             counts[self.replica] = _rows(inputs, "inputs", self.name)
             if not self.is_last and counts[self.replica]:
                 counts[3 * count + self.replica] = _shapes(inputs) != _shapes(self._model.inputs)
         if self.is_last:
             counts[count + self.replica] = _rows(targets, "targets", self.name)
-            counts[2 * count + self.replica] = self.loss.count(targets) if targets is not None else 0
+            if targets is not None and counts[count + self.replica]:
+                counts[2 * count + self.replica] = self.loss.count(targets)
+                counts[4 * count + self.replica] = self.loss.skips_samples(targets)
         total = self.world.sum(counts)
         given, wanted = total[:count], total[count : 2 * count]
         for r, (a, b) in enumerate(zip(given, wanted, strict=True)):
@@ -118,11 +120,18 @@ class PlanEngine(ABC):
                     f"replica {r}: its first stage was given {a:.0f} samples of inputs, its last stage {b:.0f} of targets; "
                     "give both the same share"
                 )
-        for r, differs in enumerate(total[3 * count :]):
+        for r, differs in enumerate(total[3 * count : 4 * count]):
             if differs:
                 raise InputError(
                     f"replica {r}: its inputs have other shapes a sample than {_shapes(self._model.inputs)}, those of the sample "
                     "batch; what crosses from stage to stage has a fixed shape: pad every batch to those shapes"
+                )
+        for r, skips in enumerate(total[4 * count :]):
+            if skips:
+                raise InputError(
+                    f"replica {r}: its targets hold {self.loss.ignore_index}, which is to be ignored, but the loss is weighed by "
+                    "samples: write 'weight: tokens' in the job's loss section (hetpipe.wrap: loss_weight='tokens'); where "
+                    "the loss function leaves no target out, give ignore_index a number that no target has"
                 )
         return [int(x) for x in given], max(1.0, sum(total[2 * count : 3 * count]))
 
@@ -175,11 +184,11 @@ class PlanEngine(ABC):
         return Evaluation(loss, hits / max(1.0, count) if metric is not None else None, int(weight))
 
     def _scorer(self, metric: Metric | None, sums: list[float]) -> Score:
-        def score(output: Tensors, targets: Tensors) -> None:
-            sums[0] += float(self._share_of_loss(output, targets))
-            sums[1] += self.loss.count(targets)
+        def score(output: Tensors, wanted: Wanted) -> None:
+            sums[0] += float(self._share_of_loss(output, wanted))
+            sums[1] += wanted.weight
             if metric is not None:
-                hits, count = metric(output, targets)
+                hits, count = metric(output, wanted.targets)
                 sums[2] += hits
                 sums[3] += count
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-from hetpipe.model import Tensors, as_tuple
+from hetpipe.model import Tensors, Wanted, as_tuple
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.schedule import Action, pipeline_actions
 from hetpipe.split import Stage, TensorSpec
@@ -151,7 +151,7 @@ class StageRun:
 
     def __init__(self, module: Stage, *, index: int, ranks: Sequence[int], group: dist.ProcessGroup, sizes: Sequence[int],
                  depths: Sequence[int] | None, ends: Sequence[Ends], recorder: Recorder,
-                 loss: Callable[[Tensors, Tensors], Tensor] | None) -> None:  # fmt: skip
+                 loss: Callable[[Tensors, Wanted], Tensor] | None) -> None:  # fmt: skip
         count = len(ranks)
         self.stage = _UnevenStage(
             module, index, count, recorder.device, group, sizes=sizes, ends=ends, recorder=recorder
@@ -169,7 +169,7 @@ class StageRun:
                 s: [a for a in row if a.computation_type in _FORWARD] for s, row in lowered.items()
             }
 
-    def run(self, inputs: Sequence[Tensors] | None, targets: Sequence[Tensors] | None) -> list[Tensor]:
+    def run(self, inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None) -> list[Tensor]:
         """Run all micro-batches; the last stage gets their losses."""
         self.stage.clear_runtime_states()
         losses: list[Tensor] = []
