@@ -88,6 +88,7 @@ def save(
     keep: int,
 ) -> Path:
     """Save one checkpoint from all ranks; then keep only the newest `keep`. `extra` is plain data (sampler, schedule)."""
+    world = world.patiently()
     final = Path(folder) / f"step-{step:08d}"
     partial = final.with_name(final.name + ".partial")
     if world.is_main:
@@ -128,7 +129,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | None, world: World) -> None:
-    """Load this stage's part, whatever the plan under which it was saved. InputError naming the first mismatch."""
+    """Load this stage's part, whatever the plan under which it was saved. InputError naming the first mismatch. All ranks go on
+    together."""
+    world = world.patiently()
     reader = HuggingFaceStorageReader(str(checkpoint))
     try:
         available: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
@@ -155,6 +158,7 @@ def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | 
         )
     if optimizer is not None:
         _install(stage, optimizer, wanted)
+    world.barrier()
 
 
 def _empty_optimizer_state(

@@ -94,6 +94,15 @@ class PlanGroups:
                 owners[key] = dist.new_group(list(key), timeout=TIMEOUT)
         return cls(pipelines=pipelines, owners=owners)
 
+    def warm_up(self, device: torch.device) -> None:
+        """Sum a number over each set of owners that this rank is one of, in the order in which all ranks know them: NCCL connects
+        a group in its first sum, for which every rank stands still until the last has come; in the midst of a backward the
+        stages before would wait, too. (Neighbouring stages are connected by torch, before their first step.)"""
+        rank = dist.get_rank()
+        for ranks, group in self.owners.items():
+            if rank in ranks:
+                dist.all_reduce(torch.zeros(1, device=device), group=group)
+
 
 def _check_same_plan(plan: Plan) -> None:
     prints: list[str] = [""] * dist.get_world_size()

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,16 +17,17 @@ import torch.distributed as dist
 from hetpipe.cluster import Cluster, Node
 from hetpipe.formats import InputError
 
-# A message of a training step that takes longer means a lost peer; measuring and planning, where ranks wait for one, may
-# take long.
+# A message of a training step that takes longer means a lost peer; measuring, planning, loading and saving, where ranks wait
+# for one, may take long.
 TIMEOUT = timedelta(seconds=float(os.environ.get("HETPIPE_TIMEOUT_SECONDS", "120")))
-SETUP_TIMEOUT = max(TIMEOUT, timedelta(hours=1))
+LONG_TIMEOUT = max(TIMEOUT, timedelta(seconds=float(os.environ.get("HETPIPE_LONG_TIMEOUT_SECONDS", "3600"))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
     """This process among all. `rank_of` maps device ids to global ranks; `device_id` is this process's (None: it has no part in
-    the cluster); `control` is a CPU group for small messages over `ranks`."""
+    the cluster); `control` is a CPU group for small messages over `ranks`; `slow` is another, for what may take long (None:
+    `control` is one)."""
 
     rank: int
     size: int
@@ -34,6 +35,7 @@ class World:
     rank_of: Mapping[str, int]
     ranks: tuple[int, ...]
     control: dist.ProcessGroup | None
+    slow: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -68,6 +70,10 @@ class World:
         """Wait for all."""
         self.sum([0.0])
 
+    def patiently(self) -> World:
+        """This world, whose messages may take as long as loading and saving do."""
+        return replace(self, control=self.slow or self.control)
+
     def require(self, device_ids: Sequence[str]) -> World:
         """This world, if it has a process for each of these devices; else an InputError."""
         check_devices(device_ids, self.rank_of)
@@ -77,9 +83,12 @@ class World:
         """The part of this world that runs these devices; every process must call it."""
         self.require(device_ids)
         ranks = tuple(sorted({self.rank_of[d] for d in device_ids}))
-        group = dist.new_group(list(ranks), backend="gloo", timeout=TIMEOUT) if len(ranks) > 1 else None
+        control, slow = (
+            dist.new_group(list(ranks), backend="gloo", timeout=timeout) if len(ranks) > 1 else None
+            for timeout in (TIMEOUT, LONG_TIMEOUT)
+        )
         return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
-                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, control=group)  # fmt: skip
+                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, control=control, slow=slow)  # fmt: skip
 
 
 def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None:
@@ -93,8 +102,11 @@ def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None
 
 def connect(*, use_cuda: bool) -> None:
     """Join the process group that torchrun or `hetpipe train` prepared (or a world of one); gloo, with NCCL where there
-    are GPUs."""
+    are GPUs. A group that is there already must have what the devices need."""
+    if use_cuda and "RANK" in os.environ:
+        _take_gpu()
     if dist.is_initialized():
+        _check_group(use_cuda=use_cuda)
         return
     if "RANK" not in os.environ:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -103,19 +115,40 @@ def connect(*, use_cuda: bool) -> None:
             store=store,
             rank=0,
             world_size=1,
-            timeout=SETUP_TIMEOUT,
+            timeout=LONG_TIMEOUT,
         )
         return
-    if use_cuda:
-        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= count:
-            raise InputError(
-                f"local rank {local} has no GPU: this host shows {count}; start at most one process per GPU, or correct the "
-                "node's 'devices' in the cluster file, or CUDA_VISIBLE_DEVICES"
-            )
-        torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=SETUP_TIMEOUT)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=LONG_TIMEOUT)
     atexit.register(_leave)
+
+
+def _take_gpu() -> None:
+    """The GPU of this process's local rank becomes the current one."""
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise InputError(
+            f"local rank {local} has no GPU: this host shows {count}; start at most one process per GPU, or correct the "
+            "node's 'devices' in the cluster file, or CUDA_VISIBLE_DEVICES"
+        )
+    torch.cuda.set_device(local)
+
+
+def _check_group(*, use_cuda: bool) -> None:
+    """InputError if the process group that is there cannot send what the devices compute."""
+    found = dist.get_backend_config()
+    backends = dict(pair.split(":") for pair in found.split(","))
+    if use_cuda and backends.get("cuda", "gloo") == "gloo":
+        raise InputError(
+            f"the process group that was made before has the backends {found!r}, but the devices are GPUs, whose stages need "
+            "NCCL: make it with init_process_group('cpu:gloo,cuda:nccl'), or leave it to hetpipe, which makes one where there is "
+            "none"
+        )
+    if not use_cuda and "cpu" not in backends:
+        raise InputError(
+            f"the process group that was made before has the backends {found!r}, but the devices are CPUs (no GPU is found, or "
+            "they are emulated), whose stages need gloo: make it with init_process_group('gloo'), or leave it to hetpipe, "
+            "which makes one where there is none"
+        )
 
 
 def _leave() -> None:
@@ -160,12 +193,12 @@ def create_world(cluster: Cluster) -> World:
     """Bind this job's processes to the devices of `cluster`. The process group must exist (see `connect`)."""
     size, rank = dist.get_world_size(), dist.get_rank()
     agent = int(os.environ.get("GROUP_RANK", "0"))
+    control = dist.new_group(list(range(size)), backend="gloo", timeout=LONG_TIMEOUT)
     places: list[Any] = [None] * size
     dist.all_gather_object(
-        places, (socket.gethostname(), agent, int(os.environ.get("LOCAL_RANK", str(rank))))
+        places, (socket.gethostname(), agent, int(os.environ.get("LOCAL_RANK", str(rank)))), group=control
     )
     rank_of = bind_devices(cluster.nodes, places)
-    control = dist.new_group(list(range(size)), backend="gloo", timeout=SETUP_TIMEOUT)
     mine = next((d for d, r in rank_of.items() if r == rank), None)
     return World(
         rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), control=control

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import hetpipe
+import hetpipe.replicas
+import hetpipe.runtime.engine
+import hetpipe.world
+from hetpipe import checkpoint
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.launch import describe_with, name_places
@@ -118,6 +123,28 @@ def talk(world: World) -> dict[str, Any]:
         world.restrict(["n1/0", "n7/3"])
     except InputError as error:
         heard["message"] = str(error)
+    return heard
+
+
+def save_late(world: World, folder: str) -> dict[str, Any]:
+    """Where a step waits a second for a peer, the last stage is 2 s late: with its engine, then with its part of a checkpoint,
+    and then with that of another's loading."""
+    hetpipe.world.TIMEOUT = hetpipe.replicas.TIMEOUT = timedelta(seconds=1)
+    last = world.rank == world.size - 1
+
+    def late(function: Any) -> Any:
+        return lambda *given: (time.sleep(2.0 * last), function(*given))[1]
+
+    hetpipe.runtime.engine.materialise = late(hetpipe.runtime.engine.materialise)
+    plan, (inputs, targets) = make_plan([{"cuts": [6, 4], "sizes": [4, 4]}]), batch("blocks", 8, 0)
+    engine = open_engine(world, plan, build("blocks"), inputs, targets, Loss(function=mse))
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
+    heard = {"losses": [engine.step(inputs, targets)]}
+    checkpoint.model_state = late(checkpoint.model_state)
+    saved = checkpoint.save(folder, 1, engine.stage, optimizer, {}, engine.world, 1)
+    heard["losses"].append(engine.step(inputs, targets))
+    checkpoint.load(saved, engine.stage, optimizer, engine.world)
+    heard["losses"].append(engine.step(inputs, targets))
     return heard
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
+from torch import nn
 
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
+from hetpipe.model import Loss, Model, mse
 from hetpipe.plan import Backend, Plan
+from hetpipe.replicas import PlanGroups
+from hetpipe.runtime import backends
 from hetpipe.runtime.backends import check_backend, check_cluster, load_library, processes, replica_seats
+from hetpipe.world import connect, create_world
 from tests.ranks import cluster_of, make_plan
 
 both = pytest.mark.parametrize("backend", ["fairscale", "torchgpipe"])
@@ -76,3 +82,22 @@ def test_a_library_that_is_missing_is_named(
         load_library(backend)
     assert str(caught.value).startswith(f"the back end '{backend}' cannot be loaded (")
     assert str(caught.value).endswith("install it with: pip install 'hetpipe[pipes]'")
+
+
+def test_a_gpu_is_taken_and_its_groups_connected_before_the_engine_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU there is nothing to connect."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(f"take {device}"))
+    monkeypatch.setattr(PlanGroups, "warm_up", lambda _, device: done.append(f"connect {device}"))
+    monkeypatch.setattr(backends, "TorchEngine", lambda *_, **__: done.append("engine"))
+    plan, layers = make_plan([{"cuts": [1], "sizes": [1]}]), nn.Sequential(nn.Linear(2, 2))
+    x = torch.zeros(1, 2)
+    model = Model(name="one", layers=layers, inputs=x, targets=x, loss=Loss(function=mse))
+    connect(use_cuda=False)
+    try:
+        world = create_world(cluster_of(1))
+        for kind in ("cuda:1", "cpu"):
+            backends.open_engine("torch", model, plan, world, lambda _, kind=kind: torch.device(kind), lambda _: None)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert done == ["take cuda:1", "connect cuda:1", "engine", "engine"]

@@ -13,7 +13,7 @@ from torch import nn
 
 from hetpipe.cost import owner_segments
 from hetpipe.plan import Plan
-from hetpipe.replicas import local_groups, plan_groups
+from hetpipe.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.split import make_stage, tied_layers
 from tests.programs import refusals, twenty_steps
 from tests.ranks import cluster_of, make_plan, run_ranks
@@ -48,6 +48,19 @@ def test_segments_of_two_unlike_replicas() -> None:
         ("layers 0:4", (0, 3)),
         ("tied 0.weight", (0, 2, 3, 4)),
     ]
+
+
+def test_every_rank_connects_its_groups_in_the_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another order on one of two ranks that share two groups, and each would wait for the other."""
+    sent: list[tuple[Any, torch.device]] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group: sent.append((group, tensor.device)))
+    owners: dict[tuple[int, ...], Any] = {(2, 4): "a", (1, 4): "b", (0, 2, 3, 4): "c"}
+    groups = PlanGroups(pipelines=(), owners=owners)
+    for rank, wanted in enumerate(["c", "b", "ac", "c", "abc"]):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        sent.clear()
+        groups.warm_up(torch.device("meta"))
+        assert sent == [(group, torch.device("meta")) for group in wanted]
 
 
 @given(plans())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hetpipe.cluster import Node
 from hetpipe.formats import InputError
 from hetpipe.world import bind_devices, connect
-from tests.programs import talk
+from tests.programs import save_late, talk
 from tests.ranks import cluster_of, run_ranks
 
 
@@ -110,6 +111,40 @@ def test_a_process_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         connect(use_cuda=True)
 
 
+@pytest.mark.parametrize(
+    ("backends", "use_cuda", "message"),
+    [
+        ("cpu:gloo,cuda:gloo", True, "GPUs, whose stages need NCCL: make it with init_process_group('cpu:gloo,cuda:nccl'), or"),
+        ("cpu:gloo", True, "GPUs, whose stages need NCCL"),
+        ("cuda:nccl", False, "CPUs (no GPU is found, or they are emulated), whose stages need gloo: make it with init_"),
+    ],
+)
+def test_a_process_group_of_the_wrong_backend_is_refused(
+    monkeypatch: pytest.MonkeyPatch, backends: str, use_cuda: bool, message: str
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: backends)
+    with pytest.raises(InputError) as caught:
+        connect(use_cuda=use_cuda)
+    start = f"the process group that was made before has the backends {backends!r}, but the devices are {message}"
+    assert str(caught.value).startswith(start)
+    connect(use_cuda=not use_cuda)
+
+
+def test_a_process_group_of_ones_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over NCCL alone, too; the GPU is that of the local rank."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for backends in ("cuda:nccl", "cpu:gloo,cuda:nccl"):
+        monkeypatch.setattr(torch.distributed, "get_backend_config", lambda backends=backends: backends)
+        connect(use_cuda=True)
+    assert taken == [1, 1]
+
+
 def test_every_rank_knows_its_device(heard: list[dict[str, Any]]) -> None:
     assert [h["rank"] for h in heard] == [0, 1, 2]
     assert [h["device"] for h in heard] == ["n0/0", "n0/1", "n1/0"]
@@ -137,3 +172,10 @@ def test_a_part_of_the_world(heard: list[dict[str, Any]]) -> None:
 def test_a_device_without_a_process(heard: list[dict[str, Any]]) -> None:
     message = "the plan uses ['n7/3'], but this job has only the devices ['n0/0', 'n0/1', 'n1/0']; start one process per device"
     assert [h["message"] for h in heard] == [message] * 3
+
+
+def test_loading_and_saving_may_take_longer_than_a_step(tmp_path: Path) -> None:
+    """Each rank is 2 s late three times, where a step would wait for 1 s."""
+    first, last = run_ranks(save_late, cluster_of(2), str(tmp_path))
+    assert first["losses"] == last["losses"]
+    assert len(set(first["losses"])) == 1, "nothing is trained, and what is loaded is what was saved"

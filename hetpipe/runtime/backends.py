@@ -145,11 +145,18 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
     used = world.restrict(plan.device_ids)
     if used.device_id is None:
         return None
-    if not drives_a_replica(backend):
-        own = used.device_id
-        return TorchEngine(model, plan, used, groups, device(own), emulation=emulation(own))
-    replica = next(r for r in plan.replicas if used.device_id in r.stages[0].devices)
-    devices = [device(stage.device) for stage in replica.stages]
+    own = [used.device_id]
+    if drives_a_replica(backend):
+        replica = next(r for r in plan.replicas if used.device_id in r.stages[0].devices)
+        own = [stage.device for stage in replica.stages]
+    devices = [device(device_id) for device_id in own]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
-    return OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
+        groups.warm_up(devices[0])
+    engine = (
+        OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
+        if drives_a_replica(backend)
+        else TorchEngine(model, plan, used, groups, devices[0], emulation=emulation(own[0]))
+    )
+    used.patiently().barrier()  # steps wait for no rank that is still loading its layers
+    return engine
