@@ -33,13 +33,15 @@ METRICS_FILE = "metrics.jsonl"
 @dataclass(kw_only=True)
 class TrainResult:
     """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01
-    where an emulated device was too slow for its emulated speed, which makes timings invalid."""
+    where an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of
+    the run that was resumed."""
 
     plan: Plan | None
     losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     samples: int = 0
     first_step: int = 0
+    loss_before: float | None = None
     evaluation: Evaluation | None = None
     measured: Timeline | None = None
     predicted: Timeline | None = None
@@ -68,7 +70,7 @@ class TrainResult:
             "steps": self.first_step + len(self.losses),
             "samples": self.samples,
             "first_loss": self.losses[0] if self.losses else None,
-            "last_loss": self.losses[-1] if self.losses else None,
+            "last_loss": self.losses[-1] if self.losses else self.loss_before,
             "measured_step_seconds": self.median_step_seconds,
             "samples_per_second": self.samples_per_second,
             "overrun_fraction": self.overrun_fraction,

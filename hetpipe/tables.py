@@ -48,15 +48,11 @@ def train_table(result: TrainResult) -> RenderableType:
     """What a run came to: loss, throughput, predicted against measured, and where the time went on each device."""
     table = Table(title="training", show_header=False)
     summary = result.summary()
-    rows = [
-        ("steps", str(summary["steps"])),
-        (
-            "loss",
-            f"{summary['first_loss']:.4f} → {summary['last_loss']:.4f}"
-            if result.losses
-            else "no step was left to do",
-        ),
-    ]
+    rows = [("steps", f"{summary['steps']}{'' if result.losses else ' (the run was finished: none was left to do)'}")]
+    if result.losses:
+        rows.append(("loss", f"{summary['first_loss']:.4f} → {summary['last_loss']:.4f}"))
+    elif result.loss_before is not None:
+        rows.append(("loss", f"{result.loss_before:.4f}"))
     if result.step_seconds:
         rows += [
             ("measured step (median)", human_seconds(result.median_step_seconds)),

@@ -68,7 +68,7 @@ class Trainer:
         result.predicted = with_memory(
             simulate(plan, profile, session.cluster), plan, profile, session.cluster
         )
-        if self.job.log is not None:
+        if self.job.log is not None and result.losses:  # of a run that was finished, what it left stays
             write_folder(Path(self.job.log.folder), plan, profile, result)
         return result
 
@@ -289,6 +289,8 @@ class _Run:
         if self.parallel is None:
             return
         rows = [row for part in self.world.gather(self.parallel.usage()) for row in part]
+        if not self.result.losses:
+            return
         elapsed = max(sum(self.result.steady_seconds), 1e-9)
         self.result.overrun_fraction = max(row[2] for row in rows) / elapsed
         self.result.peak_bytes = {row[0]: row[1] for row in rows if row[1] is not None}
@@ -309,7 +311,8 @@ class _Run:
         state = checkpoint.read_state(newest)
         self._restore(newest, state)
         if self.world.is_main:
-            _say(f"resuming from {newest}; to start anew, name another checkpoint.folder, or remove that one")
+            _say(_resumed(newest, int(state["step"]), self.total))
+        self.result.loss_before = state.get("loss")
         return int(state["step"])
 
     def _restore(self, newest: Path, state: dict[str, Any]) -> None:
@@ -342,6 +345,7 @@ class _Run:
     def _save(self, step: int) -> None:
         assert self.parallel is not None and self.job.checkpoint is not None
         extra = {
+            "loss": self.result.losses[-1],
             "sampler": dict(self.sampler.state_dict()),
             "optimizer": self.train_job.optimizer.name,
             "scheduler": self._scheduler_name,
@@ -360,6 +364,14 @@ class _Run:
 
     def _progress(self, start: int) -> Any:
         return ProgressBar(start, self.total) if self.world.is_main else nullcontext(lambda *_: None)
+
+
+def _resumed(newest: Path, step: int, total: int) -> str:
+    """What is said of the checkpoint from which a run goes on, or with which it had ended."""
+    anew = "to start anew, name another checkpoint.folder, or remove that one"
+    if step >= total:
+        return f"this run is finished: {newest} is of step {step}, the job has {total}; to go on, give it more steps; {anew}"
+    return f"resuming from {newest}; {anew}"
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

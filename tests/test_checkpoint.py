@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -20,7 +22,8 @@ from hetpipe.formats import InputError
 from hetpipe.launch import RankFailure
 from hetpipe.runlog import TrainResult
 from hetpipe.session import run_everywhere
-from hetpipe.trainer import train_rank, train_reference
+from hetpipe.tables import train_table
+from hetpipe.trainer import _resumed, train_rank, train_reference
 from hetpipe.world import World
 from tests.jobs import Folder, train
 
@@ -201,9 +204,30 @@ def test_under_the_same_plan_an_interrupted_run_is_the_uninterrupted_one(
     assert [line["loss"] for line in runs.folder.lines("log/metrics.jsonl")] == [
         truth.losses[i - 1] for i in (2, 4, 6, 8, 9)
     ]
+    log = {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()}
     done = runs.run()
     assert (done.first_step, done.losses, done.evaluation) == (9, [], truth.evaluation)
-    assert done.summary()["last_loss"] is None
+    assert (done.summary()["steps"], done.summary()["last_loss"]) == (9, truth.losses[-1])
+    assert (done.overrun_fraction, done.peak_bytes) == (0.0, {})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()} == log
+    console = Console(file=io.StringIO(), width=120)
+    console.print(train_table(done))
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "9 (the run was finished: none was left to do)" in said
+    assert f"{truth.losses[-1]:.4f}" in said
+    assert truth.evaluation is not None
+    assert f"{truth.evaluation.loss:.4f}" in said
+
+
+def test_what_is_said_of_a_checkpoint() -> None:
+    """A run may be told to have fewer steps than it has done."""
+    newest = Path("saved/step-00000009")
+    anew = "to start anew, name another checkpoint.folder, or remove that one"
+    assert _resumed(newest, 9, 10) == f"resuming from {newest}; {anew}"
+    for total in (9, 7):
+        assert _resumed(newest, 9, total) == (
+            f"this run is finished: {newest} is of step 9, the job has {total}; to go on, give it more steps; {anew}"
+        )
 
 
 @pytest.mark.parametrize("model", [TIED, {"target": "tests.user_parts:with_batch_norm_of_8", "batch_norm": "per_microbatch"}],
