@@ -100,31 +100,37 @@ class _LayerRun:
         return [torch.ones_like(t) for t in outputs]
 
 
-def _measure_size(
-    model: Model, device: torch.device, clock: Clock, size: int, repeats: int, advance: Advance
-) -> tuple[list[float], list[float], float]:
-    """Median forward and backward seconds of each layer, and the median relative spread."""
-    inputs, targets = (move(x, device) for x in model.sample(size))
-    forward, backward, spreads = [], [], []
-    tensors = as_tuple(inputs)
-    for index, (name, layer) in enumerate(named_layers(model.layers)):
-        with placed(model.layers, layer, device):
-            received = _leaf(tensors)
-            try:
-                tensors = _leaf(as_tuple(layer(as_value([t.clone() for t in received]))))
-            except ValueError as error:  # BatchNorm's, of a single value
-                raise InputError(
-                    f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {size} sample"
-                    f"{'s' if size > 1 else ''}, which a plan may have: {error}"
-                ) from error
-            loss = _loss_of(model, targets) if index == len(model.layers) - 1 else None
-            times = _time_layer(_LayerRun(layer, received, loss), clock, index, size, repeats)
-        forward.append(statistics.median(f for f, _ in times))
-        backward.append(statistics.median(b for _, b in times))
+class _SizeRun:
+    """One micro-batch size on its way through the layers: what enters the next one, and what was measured so far."""
+
+    def __init__(self, model: Model, device: torch.device, size: int) -> None:
+        inputs, targets = (move(x, device) for x in model.sample(size))
+        self.size, self.tensors, self.loss = size, as_tuple(inputs), _loss_of(model, targets)
+        self.forward: list[float] = []
+        self.backward: list[float] = []
+        self.spreads: list[float] = []
+
+    @property
+    def text(self) -> str:
+        """`1 sample`, `2 samples`."""
+        return f"{self.size} sample{'s' if self.size > 1 else ''}"
+
+    def measure(self, name: str, layer: nn.Module, clock: Clock, index: int, repeats: int, *, last: bool) -> None:
+        """Median forward and backward seconds of the next layer, and their relative spread."""
+        received = _leaf(self.tensors)
+        try:
+            self.tensors = _leaf(as_tuple(layer(as_value([t.clone() for t in received]))))
+        except ValueError as error:  # BatchNorm's, of a single value
+            raise InputError(
+                f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, which a plan may have: "
+                f"{error}"
+            ) from error
+        run = _LayerRun(layer, received, self.loss if last else None)
+        times = _time_layer(run, clock, index, self.size, repeats)
+        self.forward.append(statistics.median(f for f, _ in times))
+        self.backward.append(statistics.median(b for _, b in times))
         totals = sorted(f + b for f, b in times)
-        spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
-        advance(f"{size} sample{'s' if size > 1 else ''}, layer {index}")
-    return forward, backward, statistics.median(spreads)
+        self.spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
 
 
 def _loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
@@ -147,23 +153,22 @@ def _time_layer(
     return times[1:]
 
 
-def _measure_optimizer(
-    model: Model, clock: Clock, factory: OptimizerFactory, repeats: int, advance: Advance
-) -> tuple[list[float], float]:
-    """Median seconds of an optimizer step per layer, and state bytes per parameter byte."""
-    seconds, state_bytes, parameter_bytes = [], 0, 0
-    for index, layer in enumerate(model.layers):
-        advance(f"optimizer, layer {index}")
-        if not any(p.requires_grad for p in layer.parameters()):
-            seconds.append(0.0)
-            continue
-        with placed(model.layers, layer, clock.device):
-            parameters = [p for p in layer.parameters() if p.requires_grad]
-            took, state = _time_optimizer(parameters, clock, index, factory, repeats)
-        seconds.append(took)
-        state_bytes += state
-        parameter_bytes += sum(p.numel() * p.element_size() for p in parameters)
-    return seconds, state_bytes / max(1, parameter_bytes)
+@dataclass
+class _OptimizerRun:
+    """Median seconds of an optimizer step on each layer so far, and the bytes of its state and of its parameters."""
+
+    factory: OptimizerFactory
+    seconds: list[float] = field(default_factory=list)
+    state_bytes: int = 0
+    parameter_bytes: int = 0
+
+    def measure(self, layer: nn.Module, clock: Clock, index: int, repeats: int) -> None:
+        """The next layer."""
+        parameters = [p for p in layer.parameters() if p.requires_grad]
+        took, state = _time_optimizer(parameters, clock, index, self.factory, repeats) if parameters else (0.0, 0)
+        self.seconds.append(took)
+        self.state_bytes += state
+        self.parameter_bytes += sum(p.numel() * p.element_size() for p in parameters)
 
 
 def _time_optimizer(
@@ -207,30 +212,41 @@ def measure_device(
     processor_time: bool = False,
     advance: Advance = lambda _: None,
 ) -> Measured:
-    """Measure all layers on one device (see `Clock` for `emulation` and `processor_time`). `advance` is
-    called L times per size and L times for the optimizer."""
+    """Measure all layers on one device (see `Clock` for `emulation` and `processor_time`), one after the other, since each gets
+    its values when its turn comes, and only then. `advance` is called for every size of a layer and for its optimizer step.
+    Sizes from the first that does not fit the memory are left out."""
     for name in skipping_layers(model.layers):
         raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
-    clock, rows, spreads = Clock(device, emulation, processor_time=processor_time), [], []
+    clock = Clock(device, emulation, processor_time=processor_time)
+    runs, steps = [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
     with one_thread(device), unchanged_buffers(model.layers):
-        try:
-            for size in sizes:
-                forward, backward, spread = _measure_size(model, device, clock, size, repeats, advance)
-                rows.append((tuple(forward), tuple(backward)))
-                spreads.append(spread)
-        except torch.OutOfMemoryError:
-            if not rows:
-                raise
-        seconds, state = _measure_optimizer(model, clock, optimizer, repeats, advance)
+        for index, (name, layer) in enumerate(named_layers(model.layers)):
+            last = index == len(model.layers) - 1
+            with placed(model.layers, layer, device):
+                for number, run in enumerate(runs):
+                    try:
+                        run.measure(name, layer, clock, index, repeats, last=last)
+                    except torch.OutOfMemoryError:
+                        if number == 0:
+                            raise
+                        del runs[number:]
+                        break
+                    advance(f"layer {index}, {run.text}")
+                steps.measure(layer, clock, index, repeats)
+            advance(f"layer {index}, optimizer")
     measurement = Measurement(
         device_type=device_type,
-        microbatch_sizes=tuple(sizes[: len(rows)]),
-        forward_seconds=tuple(f for f, _ in rows),
-        backward_seconds=tuple(b for _, b in rows),
-        optimizer_seconds=tuple(seconds),
+        microbatch_sizes=tuple(run.size for run in runs),
+        forward_seconds=tuple(tuple(run.forward) for run in runs),
+        backward_seconds=tuple(tuple(run.backward) for run in runs),
+        optimizer_seconds=tuple(steps.seconds),
     )
-    return Measured(measurement=measurement, state_bytes_per_parameter_byte=state, spread=max(spreads))
+    return Measured(
+        measurement=measurement,
+        state_bytes_per_parameter_byte=steps.state_bytes / max(1, steps.parameter_bytes),
+        spread=max(statistics.median(run.spreads) for run in runs),
+    )
 
 
 def saved_bytes(model: Model, device: torch.device) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,8 +245,22 @@ def test_a_layer_that_needs_more_than_one_sample_is_named() -> None:
 def test_progress_is_told_for_every_layer_size_and_optimizer_step() -> None:
     said: list[str] = []
     profile_model(model(nn.Linear(8, 8), nn.ReLU()), microbatch_sizes=[1, 2], repeats=1, advance=said.append)
-    assert said == ["1 sample, layer 0", "1 sample, layer 1", "2 samples, layer 0", "2 samples, layer 1",
-                    "optimizer, layer 0", "optimizer, layer 1"]  # fmt: skip
+    assert said == ["layer 0, 1 sample", "layer 0, 2 samples", "layer 0, optimizer",
+                    "layer 1, 1 sample", "layer 1, 2 samples", "layer 1, optimizer"]  # fmt: skip
+
+
+def test_a_layer_gets_its_values_once_for_all_that_is_timed_and_once_for_its_bytes() -> None:
+    class Late(nn.Linear):
+        def values(self, names: Collection[str]) -> dict[str, Tensor]:
+            given.append(self.out_features)
+            return {name: torch.zeros(self.get_parameter(name).shape) for name in names}
+
+    given: list[int] = []
+    made = model(nn.Linear(8, 8), inputs=torch.zeros(2, 8), targets=torch.zeros(2, 7))
+    late = dataclasses.replace(made, layers=nn.Sequential(Late(8, 9, device="meta"), Late(9, 7, device="meta")))
+    found = profile_model(late, microbatch_sizes=[1, 2, 4, 8], repeats=1).measurements[0]
+    assert found.microbatch_sizes == (1, 2, 4, 8)
+    assert given == [9, 7, 9, 7]
 
 
 def test_out_of_memory_at_a_large_size_leaves_the_smaller_ones() -> None:
@@ -257,6 +272,8 @@ def test_out_of_memory_at_a_large_size_leaves_the_smaller_ones() -> None:
 
     found = profile_model(model(Greedy(8, 8)), microbatch_sizes=[1, 2, 4, 8], repeats=1).measurements[0]
     assert found.microbatch_sizes == (1, 2)
+    found = profile_model(model(nn.Linear(8, 8), Greedy(8, 8)), microbatch_sizes=[1, 4, 8], repeats=1).measurements[0]
+    assert (found.microbatch_sizes, [len(row) for row in found.forward_seconds]) == ((1,), [2]), "in a later layer, too"
     with pytest.raises(torch.OutOfMemoryError):
         measure_device(model(Greedy(8, 8)), "x", CPU, (4,), torch.optim.AdamW)
 
