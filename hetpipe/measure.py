@@ -6,7 +6,7 @@ import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hetpipe.cluster import Cluster, Device, LinkBetween
 from hetpipe.config import ProfileSection
 from hetpipe.device import Emulation, torch_device
+from hetpipe.formats import InputError
 from hetpipe.model import Model
 from hetpipe.profiler import Measured, OptimizerFactory, assemble, check_sizes, measure_device, provenance
 from hetpipe.profiles import Measurement, Profile
@@ -29,50 +30,45 @@ LARGE_BYTES = 4 * 2**20
 
 
 def profile_cluster(
-    model: Model, cluster: Cluster, world: World, options: ProfileSection, optimizer: OptimizerFactory
+    model: Model,
+    cluster: Cluster,
+    world: World,
+    options: ProfileSection,
+    optimizer: OptimizerFactory,
+    *,
+    whole_nodes: bool = False,
 ) -> Profile:
-    """Collective: the first rank of each device type measures it. Emulated types are paced by a table of this host's plain
-    speed, measured first, by one rank alone; then they sleep most of the time and measure side by side. Real CPU types
-    measure in turn."""
+    """Collective: the first rank of each device type measures it (see `measurers` for `whole_nodes`). Emulated types are paced
+    by a table of this host's plain speed, measured first, by one rank alone; then they sleep most of the time and measure
+    side by side. Real CPU types measure in turn."""
     sizes = check_sizes(options.microbatch_sizes)
-    first: dict[str, Device] = {}
-    for device in sorted(
-        (d for d in cluster.devices if d.id in world.rank_of), key=lambda d: world.rank_of[d.id]
-    ):
-        first.setdefault(device.type, device)
-    mine = next((d for d in first.values() if world.rank_of[d.id] == world.rank), None)
-    emulated = [d for d in first.values() if cluster.device_types[d.type].emulate is not None]
+    who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
+    mine = [device for device, rank in who.values() if rank == world.rank]
+    emulated = [rank for device, rank in who.values() if cluster.device_types[device.type].emulate is not None]
     host = None
     if emulated:
         host = _alone(
             world,
-            world.rank_of[emulated[0].id],
+            emulated[0],
             lambda: _run(model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True),
         )
-    found: list[Measured | None] = []
-    for turn in _turns(cluster, first, world):
-        result = None
-        if mine is not None and mine.id in turn:
-            emulation = _emulation(cluster, mine.type, host.measurement if host else None)
+    done: list[Measured] = []
+    for turn in _turns(cluster, [device for device, _ in who.values()]):
+        results = []
+        for device in (d for d in mine if d.id in turn):
+            emulation = _emulation(cluster, device.type, host.measurement if host else None)
             repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
-            result = _run(
-                model,
-                mine.type,
-                torch_device(cluster.device_types[mine.type], mine.index),
-                sizes,
-                optimizer,
-                repeats,
-                emulation,
-                world.is_main,
+            on = torch_device(cluster.device_types[device.type], device.index)
+            results.append(
+                _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
             )
-        found += world.gather(result)
-    done = [m for m in found if m is not None]
+        done += [measured for part in world.gather(results) for measured in part]
     links = measure_links(cluster, world)
-    here = torch_device(cluster.device_types[mine.type], mine.index) if mine is not None else None
+    here = torch_device(cluster.device_types[mine[0].type], mine[0].index) if mine else None
     notes = provenance(
         options.repeats,
         max(m.spread for m in done),
-        devices={m.measurement.device_type: first[m.measurement.device_type].id for m in done},
+        devices={m.measurement.device_type: who[m.measurement.device_type][0].id for m in done},
     )
     profile = (
         assemble(
@@ -92,6 +88,30 @@ def profile_cluster(
     )
 
 
+def measurers(
+    cluster: Cluster, rank_of: Mapping[str, int], *, whole_nodes: bool
+) -> dict[str, tuple[Device, int]]:
+    """Device type → the device on which it is measured, and the rank that does it: the first that stands for such a device.
+    With `whole_nodes` a process may use all devices of its node (one drives a whole replica): a type that no process stands
+    for is measured by the first of a node that has it. InputError if a type is beyond the reach of all. Pure."""
+    found: dict[str, tuple[Device, int]] = {}
+    first: dict[str, int] = {}  # node → its lowest rank
+    for own in sorted(rank_of, key=lambda d: rank_of[d]):
+        device = cluster.device(own)
+        found.setdefault(device.type, (device, rank_of[own]))
+        first.setdefault(device.node, rank_of[own])
+    for device in cluster.devices if whole_nodes else ():
+        if device.node in first:
+            found.setdefault(device.type, (device, first[device.node]))
+    beyond = [kind for kind in dict.fromkeys(d.type for d in cluster.devices) if kind not in found]
+    if beyond:
+        raise InputError(
+            f"no process of this job can measure the device types {beyond}: it has the devices {sorted(rank_of)} of "
+            f"{[d.id for d in cluster.devices]}; start processes for the others, too, or give the job a profile"
+        )
+    return found
+
+
 def _emulation(cluster: Cluster, kind: str, host: Measurement | None) -> Emulation | None:
     spec = cluster.device_types[kind]
     if spec.emulate is None or host is None:
@@ -99,11 +119,11 @@ def _emulation(cluster: Cluster, kind: str, host: Measurement | None) -> Emulati
     return Emulation(slowdown=spec.emulate.slowdown, host=host, memory_bytes=spec.memory)
 
 
-def _turns(cluster: Cluster, first: dict[str, Device], world: World) -> list[set[str]]:
+def _turns(cluster: Cluster, devices: Sequence[Device]) -> list[set[str]]:
     """Devices that measure at the same time: emulated ones and GPUs together, plain CPUs one after another."""
     together, alone = set(), []
-    for kind, device in first.items():
-        if cluster.device_types[kind].emulate is None and not torch.cuda.is_available():
+    for device in devices:
+        if cluster.device_types[device.type].emulate is None and not torch.cuda.is_available():
             alone.append({device.id})
         else:
             together.add(device.id)

@@ -129,19 +129,28 @@ def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
         profile = Profile.load(job.profile)
         _check_profile(profile, session.model, job.profile)
         return profile
-    return measured(session, job.profiler, job.train.optimizer, fresh=fresh)
+    whole_nodes = drives_a_replica(job.plan.backend)
+    return measured(session, job.profiler, job.train.optimizer, fresh=fresh, whole_nodes=whole_nodes)
 
 
 def measured(
-    setting: Setting, options: ProfileSection, optimizer: TorchNamed, *, fresh: bool = False
+    setting: Setting,
+    options: ProfileSection,
+    optimizer: TorchNamed,
+    *,
+    fresh: bool = False,
+    whole_nodes: bool = False,
 ) -> Profile:
-    """The cached profile of this model on these devices; else a new measurement, which is cached. Collective."""
+    """The cached profile of this model on these devices; else a new measurement, which is cached. `whole_nodes`: a process may
+    use all devices of its node. Collective."""
     model, cluster, world = setting.model, setting.cluster, setting.world
     path = cache_path(model, cluster, options, repr(optimizer))
     cached = world.first(_cached(path) if world.is_main and not fresh else None)
     if cached is not None:
         return Profile.parse(cached, path)
-    profile = profile_cluster(model, cluster, world, options, optimizer_factory(optimizer))
+    profile = profile_cluster(
+        model, cluster, world, options, optimizer_factory(optimizer), whole_nodes=whole_nodes
+    )
     if world.is_main:
         profile.save(path)
     world.barrier()

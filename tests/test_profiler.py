@@ -16,7 +16,8 @@ from hetpipe.cluster import Cluster
 from hetpipe.config import ProfileSection
 from hetpipe.device import Emulation
 from hetpipe.formats import InputError
-from hetpipe.measure import cache_path, profile_cluster
+from hetpipe.launch import start_ranks
+from hetpipe.measure import cache_path, measurers, profile_cluster
 from hetpipe.model import LOSSES, Loss, Model, evaluating
 from hetpipe.profiler import (
     check_sizes,
@@ -28,7 +29,7 @@ from hetpipe.profiler import (
 )
 from hetpipe.profiles import Measurement, Profile
 from hetpipe.world import World
-from tests.ranks import cluster_of, run_ranks
+from tests.ranks import _rank_program, cluster_of, run_ranks
 from tests.user_parts import tied
 
 CPU = torch.device("cpu")
@@ -278,13 +279,14 @@ def test_out_of_memory_at_a_large_size_leaves_the_smaller_ones() -> None:
         measure_device(model(Greedy(8, 8)), "x", CPU, (4,), torch.optim.AdamW)
 
 
-def measure_here(world: World, cluster: Cluster) -> Profile:
+def measure_here(world: World, cluster: Cluster, whole_nodes: bool = False) -> Profile:
     return profile_cluster(
         model(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)),
         cluster,
         world,
         ProfileSection(microbatch_sizes=(1, 3), repeats=2),
         torch.optim.AdamW,
+        whole_nodes=whole_nodes,
     )
 
 
@@ -308,6 +310,41 @@ def test_every_type_of_a_cluster_measures_itself_and_all_ranks_have_one_profile(
     assert (found.measurement("slow").forward >= 4 * found.host.forward).all()
     assert [link.between for link in found.links] == [("n0", "n0"), ("n0", "n1")]
     assert all(link.latency > 0 and link.bandwidth is not None and link.bandwidth > 0 for link in found.links)
+
+
+BOXES = Cluster.parse({
+    "format": "hetpipe.cluster/1",
+    "device_types": {kind: {"memory": "1 GiB"} for kind in "abc"},
+    "nodes": [{"name": "n0", "devices": {"a": 1, "b": 2}}, {"name": "n1", "devices": {"b": 1, "c": 1}}],
+}, "two boxes")  # fmt: skip
+
+
+def test_who_measures_which_type() -> None:
+    def found(rank_of: dict[str, int], *, whole_nodes: bool = True) -> dict[str, tuple[str, int]]:
+        who = measurers(BOXES, rank_of, whole_nodes=whole_nodes)
+        return {kind: (device.id, rank) for kind, (device, rank) in who.items()}
+
+    one_each = {"n0/0": 0, "n1/0": 1}
+    assert found(one_each) == {"a": ("n0/0", 0), "b": ("n1/0", 1), "c": ("n1/1", 1)}
+    assert found({"n0/0": 2, "n0/1": 0, "n1/0": 1}) == {"a": ("n0/0", 2), "b": ("n0/1", 0), "c": ("n1/1", 1)}
+    everyone = {device.id: rank for rank, device in enumerate(BOXES.devices)}
+    assert found(everyone) == found(everyone, whole_nodes=False) == {"a": ("n0/0", 0), "b": ("n0/1", 1), "c": ("n1/1", 4)}
+    for rank_of, whole_nodes, kinds in ((one_each, False, ["c"]), ({"n0/0": 0}, True, ["c"]), ({"n0/1": 0}, False, ["a", "c"])):
+        with pytest.raises(InputError) as caught:
+            found(rank_of, whole_nodes=whole_nodes)
+        assert str(caught.value) == (
+            f"no process of this job can measure the device types {kinds}: it has the devices {sorted(rank_of)} of "
+            "['n0/0', 'n0/1', 'n0/2', 'n1/0', 'n1/1']; start processes for the others, too, or give the job a profile"
+        )
+
+
+def test_one_process_a_node_measures_all_types_of_its_node() -> None:
+    one_each = [BOXES.device("n0/0"), BOXES.device("n1/0")]
+    first, second = start_ranks(_rank_program, (measure_here, BOXES, (BOXES, True)), one_each)
+    assert first == second
+    assert sorted(m.device_type for m in first.measurements) == ["a", "b", "c"]
+    assert first.provenance["devices"] == {"a": "n0/0", "b": "n1/0", "c": "n1/1"}
+    assert [link.between for link in first.links] == [("n0", "n1")]
 
 
 class Repeated(nn.Module):
