@@ -44,7 +44,8 @@ class Row(Strict):
 
     `status` planned: a plan was found. dominated: no plan of it can be better than one in hand, so it was not searched
     further. infeasible: no plan fits its memory. excluded: over a limit that was given. unknown: the time ended before it was
-    planned. No plan of the class that was searched has a step below `lower_bound_seconds`; `reason` says what decided."""
+    planned. No plan of the class that was searched has a step below `lower_bound_seconds`; `reason` says what decided. Where
+    memory did, a stage needs `needed_bytes` on a device, of which `missing_bytes` are not there."""
 
     nodes: dict[str, int]
     devices: dict[str, int]
@@ -54,6 +55,7 @@ class Row(Strict):
     lower_bound_seconds: float | None = None
     reason: str | None = None
     missing_bytes: int | None = None
+    needed_bytes: int | None = None
     plan: Planned | None = None
 
 

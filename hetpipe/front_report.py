@@ -30,8 +30,9 @@ _MOST_OTHERS = 12
 
 
 def front_csv(front: Front) -> str:
-    """Every sub-cluster as a line. `oom_gpumem` is the peak of the fullest device in GB; of a line that is out of memory it is
-    empty, and `missing_bytes` and `reason` say what would be needed. Price per step is that of all nodes of the line."""
+    """Every sub-cluster as a line. `oom_gpumem` is the peak of the fullest device in GB; of a line that is out of memory, what
+    the stage needs that does not fit, where that is known (`missing_bytes` of it are not there, and `reason` says more).
+    Price per step is that of all nodes of the line."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -48,6 +49,7 @@ def _line(row: Row) -> dict[str, Any]:
         "on_front": row.on_front,
         "price_per_hour": row.price_per_hour,
         "lower_bound_seconds": row.lower_bound_seconds,
+        "oom_gpumem": None if row.needed_bytes is None else row.needed_bytes / 1e9,
         "missing_bytes": row.missing_bytes,
         "reason": row.reason,
     }

@@ -58,6 +58,7 @@ class Item:
     status: Status = "unknown"
     reason: str | None = None
     missing_bytes: int | None = None
+    needed_bytes: int | None = None
     plan: Plan | None = None
     cut_short: bool = False
 
@@ -261,7 +262,7 @@ class Search:
             plan, taken = future.result()
         except PartitionError as error:
             if item.plan is None:
-                item.missing_bytes = error.missing_bytes
+                item.missing_bytes, item.needed_bytes = error.missing_bytes, error.needed_bytes
                 item.close("unknown" if error.out_of_time else "infeasible", str(error))
             return
         predicted = plan.predicted
@@ -310,6 +311,7 @@ class Search:
             lower_bound_seconds=None if item.status == "infeasible" else min(item.bound, item.step),
             reason=item.reason,
             missing_bytes=item.missing_bytes,
+            needed_bytes=item.needed_bytes,
             plan=plan,
         )
 

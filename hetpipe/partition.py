@@ -15,11 +15,19 @@ ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
 
 class PartitionError(Exception):
     """No plan fits, or (`out_of_time`) none was found. Commands print it and exit with 3. The message says which device type,
-    which layer, how many bytes; `missing_bytes` is the last as a number, where it is known."""
+    which layer, how many bytes; `missing_bytes` is the last as a number, and `needed_bytes` what the stage that does not
+    fit needs, where they are known."""
 
-    def __init__(self, message: str, *, missing_bytes: int | None = None, out_of_time: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing_bytes: int | None = None,
+        needed_bytes: int | None = None,
+        out_of_time: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.missing_bytes, self.out_of_time = missing_bytes, out_of_time
+        self.missing_bytes, self.needed_bytes, self.out_of_time = missing_bytes, needed_bytes, out_of_time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
     capacity = Capacity(problem, one_pipeline=one_pipeline, bytes_=free.bytes)
     packing = capacity.most()
     more = _memory(capacity)
-    text, missing = _obstacle(capacity, packing, more)
+    text, missing, needed = _obstacle(capacity, packing, more)
     changes = list(_changes(capacity, packing, more))
     if not changes:
         changes = [
@@ -44,6 +44,7 @@ def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
     return PartitionError(
         f"no plan fits the memory of the cluster: {text}. It would fit if you {', or '.join(changes)}",
         missing_bytes=missing,
+        needed_bytes=needed,
     )
 
 
@@ -76,8 +77,10 @@ def _limits(problem: Problem, free: Capacity) -> PartitionError:
     return PartitionError(f"no plan has {' and '.join(wanted)}, though the model fits the cluster; {change}")
 
 
-def _obstacle(capacity: Capacity, packing: Packing, more: tuple[int, str] | None) -> tuple[str, int | None]:
-    """Which layer has no device left, and how many bytes are missing on which type; and that number."""
+def _obstacle(
+    capacity: Capacity, packing: Packing, more: tuple[int, str] | None
+) -> tuple[str, int | None, int | None]:
+    """Which layer has no device left, and how many bytes are missing on which type; that number; and what is needed there."""
     problem, layers = capacity.problem, capacity.problem.profile.layers
     short, layer, seat = _largest_layer(capacity)
     if short > 0:
@@ -86,7 +89,7 @@ def _obstacle(capacity: Capacity, packing: Packing, more: tuple[int, str] | None
         return (
             f"layer {layer} ({layers[layer].name!r}) alone needs {gibibytes(short + limit)} on {kind}{split}, which has "
             f"{gibibytes(limit)}: {short:.0f} bytes ({gibibytes(short)}) are missing"
-        ), round(short)
+        ), round(short), round(short + limit)
     samples = -(-problem.global_batch // packing.replicas) if packing.samples else 1
     end, devices, b = _longest(capacity, samples)
     text = ""
@@ -108,8 +111,10 @@ def _obstacle(capacity: Capacity, packing: Packing, more: tuple[int, str] | None
     else:
         text += f"{each} layer {layer} ({layers[layer].name!r}) is the largest for the devices"
     if more is None:
-        return text, None
-    return f"{text}: {more[0]} bytes ({gibibytes(more[0])}) are missing on each {more[1]!r}", more[0]
+        return text, None, None
+    size, kind = more
+    needed = round(capacity.limits_with({kind: size})[kind])
+    return f"{text}: {size} bytes ({gibibytes(size)}) are missing on each {kind!r}", size, needed
 
 
 def _largest_layer(capacity: Capacity) -> tuple[float, int, Seat]:

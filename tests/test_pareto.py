@@ -120,6 +120,9 @@ class TestFront:
         assert one.missing_bytes is not None
         assert two.missing_bytes is not None
         assert one.missing_bytes > two.missing_bytes
+        assert [r.needed_bytes for r in found.rows] == [8_000 + one.missing_bytes, 8_000 + two.missing_bytes, None]
+        needs = [line["oom_gpumem"] for line in csv.DictReader(io.StringIO(front_csv(found)))]
+        assert needs[:2] == [str(r.needed_bytes / 1e9) for r in (one, two) if r.needed_bytes is not None]
 
     def test_a_type_measured_at_larger_sizes_only_leaves_the_others_their_rows(self) -> None:
         document = PROFILE.model_dump()
@@ -274,7 +277,7 @@ class TestMarking:
 class TestCsv:
     def test_columns(self) -> None:
         """FASOP's first; times add up to the step."""
-        lost = row(9, 9, status="infeasible", plan=None, missing_bytes=5, reason='layer "x", too large')
+        lost = row(9, 9, status="infeasible", plan=None, missing_bytes=5, needed_bytes=10**9, reason='layer "x", too large')
         lines = list(csv.DictReader(io.StringIO(front_csv(front(row(2, 8), lost)))))
         assert tuple(lines[0]) == COLUMNS
         assert tuple(lines[0])[:7] == (
@@ -305,7 +308,7 @@ class TestCsv:
         )
         assert math.isclose(float(first["price_per_step"]), 2 / 3600 * 8)
         assert (first["is_oom"], first["oom_gpumem"], first["on_front"]) == ("False", "2.0", "True")
-        assert (second["is_oom"], second["oom_gpumem"], second["estimated time (step/s)"]) == ("True", "", "")
+        assert (second["is_oom"], second["oom_gpumem"], second["estimated time (step/s)"]) == ("True", "1.0", "")
         assert (second["missing_bytes"], second["reason"]) == ("5", 'layer "x", too large')
 
 
