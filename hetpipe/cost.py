@@ -164,13 +164,15 @@ class Costs:
 
         Between tensor-parallel groups of these degrees every device of the smaller one sends its part over its own link, and
         the receivers gather the parts by a ring inside their node (the scatter/gather of Narayanan et al. 2021): one group
-        the output, the other its gradient, so each way is given half of both."""
+        the output, the other its gradient, so each way is given half of both; where transfers block both ends, which
+        counts each way twice, a quarter, as no sender waits for the receivers to gather."""
         link, parts = self.link(device_a, device_b), min(degrees)
+        share = 2 if self.cluster.runtime_overhead.overlap_transfers else 4
         size_bytes, latency = float(self.profile.output_bytes[boundary - 1]) * size, link.seconds(0)
         occupied = max(0.0, link.seconds(size_bytes / parts) - latency)
         for device, degree in zip((device_a, device_b), degrees, strict=True):
             if degree > 1:
-                latency += (degree - 1) * self.link(device, device).seconds(size_bytes / degree) / 2
+                latency += (degree - 1) * self.link(device, device).seconds(size_bytes / degree) / share
         return occupied, latency
 
     def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:

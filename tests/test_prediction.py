@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import json
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from bench.prediction.deepspeed import deepspeed_on_gh200
-from bench.prediction.run import mean_error, predict_all
+from bench.prediction.gpt_neo import GPT_NEO_RUNS
+from bench.prediction.predicted import System, in_training, mean_error
+from bench.prediction.run import parts_of, run
 from bench.prediction.runs import FOLDER, read_runs
+from hetpipe.cluster import RuntimeOverhead
 from hetpipe.formats import InputError
+from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
 
 HEADER = (
     "file,cluster,model,nodes,gbs,mbs,pp,dp,tp,layers,stage_gpus,real_iter_s,red_grads_s,max_mem_bytes,flag"
+)
+
+PROFILE = Profile(
+    format="hetpipe.profile/1",
+    model="m",
+    layers=(
+        LayerProfile(name="l", parameter_bytes=1000, output_bytes_per_sample=1, saved_bytes_per_sample=1),
+    ),
+    measurements=(
+        Measurement(
+            device_type="a",
+            microbatch_sizes=(1,),
+            forward_seconds=((2.0,),),
+            backward_seconds=((4.0,),),
+            optimizer_seconds=(0.0,),
+        ),
+        Measurement(
+            device_type="a",
+            tensor_parallel=2,
+            microbatch_sizes=(1,),
+            forward_seconds=((1.0,),),
+            backward_seconds=((2.0,),),
+            optimizer_seconds=(0.0,),
+            parameter_bytes=(300,),
+            saved_bytes_per_sample=(1,),
+        ),
+    ),
+    optimizer=OptimizerProfile(state_bytes_per_parameter_byte=2.0),
 )
 
 
@@ -40,15 +73,43 @@ def test_files_that_are_no_runs(tmp_path: Path) -> None:
         read_runs(tmp_path / "bad.csv")
 
 
-def test_the_section_is_what_was_measured_elsewhere() -> None:
-    overhead = deepspeed_on_gh200()
-    assert overhead.device_bytes == pytest.approx(3149 * 2**20, rel=1e-3)  # the mean of 15 other runs
-    assert overhead.allocator_factor == pytest.approx(1.044, abs=1e-3)
+def test_gradients_are_added_up_and_backwards_slow_down() -> None:
+    found = in_training(
+        PROFILE, 1.5, memory_rate=3000.0
+    )  # adds 3 · 1000 / 3000 seconds on one device, 0.3 on each of two
+    one, two = found.measurement("a", 1), found.measurement("a", 2)
+    assert (one.forward_seconds, one.backward_seconds) == (((3.0,),), ((1.5 * (4.0 + 1.0),),))
+    assert two.backward_seconds == ((pytest.approx(1.5 * (2.0 + 0.3)),),)
+    assert in_training(PROFILE, 1.0, memory_rate=inf) == PROFILE
 
 
-@pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the measured runs are not in {FOLDER}")
-def test_the_measured_runs() -> None:
-    rows = predict_all(FOLDER, deepspeed_on_gh200())
-    assert len(rows) == 15
-    assert mean_error(rows, "time_error") < 0.08
-    assert mean_error(rows, "memory_error") < 0.067
+def test_no_run_is_both_predicted_and_measured_on() -> None:
+    assert {other.model for other in GPT_NEO_RUNS} == {"GPT-Neo-2.7"}
+    for other in GPT_NEO_RUNS:
+        assert (other.plan().layer_count, other.nodes) == (34, other.stages * other.replicas)
+
+
+def test_a_system_without_each_of_its_parts() -> None:
+    less = parts_of(System(RuntimeOverhead(device_bytes=7, parameter_copies=1.0), 1.1, 1.2, 1e12))
+    assert set(less) == {
+        "nothing but profile and plan (the defaults)", "without slowdown", "without sums_slowdown",
+        "without memory_rate", "without device_bytes", "without parameter_copies",
+    }  # fmt: skip
+    assert less["without slowdown"] == System(
+        RuntimeOverhead(device_bytes=7, parameter_copies=1.0), 1.0, 1.2, 1e12
+    )
+    assert less["without device_bytes"] == System(RuntimeOverhead(parameter_copies=1.0), 1.1, 1.2, 1e12)
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the published files are not in {FOLDER}")
+def test_the_measured_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    run(FOLDER, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["overhead"]["device_bytes"] == pytest.approx(4573 * 2**20, rel=1e-3)
+    assert (found["slowdown"], found["sums_slowdown"]) == (
+        pytest.approx(1.046, abs=1e-3),
+        pytest.approx(1.66, abs=1e-2),
+    )
+    assert (len(found["rows"]), len(found["gpt_neo_rows"])) == (15, 11)
+    assert mean_error(found["rows"], "time_error") < 0.07
+    assert mean_error(found["rows"], "memory_error") < 0.03

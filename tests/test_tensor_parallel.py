@@ -130,6 +130,19 @@ def test_a_group_sends_its_parts_side_by_side_and_gathers_them() -> None:
     assert latency == pytest.approx(0.5 + sum(gathered) / 2)
 
 
+def test_only_receivers_gather_where_transfers_block() -> None:
+    """Forward and backward of both stages together: four times the wire, and each group's own gather once."""
+    two = plan([["n0/0"], ["n1/0", "n1/1", "n1/2", "n1/3"]], sizes=(2,)).replicas[0]
+    free = replica_costs(Costs(profile(), cluster()), two)
+    held = replica_costs(Costs(profile(), cluster(overlap_transfers=False)), two)
+    more = sum(
+        blocking[0] - own[0]
+        for blocking, own in zip(held.forward + held.backward, free.forward + free.backward, strict=True)
+    )
+    wire, gathered = 8.0 + 0.5, 3 * (0.125 + 200 / 1000)
+    assert more == pytest.approx(4 * wire + gathered)
+
+
 def test_transfers_that_block_take_both_ends_time() -> None:
     two = plan([["n0/0"], ["n1/0"]], sizes=(2, 2)).replicas[0]
     free = replica_costs(Costs(profile(), cluster()), two)

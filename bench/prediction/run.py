@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -16,64 +15,21 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.prediction.deepspeed import deepspeed_on_gh200
-from bench.prediction.runs import DEVICES_PER_NODE, FOLDER, Run, read_runs
+from bench.prediction.gpt_neo import GPT_NEO_RUNS
+from bench.prediction.predicted import System, mean_error, predict_all
+from bench.prediction.runs import FOLDER, read_runs
 from hetpipe.cli import main
-from hetpipe.cluster import Cluster, RuntimeOverhead
-from hetpipe.importers import ImportOptions, import_published
-from hetpipe.profiles import Profile
-from hetpipe.simulator import simulate
+from hetpipe.cluster import RuntimeOverhead
 
 console = Console()
 GB = 1e9
+COLUMNS = ("measured s", "predicted s", "pipeline", "sync", "error", "measured GB", "predicted GB", "error")
 
 
-def predict(run: Run, profile: Profile, cluster: Cluster) -> dict[str, Any]:
-    """Predicted against measured, with relative errors (predicted / measured − 1)."""
-    timeline = simulate(run.plan(), profile, cluster)
-    peak = max(timeline.peak_bytes.values())
-    return {
-        "run": run.name,
-        "measured_seconds": run.seconds,
-        "predicted_seconds": timeline.step_seconds,
-        "pipeline_seconds": timeline.pipeline_seconds,
-        "gradient_sync_seconds": timeline.sync_seconds,
-        "optimizer_seconds": timeline.optimizer_seconds,
-        "time_error": timeline.step_seconds / run.seconds - 1,
-        "measured_bytes": run.peak_bytes,
-        "predicted_bytes": peak,
-        "memory_error": peak / run.peak_bytes - 1,
-    }
-
-
-def predict_all(folder: Path, overhead: RuntimeOverhead) -> list[dict[str, Any]]:
-    """All rows, in the order of the file."""
-    found = []
-    for run in read_runs(folder / "measured_opt350_gh200.csv"):
-        options = ImportOptions(model="OPT-350", nodes=f"{run.nodes}xGH-96x{DEVICES_PER_NODE}")
-        profile, cluster = import_published("sailor", [folder], options)
-        assert cluster is not None
-        found.append(predict(run, profile, cluster.model_copy(update={"runtime_overhead": overhead})))
-    return found
-
-
-def mean_error(rows: list[dict[str, Any]], key: str) -> float:
-    """Mean absolute relative error."""
-    return fmean(abs(row[key]) for row in rows)
-
-
-def table(rows: list[dict[str, Any]]) -> Table:
+def table(title: str, rows: list[dict[str, Any]]) -> Table:
     """Row by row; the last one is the mean absolute error."""
-    found = Table("run", title="OPT-350 on GH200 nodes: measured, and predicted from profile and plan alone")
-    for column in (
-        "measured s",
-        "predicted s",
-        "pipeline",
-        "sync",
-        "error",
-        "measured GB",
-        "predicted GB",
-        "error",
-    ):
+    found = Table("run", title=title)
+    for column in COLUMNS:
         found.add_column(column, justify="right")
     for row in rows:
         found.add_row(
@@ -82,17 +38,22 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['predicted_bytes'] / GB:.2f}", f"{row['memory_error']:+.1%}",
         )  # fmt: skip
     found.add_section()
-    found.add_row(
-        "mean absolute error",
-        "",
-        "",
-        "",
-        "",
-        f"{mean_error(rows, 'time_error'):.1%}",
-        "",
-        "",
-        f"{mean_error(rows, 'memory_error'):.1%}",
-    )
+    means = [f"{mean_error(rows, key):.1%}" for key in ("time_error", "memory_error")]
+    found.add_row("mean absolute error", "", "", "", "", means[0], "", "", means[1])
+    return found
+
+
+def parts_of(system: System) -> dict[str, System]:
+    """The system without each of its parts: one value set back to its default."""
+    defaults = System()
+    found = {"nothing but profile and plan (the defaults)": defaults}
+    for name in ("slowdown", "sums_slowdown", "memory_rate"):
+        found[f"without {name}"] = system._replace(**{name: getattr(defaults, name)})
+    for name in RuntimeOverhead.model_fields:
+        default = getattr(defaults.overhead, name)
+        if getattr(system.overhead, name) != default:
+            less = system.overhead.model_copy(update={name: default})
+            found[f"without {name}"] = system._replace(overhead=less)
     return found
 
 
@@ -102,28 +63,27 @@ def run(
     ] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Print the table, and the errors without each part of the runtime's section."""
-    whole = deepspeed_on_gh200()
-    rows = predict_all(data, whole)
-    parts = {"nothing but profile and plan (the defaults)": RuntimeOverhead()}
-    defaults = RuntimeOverhead()
-    for name in RuntimeOverhead.model_fields:
-        if getattr(whole, name) != getattr(defaults, name):
-            parts[f"without {name}"] = whole.model_copy(update={name: getattr(defaults, name)})
-    ablation = {name: predict_all(data, overhead) for name, overhead in parts.items()}
+    """Print the table, the errors without each part, and the runs that three of the parts were measured on."""
+    runs, system = read_runs(data / "measured_opt350_gh200.csv"), deepspeed_on_gh200(data)
+    rows, others = predict_all(runs, data, system), predict_all(GPT_NEO_RUNS, data, system)
+    taken = {**system._asdict(), "overhead": system.overhead.model_dump()}
     if as_json:
-        sys.stdout.write(json.dumps({"rows": rows, "runtime_overhead": whole.model_dump()}, indent=1) + "\n")
+        sys.stdout.write(json.dumps({"rows": rows, "gpt_neo_rows": others, **taken}, indent=1) + "\n")
         return
-    console.print(table(rows))
-    less = Table("runtime_overhead", title="What each part is worth: mean absolute errors")
+    console.print(table("OPT-350 on GH200 nodes: measured, and predicted from profile and plan alone", rows))
+    less = Table("", title="What each part is worth: mean absolute errors")
     less.add_column("time", justify="right")
     less.add_column("memory", justify="right")
-    for name, found in {"all of it": rows, **ablation}.items():
+    for name, part in {"all of it": system, **parts_of(system)}.items():
+        found = rows if part is system else predict_all(runs, data, part)
         less.add_row(
             name, f"{mean_error(found, 'time_error'):.1%}", f"{mean_error(found, 'memory_error'):.1%}"
         )
     console.print(less)
-    console.print(f"runtime_overhead: {whole.model_dump()}")
+    console.print(
+        table("GPT-Neo-2.7B: the runs that device_bytes and both slowdowns were measured on", others)
+    )
+    console.print(taken)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ DEVICES_PER_NODE = 4
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One row: nodes, global and micro-batch, the three degrees, layers of each stage; and what was measured: seconds of
-    an iteration and the greatest bytes in use on any device."""
+    an iteration, of it the gradient sums on rank 0, and the greatest bytes in use on any device."""
 
     nodes: int
     global_batch: int
@@ -26,7 +26,9 @@ class Run:
     degree: int
     layers: tuple[int, ...]
     seconds: float
+    sums_seconds: float
     peak_bytes: int
+    model: str = "OPT-350"
 
     @property
     def name(self) -> str:
@@ -54,7 +56,7 @@ class Run:
             )
             for r in range(self.replicas)
         )
-        return Plan(model="OPT-350", global_batch=self.global_batch, schedule="1f1b", replicas=replicas)
+        return Plan(model=self.model, global_batch=self.global_batch, schedule="1f1b", replicas=replicas)
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -66,7 +68,7 @@ def read_runs(path: Path) -> list[Run]:
             Run(
                 nodes=int(row["nodes"]), global_batch=int(row["gbs"]), microbatch=int(row["mbs"]), stages=int(row["pp"]),
                 replicas=int(row["dp"]), degree=int(row["tp"]), layers=tuple(map(int, row["layers"].split("-"))),
-                seconds=float(row["real_iter_s"]), peak_bytes=int(row["max_mem_bytes"]),
+                seconds=float(row["real_iter_s"]), sums_seconds=float(row["red_grads_s"]), peak_bytes=int(row["max_mem_bytes"]),
             )
             for row in rows
         ]  # fmt: skip
