@@ -110,6 +110,8 @@ def test_the_measured_runs(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.approx(1.046, abs=1e-3),
         pytest.approx(1.66, abs=1e-2),
     )
-    assert (len(found["rows"]), len(found["gpt_neo_rows"])) == (15, 11)
+    assert [len(found[key]) for key in ("rows", "earlier_rows", "gpt_neo_rows")] == [15, 14, 11]
     assert mean_error(found["rows"], "time_error") < 0.07
     assert mean_error(found["rows"], "memory_error") < 0.03
+    assert mean_error(found["earlier_rows"], "time_error") < 0.03
+    assert mean_error(found["earlier_rows"], "memory_error") < 0.02

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.prediction.deepspeed import deepspeed_on_gh200
+from bench.prediction.earlier import earlier_runs
 from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import System, mean_error, predict_all
 from bench.prediction.runs import FOLDER, read_runs
@@ -63,12 +64,16 @@ def run(
     ] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Print the table, the errors without each part, and the runs that three of the parts were measured on."""
+    """Print the table, the errors without each part, an earlier measurement, and the runs that three parts come from."""
     runs, system = read_runs(data / "measured_opt350_gh200.csv"), deepspeed_on_gh200(data)
     rows, others = predict_all(runs, data, system), predict_all(GPT_NEO_RUNS, data, system)
+    earlier = predict_all(earlier_runs(runs), data, system)
     taken = {**system._asdict(), "overhead": system.overhead.model_dump()}
     if as_json:
-        sys.stdout.write(json.dumps({"rows": rows, "gpt_neo_rows": others, **taken}, indent=1) + "\n")
+        sys.stdout.write(
+            json.dumps({"rows": rows, "earlier_rows": earlier, "gpt_neo_rows": others, **taken}, indent=1)
+            + "\n"
+        )
         return
     console.print(table("OPT-350 on GH200 nodes: measured, and predicted from profile and plan alone", rows))
     less = Table("", title="What each part is worth: mean absolute errors")
@@ -80,6 +85,7 @@ def run(
             name, f"{mean_error(found, 'time_error'):.1%}", f"{mean_error(found, 'memory_error'):.1%}"
         )
     console.print(less)
+    console.print(table("The same plans, measured earlier", earlier))
     console.print(
         table("GPT-Neo-2.7B: the runs that device_bytes and both slowdowns were measured on", others)
     )
