@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hetpipe.cost import Costs
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.plan import Plan
 from hetpipe.simulator import peak_bytes, simulate
+
+
+class Simple(Protocol):
+    """A partitioner that tries some plans."""
+
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried, or PartitionError or InputError where there is none."""
+        ...
 
 
 def refuse_prices(problem: Problem, name: str) -> None:
@@ -56,24 +65,61 @@ def fastest(
 ) -> Solution:
     """The plan with the least simulated step among those that fit; PartitionError with the least shortage if
     none does. `again` lists the plans of another problem, where they depend on memory."""
-    costs = Costs(problem.profile, problem.cluster)
-    best: tuple[float, Plan] | None = None
     shortages: list[list[Shortage]] = []
-    for plan in plans:
-        short = _shortages(problem, plan, costs)
-        if short:
-            shortages.append(short)
-            continue
-        step = simulate(plan, problem.profile, problem.cluster).step_seconds
-        if best is None or step < best[0]:
-            best = step, plan
+    best: Plan | None = None
+    for _, plan in faster(problem, plans, shortages=shortages):
+        best = plan
     if best is None:
         worst = min(max(short) for short in shortages)
         raise PartitionError(
             f"{name}: {worst.text}. {_change(problem, shortages, again)}Unequal stages or fewer devices may fit: use 'auto'",
             missing_bytes=round(worst.missing),
         )
-    return Solution(plan=best[1])
+    return Solution(plan=best)
+
+
+def faster(
+    problem: Problem,
+    plans: Iterable[Plan],
+    below: float = math.inf,
+    shortages: list[list[Shortage]] | None = None,
+    late: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[float, Plan]]:
+    """(step, plan) of each of these plans that fits and has a smaller simulated step than `below` and all before. What the
+    others lack is added to `shortages`, but for plans that could not have been faster. When it is `late`, no more once
+    there is one."""
+    costs = Costs(problem.profile, problem.cluster)
+    for plan in plans:
+        if math.isfinite(below) and late():
+            return
+        if _least_seconds(plan, costs) >= below:
+            continue
+        if short := _shortages(problem, plan, costs):
+            if shortages is not None:
+                shortages.append(short)
+            continue
+        step = simulate(plan, problem.profile, problem.cluster).step_seconds
+        if step < below:
+            below = step
+            yield step, plan
+
+
+def _least_seconds(plan: Plan, costs: Costs) -> float:
+    """A lower bound on the step: all that a stage does, after the first forward and before the last backward of those
+    before it; and the optimizer."""
+    most, known = 0.0, set()
+    for replica in plan.replicas:
+        stages = [(costs.cluster.device(s.device).type, s.layers, s.recompute, len(s.devices)) for s in replica.stages]
+        if (key := (replica.microbatch_sizes, *stages)) in known:
+            continue
+        known.add(key)
+        counts, before = Counter(replica.microbatch_sizes), 0.0
+        for kind, layers, recompute, degree in stages:
+            each = [costs.stage_seconds(kind, *layers, b, recompute=recompute, degree=degree) for b in counts]
+            work = sum(number * (f + b) for (f, b), number in zip(each, counts.values(), strict=True))
+            most = max(most, before + work + costs.optimizer_seconds(kind, *layers, degree))
+            before += min(f for f, _ in each) + min(b for _, b in each)
+    return most * (1 - 1e-9)  # a sum in another order than the simulator's
 
 
 class Shortage(NamedTuple):

@@ -115,6 +115,17 @@ def least_by_share(pool: Pipelines) -> dict[int, float]:
     return {n: float(pool.bound[rows].min()) for n, rows in _by_share(pool).items()}
 
 
+def below(pool: Pipelines, limit: float, most: int | None) -> Pipelines:
+    """The rows with a bound below the limit, of each number of samples the first `most`."""
+    pool = pool.pick(pool.bound < limit)
+    if most is None or not pool.number:
+        return pool
+    samples = pool.load[:, 1]
+    order = np.argsort(samples, kind="stable")
+    rank = np.arange(len(order)) - np.searchsorted(samples[order], samples[order])
+    return pool.pick(np.sort(order[rank < most]))
+
+
 def unravel(flat: Index, shape: list[int]) -> list[Index]:
     """Row numbers in each list of every combination, the last one fastest (numpy's own is limited to 64 lists)."""
     rows = []

@@ -33,7 +33,7 @@ O(Π(n_k + 1) · K · G · L²) in numpy, for G loads at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
+from hetpipe.partitioners._symmetry import Symmetry
 
 RANKS = 5  # replica counts told apart: 1, 2, 3, 4, and 5 or more
 
@@ -84,6 +85,8 @@ def idle(space: Space, family: Family, u: Array, tables: StageTables, place: int
     if family == "gpipe":
         return u
     families = space.families if family == "any" else (family,)
+    if "deep" in families:  # which waits no longer than 1f1b
+        families = tuple(f for f in families if f != "1f1b")
     depths = {"1f1b": place, "deep": 2 * place - 1}
     found = [
         u if f == "gpipe" else wait(u, tables.forward, tables.backward, np.minimum(depths[f], m), m)
@@ -92,22 +95,24 @@ def idle(space: Space, family: Family, u: Array, tables: StageTables, place: int
     return reduce(np.minimum, found)
 
 
-def compositions(space: Space, b: int | None, most: int = 10_000) -> tuple[list[Counts], bool]:
-    """Counts of stages of each kind in one pipeline at micro-batch size b (None: at one that all its kinds have),
-    smallest first: all of them (True), or if these are more than `most`, all up to some number of stages
+def compositions(
+    space: Space, most: int, wanted: Callable[[Counts], bool] = lambda _: True
+) -> tuple[list[Counts], bool]:
+    """Counts of stages of each kind in one pipeline at a micro-batch size that all its kinds have, smallest first: all that
+    are `wanted`, as their parts must be (True), or if these are more than `most`, all up to some number of stages
     (False), so that parts of a composition are in the list too."""
-    usable = [k for k in range(space.K) if b is None or space.measured(k, b)]
     nodes = [kind.node for kind in space.kinds]
     found: list[Counts] = []
     level: set[Counts] = {(0,) * space.K}
     for _ in range(min(space.L, sum(space.counts))):
-        grown = {(*c[:k], c[k] + 1, *c[k + 1 :]) for c in level for k in usable if c[k] < space.counts[k]}
+        grown = {(*c[:k], c[k] + 1, *c[k + 1 :]) for c in level for k in range(space.K) if c[k] < space.counts[k]}
         level = {
             c
             for c in grown
             if space.room(c)
+            and wanted(c)
             and not (space.one_node and len({nodes[k] for k, used in enumerate(c) if used}) > 1)
-            and (b is not None or common_sizes(space, c))
+            and common_sizes(space, c)
         }
         if found and len(found) + len(level) > most:
             return found, False
@@ -133,18 +138,23 @@ class Suffixes(NamedTuple):
 
 
 def floors(
-    space: Space, comps: list[Counts], family: Family, loads: tuple[Load, ...]
+    symmetry: Symmetry, comps: list[Counts], family: Family, loads: tuple[Load, ...]
 ) -> dict[Counts, NDArray[np.float64]]:
     """Lower bounds [RANKS, G] on the step of any plan with 1, 2, … replicas, one of which has this
-    composition and load."""
+    composition and load; of each composition that exchanges of nodes make the same only the first."""
+    space = symmetry.space
     links = hops(space, loads)
     table: dict[tuple[Counts, int], Suffixes] = {}
     result = {}
     for c in comps:
+        if symmetry.turned(c).comp != c:
+            continue
         best = np.full((RANKS, len(loads)), np.inf)
         for k in np.flatnonzero(c):
             rest = without(c, int(k))
-            row, first = _extend(space, table, links, rest, int(k), family, loads)
+            first_of, kinds = symmetry.turned(rest)
+            after = {int(j): table[first_of, kinds[j]] for j in np.flatnonzero(rest)}
+            row, first = _extend(space, after, links, sum(rest) + 1, int(k), family, loads)
             table[c, int(k)] = row
             ends = first + space.optimizer(int(k))[0]
             for R in range(1, RANKS + 1):
@@ -155,16 +165,15 @@ def floors(
 
 def _extend(
     space: Space,
-    table: dict[tuple[Counts, int], Suffixes],
+    suffixes: dict[int, Suffixes],
     links: Hops,
-    rest: Counts,
+    place: int,
     k: int,
     family: Family,
     loads: tuple[Load, ...],
 ) -> tuple[Suffixes, Array]:
-    """The suffixes that begin with a stage on kind k and go on with `rest`; and g of stage 0 by its last
-    layer, [G, L + 1]."""
-    place = sum(rest) + 1
+    """The suffixes that begin with a stage on kind k and go on with those, by the kind they begin with; and g of stage 0 by
+    its last layer, [G, L + 1]."""
     stage = space.stage(k, place, family, loads)
     L = space.L
     if place == 1:
@@ -172,7 +181,7 @@ def _extend(
         first = np.full((len(loads), L + 1), np.inf)
         first[:, L] = g[:, 0]
         return Suffixes(g, u), first
-    after = [(links.each[:, k, j], links.all[:, k, j], table[rest, int(j)]) for j in np.flatnonzero(rest)]
+    after = [(links.each[:, k, j], links.all[:, k, j], suffix) for j, suffix in suffixes.items()]
     onward = np.minimum.reduce([np.maximum(both + s.g, queue + s.u) for both, queue, s in after])  # [G, hi]
     away = np.minimum.reduce([both + s.u for both, _, s in after])  # [G, hi]
     m = np.array([load.m for load in loads], dtype=np.float64)[:, None, None]

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._floors import RANKS, common_sizes, compositions, floors
+from hetpipe.partitioners._shortlist import Shortlist
 from hetpipe.partitioners._space import Array, Counts, Load, Space, load_of, measured_sizes
+from hetpipe.partitioners._symmetry import Blocks, Symmetry
 
 Grouping = tuple[Counts, ...]
 FINE = 1e8  # stages × loads that are bounded one by one; above, on a grid
@@ -25,7 +27,8 @@ class Bounds:
     `loads` are the loads that were bounded, `of[c]` [RANKS, loads + 1] their bounds (the last: infinite). Row i of
     `cover` [rows, B + 1] says by which load n samples with the i-th micro-batch size are bounded: their own, or where
     these would be too many, one with fewer full micro-batches and no remainder (a pipeline takes no less time for
-    more). Row 0 is a single micro-batch of n. `complete` is false where there are too many compositions, or too little
+    more). Row 0 is a single micro-batch of n. What a shortlist leaves out has an infinite bound. `complete`
+    is false where there are too many compositions, or too little
     time: those left out have no bound and are not searched."""
 
     def __init__(
@@ -35,24 +38,37 @@ class Bounds:
         one_pipeline: bool = False,
         most: int = 10_000,
         late: Callable[[], bool] = never,
+        shortlist: Shortlist | None = None,
     ) -> None:
-        self.late = late
+        self.late, self.shortlist = late, shortlist
         self.space, self.B = space, space.problem.global_batch
-        self.comps, self.complete = compositions(space, None, most)
+        self.comps, self.complete = compositions(space, most, shortlist.has if shortlist else lambda _: True)
         self.sizes = [b for b in measured_sizes(space.problem) if b < self.B]
         self.common = {c: common_sizes(space, c) for c in self.comps}
         self.loads: list[Load] = []
         self.cover = np.full((len(self.sizes) + 1, self.B + 1), -1)
         self._lay_out(one_pipeline)
-        self.of: dict[Counts, Array] = {c: np.full((RANKS, len(self.loads) + 1), np.inf) for c in self.comps}
+        self.symmetry = Symmetry(space)
+        self.firsts = [c for c in self.comps if self.symmetry.turned(c).comp == c]
+        self.of: dict[Counts, Array] = {c: np.full((RANKS, len(self.loads) + 1), np.inf) for c in self.firsts}
         self._found: dict[Counts, Array] = {}
+        self._windows: tuple[float, dict[Counts, int]] | None = None
         self._least: dict[tuple[Counts, int], Array] = {}
         self._bound()
+        if shortlist is not None:
+            for c in self.firsts:
+                self.of[c][:, :-1][~shortlist.leaves(c, RANKS, self.loads)] = np.inf
 
     def _lay_out(self, one_pipeline: bool) -> None:
         """Which loads are bounded, and what each covers."""
         largest = max((max(sizes) for sizes in self.common.values()), default=0)
         first = self.B if one_pipeline else 1
+        if self.shortlist is not None:
+            for b, samples in self.shortlist.loads(self.sizes).items():
+                rows = [n for n in samples if b or n <= largest]
+                self.cover[self.sizes.index(b) + 1 if b else 0, rows] = np.arange(len(rows)) + len(self.loads)
+                self.loads += [load_of(n, b or n) for n in rows]
+            return
         single = range(first, min(self.B, largest) + 1)
         stages = sum(sum(x > 0 for x in c) for c in self.comps) * (self.space.L + 1) ** 2
         fine = stages * (len(single) + sum(self.B - b for b in self.sizes)) <= FINE
@@ -94,22 +110,26 @@ class Bounds:
                     self.complete = False  # these loads are not looked at
                     return
                 loads = tuple(self.loads[i] for i in part)
-                for c, found in floors(self.space, list(comps_), "any", loads).items():
+                for c, found in floors(self.symmetry, list(comps_), "any", loads).items():
                     self.of[c][:, part] = found
                 self.space.forget()
 
     def by_size(self, c: Counts, R: int) -> Array:
         """[rows, B + 1] bounds for each micro-batch size, row 0 for a single micro-batch."""
-        return np.asarray(self.of[c][min(R, RANKS) - 1][self.cover])
+        return np.asarray(self.of[self.first(c)][min(R, RANKS) - 1][self.cover])
+
+    def first(self, c: Counts) -> Counts:
+        """The first of the compositions that exchanges of nodes make of one: their bounds are the same."""
+        return self.symmetry.turned(c).comp
 
     def table(self, c: Counts, R: int) -> Array:
         """[B + 1] bounds for a plan with R replicas, of which this one has n samples."""
-        least = self.by_size(c, R).min(axis=0)
+        least, c = self.by_size(c, R).min(axis=0), self.first(c)
         return np.maximum(least, self._found[c]) if R > 1 and c in self._found else np.asarray(least)
 
     def least(self, c: Counts, R: int) -> Array:
         """[B] bounds for n or more samples, n = 1 … B."""
-        key = (c, min(R, RANKS))
+        key = (self.first(c), min(R, RANKS))
         if key not in self._least:
             table = self.table(c, R)
             self._least[key] = table[-1:] if R == 1 else np.minimum.accumulate(table[:0:-1])[::-1]
@@ -117,6 +137,7 @@ class Bounds:
 
     def learn(self, c: Counts, table: Array) -> None:
         """Better bounds [B + 1] of a composition in plans of several replicas."""
+        c = self.first(c)
         self._found[c] = table
         for R in range(2, RANKS + 1):
             self._least.pop((c, R), None)
@@ -136,7 +157,10 @@ class Bounds:
         return {c: n for c, n in found.items() if n}
 
     def groupings(self, threshold: float) -> Iterator[Grouping]:
-        """All groupings of two or more replicas whose capacities within the threshold reach B."""
+        """All groupings of two or more replicas whose capacities within the threshold reach B. Of those that exchanges of nodes
+        make the same there is the first, and maybe some others: that whose compositions, in order, are the least. If one of
+        these had more of a node than of a later one, while those before have the same of both, to exchange the two would
+        make it less, and leave those before as they are."""
         capacities = self.capacities(threshold)
         comps = list(capacities)
         if not comps:
@@ -145,21 +169,36 @@ class Bounds:
         radix = np.cumprod([1, *(count + 1 for count in self.space.devices[:-1])])
         most, offsets = knapsack(self.space.devices, devices, capacity), devices @ radix
 
-        def add(first: int, left: NDArray[np.int64], need: int, chosen: Grouping) -> Iterator[Grouping]:
-            if len(chosen) > 1 and need <= 0:
+        replicas = range(self.B + 1) if self.shortlist is None else self.shortlist.replicas
+
+        codes = self.symmetry.codes(comps)
+
+        def add(
+            first: int, left: NDArray[np.int64], need: int, chosen: Grouping, blocks: Blocks
+        ) -> Iterator[Grouping]:
+            if len(chosen) > 1 and need <= 0 and len(chosen) in replicas:
                 yield chosen
-            if len(chosen) == self.B:
+            if len(chosen) == max(replicas):
                 return
             inside = np.flatnonzero((devices[first:] <= left).all(axis=1)) + first
             enough = capacity[inside] + most[int(left @ radix) - offsets[inside]] >= need
-            for i in inside[enough].tolist():
-                yield from add(i, left - devices[i], need - int(capacity[i]), (*chosen, comps[i]))
+            inside = inside[enough]
+            if blocks:
+                inside = inside[self.symmetry.rising(codes[inside], blocks)]
+            for i in inside.tolist():
+                apart = self.symmetry.told_apart(codes[i], blocks) if blocks else ()
+                yield from add(i, left - devices[i], need - int(capacity[i]), (*chosen, comps[i]), apart)
 
-        yield from add(0, np.array(self.space.devices), self.B, ())
+        yield from add(0, np.array(self.space.devices), self.B, (), self.symmetry.blocks)
 
     def windows(self, threshold: float) -> dict[Counts, int]:
         """The fewest samples that each composition must do in a plan of several replicas within the threshold: what
         all other devices cannot."""
+        if self._windows is None or self._windows[0] != threshold:
+            self._windows = threshold, self._fewest(threshold)
+        return self._windows[1]  # what was learned since would only narrow it
+
+    def _fewest(self, threshold: float) -> dict[Counts, int]:
         capacities = self.capacities(threshold)
         comps = list(capacities)
         if not comps:

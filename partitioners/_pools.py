@@ -37,14 +37,15 @@ class Pools:
 
     def known(self, c: Counts) -> bool:
         """Whether the pipelines of a composition are listed."""
-        return c in self._known
+        return self.bounds.first(c) in self._known
 
     def dropped(self, c: Counts) -> float:
         """The least bound of what was not listed for want of room."""
-        return self._known[c].dropped
+        return self._known[self.bounds.first(c)].dropped
 
     def list_all(self, c: Counts, first: int, threshold: float, limit: int) -> None:
         """All pipelines with `first` or more samples below the threshold, in plans of several replicas."""
+        c = self.bounds.first(c)
         variants = self.variants(c, range(first, self.bounds.B), 2, threshold)
         self._known[c] = found = self._all(c, variants, threshold, limit)
         self.bounds.learn(c, self._learned(found, first, threshold))
@@ -74,7 +75,9 @@ class Pools:
         """The listed pipelines with their bounds in plans of R replicas, least first."""
         key = (c, R)
         if key not in self._bounded:
-            found = self._known[c].pipelines
+            first, kinds = self.bounds.symmetry.turned(c)
+            found = self._known[first].pipelines
+            found = found._replace(kinds=np.argsort(kinds)[found.kinds])
             found = found._replace(bound=bound(self.space, found, R)) if found.number else found
             self._bounded[key] = found.pick(np.argsort(found.bound, kind="stable"))
         return self._bounded[key]

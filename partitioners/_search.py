@@ -1,10 +1,12 @@
 """The joint search: groupings, shares and cuts, least bound first, until the next bound is worse than the
 plan in hand.
 
-1. Bound every composition of devices for every number of samples (`_floors`), and every grouping from these.
-2. A plan in hand of step T: the plans that the search was given to start from (for `auto` those of the simple
-   partitioners), and a few groupings with the smallest bounds, priced roughly.
-3. For each grouping whose bound is below T, least first: replica r can take n samples only if its bound is below
+1. A plan in hand of step T: the best of those that the search was given to start from. With it, and `shortlists`, the
+   search is done for a smaller T first, and then for T: of all that follows, only what is on the shortlist for T. This
+   ends at T / `near`, if that is enough.
+2. Bound every composition of devices for every number of samples (`_floors`), and every grouping from these.
+3. A better plan in hand: a few groupings with the smallest bounds, priced roughly.
+4. For each grouping whose bound is below T, least first: replica r can take n samples only if its bound is below
    T, and must take at least what the others cannot take within T. For the n left in these windows list *all* its
    pipelines with a bound below T, of every micro-batch size and depth family, and simulate them (once for each
    composition; what is learned tightens the bounds of all groupings that hold it); then every deal of B samples, and
@@ -28,7 +30,7 @@ import numpy as np
 from hetpipe.partition import Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._batch import Pipelines
 from hetpipe.partitioners._candidates import Enumeration, Variant
-from hetpipe.partitioners._deals import choices, deals, greedy_deal, least_by_share
+from hetpipe.partitioners._deals import below, choices, deals, greedy_deal, least_by_share
 from hetpipe.partitioners._groupings import Bounds, Grouping
 from hetpipe.partitioners._joint import Joint
 from hetpipe.partitioners._long import long_pipelines
@@ -36,6 +38,7 @@ from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._packing import packings
 from hetpipe.partitioners._plans import Chosen, build_plan, replicas_of
 from hetpipe.partitioners._pools import SPLITS, Pools
+from hetpipe.partitioners._shortlist import Shortlist, Shortlists
 from hetpipe.partitioners._space import Space, families_of, load_of, microbatch_sizes
 from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
@@ -45,7 +48,8 @@ CHUNK = 4096
 GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an integer program first
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
-SEEDS, SEED_ROWS = 16, 400
+SEEDS, FEW_SEEDS, SEED_ROWS = 16, 6, 400  # groupings priced roughly; with a shortlist; pipelines each
+FIRST = 0.97  # of the step in hand: the T to begin with
 GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 
 
@@ -60,7 +64,8 @@ class Item(NamedTuple):
 
 
 class Search:
-    """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem."""
+    """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem, and ends when no
+    plan is faster by more than the factor `near`."""
 
     def __init__(
         self,
@@ -70,8 +75,10 @@ class Search:
         max_replicas: int | None = None,
         time_limit_seconds: float = 30.0,
         start: Sequence[Plan] = (),
+        shortlists: Shortlists | None = None,
+        near: float = 1.0,
     ) -> None:
-        self.problem, self.name, self.max_replicas = problem, name, max_replicas
+        self.problem, self.name, self.one_pipeline_only = problem, name, max_replicas == 1
         self.time_limit = problem.time_limit_seconds or time_limit_seconds
         self.deadline_at = time.monotonic() + time_limit_seconds
         microbatch_sizes(problem)  # says what is missing
@@ -80,6 +87,8 @@ class Search:
         self.best_step, self.best_cost = math.inf, math.inf
         self.chosen: list[Chosen] = []
         self.given: Plan | None = None
+        self.shortlists, self.near, self.proven = shortlists, near, 0.0  # no plan has a step below `proven`
+        self.within = math.inf  # only plans with a smaller step are looked for
         self.open_bound = math.inf  # the least bound among what was left out
         self.start(start)
 
@@ -99,6 +108,10 @@ class Search:
         if price > 0:
             return min(at_most, self.best_cost / price)
         return at_most if self.best_cost > 0 else min(at_most, self.best_step)
+
+    def reach(self, price: float) -> float:
+        """What is looked for at this price per hour: plans with a step below this."""
+        return min(self.limit(price), self.within)
 
     def key(self, grouping: Grouping, step: float) -> float:
         """What is minimised: the step, or under a deadline its price (per hour × seconds)."""
@@ -128,21 +141,50 @@ class Search:
 
     def run(self) -> Solution:
         """Search to the end, or to the time limit."""
+        if self.shortlists is not None and self.found and self.rounds(self.shortlists):
+            self.open_bound = self.proven
+        else:
+            self.open_bound = math.inf
+            self.once(None, math.inf)
+            self.open_bound = max(self.open_bound, self.proven)
+        return self.solution()
+
+    def rounds(self, shortlists: Shortlists) -> bool:
+        """Search for plans faster than a T below the step in hand, and then for all that are faster, or nearly all: with
+        shortlists, which are short where T is small. False where these take too long, and not enough is proven."""
+        for part in (FIRST, 1.0):
+            T = self.best_step / self.near * part
+            listed = shortlists.below(T, self.late)
+            if listed is None:
+                return self.late() or (self.proven > 0 and self.near > 1)
+            self.open_bound = math.inf
+            if listed:
+                self.once(Shortlist(self.space, shortlists.kinds, listed), T)
+            self.proven = max(self.proven, min(self.open_bound, T))
+            if self.best_step <= T * self.near or self.late():
+                break
+        return True
+
+    def once(self, shortlist: Shortlist | None, within: float) -> None:
+        """Search everything, or what is on the shortlist for plans with a step below `within`."""
         self.say(f"bounding pipelines of {sum(self.space.devices)} devices")
+        self.shortlist, self.within = shortlist, math.inf
         self.bounds = self.bounded(COMPOSITIONS)
         if not any(np.isfinite(table).any() for table in self.bounds.of.values()):
             self.bounds = self.bounded(2 * COMPOSITIONS)
         self.pools = Pools(self.space, self.bounds, self.late)
-        items = self.items([(c,) for c in self.bounds.comps])
+        items = self.items([(c,) for c in self.bounds.firsts])
         self.seed_one(items)
-        if not self.one_pipeline_only:
-            items = sorted(items + self.replicated())
+        if self.one_pipeline_only:
+            self.within = within
+        else:
+            items = sorted(items + self.replicated(within))
         if not self.bounds.complete:
             self.open_bound = 0.0
             if not self.found:
                 self.long_pipelines()
         for number, item in enumerate(items):
-            if item.bound >= self.limit(self.price(item.grouping)):
+            if item.bound >= self.reach(self.price(item.grouping)):
                 if self.problem.deadline_seconds_per_step is None:
                     break
                 continue
@@ -150,17 +192,15 @@ class Search:
                 self.open_bound = min(self.open_bound, *(left.bound for left in items[number:]))
                 break
             if number % 50 == 0:
-                self.say(
-                    f"grouping {number} of {len(items)}: best step {self.best_step:.4g} s, "
-                    f"next bound {item.bound:.4g} s"
-                )
+                best = f"best step {self.best_step:.4g} s, next bound {item.bound:.4g} s"
+                self.say(f"grouping {number} of {len(items)}: {best}")
             self.explore(item)
-        return self.solution()
 
     def bounded(self, most: int) -> Bounds:
         """Bounds of at most about `most` compositions."""
         late = self.late if self.found else self.far_too_late
-        return Bounds(self.space, one_pipeline=self.one_pipeline_only, most=most, late=late)
+        only = self.one_pipeline_only
+        return Bounds(self.space, one_pipeline=only, most=most, late=late, shortlist=self.shortlist)
 
     @property
     def found(self) -> bool:
@@ -176,7 +216,7 @@ class Search:
                 if self.affordable((comp,)):
                     self.offer((comp,), [pipeline])
 
-    def replicated(self) -> list[Item]:
+    def replicated(self, within: float) -> list[Item]:
         """Groupings of several replicas that could beat the plan in hand, after a look at the most promising ones."""
         few = self.listed(self.widest(), FEW_GROUPINGS)
         relaxed = 0.0
@@ -187,6 +227,7 @@ class Search:
             most_price = self.problem.max_price_per_hour or math.inf
             relaxed, packed = packings(self.bounds, most_price, self.widest(), cheapest)
             self.seed(self.items(packed))
+        self.within = within
         listed = self.listed(self.widest(), GROUPINGS)
         items = self.items(listed)
         if len(listed) == GROUPINGS or self.space.states > STATES or self.late():
@@ -221,15 +262,10 @@ class Search:
             return Solution(plan=plan, lower_bound_seconds=self.open_bound, proof="search-bound")
         return Solution(plan=plan, lower_bound_seconds=self.best_step, proof="exhaustive")
 
-    @property
-    def one_pipeline_only(self) -> bool:
-        """Whether replicas are ruled out."""
-        return self.max_replicas == 1
-
     def widest(self) -> float:
         """The largest step that any grouping may take to be of interest."""
         if self.problem.deadline_seconds_per_step is None:
-            return self.best_step
+            return min(self.best_step, self.within)
         return self.problem.deadline_seconds_per_step * (1 + 1e-12)
 
     def listed(self, threshold: float, most: int) -> list[Grouping]:
@@ -247,7 +283,7 @@ class Search:
                 self.open_bound = 0.0
                 break
             bound = self.bounds.bound(grouping)
-            if bound < self.limit(self.price(grouping)) and self.affordable(grouping):
+            if bound < self.reach(self.price(grouping)) and self.affordable(grouping):
                 devices = sum(sum(self.space.used(c)) for c in grouping)
                 items.append(Item(self.key(grouping, bound), devices, number, bound, grouping))
         return sorted(items)
@@ -255,17 +291,17 @@ class Search:
     def seed_one(self, items: list[Item]) -> None:
         """A plan in hand: the most promising single pipelines, a few rows each."""
         for item in items[:SEEDS]:
-            if (self.late() and self.found) or item.bound >= self.limit(self.price(item.grouping)):
+            if (self.late() and self.found) or item.bound >= self.reach(self.price(item.grouping)):
                 return
             enumeration = Enumeration(self.space, item.grouping[0], self.whole(item.grouping), 1)
-            rows, _ = enumeration.rows(self.limit(self.price(item.grouping)), SEED_ROWS)
+            rows, _ = enumeration.rows(self.reach(self.price(item.grouping)), SEED_ROWS)
             if len(rows.g):
                 self.offer(item.grouping, [enumeration.price(rows)])
 
     def seed(self, items: list[Item]) -> None:
         """A better plan in hand: the most promising groupings, few pipelines each, shares close to one good deal."""
-        for item in items[:SEEDS]:
-            if (self.late() and self.found) or item.bound >= self.limit(self.price(item.grouping)):
+        for item in items[: SEEDS if self.shortlist is None else FEW_SEEDS]:
+            if (self.late() and self.found) or item.bound >= self.reach(self.price(item.grouping)):
                 return
             R, B = len(item.grouping), self.bounds.B
             shares = greedy_deal([self.bounds.least(c, R) for c in item.grouping], B)
@@ -283,7 +319,7 @@ class Search:
             return
         price, R = self.price(item.grouping), len(item.grouping)
         for c in sorted(dict.fromkeys(item.grouping), key=sum):
-            if self.bounds.bound(item.grouping) >= self.limit(price):
+            if self.bounds.bound(item.grouping) >= self.reach(price):
                 return
             if self.late():
                 self.left_out(item.bound, price)
@@ -303,7 +339,7 @@ class Search:
         (c,), B = grouping, self.bounds.B
         by_size = self.bounds.by_size(c, 1)[:, B]
         loads = [load_of(B, b or B) for b, least in zip([0, *self.bounds.sizes], by_size, strict=True)
-                 if least < self.limit(self.price(grouping))]  # fmt: skip
+                 if least < self.reach(self.price(grouping))]  # fmt: skip
         return [Variant(f, load) for load in loads for f in families_of(self.space.families, sum(c), load.m)]
 
     def one(self, grouping: Grouping) -> None:
@@ -315,13 +351,13 @@ class Search:
             if not variants:
                 continue
             enumeration = Enumeration(self.space, grouping[0], variants, 1)
-            rows, dropped = enumeration.rows(self.limit(price), ROWS, self.late)
+            rows, dropped = enumeration.rows(self.reach(price), ROWS, self.late)
             if math.isfinite(dropped) and len(variants) > 1 and splits and not self.late():
                 half = len(variants) // 2
                 waiting += [(variants[:half], splits - 1), (variants[half:], splits - 1)]
                 continue
             for chunk in rows.chunks(CHUNK // 8):
-                if chunk.bound[0] >= self.limit(price):
+                if chunk.bound[0] >= self.reach(price):
                     break
                 if self.late():
                     self.left_out(float(chunk.bound[0]), price)
@@ -333,7 +369,7 @@ class Search:
         """Every choice of one pipeline per replica that could beat the plan in hand; of each pool and share the first
         `most` only."""
         price, B = self.price(grouping), self.bounds.B
-        pools = [below(pool, self.limit(price), most) for pool in pools]
+        pools = [below(pool, self.reach(price), most) for pool in pools]
         same = [r > 0 and grouping[r] == grouping[r - 1] for r in range(len(grouping))]
         if not all(pool.number for pool in pools):
             return
@@ -343,11 +379,11 @@ class Search:
                 self.left_out(bound, price)
 
         dealt = deals([least_by_share(pool) for pool in pools], B, same, left_out)
-        open_ = (shares for _, shares in takewhile(lambda deal: deal[0] < self.limit(price), dealt))
+        open_ = (shares for _, shares in takewhile(lambda deal: deal[0] < self.reach(price), dealt))
         found = choices(pools, open_, same, CHUNK, left_out)
         for rows in found:
             bound = np.maximum.reduce([pool.bound[i] for pool, i in zip(pools, rows, strict=True)])
-            keep = bound < self.limit(price)
+            keep = bound < self.reach(price)
             self.offer(grouping, [pool.pick(i[keep]) for pool, i in zip(pools, rows, strict=True)])
             if self.late():
                 left_out(float(max(pool.bound[0] for pool in pools)))
@@ -355,21 +391,10 @@ class Search:
 
     def left_out(self, bound: float, price: float) -> None:
         """Something with this bound was not searched."""
-        if bound < self.limit(price):
+        if bound < self.reach(price):
             self.open_bound = min(self.open_bound, bound)
 
     def say(self, message: str) -> None:
         """Report progress."""
         if self.problem.progress is not None:
             self.problem.progress(message)
-
-
-def below(pool: Pipelines, limit: float, most: int | None) -> Pipelines:
-    """The rows with a bound below the limit, of each number of samples the first `most`."""
-    pool = pool.pick(pool.bound < limit)
-    if most is None or not pool.number:
-        return pool
-    samples = pool.load[:, 1]
-    order = np.argsort(samples, kind="stable")
-    rank = np.arange(len(order)) - np.searchsorted(samples[order], samples[order])
-    return pool.pick(np.sort(order[rank < most]))

@@ -200,7 +200,7 @@ class Space:
     @property
     def states(self) -> int:
         """How many parts of the cluster there are, in counts of devices."""
-        return math.prod(count + 1 for count in self.counts)
+        return math.prod(count + 1 for count in self.devices)
 
     @property
     def K(self) -> int:  # noqa: N802

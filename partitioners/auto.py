@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.partitioners._baseline import Simple, faster
+from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._cheapest import Cheapest
+from hetpipe.partitioners._columns import Columns
+from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._large import Large
+from hetpipe.partitioners._master import Master
 from hetpipe.partitioners._obstacle import refuse
 from hetpipe.partitioners._search import Search
+from hetpipe.partitioners._shortlist import Shortlists
 from hetpipe.partitioners._space import microbatch_sizes, require_seats
+from hetpipe.partitioners._stages import Stages
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
@@ -28,7 +35,8 @@ from hetpipe.simulator import simulate
 FEW_DEVICES = 16  # searched exactly
 STARTED_SECONDS = 5.0  # with less time for more devices, the counted planner has a plan sooner than the simple ones
 COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
-SIMPLE: tuple[Callable[[Problem], Solution], ...] = (
+NEAR = 1.01  # of the least step that is not ruled out: near enough for more than so many
+SIMPLE: tuple[Simple, ...] = (
     UnevenDataParallel(), MemoryLayers(), TypeBlind(), Even(), EqualParameters(), TorchgpipeBalance(), EvenDataParallel(),
 )  # fmt: skip
 MOST_SIMPLE = 64  # devices up to which the simple plans are made first: those of 1,024 devices take 13 s
@@ -37,14 +45,14 @@ MOST_FASOP = 32  # devices up to which FASOP's grids are tried, which takes 0.3 
 
 @dataclass(frozen=True)
 class Auto:
-    """Up to 16 devices the joint search of `_search`: optimal in the plan class of `_space`, or with a proven bound
-    after the time limit. Above, `_large`: a plan and a proven bound from counted devices (back ends that run one
-    process a node stay with the former). The cheapest plan under a deadline on more than 16 devices: `_cheapest`, which
-    plans subsets of them.
+    """Up to 16 devices the joint search of `_search`: up to 8 the optimum in the plan class of `_space`, on more a plan that is
+    proven to be within 1 % of it; or, after the time limit, a plan and a proven bound. On more than 16, `_large`: a plan and
+    a proven bound from counted devices (back ends that run one process a node stay with the former). The cheapest plan under
+    a deadline on more than 16 devices: `_cheapest`, which plans subsets of them.
 
-    Up to 64 devices it starts from the plans of the other partitioners (but FASOP's up to 32 devices only), so that it is
-    never slower than they are, and has a plan before it begins; with less than 5 s for more than 16 devices they come last,
-    as far as the time goes. Prices and deadlines, which they do not heed, leave them out."""
+    Up to 64 devices it is never slower than the other partitioners (but FASOP up to 32 devices only): theirs are plans to
+    start from, or, with less than 5 s for more than 16 devices, come last, as far as the time goes. Prices and deadlines,
+    which they do not heed, leave them out."""
 
     name: str = "auto"
     time_limit_seconds: float = 10.0
@@ -60,31 +68,43 @@ class Auto:
         devices = len(problem.cluster.devices)
         if problem.backend == "torch" and not counted and devices > FEW_DEVICES:
             return Cheapest(problem, self, time_limit_seconds=seconds).run()
-        simple = devices <= FEW_DEVICES or (devices <= MOST_SIMPLE and seconds >= STARTED_SECONDS)
-        start = list(simple_plans(problem)) if simple else []
-        first = None
-        if counted and devices > COUNTED_DEVICES:
-            part = seconds if devices > FEW_DEVICES else seconds / 2
-            later = not simple and devices <= MOST_SIMPLE
-            first = self._counted(problem, start, part, began + seconds if later else began)
-            if devices > FEW_DEVICES:
-                return first
-            start.append(first.plan)
-        left = max(0.1, seconds - (time.monotonic() - began))
-        found = Search(problem, self.name, time_limit_seconds=left, start=start).run()
-        return found if first is None else _better_bound(found, first, problem)
+        if counted and devices > FEW_DEVICES:
+            return self._counted(problem, began, seconds)
+        return self._searched(problem, began + seconds, counted)
 
-    def _counted(self, problem: Problem, start: list[Plan], seconds: float, until: float) -> Solution:
-        """The plan of the counted planner, or a faster one of `start`, or of the simple ones where it ended before `until`."""
+    def _searched(self, problem: Problem, until: float, counted: bool) -> Solution:
+        """The exact search."""
+        start: list[Plan] = []
+        below, master = math.inf, Master(Columns(Stages(Kinds(problem)))) if counted else None
+        if counted and len(problem.cluster.devices) > COUNTED_DEVICES:
+            large = Large(problem, self.name, time_limit_seconds=(until - time.monotonic()) / 2)
+            large.find()
+            below, master = large.best_step, large.master
+            start += [] if large.plan is None else [large.plan]
+        start += simple_plans(problem, below, lambda: time.monotonic() > until)
+        left = max(0.1, until - time.monotonic())
+        near = 1.0 if len(problem.cluster.devices) <= COUNTED_DEVICES else NEAR
+        lists = None if master is None else Shortlists(master)
+        return Search(problem, self.name, time_limit_seconds=left, start=start, shortlists=lists, near=near).run()
+
+    def _counted(self, problem: Problem, began: float, seconds: float) -> Solution:
+        """The plan of the counted planner, or a faster one of the simple ones, which come last where there is little time."""
+        few = len(problem.cluster.devices) <= MOST_SIMPLE
+
+        def late() -> bool:
+            return time.monotonic() > began + seconds
+
+        start = list(simple_plans(problem, late=late)) if few and seconds >= STARTED_SECONDS else []
         try:
             found = Large(problem, self.name, time_limit_seconds=seconds).run()
         except PartitionError:
             start = start or list(simple_plans(problem))
             if not start:
                 raise
-            found = Solution(plan=start[0])
-        if time.monotonic() < until:
-            start = [*start, *takewhile(lambda _: time.monotonic() < until, simple_plans(problem))]
+            found = Solution(plan=start[-1])
+        if few and seconds < STARTED_SECONDS:
+            below = _step(problem, found.plan)
+            start += simple_plans(problem, below, late)
         plan = min([found.plan, *start], key=lambda plan: _step(problem, plan))
         named = plan.model_copy(update={"partitioner": self.name})
         return replace(found, plan=named)
@@ -94,24 +114,17 @@ def _step(problem: Problem, plan: Plan) -> float:
     return simulate(plan, problem.profile, problem.cluster).step_seconds
 
 
-def _better_bound(found: Solution, other: Solution, problem: Problem) -> Solution:
-    """The plan found, with the larger of two bounds."""
-    low, more = found.lower_bound_seconds or 0.0, other.lower_bound_seconds or 0.0
-    if more <= low:
-        return found
-    return replace(found, lower_bound_seconds=min(more, _step(problem, found.plan)), proof=other.proof)
-
-
-def simple_plans(problem: Problem) -> Iterator[Plan]:
-    """Plans of other partitioners."""
+def simple_plans(problem: Problem, below: float = math.inf, late: Callable[[], bool] = never) -> Iterator[Plan]:
+    """Plans of other partitioners, each with a step below that of the one before, the first `below` this; when it is
+    `late`, no more once there is one."""
     if problem.max_price_per_hour is not None or problem.deadline_seconds_per_step is not None:
         return
-    found: list[Callable[[Problem], Solution]] = [*SIMPLE]
-    if len(problem.cluster.devices) <= MOST_FASOP:
-        found.append(Fasop())
-    for simple in found:
+    few = len(problem.cluster.devices) <= MOST_FASOP
+    for simple in (*[Fasop()] * few, *SIMPLE):
         try:
-            yield simple(problem).plan
+            for step, plan in faster(problem, simple.plans(problem), below, late=late):
+                below = step
+                yield plan
         except (PartitionError, InputError):  # it has none; the search says what is missing
             continue
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._grids import grid_plans, one_line, solve
+from hetpipe.plan import Plan
 
 
 def balanced(weights: Sequence[float], n: int) -> list[int]:
@@ -59,10 +60,14 @@ class EqualParameters:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best such pipeline that fits."""
+        return solve(problem, self.name, self.plans(problem))
+
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried."""
         weights = [float(x) for x in problem.profile.parameter_bytes()]
         grid = one_line(problem)
         ends = balanced(weights, len(grid[0]))
-        return solve(problem, self.name, grid_plans(problem, self.name, grid, lambda line, b: ends))
+        return grid_plans(problem, self.name, grid, lambda line, b: ends)
 
 
 partitioner = EqualParameters()

@@ -30,14 +30,15 @@ class Even:
     def __call__(self, problem: Problem) -> Solution:
         """The best equal pipeline that fits."""
         refuse_prices(problem, self.name)
+        return fastest(problem, self.plans(problem), self.name)
+
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried."""
         if problem.backend != "torch" and len(problem.cluster.nodes) > 1:
             raise PartitionError(
                 f"{self.name}: one pipeline over all devices spans {len(problem.cluster.nodes)} nodes, but the back end "
                 f"{problem.backend!r} runs a pipeline within one node; use 'auto' or the back end 'torch'"
             )
-        return fastest(problem, self._plans(problem), self.name)
-
-    def _plans(self, problem: Problem) -> Iterator[Plan]:
         layers = len(problem.profile.layers)
         ids = [device.id for device in problem.cluster.devices][:layers]
         schedule: ScheduleName = (

@@ -30,15 +30,15 @@ class EvenDataParallel:
     def __call__(self, problem: Problem) -> Solution:
         """The best equal data-parallel plan that fits."""
         refuse_prices(problem, self.name)
-        devices = len(problem.cluster.devices)
-        if problem.global_batch < devices:
-            raise PartitionError(
-                f"{self.name}: a global batch of {problem.global_batch} leaves some of {devices} devices idle"
-            )
-        return fastest(problem, self._plans(problem), self.name)
+        return fastest(problem, self.plans(problem), self.name)
 
-    def _plans(self, problem: Problem) -> Iterator[Plan]:
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried."""
         ids = [device.id for device in problem.cluster.devices]
+        if problem.global_batch < len(ids):
+            raise PartitionError(
+                f"{self.name}: a global batch of {problem.global_batch} leaves some of {len(ids)} devices idle"
+            )
         shares = equal_parts(problem.global_batch, len(ids))
         layers = (0, len(problem.profile.layers))
         schedule: ScheduleName = (

@@ -69,9 +69,10 @@ class Fasop:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best grid that fits."""
-        return solve(problem, self.name, self._plans(problem))
+        return solve(problem, self.name, self.plans(problem))
 
-    def _plans(self, problem: Problem) -> Iterator[Plan]:
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried."""
         costs, seen = Costs(problem.profile, problem.cluster), set()
         for ids in placements(problem):
             for grid in grids(ids, costs.layer_count):

@@ -39,9 +39,10 @@ class MemoryLayers:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best grid that fits."""
-        return solve(problem, self.name, self._plans(problem), self._plans)
+        return solve(problem, self.name, self.plans(problem), self.plans)
 
-    def _plans(self, problem: Problem) -> Iterator[Plan]:
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried."""
         L = len(problem.profile.layers)
 
         def cut(line: Line, b: int) -> Ends:

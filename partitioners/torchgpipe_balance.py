@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._grids import Ends, Line, grid_plans, one_line, solve
+from hetpipe.plan import Plan
 
 
 class _Blocks:
@@ -73,15 +74,17 @@ class TorchgpipeBalance:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best such pipeline that fits."""
+        return solve(problem, self.name, self.plans(problem))
+
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried."""
         measured = problem.profile.measurement(problem.cluster.devices[0].type)
 
         def cut(line: Line, b: int) -> Ends:
             forward, backward = measured.times(b)
             return block_partition([float(t) for t in forward + backward], len(line))
 
-        return solve(
-            problem, self.name, grid_plans(problem, self.name, one_line(problem), cut, usual="gpipe")
-        )
+        return grid_plans(problem, self.name, one_line(problem), cut, usual="gpipe")
 
 
 partitioner = TorchgpipeBalance()

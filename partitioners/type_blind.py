@@ -26,9 +26,10 @@ class TypeBlind:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best grid that fits."""
-        return solve(problem, self.name, self._plans(problem))
+        return solve(problem, self.name, self.plans(problem))
 
-    def _plans(self, problem: Problem) -> Iterator[Plan]:
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried."""
         L = len(problem.profile.layers)
         for grid in grids(device_ids(problem), L):
             ends = ends_of(equal_parts(L, len(grid[0])))

@@ -41,9 +41,10 @@ class UnevenDataParallel:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best unequal shares that fit."""
-        return solve(problem, self.name, self._plans(problem), self._plans)
+        return solve(problem, self.name, self.plans(problem), self.plans)
 
-    def _plans(self, problem: Problem) -> Iterator[Plan]:
+    def plans(self, problem: Problem) -> Iterator[Plan]:
+        """All that are tried."""
         batch, seen = problem.global_batch, set()
         steps = sorted(
             {*range(1, min(batch, 24) + 1), *(batch // d for d in range(1, batch + 1) if batch % d == 0)}
