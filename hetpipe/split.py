@@ -138,12 +138,15 @@ def unchanged_buffers(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Random state and buffers are afterwards what they were."""
-    state = torch.get_rng_state()
+    """Random state and buffers are afterwards what they were, and autocast, which keeps the weights that it has cast, keeps none
+    of those that were cast here."""
+    state, keeps = torch.get_rng_state(), torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     try:
         with unchanged_buffers(module):
             yield
     finally:
+        torch.set_autocast_cache_enabled(keeps)
         torch.set_rng_state(state)
 
 

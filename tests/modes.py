@@ -53,6 +53,12 @@ def frozen_net() -> nn.Sequential:
     return layers
 
 
+def linear_net() -> nn.Sequential:
+    """Seven layers whose outputs are of autocast's type."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(7)])
+
+
 def modes(module: nn.Module) -> dict[str, bool]:
     """The training flag of every module but the container."""
     return {name: m.training for name, m in module.named_modules(remove_duplicate=False) if name}
@@ -86,4 +92,17 @@ def keep_modes(world: World, backend: Backend, rows: list[dict[str, Any]]) -> di
     found["thawed"] = modes(engine.stage)
     found["modes"] = heard
     engine.close()
+    found["under autocast"] = _change_types(world, backend, rows)
     return found
+
+
+def _change_types(world: World, backend: Backend, rows: list[dict[str, Any]]) -> list[float]:
+    """Losses of steps and evaluations with autocast, and without."""
+    layers, (inputs, targets) = linear_net(), batch("blocks", 7, 0, torch.float32)
+    engine = open_engine(world, make_plan(rows, schedule="gpipe"), layers, inputs, targets, Loss(function=mse), backend=backend)
+    losses = []
+    for enabled in (False, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            losses += [engine.step(inputs, targets), engine.evaluate(inputs, targets).loss]
+    engine.close()
+    return losses

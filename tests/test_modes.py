@@ -15,10 +15,10 @@ from hetpipe.plan import Backend
 from hetpipe.profiler import measure_device
 from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.session import Session
-from hetpipe.split import refuse_batch_norm
+from hetpipe.split import refuse_batch_norm, trace_boundaries
 from hetpipe.trainer import _note_modes
-from tests.modes import frozen_net, keep_modes, modes
-from tests.nets import batch
+from tests.modes import frozen_net, keep_modes, linear_net, modes
+from tests.nets import WIDTH, batch
 from tests.ranks import cluster_of, run_ranks
 
 ROWS: list[dict[str, Any]] = [{"cuts": [4, 3], "sizes": [3, 2, 2]}]
@@ -37,6 +37,8 @@ def test_what_the_user_froze_stays_frozen(backend: Backend, ranks: int) -> None:
     grown = {name: p.grad for name, p in layers.named_parameters()}
     state = {name: value.clone() for name, value in layers.state_dict().items()}
     evaluation = mse(layers.eval()(inputs), targets)
+    x, y = batch("blocks", 7, 0, torch.float32)
+    typed = [float(mse(linear_net()(x), y).detach())] * 6
     assert set().union(*(part["gradients"] for part in found)) == set(grown)
     for part in found:
         assert part["losses"] == pytest.approx([float(loss.detach())] * 2, abs=1e-12)
@@ -45,10 +47,21 @@ def test_what_the_user_froze_stays_frozen(backend: Backend, ranks: int) -> None:
             assert heard
             assert heard == {name: training for name, training in before.items() if name in heard}
         assert all(part["thawed"].values()), "what the user thaws is trained"
+        assert part["under autocast"] == pytest.approx(typed, rel=1e-2)
+        assert part["under autocast"][:2] == part["under autocast"][4:] != part["under autocast"][2:4]
         for name, gradient in part["gradients"].items():
             assert torch.allclose(gradient, grown[name], rtol=0, atol=1e-12), name
         for name, value in part["state"].items():
             assert torch.allclose(value, state[name], rtol=0, atol=1e-12), name
+
+
+def test_tracing_under_autocast_leaves_no_fake_weights() -> None:
+    """Autocast keeps a weight that it has cast until it ends, also the stand-in of a weight."""
+    layers, x = linear_net(), torch.ones(2, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        (spec,) = trace_boundaries(layers, x)[-1]
+        output = layers(x)
+    assert (type(output), output.dtype) == (torch.Tensor, spec.dtype) == (torch.Tensor, torch.bfloat16)
 
 
 def test_a_batch_norm_needs_a_choice_only_where_it_trains() -> None:

@@ -43,6 +43,7 @@ class TorchEngine(PlanEngine):
             )
         self._runs: dict[tuple[tuple[int, ...], bool], StageRun] = {}
         self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
+        self._autocast: torch.dtype | None = None
 
     def _gradient_sync(self, groups: PlanGroups) -> GradientSync:
         lo, hi = self._stage_plan.layers
@@ -86,6 +87,7 @@ class TorchEngine(PlanEngine):
 
     def _run(self, sizes: tuple[int, ...], *, training: bool) -> StageRun:
         key = (sizes, training)
+        self._follow_autocast()
         if key not in self._runs:
             planned = (self._replica_plan.microbatch_sizes, True)
             for old in [k for k in self._runs if k != planned and k[1] == training]:
@@ -103,6 +105,16 @@ class TorchEngine(PlanEngine):
                 loss=self._share_of_loss if training else None,
             )
         return self._runs[key]
+
+    def _follow_autocast(self) -> None:
+        """What crosses the boundaries has another type under autocast: their buffers are made anew where it changed."""
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if autocast != self._autocast:
+            for old in list(self._runs):
+                self._release(old)
+            self._specs.clear()
+            self._autocast = autocast
 
     def _release(self, key: tuple[tuple[int, ...], bool]) -> None:
         self._runs.pop(key).release()
