@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -115,17 +116,26 @@ class Columns:
         self.coarse = all_loads(stages, self.kinds.problem.global_batch)
         self.held = self._held(self.coarse)
         self.cuts: tuple[int, ...] | None = None
+        self.common: tuple[int, ...] = ()
         self.seen = 0  # candidates so far
 
-    def cut_at(self, cuts: tuple[int, ...]) -> Columns:
-        """The same, of pipelines that are cut at these layers only (with 0 and L), whose sums are then known."""
+    def cut_at(self, cuts: tuple[int, ...], common: tuple[int, ...]) -> Columns:
+        """The same, of pipelines that are cut at these layers only (with 0 and L), and at all of `common` of them, whose
+        sums are then known."""
         found = copy.copy(self)
-        found.cuts = cuts
+        found.cuts, found.common = cuts, common
         return found
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """Where stages may begin or end."""
+        return range(self.L + 1) if self.cuts is None else self.cuts
 
     def sums(self, R: int) -> Array:
         """Least seconds [V, lo, hi] of a stage's gradient sums."""
-        return self.kinds.sum_floor(R) if self.cuts is None else self.kinds.sums(R, self.cuts)
+        if self.cuts is None:
+            return self.kinds.sum_floor(R)
+        return np.repeat(self.kinds.sums(R, self.cuts, self.common)[None], self.kinds.V, axis=0)
 
     # -- stages by their work alone -------------------------------------------------------------------------
 
@@ -140,6 +150,8 @@ class Columns:
             within = self._within(T, sums, m[rows], q[rows], int(i))
             reach[rows] = np.where(self.stages.usable[i][:, None], np.maximum(reach[rows], within), self.L + 1)
         if self.cuts is not None:
+            last = np.array([0, *self.common])
+            reach = np.maximum(reach, last[np.maximum(np.searchsorted(last, np.arange(self.L + 1)), 1) - 1])
             after = np.searchsorted(self.cuts, np.arange(self.L + 2))
             reach = np.array([*self.cuts, self.L + 1])[after[reach]]
         return Step(T, sums, loads, b, m, q, reach)
@@ -151,15 +163,16 @@ class Columns:
         work, rate = stages.prefix(stages.work[i]), stages.prefix(stages.rate[i])  # [V, L + 1]
         done = n * work + rest * rate + stages.prefix(stages.optimizer)
         once = np.where(rest > 0, stages.forward_part[i], 1.0) * (n > 0) * stages.least[i]
-        start = done - once
+        layers = np.array([*self.layers, L + 1])
+        start = (done - once)[:, :, layers[:-1]]
         start[:, :, 1:] -= n * 2 * stages.overhead  # of a stage, not of a layer
         found = np.zeros((len(m), self.kinds.V, L + 1), dtype=np.int64)
         least = sums[:, 0, 1].min()
-        for hi in range(1, L + 1):
+        for hi in self.layers[1:]:
             last = done[:, :, hi] - (T - least) - 1e-12 * T
             first = (start < last[:, :, None]).sum(axis=2)
             whole = last + sums[:, 0, hi] - least > start[:, :, 0]
-            found[:, :, hi] = np.where((first == 0) & whole, 1, first)
+            found[:, :, hi] = layers[np.where((first == 0) & whole, 1, first)]
         found[found >= np.arange(L + 1)] = L + 1
         return found
 
@@ -182,7 +195,7 @@ class Columns:
         least = np.full((len(step.b), self.L + 2), np.inf)
         least[:, 0] = 0.0
         rows = np.arange(len(step.b))[:, None]
-        for hi in range(1, self.L + 1):
+        for hi in self.layers[1:]:
             found = (least[rows, step.reach[:, :, hi]] + price).min(axis=1)
             least[:, hi] = found
             np.minimum(least[:, 1:hi], found[:, None], out=least[:, 1:hi])
@@ -279,11 +292,12 @@ class Columns:
         """u, both g, and what is too late, of rows `parent` with a stage of kind v from layer lo before them."""
         stages, load, hi = self.stages, rows.load[parent], rows.lo[parent]
         i, m, q = step.loads.size[load], step.m[load], step.q[load]
-        mask = stages.mask(rows.used[parent])
-        hop, wire = stages.hop[i, self.at[v], mask, hi], stages.wire[i, self.at[v], mask, hi]
+        span = (v * (self.L + 1) + lo) * (self.L + 1) + hi  # of tables [V, lo, hi], as one index
+        link = ((i * self.kinds.K + self.at[v]) * stages.masks + stages.mask(rows.used)[parent]) * (self.L + 1) + hi
+        hop, wire = stages.hop.take(link), stages.wire.take(link)
         away = rows.u[parent] + hop
         part = np.where(q > 0, q * stages.last[0, i], 1.0)  # of u, that the last micro-batch takes
-        own, own_whole, through, forward, rest = self._own(step, load, v, lo, hi, place, away, part)
+        own, own_whole, through, forward, rest = self._own(step, load, span, place, away, part)
         full = m > 0
         first = np.maximum(own, through + np.maximum(hop + rows.first[parent], (m - 1) * wire + away))
         first = np.where(full, first, 0.0)
@@ -291,25 +305,25 @@ class Columns:
         smaller = np.where(full, forward + q * stages.last[1, i] * backward, rest)
         last = np.where(q > 0, smaller, through)
         whole = np.maximum(own_whole, last + np.where(q > 0, np.where(full, hop / 2, 0.0), hop) + rows.whole[parent])
-        before = np.where(full, stages.least[i, lo], 0.0)
+        before = np.where(full, stages.least.take(i * (self.L + 1) + lo), 0.0)
         forwards = before * stages.forward_part[i]
         most = np.maximum(first, whole)
         end = np.where(q > 0, np.maximum(first + before, whole + forwards), most + before)
-        optimizer, sums = stages.optimizer[v, lo, hi], step.sums[v, lo, hi]
+        optimizer, sums = stages.optimizer.take(span), step.sums.take(span)
         least = np.where(lo == 0, sums, step.sums[:, 0, 1].min())
         late = (end + optimizer + least > step.T) | (most + forwards + sums + optimizer > step.T)
         return through + away, first, whole, late | ~np.isfinite(most)
 
     def _own(
-        self, step: Step, load: Index, v: Index, lo: Index, hi: Index, place: int, away: Array, part: Array
+        self, step: Step, load: Index, span: Index, place: int, away: Array, part: Array
     ) -> tuple[Array, Array, Array, Array, Array]:
         """Work and waits of the first m micro-batches and of the whole load; once through; one forward; the work of q
         samples. Infinite where the stage does not fit."""
         stages, i, m, q = self.stages, step.loads.size[load], step.m[load], step.q[load]
-        at = (i, v, lo, hi)
-        work, forward, f = stages.work[at], stages.forward[at], stages.longest_forward[at]
-        backward, rest = stages.longest_backward[at], q * stages.rate[at]
-        depth = self._depths(step, load, v, lo, hi, place)
+        at = i * stages.spans + span
+        work, forward, f = stages.work.take(at), stages.forward.take(at), stages.longest_forward.take(at)
+        backward, rest = stages.longest_backward.take(at), q * stages.rate.take(at)
+        depth = self._depths(step, load, span, place)
         found = None
         for r in (0, 1):
             d = depth[r] if r == 0 else np.where(depth[1] > depth[0], depth[1], 0)
@@ -324,16 +338,14 @@ class Columns:
         assert found is not None
         return *found, forward, rest
 
-    def _depths(
-        self, step: Step, load: Index, v: Index, lo: Index, hi: Index, place: int
-    ) -> tuple[Index, Index]:
+    def _depths(self, step: Step, load: Index, span: Index, place: int) -> tuple[Index, Index]:
         """The greatest depths that fit without and with recompute; 0 where none does."""
         stages, n, b = self.stages, step.loads.low[load], step.b[load]
         M = step.m[load] + (step.q[load] > 0)
         held, found = np.minimum(n, b), []
         for r in (0, 1):
-            at = (r, v, lo, hi)
-            room = stages.room[at] - n * stages.boundary[at] - held * stages.transient[at]
+            at = r * stages.spans + span
+            room = stages.room.take(at) - n * stages.boundary.take(at) - held * stages.transient.take(at)
             depth = np.zeros(len(n), dtype=np.int64)
             if stages.shallow:
                 depth = np.where((place < M) & (room >= place * b), place, depth)

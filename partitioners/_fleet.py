@@ -68,7 +68,7 @@ class Fleet:
         found: dict[Counts, list[Column]] = {}
         for used, columns in self.master.known.items():
             best: dict[int, Column] = {}
-            for t, column in columns:
+            for t, _, column in columns:
                 if t <= T * OPTIMISTIC and column.samples > best.get(column.size, column._replace(samples=0)).samples:
                     best[column.size] = column
             if best:

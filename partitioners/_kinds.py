@@ -168,14 +168,19 @@ class Kinds:
         found: Array = np.maximum(np.min(shards, axis=0) - tied, 0.0)
         return found
 
+    @cached_property
+    def summed_before(self) -> Array:
+        """Those of all layers before, [L + 1]."""
+        found: Array = np.concatenate([[0.0], np.cumsum(self.summed)])
+        return found
+
     def sum_floor(self, R: int) -> Array:
         """Lower bound [V, lo, hi] on the seconds of the gradient sums of a stage beside R − 1 or more other
         replicas: its segments have R owners each and run one after the other; over a link of latency a and rate
         w they take 2(R − 1)(j·a + size / (R·w)) for j ≥ 1 segments. It grows with R. A device of a group of t
         holds a t-th. More owners than any node has devices are on two nodes at least, and so the slowest link of
         their ring is no faster than the best between nodes; else than the best that joins the class to any."""
-        prefix = np.concatenate([[0.0], np.cumsum(self.summed)])
-        size = np.triu(prefix[None, :] - prefix[:, None])
+        size = np.triu(self.summed_before[None, :] - self.summed_before[:, None])
         floors = np.zeros((self.V, *size.shape))
         if R < 2:
             return floors
@@ -187,16 +192,21 @@ class Kinds:
                 floors[v] = np.where(size > 0, 2 * (R - 1) * least, 0.0)
         return floors
 
-    def sums(self, R: int, cuts: tuple[int, ...]) -> Array:
-        """Seconds [V, lo, hi] of the gradient sums of a stage beside R − 1 others that are all cut at these layers only,
-        over the slowest link between nodes."""
-        prefix = np.concatenate([[0.0], np.cumsum(self.summed)])
+    def sums(self, R: int, cuts: tuple[int, ...], common: tuple[int, ...]) -> Array:
+        """Seconds [lo, hi] from the end of a stage's backward to that of its gradient sums, beside R − 1 other replicas
+        that are all cut at layers of `cuts` only, and at all of `common`; over the slowest link between nodes.
+
+        Between two common cuts every other one is inside a stage of some replica, whose device sums the layers above
+        before those below: all sums there are one chain, the last layers first. So if the whole chain ends at the end of
+        the step, those of a stage begin as long before as all sums of layers below it in its chain take, and its own:
+        replicas that keep to that never wait for each other. Groups that split tensors are taken to sum as single
+        devices do, for which they have to wait."""
         links = self.between or [link for link in [c.inside for c in self.classes] if link is not None]
-        ends = np.zeros((self.V, self.L + 1))
-        for v, kind in enumerate(self.kinds):
-            for lo, hi in pairwise(cuts):
-                size = (prefix[hi] - prefix[lo]) / kind.degree / R
-                once = 2 * (R - 1) * max((x.seconds(size) for x in links), default=0.0) if size > 0 else 0.0
-                ends[v, hi:] += once
-        found: Array = np.triu(ends[:, None, :] - ends[:, :, None])
+        ends = np.zeros(self.L + 1)
+        for lo, hi in pairwise(cuts):
+            size = (self.summed_before[hi] - self.summed_before[lo]) / R
+            ends[hi:] += 2 * (R - 1) * max((x.seconds(size) for x in links), default=0.0) if size > 0 else 0.0
+        chain = np.array([0, *common])  # where each begins
+        start = ends[chain[np.searchsorted(chain, np.arange(self.L + 1), side="right") - 1]]
+        found: Array = np.triu(ends[None, :] - start[:, None], 1)
         return found

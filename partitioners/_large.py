@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,13 +37,37 @@ MOST = 1e4  # times the fluid bound: a step this long is none
 GROWTH, NEAR = 1.04, 1.02  # of T, in search of a possible one
 LONGEST, PARTS = 32, 100  # replicas alike: devices of each, and parts of them in counts
 PROPORTIONS, USED = 16, 0.8  # how many are tried, and the part of all devices that they use
-LADDER = (1.0, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.2, 1.35, 1.6, 2.2, 4.0)
+LADDER = (1.0, 1.005, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.2, 1.35, 1.6, 2.2, 4.0)
+NEARLY, REALISED = 1.005, 6  # of T, for linear programs with certain cuts; and how many of them are made whole
+EVEN, FEWEST = (10, 4), 5  # pieces that gradients are summed in: even ones, and how many are always allowed
+PIECES = 0.03  # part of a step that their latencies may take
 CHEAPER = 0.96  # columns worth this part of their price are of use in whole numbers
 CANDIDATES = 3_000_000  # partial pipelines looked at for the bound: about 1.5 s
-NEARER = (0.2, 0.12, 0.08, 0.05, 0.035, 0.025, 0.018, 0.012, 0.008, 0.005, 0.003, 0.001)  # below the plan's step
-ACCURACY = 1.0015
-ALIKE = 0.003  # of a step, by which gradient sums may differ within an interval of replica counts
+PART, ACCURACY = 0.6, 1.003  # of what is between a T that is ruled out and one that is not; and when that is little
+EACH = 3000  # candidates that take as long as the tables of one proof
+ALIKE = 0.005  # of a step, by which gradient sums may differ within an interval of replica counts
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
+
+
+@dataclass
+class Claim:
+    """That no plan of so many replicas ends within `below`; it was not shown for `above`."""
+
+    R: Range
+    prices: Prices
+    below: float
+    above: float
+
+    def target(self, main: Claim) -> float:
+        """Which T to try: that of the main claim, else nearer to what is not shown."""
+        if self.below < main.below < self.above:
+            return main.below
+        return self.below + PART * (self.above - self.below)
+
+    @property
+    def settled(self) -> bool:
+        """Whether little can be won."""
+        return self.above <= self.below * ACCURACY
 
 
 class Large:
@@ -60,6 +85,7 @@ class Large:
         self.most = min(self.devices, problem.global_batch)  # replicas
         self.deadline_at = time.monotonic() + time_limit_seconds
         self.best_step = self.least_T = math.inf
+        self.ruled_T = 0.0  # below the linear program was not possible, as far as was looked
         self.plan: Plan | None = None
 
     def run(self) -> Solution:
@@ -83,17 +109,17 @@ class Large:
         for R, used in self.proportions():
             self.say(f"{R} replicas of {sum(used)} devices, best step {self.best_step:.4g} s")
             alike += self.alike(R, used)
-        T = self.least()
-        if T is None or self.late():
+        self.least()
+        T = self.least_T
+        if not math.isfinite(T) or self.late():
             return
-        self.least_T = T
-        R = max(1, round(sum(self.master.used.values())))
-        grids = [path.cuts for _, path in sorted(alike)[:2]] + self.cuts(T, R)
-        for cuts in dict.fromkeys(grids):
-            self.say(f"{R} replicas, about {T:.4g} s, best step {self.best_step:.4g} s")
-            self.realise(T, self.columns.cut_at(cuts), R)
+        R = round(sum(self.master.used.values())) or (1 if self.plan is None else len(self.plan.replicas))
+        grids = self.grids([path.cuts for _, path in sorted(alike)[:2]] + self.cuts(T, R), R)
+        for T, master in self.possible([self.cut(g, c, R) for g in grids for c in [(), *((x,) for x in g[1:-1])]], R):
+            self.say(f"about {T:.4g} s, best step {self.best_step:.4g} s")
+            self.realise(T, master)
         if self.plan is None:
-            self.realise(T, self.columns, R)
+            self.realise(self.least_T, self.master)
 
     def proportions(self) -> list[tuple[int, Counts]]:
         """(replicas, devices of each) of replicas that are all alike and use nearly all devices."""
@@ -128,24 +154,24 @@ class Large:
                     found.append((step, path))
         return found
 
-    def least(self) -> float | None:
-        """About the least T at which the linear program is possible; None if there is no such T."""
+    def least(self) -> None:
+        """About the least T at which the linear program is possible, and the largest seen at which it is not."""
         R = Range(self.few(), self.most)
-        low, T = self.fluid, min(self.best_step, self.fluid * GROWTH)
-        if math.isfinite(self.best_step):
-            T = self.best_step
+        low, T = self.fluid, self.best_step
+        if math.isfinite(T):
             while self.fluid < T and self.master.guess(T / GROWTH, R):
                 T /= GROWTH
             low = max(self.fluid, T / GROWTH)
         else:
+            T = self.fluid * GROWTH
             while not self.master.guess(T, R):
                 low, T = T, T * GROWTH
                 if MOST * self.fluid < T or self.late():
-                    return None
+                    return
         while low * NEAR < T and not self.late():
             middle = math.sqrt(low * T)
             low, T = (low, middle) if self.master.guess(middle, R) else (middle, T)
-        return T if self.master.used else None
+        self.least_T, self.ruled_T = T, low
 
     def few(self) -> int:
         """Somewhat fewer replicas than the plan in hand has."""
@@ -160,11 +186,47 @@ class Large:
                 found.append(pipeline.path.cuts)
         return found
 
-    def realise(self, T: float, columns: Columns, R: int) -> None:
+    def cut(self, cuts: tuple[int, ...], common: tuple[int, ...], R: int) -> Master:
+        """The linear program over pipelines that are cut at these layers only, and at all of `common`."""
+        master = Master(self.columns.cut_at(cuts, common))
+        master.prices = self.master.scaled(self.master.prices, R)
+        return master
+
+    def grids(self, found: list[tuple[int, ...]], R: int) -> list[tuple[int, ...]]:
+        """Sets of layers to cut at: as many of those found as R replicas can sum the pieces of, and layers at equal times."""
+        once = 2 * (R - 1) * max((link.seconds(0) for link in self.kinds.between), default=0.0)
+        most = self.kinds.L if once == 0 else max(FEWEST, int(PIECES * self.least_T / once))
+        joined: list[tuple[int, ...]] = []
+        for first in range(len(found)):
+            cuts: tuple[int, ...] = ()
+            for more in found[first:]:
+                wider = tuple(sorted({*cuts, *more}))
+                cuts = wider if len(wider) <= most + 1 or not cuts else cuts
+            joined.append(cuts)
+        times = self.columns.stages.least[0]
+        evenly = [np.linspace(0, times[-1], min(number, most) + 1) for number in EVEN]
+        even = [np.abs(times[:, None] - ends).argmin(axis=0).tolist() for ends in evenly]
+        return list(dict.fromkeys([*joined, *(tuple(sorted({0, *layers, self.kinds.L})) for layers in even)]))
+
+    def possible(self, masters: list[Master], R: int) -> list[tuple[float, Master]]:
+        """The linear programs that are possible within the least T, which is about known, for somewhat fewer replicas
+        than R or more; those of which are better than the plan in hand."""
+        low, high = self.ruled_T, min(self.best_step, self.least_T * LADDER[-1])
+        least: dict[int, float] = {}
+        left = list(range(len(masters)))
+        while low * NEARLY < high and left and not self.late():
+            T = max(math.sqrt(low * high), high / NEAR)
+            kept = [i for i in left if masters[i].guess(T, Range(max(1, int(0.9 * R)), self.most))]
+            low, high, left = (low, T, kept) if kept else (T, high, left)
+            least |= dict.fromkeys(kept, T)
+        best = sorted(least, key=lambda i: (least[i], len(masters[i].columns.layers)))  # fewer pieces to sum
+        return [(least[i], masters[i]) for i in best[:REALISED]]
+
+    def realise(self, T: float, master: Master) -> None:
         """Whole numbers of real pipelines, from T upward."""
-        master = Master(columns)
-        prices = self.master.scaled(self.master.prices, R)
-        fleet = Fleet(master, Paths(columns))
+        R = max(1, round(sum(master.used.values())))
+        prices = self.master.scaled(master.prices, R)
+        fleet = Fleet(master, Paths(master.columns))
         for factor in LADDER:
             if T * factor >= self.best_step or (self.plan is not None and self.late()):
                 break
@@ -192,62 +254,44 @@ class Large:
     # -- a bound --------------------------------------------------------------------------------------------
 
     def bound(self) -> float:
-        """A T that is ruled out for all replica counts: raised for the interval of the plan's while that succeeds, then
-        lowered where the others, whose gradient sums are shorter, are not ruled out."""
+        """A T that is ruled out for all replica counts: the lowest is raised again and again, first that of the plan's, whose
+        T the others, whose gradient sums are shorter, then try, too."""
         assert self.plan is not None
-        main, *rest = self.intervals(len(self.plan.replicas))
-        self.left, below = float(CANDIDATES), self.fluid
-        high = min(self.best_step, self.least_T)
-        for part in NEARER:
-            T = high * (1 - part)
-            if below < T:
-                if self.late() or not self.ruled_out(T, main, 0.0):
-                    break
-                below = T
-        above = T
-        while self.left > CANDIDATES / 2 and self.fluid < below < above / ACCURACY and not self.late():
-            T = math.sqrt(below * above)
-            below, above = (T, above) if self.ruled_out(T, main, 0.0) else (below, T)
-        for R in rest:
-            below = self.lowered(R, below)
-        return below
+        first, *others = self.intervals(len(self.plan.replicas))
+        main = Claim(first, self.master.prices, self.fluid, min(self.best_step, self.least_T))
+        claims = [main, *(Claim(R, self.master.shared(R.high, SHARE), self.fluid, main.above) for R in others)]
+        left = float(CANDIDATES)
+        while left > 0 and not self.late():
+            claim = min(claims, key=lambda c: c.below)
+            if claim.settled:
+                break
+            before, T = self.columns.seen, claim.target(main)
+            shown, claim.prices = self.master.impossible(T, claim.R, claim.prices, left / 3)
+            claim.below, claim.above = (T, claim.above) if shown else (claim.below, T)
+            left -= self.columns.seen - before + EACH
+        return min(claim.below for claim in claims)
 
     def intervals(self, R: int) -> list[Range]:
         """Replica counts, the most first: from about R up, then so that the sums of half of the layers differ little
-        within each."""
+        within each. As many as a node has devices or fewer, which may sum inside nodes, are apart, and at most half as many
+        are with them."""
         half = float(self.kinds.summed.sum()) / 2
         inside = [c.inside for c in self.kinds.classes if c.inside is not None]
+        few = self.kinds.largest_node
 
         def seconds(r: int) -> float:
-            links = [*inside, *self.kinds.between] if r <= self.kinds.largest_node else self.kinds.between
+            links = [*inside, *self.kinds.between] if r <= few else self.kinds.between
             return 2 * (r - 1) * min((x.seconds(half / r) for x in links), default=0.0)
 
-        found, high, least = [], self.most, seconds(R)
+        found, high = [], self.most
         while high >= 1:
-            low = min(high, R)
-            while low > 1 and least - seconds(low - 1) <= ALIKE * self.best_step:
-                low = min(low - 1, max(1, int(low * 0.95)))
+            least = few + 1 if few < high else high // 2 + 1
+            low = max(least, min(high, R))
+            longest = seconds(low)
+            while least < low and longest - seconds(low - 1) <= ALIKE * self.best_step:
+                low = max(least, min(low - 1, int(low * 0.95)))
             found.append(Range(low, high))
             high = low - 1
-            least = seconds(high) if high else 0.0
-        return found
-
-    def lowered(self, R: Range, T: float) -> float:
-        """T, or less until that is ruled out for these replica counts; the fluid bound at last."""
-        factor = 1.005
-        self.left = max(self.left, CANDIDATES / 8)
-        while self.fluid < T and not self.late():
-            if self.ruled_out(T, R, SHARE):
-                return T
-            T, factor = T / factor, factor**1.5
-            self.left = max(self.left, CANDIDATES / 16)
-        return self.fluid
-
-    def ruled_out(self, T: float, R: Range, share: float) -> bool:
-        """Whether it is proven that no plan of so many replicas ends within T."""
-        before = self.columns.seen
-        found = self.master.impossible(T, R, share, min(self.left, CANDIDATES / 2))
-        self.left -= self.columns.seen - before
         return found
 
     def say(self, message: str) -> None:

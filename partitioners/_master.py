@@ -20,6 +20,7 @@ from scipy.optimize import linprog
 
 from hetpipe.partitioners._columns import Column, Columns, Counts, Effort, Step
 from hetpipe.partitioners._kinds import Array
+from hetpipe.partitioners._loads import COARSE
 
 ROUNDS, GUESSES = 12, 5
 ENOUGH = 60  # columns found at a time
@@ -51,10 +52,10 @@ class Master:
         self.batch = self.kinds.problem.global_batch
         self.most_price = self.kinds.problem.max_price_per_hour or math.inf
         self.counts = np.array(self.kinds.counts, dtype=np.float64)
-        self.known: dict[Counts, list[tuple[float, Column]]] = {}  # by composition: (T, column)
+        self.known: dict[Counts, list[tuple[float, int, Column]]] = {}  # by composition: T, fewest replicas, column
         self.prices = Prices(self._speeds(), 0.0)
         self.used: dict[Counts, float] = {}  # numbers of pipelines in the last linear program
-        self._coarse: tuple[tuple[float, int], Step] | None = None
+        self._known_step: tuple[tuple[float, int, float], Step] | None = None
 
     def _speeds(self) -> Array:
         """How many samples per second one device of each class does alone, memory aside."""
@@ -76,13 +77,15 @@ class Master:
     def found(self, T: float, R: Range, prices: Prices, effort: Effort, ratio: float) -> tuple[list[Column], bool]:
         """Columns worth more than these prices within T, and whether these are all: if so and there are none, no plan
         ends within T. Loads are looked at in ranges of this ratio first."""
-        columns = self.columns
-        if self._coarse is None or self._coarse[0] != (T, R.low):
-            self._coarse = (T, R.low), columns.step(T, R.low, columns.coarse)
-        alive = columns.alive(self._coarse[1], prices.device, prices.replica)
+        columns, first = self.columns, WIDE if ratio == WIDE else COARSE
+        key = T, R.low, first
+        if self._known_step is None or self._known_step[0] != key:
+            self._known_step = key, columns.step(T, R.low, columns.coarse.split(first))
+        step = self._known_step[1]
+        alive = columns.alive(step, prices.device, prices.replica)
         if not alive.any():
             return [], True
-        step = columns.step(T, R.low, columns.coarse.pick(alive).split(ratio))
+        step = step.pick(alive) if ratio == first else columns.step(T, R.low, step.loads.pick(alive).split(ratio))
         found, hit, all_of_them = columns.search(step, prices.device, prices.replica, effort)
         if (hit.low < hit.high).any():  # what a range of samples may do, now for each number of samples
             step = columns.step(T, R.low, hit.split(1.0))
@@ -93,25 +96,24 @@ class Master:
     def look(self, T: float, R: Range, prices: Prices, effort: Effort) -> None:
         """Keep the columns worth more than these prices within T."""
         for column in self.found(T, R, prices, effort, WIDE)[0]:
-            self.known.setdefault(column.used, []).append((T, column))
+            self.known.setdefault(column.used, []).append((T, R.low, column))
 
     def guess(self, T: float, R: Range) -> bool:
         """Whether pipelines were seen that could do the batch within T; columns and prices are kept."""
         found, self.prices = self._settle(T, R, self.prices, GUESS, WIDE, GUESSES)
         return found is True
 
-    def impossible(self, T: float, R: Range, share: float, candidates: float) -> bool:
-        """Whether it is proven that no plan of so many replicas ends within T, before so many candidates were seen. At
-        first, replicas are worth this share of the batch."""
+    def impossible(self, T: float, R: Range, start: Prices, candidates: float) -> tuple[bool, Prices]:
+        """Whether it is proven that no plan of so many replicas ends within T, before so many candidates were seen; and
+        prices to go on from."""
         limit = Effort(columns=ENOUGH, candidates=self.columns.seen + candidates)
-        start = self.prices
-        if share:
-            device = self.scaled(self.prices._replace(replica=0.0), 0).device * (1 - share)
-            start = Prices(device, share * self.batch / R.high)
         found, prices = self._settle(T, R, start, limit, NARROW, ROUNDS)
-        if not share:
-            self.prices = prices
-        return found is False
+        return found is False, prices
+
+    def shared(self, high: int, share: float) -> Prices:
+        """Prices where up to so many replicas are worth this share of the batch."""
+        device = self.scaled(self.prices._replace(replica=0.0), 0).device * (1 - share)
+        return Prices(device, share * self.batch / high)
 
     def _settle(
         self, T: float, R: Range, start: Prices, effort: Effort, ratio: float, rounds: int
@@ -128,7 +130,7 @@ class Master:
             if not found:
                 return (False if all_of_them or effort.rows < math.inf else None), prices
             for column in found:
-                self.known.setdefault(column.used, []).append((T, column))
+                self.known.setdefault(column.used, []).append((T, R.low, column))
             most = max(c.samples / self.price(c.used, prices) for c in found)
             if most < worth and (all_of_them or effort.rows < math.inf):
                 center, worth = prices, most
@@ -146,10 +148,11 @@ class Master:
         return float(prices.device @ np.array(used)) + prices.replica
 
     def solve(self, T: float, R: Range, last: Prices) -> tuple[float, Prices]:
-        """The most samples of columns found within T or less, and the dual prices. Devices may also be left alone at a
-        part of their last price, which keeps prices of all of them in the dual while few columns are known."""
+        """The most samples of columns found within T or less beside as many replicas or more, and the dual prices. Devices
+        may also be left alone at a part of their last price, which keeps prices of all of them in the dual while few
+        columns are known."""
         comps = list(self.known)
-        capacity = np.array([max((c.samples for t, c in self.known[x] if t <= T), default=0) for x in comps])
+        capacity = np.array([max((c.samples for t, r, c in self.known[x] if t <= T and R.low <= r), default=0) for x in comps])
         devices = np.vstack([np.array(comps, dtype=np.float64), np.eye(self.kinds.K)])
         value = np.concatenate([capacity, last.device * ALONE])
         rows = np.vstack([devices.T, np.arange(len(devices)) < len(comps)])

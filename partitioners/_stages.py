@@ -54,6 +54,7 @@ class Stages:
         self.forward_part = ratio.min(axis=(1, 2, 3))  # [sizes]
         self.masked = kinds.K <= MASKS
         self.hop, self.wire = self._hops()
+        self.masks, self.spans = self.hop.shape[2], int(np.prod(shape[1:]))  # of flat indices
 
     def _span(self, values: Array, overhead: float = 0.0) -> Array:
         prefix = np.concatenate([[0.0], np.cumsum(values)])

@@ -77,7 +77,7 @@ class TestAgainstTheOracle:
             found, all_of_them = master.found(best, Range(R, R), prices, Effort(), NARROW)
             assert found
             assert all_of_them
-        assert not master.impossible(best, Range(R, R), 0.0, 1e9)
+        assert not master.impossible(best, Range(R, R), master.prices, 1e9)[0]
 
     @settings(max_examples=15, **UNHURRIED)
     @given(problems(most_devices=3, most_layers=5))
