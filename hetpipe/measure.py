@@ -63,6 +63,7 @@ def profile_cluster(
                 _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
             )
         done += [measured for part in world.gather(results) for measured in part]
+    torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
     links = measure_links(cluster, world)
     here = torch_device(cluster.device_types[mine[0].type], mine[0].index) if mine else None
     notes = provenance(

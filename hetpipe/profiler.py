@@ -366,7 +366,9 @@ def profile_model(
     advance: Advance = lambda _: None,
 ) -> Profile:
     """Measure `model` on one device of this machine (a GPU if there is one). `device_type` is its name in the profile."""
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device is None:
+        on_gpu = torch.cuda.is_available()
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     name = device_type or default_type_name(device)
     measured = measure_device(
         model, name, device, check_sizes(microbatch_sizes), optimizer, repeats=repeats, advance=advance

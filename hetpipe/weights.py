@@ -51,9 +51,10 @@ def materialise(
 
 @contextmanager
 def placed(layers: nn.Sequential, layer: nn.Module, device: torch.device) -> Iterator[None]:
-    """One layer with its values on the device; afterwards it is where, and as empty, as it was."""
+    """One layer with its values on the device; afterwards it is where, and as empty, as it was (on one device, if on several)."""
     before = {name: tensor for name, tensor in tensors_of(layer).items() if tensor.device != device}
     empty = {name: tensor for name, tensor in before.items() if tensor.is_meta}
+    home = next((tensor.device for tensor in before.values() if not tensor.is_meta), device)
     _give(layers, next(name for name, found in named_layers(layers) if found is layer), layer, device)
     if len(empty) < len(before):
         layer.to(device)
@@ -61,7 +62,7 @@ def placed(layers: nn.Sequential, layer: nn.Module, device: torch.device) -> Ite
         yield
     finally:
         if len(empty) < len(before):
-            layer.to("cpu")
+            layer.to(home)
         given = tensors_of(layer)
         _replace(layers, {id(given[name]): tensor for name, tensor in empty.items()})
 

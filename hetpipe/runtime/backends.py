@@ -152,7 +152,10 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
     devices = [device(device_id) for device_id in own]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
+        torch.cuda.empty_cache()  # of what measuring left; NCCL takes its memory beside it
         groups.warm_up(devices[0])
+        for each in devices:
+            torch.cuda.reset_peak_memory_stats(each)
     engine = (
         OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
         if drives_a_replica(backend)

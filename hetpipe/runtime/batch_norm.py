@@ -44,7 +44,8 @@ class DeferredStatistics:
             return
         values = given[0].detach().double().transpose(0, 1).flatten(1)  # [features, whatever counts]
         sums = self._sums[self._norms.index(norm)]  # type: ignore[arg-type]
-        sums += torch.cat([values.sum(1), values.square().sum(1), sums.new_tensor([values.shape[1]])])
+        sums[:-1] += torch.cat([values.sum(1), values.square().sum(1)])
+        sums[-1] += values.shape[1]  # a number: a tensor of it would be copied to a GPU, which waits for all before it
 
     def commit(self, world: World) -> None:
         """The step ends. Collective."""
