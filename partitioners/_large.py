@@ -42,7 +42,7 @@ NEARLY, REALISED = 1.005, 6  # of T, for linear programs with certain cuts; and 
 EVEN, FEWEST = (10, 4), 5  # pieces that gradients are summed in: even ones, and how many are always allowed
 PIECES = 0.03  # part of a step that their latencies may take
 CHEAPER = 0.96  # columns worth this part of their price are of use in whole numbers
-CANDIDATES = 3_000_000  # partial pipelines looked at for the bound: about 1.5 s
+CANDIDATES = 5_000_000  # partial pipelines looked at for the bound: about 2.5 s
 PART, ACCURACY = 0.6, 1.003  # of what is between a T that is ruled out and one that is not; and when that is little
 EACH = 3000  # candidates that take as long as the tables of one proof
 ALIKE = 0.005  # of a step, by which gradient sums may differ within an interval of replica counts
@@ -115,7 +115,7 @@ class Large:
             return
         R = round(sum(self.master.used.values())) or (1 if self.plan is None else len(self.plan.replicas))
         grids = self.grids([path.cuts for _, path in sorted(alike)[:2]] + self.cuts(T, R), R)
-        for T, master in self.possible([self.cut(g, c, R) for g in grids for c in [(), *((x,) for x in g[1:-1])]], R):
+        for T, master in self.possible([self.cut(cuts, common, R) for cuts, common in grids], R):
             self.say(f"about {T:.4g} s, best step {self.best_step:.4g} s")
             self.realise(T, master)
         if self.plan is None:
@@ -192,8 +192,9 @@ class Large:
         master.prices = self.master.scaled(self.master.prices, R)
         return master
 
-    def grids(self, found: list[tuple[int, ...]], R: int) -> list[tuple[int, ...]]:
-        """Sets of layers to cut at: as many of those found as R replicas can sum the pieces of, and layers at equal times."""
+    def grids(self, found: list[tuple[int, ...]], R: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Sets of layers to cut at, and of those which all are to be cut at: as many of the found as R replicas can sum
+        the pieces of, and layers at equal times."""
         once = 2 * (R - 1) * max((link.seconds(0) for link in self.kinds.between), default=0.0)
         most = self.kinds.L if once == 0 else max(FEWEST, int(PIECES * self.least_T / once))
         joined: list[tuple[int, ...]] = []
@@ -206,7 +207,9 @@ class Large:
         times = self.columns.stages.least[0]
         evenly = [np.linspace(0, times[-1], min(number, most) + 1) for number in EVEN]
         even = [np.abs(times[:, None] - ends).argmin(axis=0).tolist() for ends in evenly]
-        return list(dict.fromkeys([*joined, *(tuple(sorted({0, *layers, self.kinds.L})) for layers in even)]))
+        tried = [*joined[:1], *(tuple(sorted({0, *layers, self.kinds.L})) for layers in even)]
+        pairs = [(cuts, ()) for cuts in (*tried, *joined)] + [(cuts, (common,)) for cuts in tried for common in cuts[1:-1]]
+        return list(dict.fromkeys(pairs))
 
     def possible(self, masters: list[Master], R: int) -> list[tuple[float, Master]]:
         """The linear programs that are possible within the least T, which is about known, for somewhat fewer replicas

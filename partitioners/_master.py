@@ -22,12 +22,14 @@ from hetpipe.partitioners._columns import Column, Columns, Counts, Effort, Step
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import COARSE
 
-ROUNDS, GUESSES = 12, 5
+ROUNDS, GUESSES = 12, 3
 ENOUGH = 60  # columns found at a time
 GUESS = Effort(columns=ENOUGH, rows=1500)
 WIDE, NARROW = 1.05, 1.015  # ratios of the samples of one load, for a guess and for a proof
 ALONE = 0.8
 BELOW = 1 - 1e-9
+SMALL = 0.05  # part of the batch that a price is taken to be worth at least
+MARGIN = 0.01  # of a column's samples: others like it are worth about as much
 
 
 class Prices(NamedTuple):
@@ -121,26 +123,51 @@ class Master:
         """True: columns found do the batch within T. False: there are none left, so no plan does (if none were left
         out). None: neither was shown. And the best prices.
 
-        Prices between those of the linear program and the best so far (of which no column is worth more than `worth`
-        times) settle sooner than the former alone (Wentges 1997)."""
+        To see what is possible, prices lie between those of the linear program and the best so far (of which no column is
+        worth more than `worth` times), which settles sooner than the former alone (Wentges 1997). For a proof they are the
+        nearest to those before of which no known column is worth more."""
         center, worth = self.scaled(start, R.high), math.inf
-        prices = center
+        prices, guessed = center, effort.rows < math.inf
         for _ in range(rounds):
             found, all_of_them = self.found(T, R, prices, effort, ratio)
             if not found:
-                return (False if all_of_them or effort.rows < math.inf else None), prices
+                return (False if all_of_them or guessed else None), prices
             for column in found:
                 self.known.setdefault(column.used, []).append((T, R.low, column))
             most = max(c.samples / self.price(c.used, prices) for c in found)
-            if most < worth and (all_of_them or effort.rows < math.inf):
+            if most < worth and (all_of_them or guessed):
                 center, worth = prices, most
             total, new = self.solve(T, R, prices)
             if total >= self.batch:
                 return True, center
             if self.columns.seen > effort.candidates:
                 break
-            prices = Prices((new.device + center.device) / 2, (new.replica + center.replica) / 2)
+            if guessed:
+                prices = Prices((new.device + center.device) / 2, (new.replica + center.replica) / 2)
+            else:
+                prices = self.nearest(T, R, prices, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
         return None, center
+
+    def nearest(self, T: float, R: Range, last: Prices, margin: float) -> Prices:
+        """The prices of which no known column is worth more, but for this part less, that differ least from others, in
+        parts of them."""
+        comps, capacity = self._capacity(T, R)
+        own, weight = np.array([*last.device, last.replica]), np.array([*self.counts, R.high])
+        change = -np.maximum(own, SMALL * self.batch / weight)[:, None]
+        one, K = np.eye(self.kinds.K + 1), self.kinds.K
+        worth = np.hstack([-comps, np.tile([-1.0, 0.0], (len(comps), 1))])
+        everything = np.array([[*weight, 0.0]])
+        limits = np.vstack([worth, np.hstack([one, change]), np.hstack([-one, change]), everything])
+        most = np.concatenate([-capacity * (1 + margin), own, -own, [self.batch * BELOW]])
+        solved = linprog([0.0] * (K + 1) + [1.0], A_ub=limits, b_ub=most, method="highs")
+        if solved.x is None:
+            return last
+        return self.scaled(Prices(solved.x[:K], float(solved.x[K])), R.high)
+
+    def _capacity(self, T: float, R: Range) -> tuple[Array, Array]:
+        """Compositions [N, K] and the most samples of columns found within T or less beside as many replicas or more."""
+        found = [max((c.samples for t, r, c in columns if t <= T and R.low <= r), default=0) for columns in self.known.values()]
+        return np.array(list(self.known), dtype=np.float64).reshape(-1, self.kinds.K), np.array(found, dtype=np.float64)
 
     @staticmethod
     def price(used: Counts, prices: Prices) -> float:
@@ -148,12 +175,10 @@ class Master:
         return float(prices.device @ np.array(used)) + prices.replica
 
     def solve(self, T: float, R: Range, last: Prices) -> tuple[float, Prices]:
-        """The most samples of columns found within T or less beside as many replicas or more, and the dual prices. Devices
-        may also be left alone at a part of their last price, which keeps prices of all of them in the dual while few
-        columns are known."""
-        comps = list(self.known)
-        capacity = np.array([max((c.samples for t, r, c in self.known[x] if t <= T and R.low <= r), default=0) for x in comps])
-        devices = np.vstack([np.array(comps, dtype=np.float64), np.eye(self.kinds.K)])
+        """The most samples of the columns that are known, and the dual prices. Devices may also be left alone at a part of
+        their last price, which keeps prices of all of them in the dual while few columns are known."""
+        comps, capacity = self._capacity(T, R)
+        devices = np.vstack([comps, np.eye(self.kinds.K)])
         value = np.concatenate([capacity, last.device * ALONE])
         rows = np.vstack([devices.T, np.arange(len(devices)) < len(comps)])
         solved = linprog(-value, A_ub=rows, b_ub=[*self.counts, R.high], method="highs")
@@ -161,5 +186,5 @@ class Master:
             return 0.0, last
         duals = np.maximum(-np.asarray(solved.ineqlin.marginals), 0.0)
         y = np.asarray(solved.x)[: len(comps)]
-        self.used = {c: float(x) for c, x in zip(comps, y, strict=True) if x > 1e-9}
+        self.used = {c: float(x) for c, x in zip(self.known, y, strict=True) if x > 1e-9}
         return float(capacity @ y), self.scaled(Prices(duals[:-1], float(duals[-1])), R.high)

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.partitioners._columns import Columns, Effort
+from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._loads import first_samples
 from hetpipe.partitioners._master import NARROW, Master, Prices, Range
-from hetpipe.partitioners._paths import Paths
+from hetpipe.partitioners._paths import Path, Paths, Pipeline
 from hetpipe.partitioners._stages import Stages
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.exhaustive import Exhaustive
@@ -25,6 +26,7 @@ from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
+from hetpipe.plan import ReplicaPlan, StagePlan
 from hetpipe.profiles import Profile
 from hetpipe.simulator import simulate
 from tests.strategies import make_cluster, make_problem, make_profile, problems
@@ -95,6 +97,40 @@ class TestAgainstTheOracle:
                     assert found.used == used
                     assert found.replica.samples == n
                     assert max(found.replica.microbatch_sizes) <= max(b, n)
+
+
+class TestSumsInChains:
+    @settings(max_examples=60, **UNHURRIED)
+    @given(problems(most_devices=4, most_layers=6), st.data())
+    def test_replicas_that_keep_to_them_do_not_wait_for_each_other(self, problem: Problem, data: st.DataObject) -> None:
+        """No step is longer than its own sums, and all below them in the chain, make any replica's."""
+        columns = Columns(Stages(Kinds(problem)))
+        L, degree_one = columns.L, np.flatnonzero(columns.degree == 1)
+        assume(columns.kinds.between and len(degree_one))
+        common = tuple(sorted(data.draw(st.sets(st.integers(1, L - 1), max_size=2)))) if L > 1 else ()
+        groups = []
+        for number in data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)):
+            more = data.draw(st.sets(st.integers(1, L - 1))) if L > 1 else set()
+            cuts = tuple(sorted({0, *more, *common, L}))
+            ready = tuple(data.draw(st.floats(0, 10)) for _ in cuts[1:])
+            kinds = tuple(int(data.draw(st.sampled_from(degree_one))) for _ in ready)
+            replica = ReplicaPlan(microbatch_sizes=(1,), stages=(StagePlan(layers=(0, L), devices=("x",)),))
+            groups.append(Group(number, Pipeline(Path(kinds, cuts), (1,), 0, 1, replica, ready, 0.5)))
+        R = sum(g.number for g in groups)
+        assume(columns.kinds.largest_node < R)
+        cuts = tuple(sorted({x for g in groups for x in g.pipeline.path.cuts}))
+        sums = columns.cut_at(cuts, common).sums(R)
+        step = Fleet(Master(columns), Paths(columns)).step(groups)
+        assert step <= max(g.pipeline.end(sums) for g in groups) * ROUNDING
+        assert step >= max(g.pipeline.end(columns.sums(R)) for g in groups) / ROUNDING
+
+    def test_pipelines_are_cut_where_all_are(self) -> None:
+        columns = Columns(Stages(Kinds(mixed(3, 60)))).cut_at((0, 2, 3, 5, 6), (3,))
+        found = Paths(columns).search(1e9, 3, (2, 1), 0, 20)
+        assert found
+        for path in found:
+            assert 3 in path.cuts
+            assert set(path.cuts) <= {0, 2, 3, 5, 6}
 
 
 class TestFoundByTheOracle:
