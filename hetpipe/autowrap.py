@@ -26,9 +26,9 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     under torchrun with one process per device. The devices are those of `cluster`, else those that are found. The
     measurement is kept in `.hetpipe/profiles` and used again for the same model on the same devices.
 
-    The plan is `engine.plan`; `engine.replica` says which of its replicas this rank belongs to. A rank whose device the plan
-    leaves unused ends here, with exit code 0 and a line that says so. InputError if an argument is wrong,
-    PartitionError if no plan fits.
+    The plan is `engine.plan`; `engine.replica` says which of its replicas this rank belongs to. Modules stay in the mode they
+    are in: what `.eval()` froze stays frozen. A rank whose device the plan leaves unused ends here, with exit code 0 and a line
+    that says so. InputError if an argument is wrong, PartitionError if no plan fits.
     """
     world, machines = meet(cluster)
     inputs, targets = sample

@@ -71,9 +71,11 @@ def fastest(
         best = plan
     if best is None:
         worst = min(max(short) for short in shortages)
+        usable = problem.cluster.device_types[worst.type].memory * (1 - problem.memory_reserve)
         raise PartitionError(
             f"{name}: {worst.text}. {_change(problem, shortages, again)}Unequal stages or fewer devices may fit: use 'auto'",
             missing_bytes=round(worst.missing),
+            needed_bytes=round(usable + worst.missing),
         )
     return Solution(plan=best)
 

@@ -108,7 +108,10 @@ class TestOptions:
     def test_what_is_missing_is_a_number_too(self) -> None:
         with pytest.raises(PartitionError, match="needs 3.91 KiB .* which has 3.81 KiB: 100 bytes") as caught:
             make_plan(PROFILE, make_cluster([{"a": 1}], memory=3900), 2)
-        assert (caught.value.missing_bytes, caught.value.out_of_time) == (100, False)
+        assert (caught.value.missing_bytes, caught.value.needed_bytes, caught.value.out_of_time) == (100, 4000, False)
+        with pytest.raises(PartitionError, match="need 8000 bytes on device n0/0 .* 4100 bytes are missing") as caught:
+            make_plan(PROFILE, make_cluster([{"a": 1}], memory=3900), 2, partitioner="even")
+        assert (caught.value.missing_bytes, caught.value.needed_bytes) == (4100, 8000)
 
     def test_memory_reserve(self) -> None:
         assert len(make_plan(PROFILE, make_cluster([{"a": 1}], memory=8000), 2).replicas) == 1
