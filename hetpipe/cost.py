@@ -63,6 +63,7 @@ class Costs:
         self._optimizer: dict[tuple[str, int], Array] = {}
         self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
         self._inputs = _prefix(profile.input_bytes)
+        self._tied = [(l, layer) for l, layer in enumerate(profile.layers) if layer.tied is not None]  # noqa: E741
 
     @property
     def layer_count(self) -> int:
@@ -99,8 +100,8 @@ class Costs:
         """Parameter bytes of a range on one device (of `degree` that split it); a parameter that layers of the range share is
         counted once."""
         repeated, seen = 0.0, set()
-        for layer in self.profile.layers[lo:hi]:
-            if layer.tied is not None:
+        for l, layer in self._tied:  # noqa: E741
+            if lo <= l < hi:
                 repeated += layer.tied_parameter_bytes / degree if layer.tied in seen else 0
                 seen.add(layer.tied)
         return self.shard_bytes(device_type, lo, hi, degree) - repeated

@@ -168,17 +168,15 @@ class Bounds:
         devices, capacity = np.array([self.space.used(c) for c in comps]), np.array(list(capacities.values()))
         radix = np.cumprod([1, *(count + 1 for count in self.space.devices[:-1])])
         most, offsets = knapsack(self.space.devices, devices, capacity), devices @ radix
-
         replicas = range(self.B + 1) if self.shortlist is None else self.shortlist.replicas
-
-        codes = self.symmetry.codes(comps)
+        longest, largest, codes = max(replicas), int(capacity.max()), self.symmetry.codes(comps)
 
         def add(
             first: int, left: NDArray[np.int64], need: int, chosen: Grouping, blocks: Blocks
         ) -> Iterator[Grouping]:
             if len(chosen) > 1 and need <= 0 and len(chosen) in replicas:
                 yield chosen
-            if len(chosen) == max(replicas):
+            if need > (longest - len(chosen)) * largest or len(chosen) == longest:
                 return
             inside = np.flatnonzero((devices[first:] <= left).all(axis=1)) + first
             enough = capacity[inside] + most[int(left @ radix) - offsets[inside]] >= need

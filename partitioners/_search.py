@@ -38,6 +38,7 @@ from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._packing import packings
 from hetpipe.partitioners._plans import Chosen, build_plan, replicas_of
 from hetpipe.partitioners._pools import SPLITS, Pools
+from hetpipe.partitioners._rounds import rounds, various
 from hetpipe.partitioners._shortlist import Shortlist, Shortlists
 from hetpipe.partitioners._space import Space, families_of, load_of, microbatch_sizes
 from hetpipe.plan import Plan
@@ -48,8 +49,7 @@ CHUNK = 4096
 GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an integer program first
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
-SEEDS, FEW_SEEDS, SEED_ROWS = 16, 6, 400  # groupings priced roughly; with a shortlist; pipelines each
-FIRST = 0.97  # of the step in hand: the T to begin with
+SEEDS, FEW_SEEDS, SEED_ROWS = 16, 2, 400  # groupings priced roughly; with a shortlist; pipelines each
 GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 
 
@@ -141,36 +141,20 @@ class Search:
 
     def run(self) -> Solution:
         """Search to the end, or to the time limit."""
-        if self.shortlists is not None and self.found and self.rounds(self.shortlists):
+        if self.shortlists is not None and self.found and rounds(self, self.shortlists):
             self.open_bound = self.proven
         else:
-            self.open_bound = math.inf
-            self.once(None, math.inf)
+            self.explore_all(self.prepared(None, math.inf))
             self.open_bound = max(self.open_bound, self.proven)
         return self.solution()
 
-    def rounds(self, shortlists: Shortlists) -> bool:
-        """Search for plans faster than a T below the step in hand, and then for all that are faster, or nearly all: with
-        shortlists, which are short where T is small. False where these take too long, and not enough is proven."""
-        for part in (FIRST, 1.0):
-            T = self.best_step / self.near * part
-            listed = shortlists.below(T, self.late)
-            if listed is None:
-                return self.late() or (self.proven > 0 and self.near > 1)
-            self.open_bound = math.inf
-            if listed:
-                self.once(Shortlist(self.space, shortlists.kinds, listed), T)
-            self.proven = max(self.proven, min(self.open_bound, T))
-            if self.best_step <= T * self.near or self.late():
-                break
-        return True
-
-    def once(self, shortlist: Shortlist | None, within: float) -> None:
-        """Search everything, or what is on the shortlist for plans with a step below `within`."""
+    def prepared(self, shortlist: Shortlist | None, within: float) -> list[Item]:
+        """What is to be searched, least bound first: everything, or what is on the shortlist for plans with a step below
+        `within`; and a plan in hand, if there is one to be had."""
         self.say(f"bounding pipelines of {sum(self.space.devices)} devices")
-        self.shortlist, self.within = shortlist, math.inf
+        self.shortlist, self.within, self.open_bound = shortlist, math.inf, math.inf
         self.bounds = self.bounded(COMPOSITIONS)
-        if not any(np.isfinite(table).any() for table in self.bounds.of.values()):
+        if shortlist is None and not any(np.isfinite(table).any() for table in self.bounds.of.values()):
             self.bounds = self.bounded(2 * COMPOSITIONS)
         self.pools = Pools(self.space, self.bounds, self.late)
         items = self.items([(c,) for c in self.bounds.firsts])
@@ -183,6 +167,10 @@ class Search:
             self.open_bound = 0.0
             if not self.found:
                 self.long_pipelines()
+        return items
+
+    def explore_all(self, items: list[Item]) -> None:
+        """Those that could beat the plan in hand."""
         for number, item in enumerate(items):
             if item.bound >= self.reach(self.price(item.grouping)):
                 if self.problem.deadline_seconds_per_step is None:
@@ -218,20 +206,25 @@ class Search:
 
     def replicated(self, within: float) -> list[Item]:
         """Groupings of several replicas that could beat the plan in hand, after a look at the most promising ones."""
-        few = self.listed(self.widest(), FEW_GROUPINGS)
         relaxed = 0.0
-        if len(few) < FEW_GROUPINGS and not self.late():
-            self.seed(self.items(few))
-        elif not self.found or (self.problem.deadline_seconds_per_step is None and not self.late()):
-            cheapest = self.problem.deadline_seconds_per_step is not None
-            most_price = self.problem.max_price_per_hour or math.inf
-            relaxed, packed = packings(self.bounds, most_price, self.widest(), cheapest)
-            self.seed(self.items(packed))
+        if self.shortlist is None:
+            few = self.listed(self.widest(), FEW_GROUPINGS)
+            if len(few) < FEW_GROUPINGS and not self.late():
+                self.seed(self.items(few)[:SEEDS])
+            elif not self.found or (self.problem.deadline_seconds_per_step is None and not self.late()):
+                cheapest = self.problem.deadline_seconds_per_step is not None
+                most_price = self.problem.max_price_per_hour or math.inf
+                relaxed, packed = packings(self.bounds, most_price, self.widest(), cheapest)
+                self.seed(self.items(packed)[:SEEDS])
         self.within = within
         listed = self.listed(self.widest(), GROUPINGS)
         items = self.items(listed)
         if len(listed) == GROUPINGS or self.space.states > STATES or self.late():
             self.open_bound = min(self.open_bound, relaxed)  # not all were looked at
+        if self.shortlist is not None:
+            self.within = math.inf  # any better plan in hand is welcome
+            self.seed(various(items, FEW_SEEDS))
+            self.within = within
         return items
 
     def late(self) -> bool:
@@ -300,7 +293,7 @@ class Search:
 
     def seed(self, items: list[Item]) -> None:
         """A better plan in hand: the most promising groupings, few pipelines each, shares close to one good deal."""
-        for item in items[: SEEDS if self.shortlist is None else FEW_SEEDS]:
+        for item in items:
             if (self.late() and self.found) or item.bound >= self.reach(self.price(item.grouping)):
                 return
             R, B = len(item.grouping), self.bounds.B

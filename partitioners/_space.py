@@ -187,6 +187,7 @@ class Space:
         types = problem.cluster.device_types
         self.limits = [types[kind.type].memory * (1 - problem.memory_reserve) for kind in self.kinds]
         self.prices = [types[kind.type].price_per_hour * kind.degree for kind in self.kinds]
+        self.above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
         self._memory: dict[tuple[str, int], tuple[Array, ...]] = {}
         self._stages: dict[object, StageTables] = {}
         self._links: dict[int, tuple[Array, Array]] = {}
@@ -244,14 +245,13 @@ class Space:
         return span(np.array(self.problem.profile.measurement(kind.type, kind.degree).optimizer_seconds))
 
     def _memory_tables(self, kind: str, degree: int) -> tuple[Array, ...]:
-        if (kind, degree) not in self._memory:
+        key = kind if degree > 1 else "", degree  # whole, a stage needs the same on all types
+        if key not in self._memory:
             tables = np.zeros((6, self.L + 1, self.L + 1))
             for lo in range(self.L):
                 for hi in range(lo + 1, self.L + 1):
                     plain = self.costs.stage_memory(kind, lo, hi, samples=1, degree=degree)
-                    less = self.costs.stage_memory(
-                        kind, lo, hi, samples=1, recompute=True, degree=degree
-                    )
+                    less = self.costs.stage_memory(kind, lo, hi, samples=1, recompute=True, degree=degree)
                     tables[:, lo, hi] = (
                         plain.static,
                         plain.boundary,
@@ -260,8 +260,8 @@ class Space:
                         less.held_per_sample,
                         less.transient_per_sample,
                     )
-            self._memory[kind, degree] = tuple(tables)
-        return self._memory[kind, degree]
+            self._memory[key] = tuple(tables)
+        return self._memory[key]
 
     def stage(self, k: int, place: int, family: Family, loads: tuple[Load, ...]) -> StageTables:
         """Tables of kind k, `place` stages from the end; kept until `forget`."""
@@ -275,25 +275,23 @@ class Space:
     def tables(self, k: int, place: int, family: Family, loads: Sequence[Load]) -> StageTables:
         """The same, made anew. Family "any" has the memory of the shallowest allowed."""
         fb, bb, ab = self._of_sizes(k, [load.b for load in loads])
-        fq, bq, aq = self._of_sizes(k, [load.q or load.b for load in loads])
         held = self.families[0] if family == "any" else family
-        plain, less = self._fits(k, [depth_of(held, place, load.m) for load in loads], loads)
-        recompute = ~plain & less & self.problem.allow_recompute
-        possible = (plain | recompute) & np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
-        if recompute.any():
-            bb, bq = bb + recompute * ab, bq + recompute * aq
-        full = np.array([load.full for load in loads], dtype=np.float64)[:, None, None]
-        rest = np.array([load.q > 0 for load in loads])[:, None, None]
-        work = full * (fb + bb)
-        if rest.any():
+        possible, recompute = self._fits(k, [depth_of(held, place, load.m) for load in loads], loads)
+        again = bool(recompute.any())
+        if again:
+            bb = bb + recompute * ab
+        work = np.array([load.full for load in loads], dtype=np.float64)[:, None, None] * (fb + bb)
+        through, forward, backward = fb + bb, fb, bb
+        if any(load.q for load in loads):
+            fq, bq, aq = self._of_sizes(k, [load.q or load.b for load in loads])
+            if again:
+                bq = bq + recompute * aq
+            rest = np.array([load.q > 0 for load in loads])[:, None, None]
             work = work + np.where(rest, fq + bq, 0.0)
-        through = np.minimum(fb, fq) + np.minimum(bb, bq)
+            through = np.minimum(fb, fq) + np.minimum(bb, bq)
+            forward, backward = np.maximum(fb, fq), np.maximum(bb, bq)
         return StageTables(
-            np.where(possible, work, np.inf),
-            np.where(possible, through, np.inf),
-            np.maximum(fb, fq),
-            np.maximum(bb, bq),
-            recompute,
+            np.where(possible, work, np.inf), np.where(possible, through, np.inf), forward, backward, recompute
         )
 
     def _of_sizes(self, k: int, sizes: Sequence[int]) -> tuple[Array, Array, Array]:
@@ -308,7 +306,7 @@ class Space:
     def _fits(
         self, k: int, depths: Sequence[int], loads: Sequence[Load]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Where the stage fits without, and with, recompute, [loads, lo, hi]; as `Costs.stage_memory(…).peak`."""
+        """Where the stage fits, and where only with recompute, [loads, lo, hi]; as `Costs.stage_memory(…).peak`."""
         kind = self.kinds[k]
         static, boundary, *rest = self._memory_tables(kind.type, kind.degree)
         each = [
@@ -317,11 +315,11 @@ class Space:
         ]
         samples, window, largest = np.array(each, dtype=np.float64).T[:, :, None, None]
         base = static + samples * boundary
-        plain, less = (
-            np.rint(base + held * window + transient * largest) <= self.limits[k]
-            for held, transient in (rest[:2], rest[2:])
-        )
-        return plain, less
+        plain = (np.rint(base + rest[0] * window + rest[1] * largest) <= self.limits[k]) & self.above
+        if not self.problem.allow_recompute or (plain | ~self.above).all():
+            return plain, np.zeros_like(plain)
+        less = (np.rint(base + rest[2] * window + rest[3] * largest) <= self.limits[k]) & self.above
+        return plain | less, less & ~plain
 
     def forget(self) -> None:
         """Drop the stage tables kept so far; they are rebuilt when needed."""

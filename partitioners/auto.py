@@ -75,16 +75,17 @@ class Auto:
     def _searched(self, problem: Problem, until: float, counted: bool) -> Solution:
         """The exact search."""
         start: list[Plan] = []
-        below, master = math.inf, Master(Columns(Stages(Kinds(problem)))) if counted else None
-        if counted and len(problem.cluster.devices) > COUNTED_DEVICES:
+        below, few, master = math.inf, len(problem.cluster.devices) <= COUNTED_DEVICES, None
+        if counted and few:
+            master = Master(Columns(Stages(Kinds(problem))))
+        elif counted:
             large = Large(problem, self.name, time_limit_seconds=(until - time.monotonic()) / 2)
             large.find()
             below, master = large.best_step, large.master
             start += [] if large.plan is None else [large.plan]
         start += simple_plans(problem, below, lambda: time.monotonic() > until)
         left = max(0.1, until - time.monotonic())
-        near = 1.0 if len(problem.cluster.devices) <= COUNTED_DEVICES else NEAR
-        lists = None if master is None else Shortlists(master)
+        lists, near = None if master is None else Shortlists(master), 1.0 if few else NEAR
         return Search(problem, self.name, time_limit_seconds=left, start=start, shortlists=lists, near=near).run()
 
     def _counted(self, problem: Problem, began: float, seconds: float) -> Solution:

@@ -45,7 +45,7 @@ class Case(NamedTuple):
     types: int
 
 
-CASES = [Case(n, 2) for n in (8, 32, 128, 512, 1024, 4096)]
+CASES = [Case(n, 2) for n in (8, 16, 32, 128, 512, 1024, 4096)]
 CASES += [Case(n, 3) for n in (96, 192, 768)] + [Case(n, 4) for n in (256, 1024)]
 
 

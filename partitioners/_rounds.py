@@ -1,0 +1,54 @@
+"""Search for plans faster than T, for a T that rises to the step in hand: with shortlists, which are short where T is small."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hetpipe.partitioners._shortlist import Shortlist, Shortlists
+
+if TYPE_CHECKING:
+    from hetpipe.partitioners._search import Item, Search
+
+EXACT, NEAR = (0.95, 1.0), (0.95, 0.98, 1.0)  # of the step that is looked for: to find the best, or one near it
+MUCH = 0.985  # of T: a step that is looked for below this makes it worth to start over
+
+
+def rounds(search: Search, shortlists: Shortlists) -> bool:
+    """Until no plan is faster than the one in hand by more than `search.near`; what is proven is `search.proven`. False
+    where listing takes too long, and not enough is proven."""
+    every = NEAR if search.near > 1 else EXACT
+    parts = list(every)
+    while parts:
+        T = search.best_step / search.near * parts[0]
+        if search.proven >= T:
+            parts.pop(0)
+            continue
+        listed = shortlists.below(T, search.late)
+        if listed is None:
+            return search.late() or (search.proven > 0 and search.near > 1)
+        if listed:
+            items = search.prepared(Shortlist(search.space, shortlists.kinds, listed), T)
+            if search.best_step / search.near < T * MUCH and not search.late():
+                parts = list(every)
+                continue
+            search.explore_all(items)
+        else:
+            search.open_bound = T
+        search.proven = max(search.proven, min(search.open_bound, T))
+        if search.best_step <= search.proven * search.near or search.late():
+            break
+        parts.pop(0)
+    return True
+
+
+def various(items: list[Item], most: int) -> list[Item]:
+    """Some of the first: so many of replicas that are alike, and as many of each number of replicas."""
+    number: Counter[object] = Counter()
+    found = []
+    for item in items:
+        kind = "alike" if len(set(item.grouping)) == 1 else len(item.grouping)
+        number[kind] += 1
+        if number[kind] <= most:
+            found.append(item)
+    return found
