@@ -27,7 +27,7 @@ from hetpipe.timeline import Timeline
 from hetpipe.trace import save_trace
 
 WARMUP_STEPS = 2
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 
 
 @dataclass(kw_only=True)
@@ -146,7 +146,7 @@ def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult
     """plan.json, profile.json, summary.json and trace.json (predicted beside measured)."""
     plan.save(folder / "plan.json")
     profile.save(folder / "profile.json")
-    write_text(folder / "summary.json", json.dumps(result.summary(), indent=1) + "\n")
+    write_text(folder / SUMMARY_FILE, json.dumps(result.summary(), indent=1) + "\n")
     timelines = {
         name: t
         for name, t in (("predicted", result.predicted), ("measured", result.measured))

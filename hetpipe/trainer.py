@@ -25,6 +25,7 @@ from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.runlog import (
     METRICS_FILE,
+    SUMMARY_FILE,
     WARMUP_STEPS,
     ProgressBar,
     TrainResult,
@@ -68,8 +69,9 @@ class Trainer:
         result.predicted = with_memory(
             simulate(plan, profile, session.cluster), plan, profile, session.cluster
         )
-        if self.job.log is not None and result.losses:  # of a run that was finished, what it left stays
-            write_folder(Path(self.job.log.folder), plan, profile, result)
+        folder = Path(self.job.log.folder) if self.job.log is not None else None
+        if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
+            write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
         return result
 
 
