@@ -94,6 +94,8 @@ def faster(
     for plan in plans:
         if math.isfinite(below) and late():
             return
+        if plan.backend != problem.backend:
+            plan = plan.model_copy(update={"backend": problem.backend})
         if _least_seconds(plan, costs) >= below:
             continue
         if short := _shortages(problem, plan, costs):

@@ -15,10 +15,11 @@ from hetpipe.partitioners._wires import link_seconds
 
 class Joint:
     """The step of plans put together from pipelines, as `simulate` has it: gradient sums and optimizers
-    included. `free` is when each device can sum next, by replica [K, stages, devices of the stage]."""
+    included. `free` is when each device can sum next, by replica [K, stages, devices of the stage]; those of one process
+    all at once, after the last backward of them all."""
 
     def __init__(self, space: Space) -> None:
-        self.space = space
+        self.space, self.one_process = space, space.problem.backend != "torch"
         self.degrees = np.array([kind.degree for kind in space.kinds])
         L = np.zeros((space.K, 1))
         self.prefix = np.concatenate([L, np.cumsum(space.shards, axis=1)], axis=1)  # [K, L + 1]
@@ -33,7 +34,10 @@ class Joint:
         synced = np.maximum.reduce([part.ready.max(axis=1) for part in parts])
         if len(parts) > 1 or self.tied:
             most = int(self.degrees.max())
-            free = [np.repeat(part.ready[:, :, None], most, axis=2) for part in parts]
+            ready = [part.ready for part in parts]
+            if self.one_process:
+                ready = [np.broadcast_to(own.max(axis=1, keepdims=True), own.shape) for own in ready]
+            free = [np.repeat(own[:, :, None], most, axis=2) for own in ready]
             layers = np.arange(self.space.L)
             holder = [(part.cuts[:, 1:-1, None] <= layers).sum(axis=1) for part in parts]  # [K, L]: layer's stage
             if len(parts) > 1:
@@ -95,7 +99,10 @@ class Joint:
             start = np.maximum.reduce([f[r, s, i] for f, (r, s), i in zip(free, where, shards, strict=True)])
             end = start + seconds
             for f, (r, s), i in zip(free, where, shards, strict=True):
-                f[r, s, i] = end
+                if self.one_process:
+                    f[r] = end[:, None, None]
+                else:
+                    f[r, s, i] = end
             last = np.maximum(last, end)
         return last
 

@@ -57,5 +57,6 @@ def build_plan(space: Space, chosen: list[Chosen], name: str) -> Plan:
         global_batch=space.problem.global_batch,
         schedule="gpipe" if gpipe else "1f1b",
         partitioner=name,
+        backend=space.problem.backend,
         replicas=tuple(replicas),
     )

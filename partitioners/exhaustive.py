@@ -202,9 +202,10 @@ class Oracle:
                 ready.update(dict.fromkeys(devices, end))
             replicas.append(part.replica.model_copy(update={"stages": tuple(stages)}))
         plan = Plan.model_construct(
-            model=self.problem.profile.model, global_batch=self.problem.global_batch, replicas=tuple(replicas)
-        )
-        ends = [end for _, _, end in sync_times(sync_segments(plan, self.costs), ready, self.costs)]
+            model=self.problem.profile.model, global_batch=self.problem.global_batch, replicas=tuple(replicas),
+            backend=self.problem.backend,
+        )  # fmt: skip
+        ends = [end for _, _, end in sync_times(sync_segments(plan, self.costs), ready, self.costs, plan.process_of)]
         step = max([*ready.values(), *ends]) + max(part.optimizer for part in parts)
         deadline = self.problem.deadline_seconds_per_step
         if deadline is not None and step > deadline:
@@ -301,6 +302,7 @@ class Exhaustive:
             model=oracle.plan.model,
             global_batch=problem.global_batch,
             partitioner=self.name,
+            backend=problem.backend,
             replicas=oracle.plan.replicas,
             schedule="gpipe" if problem.schedule == "gpipe" or problem.backend != "torch" else "1f1b",
         )
