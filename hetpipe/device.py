@@ -15,6 +15,13 @@ from hetpipe.cluster import DeviceType
 from hetpipe.formats import InputError
 from hetpipe.profiles import Measurement
 
+USABLE_PART = 0.92  # of a GPU's memory; the rest is for the CUDA context, the libraries and fragmentation
+
+
+def usable_bytes(gpu: torch.device) -> int:
+    """What tensors may take of a GPU's memory."""
+    return int(USABLE_PART * torch.cuda.get_device_properties(gpu).total_memory)
+
 
 def torch_device(device_type: DeviceType, local_rank: int) -> torch.device:
     """CUDA where there are GPUs and the type is not emulated, else the CPU. InputError if the local rank has no GPU."""

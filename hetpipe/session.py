@@ -17,7 +17,7 @@ from hetpipe.cluster import Cluster, Device
 from hetpipe.config import Job, PlanSection, ProfileSection, TorchNamed
 from hetpipe.cost import Costs
 from hetpipe.datasets import DataSplits
-from hetpipe.device import Emulation, module_bytes, torch_device
+from hetpipe.device import Emulation, module_bytes, torch_device, usable_bytes
 from hetpipe.formats import InputError
 from hetpipe.launch import describe_with, name_places
 from hetpipe.measure import cache_path, profile_cluster
@@ -59,7 +59,7 @@ class Session(Setting):
 def discover_cluster(backend: Backend = "torch") -> Cluster:
     """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names. A process stands for
     the device of its local rank; where the back end drives a replica from one process, the first for all GPUs of its host.
-    Collective."""
+    Of a GPU's memory, CUDA and the libraries keep a part. Collective."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     agent = int(os.environ.get("GROUP_RANK", "0"))
     own = []
@@ -68,8 +68,8 @@ def discover_cluster(backend: Backend = "torch") -> Cluster:
         if drives_a_replica(backend):
             indices = list(range(torch.cuda.device_count())) if local == 0 else []
         for index in indices:
-            memory = torch.cuda.get_device_properties(index).total_memory
-            own.append((agent, index, default_type_name(torch.device("cuda", index)), memory))
+            gpu = torch.device("cuda", index)
+            own.append((agent, index, default_type_name(gpu), usable_bytes(gpu)))
     else:
         per_host = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host

@@ -16,13 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetpipe.device import MemoryMeter, Stopwatch, module_bytes, static_storages
+from hetpipe.device import MemoryMeter, Stopwatch, module_bytes, static_storages, usable_bytes
 from hetpipe.formats import InputError, natural_key
 from hetpipe.plan import Plan
 from hetpipe.shares import deal
 from hetpipe.split import unchanged_buffers
-
-USABLE_PART = 0.92  # of a GPU's memory; the rest is for the CUDA context, the libraries and fragmentation
 
 
 def plan_shares(plan: Plan | str | Path) -> tuple[list[int], int]:
@@ -72,7 +70,7 @@ def measured_shares(
         raise InputError(f"a global batch of {global_batch} leaves some of {ranks} ranks without a sample")
     device = next(model.parameters()).device
     if memory_bytes is None and device.type == "cuda":
-        memory_bytes = int(USABLE_PART * torch.cuda.get_device_properties(device).total_memory)
+        memory_bytes = usable_bytes(device)
     limit = math.inf
     if memory_bytes is not None:  # less what comes later: DDP's buckets, and the optimizer's state
         limit = memory_bytes - (1 + state_bytes_per_parameter_byte) * module_bytes(model)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from hetpipe.device import (
     one_thread,
     static_storages,
     torch_device,
+    usable_bytes,
 )
 from hetpipe.formats import InputError
 from hetpipe.profiles import Measurement
@@ -204,3 +206,8 @@ def test_meta_tensors_take_no_memory() -> None:
     held: object = meter.hold(torch.zeros(8, device="meta"))
     assert isinstance(held, Tensor)
     assert meter.used == 0
+
+
+def test_a_gpus_memory_is_not_all_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=24 * 2**30))
+    assert 21 * 2**30 < usable_bytes(torch.device("cuda", 0)) < 23 * 2**30
