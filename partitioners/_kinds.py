@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hetpipe.cluster import Link, Node
 from hetpipe.cost import Costs
 from hetpipe.partition import Problem
-from hetpipe.partitioners._wires import link_floor
+from hetpipe.partitioners._wires import link_floor, link_seconds
 
 Array = NDArray[np.float64]
 
@@ -132,6 +132,7 @@ class Kinds:
             found += self.between
         return found
 
+    @cache  # noqa: B019
     def transfer(self, size: int) -> tuple[Array, Array]:
         """Least seconds that a transfer of each boundary's output for `size` samples occupies its link
         [K, K, L + 1], and least latency [K, K]; infinite where no two devices can be joined. Between
@@ -139,13 +140,15 @@ class Kinds:
         occupied, latency = np.full((self.K, self.K, self.L + 1), np.inf), np.full((self.K, self.K), np.inf)
         most = [max(kind.degree for kind in self.kinds if kind.at == k) for k in range(self.K)]
         bytes_of = np.concatenate([[0.0], self.problem.profile.output_bytes * size])
+        parts = bytes_of / np.arange(1, max(most) + 1)[:, None]
+        seconds: dict[int, Array] = {}  # by link: with up to so many parts
         for i, j in product(range(self.K), repeat=2):
-            if links := self.joins(i, j):
-                latency[i, j] = min(link.seconds(0) for link in links)
-                parts = min(most[i], most[j])
-                rows = [[max(0.0, x.seconds(float(s)) - x.seconds(0)) for s in bytes_of / t]
-                        for x in links for t in range(1, parts + 1)]  # fmt: skip
-                occupied[i, j] = np.min(rows, axis=0)
+            for link in self.joins(i, j):
+                if id(link) not in seconds:
+                    own = np.maximum(link_seconds(link, parts) - link.seconds(0), 0.0)
+                    seconds[id(link)] = np.minimum.accumulate(own, axis=0)
+                latency[i, j] = min(latency[i, j], link.seconds(0))
+                occupied[i, j] = np.minimum(occupied[i, j], seconds[id(link)][min(most[i], most[j]) - 1])
         return occupied, latency
 
     def smaller_transfer(self, b: int) -> float:
