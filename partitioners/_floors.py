@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
 from hetpipe.partitioners._symmetry import Symmetry
 
+MOST = 10_000  # compositions, exchanged nodes and all
 RANKS = 5  # replica counts told apart: 1, 2, 3, 4, and 5 or more
 
 
@@ -96,11 +97,12 @@ def idle(space: Space, family: Family, u: Array, tables: StageTables, place: int
 
 
 def compositions(
-    space: Space, most: int, wanted: Callable[[Counts], bool] = lambda _: True
+    symmetry: Symmetry, most: int, wanted: Callable[[Counts], bool] = lambda _: True
 ) -> tuple[list[Counts], bool]:
     """Counts of stages of each kind in one pipeline at a micro-batch size that all its kinds have, smallest first: all that
-    are `wanted`, as their parts must be (True), or if these are more than `most`, all up to some number of stages
-    (False), so that parts of a composition are in the list too."""
+    are `wanted`, as their parts must be (True), or if these are more than `most` but for exchanges of nodes, all up to some
+    number of stages (False), so that parts of a composition are in the list too."""
+    space, number = symmetry.space, 0
     nodes = [kind.node for kind in space.kinds]
     found: list[Counts] = []
     level: set[Counts] = {(0,) * space.K}
@@ -114,7 +116,8 @@ def compositions(
             and not (space.one_node and len({nodes[k] for k, used in enumerate(c) if used}) > 1)
             and common_sizes(space, c)
         }
-        if found and len(found) + len(level) > most:
+        number += sum(symmetry.turned(c).comp == c for c in level)
+        if found and (number > most or len(found) + len(level) > MOST):
             return found, False
         found += sorted(level)
     return found, True

@@ -42,13 +42,15 @@ class Bounds:
     ) -> None:
         self.late, self.shortlist = late, shortlist
         self.space, self.B = space, space.problem.global_batch
-        self.comps, self.complete = compositions(space, most, shortlist.has if shortlist else lambda _: True)
+        self.symmetry = Symmetry(space)
+        self.comps, self.complete = compositions(
+            self.symmetry, most, shortlist.has if shortlist else lambda _: True
+        )
         self.sizes = [b for b in measured_sizes(space.problem) if b < self.B]
         self.common = {c: common_sizes(space, c) for c in self.comps}
         self.loads: list[Load] = []
         self.cover = np.full((len(self.sizes) + 1, self.B + 1), -1)
         self._lay_out(one_pipeline)
-        self.symmetry = Symmetry(space)
         self.firsts = [c for c in self.comps if self.symmetry.turned(c).comp == c]
         self.of: dict[Counts, Array] = {c: np.full((RANKS, len(self.loads) + 1), np.inf) for c in self.firsts}
         self._found: dict[Counts, Array] = {}

@@ -29,7 +29,7 @@ from hetpipe.partitioners._space import Load, Space
 ROUNDS = 20
 COLUMNS = 200  # found at a time
 NEAR = 1.002  # of the least V: good enough
-CANDIDATES = 1_500_000  # partial pipelines looked at for one shortlist: about 1 s
+CANDIDATES = 1_500_000  # partial pipelines looked at for one shortlist, at first: about 1 s
 ROOM = 1e-6  # of a sample
 
 
@@ -84,12 +84,13 @@ class Shortlists:
     def __init__(self, master: Master) -> None:
         self.master, self.kinds = master, master.kinds
         self.most = min(sum(self.kinds.counts), master.batch)
+        self.candidates = CANDIDATES
         self.prices: dict[int, Prices] = {}  # the last ones of each replica count
 
     def below(self, T: float, late: Callable[[], bool]) -> dict[int, Listed] | None:
         """By replica count, what plans that end within T could be made of; counts that are ruled out are left out. None where
         this takes too long."""
-        self.until = self.master.columns.seen + CANDIDATES
+        self.until = self.master.columns.seen + self.candidates
         self.known: dict[Counts, int] = {}  # samples; from the most replicas down, since beside fewer more is possible
         found = {}
         for R in range(self.most, 0, -1):

@@ -14,6 +14,19 @@ from hetpipe.partitioners._space import allowed_families, measured_sizes
 MASKS = 6  # classes up to which it is told apart which of them are behind a stage
 
 
+def sizes_of_use(kinds: Kinds) -> list[int]:
+    """Measured micro-batch sizes. With those of the whole batch or more it is one micro-batch: of these, one is left out
+    where one before was measured on all of its kinds."""
+    batch, found = kinds.problem.global_batch, list[int]()
+    large: list[set[int]] = []
+    for b in measured_sizes(kinds.problem):
+        there = {v for v, kind in enumerate(kinds.kinds) if b in kinds.sizes_of(kind)}
+        if b < batch or not any(there <= others for others in large):
+            found.append(b)
+            large += [there] * (b >= batch)
+    return found
+
+
 class Stages:
     """Tables [sizes, V, L + 1, L + 1] of a micro-batch of b samples, infinite where hi ≤ lo or b was not measured.
 
@@ -34,8 +47,7 @@ class Stages:
         self.L, self.overhead = kinds.L, problem.cluster.runtime_overhead.action_seconds
         families = allowed_families(problem)
         self.deep, self.all, self.shallow = "deep" in families, "gpipe" in families, "1f1b" in families
-        measured = measured_sizes(problem)
-        self.sizes = [b for i, b in enumerate(measured) if i == 0 or measured[i - 1] < problem.global_batch]
+        self.sizes = sizes_of_use(kinds)
         self.above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
         shape = (len(self.sizes), kinds.V, self.L + 1, self.L + 1)
         self.work, self.forward = np.full(shape, np.inf), np.full(shape, np.inf)

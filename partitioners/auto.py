@@ -36,6 +36,7 @@ FEW_DEVICES = 16  # searched exactly
 STARTED_SECONDS = 5.0  # with less time for more devices, the counted planner has a plan sooner than the simple ones
 COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
 NEAR = 1.01  # of the least step that is not ruled out: near enough for more than so many
+FAR, BOUND_SECONDS = 1.05, 1.0  # times what the search proved: then the counted planner is asked too, for so long
 SIMPLE: tuple[Simple, ...] = (
     UnevenDataParallel(), MemoryLayers(), TypeBlind(), Even(), EqualParameters(), TorchgpipeBalance(), EvenDataParallel(),
 )  # fmt: skip
@@ -73,20 +74,26 @@ class Auto:
         return self._searched(problem, began + seconds, counted)
 
     def _searched(self, problem: Problem, until: float, counted: bool) -> Solution:
-        """The exact search."""
+        """The exact search; with the counted planner's bound, where its own is far."""
         start: list[Plan] = []
-        below, few, master = math.inf, len(problem.cluster.devices) <= COUNTED_DEVICES, None
-        if counted and few:
-            master = Master(Columns(Stages(Kinds(problem))))
-        elif counted:
-            large = Large(problem, self.name, time_limit_seconds=(until - time.monotonic()) / 2)
+        few = len(problem.cluster.devices) <= COUNTED_DEVICES
+        large = None if few or not counted else Large(problem, self.name, time_limit_seconds=(until - time.monotonic()) / 2)
+        if large is not None:
             large.find()
-            below, master = large.best_step, large.master
             start += [] if large.plan is None else [large.plan]
+        below = math.inf if large is None else large.best_step
         start += simple_plans(problem, below, lambda: time.monotonic() > until)
-        left = max(0.1, until - time.monotonic())
+        master = large.master if large is not None else Master(Columns(Stages(Kinds(problem)))) if counted else None
         lists, near = None if master is None else Shortlists(master), 1.0 if few else NEAR
-        return Search(problem, self.name, time_limit_seconds=left, start=start, shortlists=lists, near=near).run()
+        left = max(0.1, until - time.monotonic())
+        found = Search(problem, self.name, time_limit_seconds=left, start=start, shortlists=lists, near=near).run()
+        step = _step(problem, found.plan)
+        if large is None or large.plan is None or (found.lower_bound_seconds or 0.0) * FAR >= step:
+            return found
+        large.deadline_at = time.monotonic() + BOUND_SECONDS
+        bound = min(large.bound(), step)
+        more = bound > (found.lower_bound_seconds or 0.0)
+        return replace(found, lower_bound_seconds=bound, proof="search-bound") if more else found
 
     def _counted(self, problem: Problem, began: float, seconds: float) -> Solution:
         """The plan of the counted planner, or a faster one of the simple ones, which come last where there is little time."""

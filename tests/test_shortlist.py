@@ -164,3 +164,18 @@ def test_simple_plans_end_in_time() -> None:
     assert len(list(simple_plans(problem, late=lambda: True))) == 1
     assert len(list(simple_plans(problem))) > 1
     assert not list(simple_plans(problem, below=1e-6))
+
+
+def test_types_measured_at_different_sizes() -> None:
+    """Two samples as one micro-batch on b, whose next measured size is 3, while a's is 2: 3 s; one after the other, 6 s."""
+    profile = make_profile({"a": [10.0], "b": [1.0]}, sizes=(1, 2), fixed=1.0)
+    a, b = profile.measurements
+    profile = profile.model_copy(
+        update={"measurements": (a, b.model_copy(update={"microbatch_sizes": (1, 3)}))}
+    )
+    problem = make_problem(make_cluster([{"a": 1, "b": 1}]), profile, 2)
+    best = Exhaustive()(problem).plan
+    (replica,) = best.replicas
+    first = best.model_copy(update={"replicas": (replica.model_copy(update={"microbatch_sizes": (1, 1)}),)})
+    found = Search(problem, "auto", start=[first], shortlists=shortlists(problem)).run()
+    assert [step(problem, plan) for plan in (first, best, found.plan)] == [6.0, 3.0, 3.0]
