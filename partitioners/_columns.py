@@ -51,6 +51,7 @@ from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._stages import Stages
 
+AT_ONCE = 2**15  # rows whose bounds are computed together: what a processor's cache holds
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
 
@@ -123,7 +124,7 @@ class Columns:
         """The same, of pipelines that are cut at these layers only (with 0 and L), and at all of `common` of them, whose
         sums are then known."""
         found = copy.copy(self)
-        found.cuts, found.common = cuts, common
+        found.cuts, found.common, found.seen = cuts, common, 0
         return found
 
     @property
@@ -253,7 +254,9 @@ class Columns:
         parent, v, lo = self._candidates(step, rows, price, to_go, fixed)
         load = rows.load[parent]
         paid = rows.price[parent] + price[v]
-        u, first, whole, late = self.bound(step, rows, parent, v, lo, place)
+        parts = [slice(i, i + AT_ONCE) for i in range(0, max(1, len(v)), AT_ONCE)]
+        found = [self.bound(step, rows, parent[x], v[x], lo[x], place) for x in parts]
+        u, first, whole, late = (np.concatenate(values) for values in zip(*found, strict=True))
         keep = ~late & (paid + to_go[load, lo] + fixed < step.loads.high[load])
         self.seen += len(v)
         parent, v, lo, load = parent[keep], v[keep], lo[keep], load[keep]

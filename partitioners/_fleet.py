@@ -18,6 +18,7 @@ from hetpipe.partitioners._master import Master
 from hetpipe.partitioners._paths import Paths, Pipeline
 
 ROUNDS = 24
+PROGRAM = 50_000  # partial pipelines that take as long as one integer program
 TRIES = 6  # numbers of samples per composition and micro-batch size
 OPTIMISTIC = 1.03  # columns bounded at up to this much more than T are looked at
 
@@ -36,9 +37,9 @@ class Fleet:
         self.master, self.paths, self.kinds, self.columns = master, paths, master.kinds, master.columns
         self._real: dict[tuple[Counts, float, int], Pipeline | None] = {}
 
-    def groups(self, T: float, R: int, most: int) -> list[Group] | None:
+    def groups(self, T: float, R: int, most: int, work: float = math.inf) -> list[Group] | None:
         """At most `most` replicas that do the batch within T, as far as their own gradient sums beside about R others
-        go; None if none were found."""
+        go; None if none were found, with so much work (`Paths.work`)."""
         wanted = self.wanted(T)
         comps = list(wanted)
         if not comps:
@@ -48,12 +49,15 @@ class Fleet:
         bound, part = capacity.copy(), 1.0
         for _ in range(ROUNDS):
             y = self._program(comps, capacity, most)
+            self.paths.work += PROGRAM
             if y is None or float(capacity @ y) < self.master.batch:
                 return None
             unknown = [i for i in np.flatnonzero(y).tolist() if i not in real]
             if not unknown:
                 return self.dealt([Group(int(y[i]), p) for i, p in real.items() if p is not None and y[i] > 0])
             for i in unknown:
+                if self.paths.work > work:
+                    return None
                 real[i] = self.real(comps[i], wanted[comps[i]], T, R)
                 found = real[i]
                 capacity[i] = found.samples if found is not None else 0

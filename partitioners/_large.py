@@ -41,9 +41,12 @@ LADDER = (1.0, 1.005, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.2, 1.35, 1.6, 2.2,
 NEARLY, REALISED = 1.005, 6  # of T, for linear programs with certain cuts; and how many of them are made whole
 EVEN, FEWEST = (10, 4), 5  # pieces that gradients are summed in: even ones, and how many are always allowed
 PIECES = 0.03  # part of a step that their latencies may take
+CHOOSING = 1_000_000  # partial pipelines looked at to choose among sets of cuts, where it is seldom 200,000
+WORK = 1_000_000  # partial pipelines looked at to make one of them whole: up to 0.5 s
 CHEAPER = 0.96  # columns worth this part of their price are of use in whole numbers
-CANDIDATES = 5_000_000  # partial pipelines looked at for the bound: about 2.5 s
-PART, ACCURACY = 0.6, 1.003  # of what is between a T that is ruled out and one that is not; and when that is little
+CANDIDATES = 4_000_000  # partial pipelines looked at for the bound: about 2 s
+PROVEN = 1.01  # times the bound: a plan that is good enough
+PART, ACCURACY = 0.5, 1.002  # of what is between a T that is ruled out and one that is not; and when that is little
 EACH = 3000  # candidates that take as long as the tables of one proof
 ALIKE = 0.005  # of a step, by which gradient sums may differ within an interval of replica counts
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
@@ -215,11 +218,12 @@ class Large:
         """The linear programs that are possible within the least T, which is about known, for somewhat fewer replicas
         than R or more; those of which are better than the plan in hand."""
         low, high = self.ruled_T, min(self.best_step, self.least_T * LADDER[-1])
+        counts = Range(max(1, int(0.9 * R)), self.most)
         least: dict[int, float] = {}
         left = list(range(len(masters)))
         while low * NEARLY < high and left and not self.late():
             T = max(math.sqrt(low * high), high / NEAR)
-            kept = [i for i in left if masters[i].guess(T, Range(max(1, int(0.9 * R)), self.most))]
+            kept = [i for i in left if sum(m.columns.seen for m in masters) < CHOOSING and masters[i].guess(T, counts)]
             low, high, left = (low, T, kept) if kept else (T, high, left)
             least |= dict.fromkeys(kept, T)
         best = sorted(least, key=lambda i: (least[i], len(masters[i].columns.layers)))  # fewer pieces to sum
@@ -236,7 +240,7 @@ class Large:
             part = CHEAPER / factor
             lower = Prices(prices.device * part, prices.replica * part)
             master.look(T * factor, Range(R, R), lower, GUESS)
-            groups = fleet.groups(T * factor, R, self.most)
+            groups = fleet.groups(T * factor, R, self.most, math.inf if self.plan is None else WORK)
             if groups:
                 self.offer(fleet, groups)
                 break
@@ -258,15 +262,18 @@ class Large:
 
     def bound(self) -> float:
         """A T that is ruled out for all replica counts: the lowest is raised again and again, first that of the plan's, whose
-        T the others, whose gradient sums are shorter, then try, too."""
+        T the others, whose gradient sums are shorter, then try, too; until the plan is near enough."""
         assert self.plan is not None
         first, *others = self.intervals(len(self.plan.replicas))
         main = Claim(first, self.master.prices, self.fluid, min(self.best_step, self.least_T))
         claims = [main, *(Claim(R, self.master.shared(R.high, SHARE), self.fluid, main.above) for R in others)]
+        shown, prices = self.master.impossible(main.above / NEAR, main.R, main.prices, CANDIDATES / 20)
+        if shown:  # as is often so with two types: nearly there at once
+            main.below, main.prices = main.above / NEAR, prices
         left = float(CANDIDATES)
         while left > 0 and not self.late():
             claim = min(claims, key=lambda c: c.below)
-            if claim.settled:
+            if claim.settled or self.best_step <= claim.below * PROVEN:
                 break
             before, T = self.columns.seen, claim.target(main)
             shown, claim.prices = self.master.impossible(T, claim.R, claim.prices, left / 3)

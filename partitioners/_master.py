@@ -24,7 +24,7 @@ from hetpipe.partitioners._loads import COARSE
 
 ROUNDS, GUESSES = 12, 3
 ENOUGH = 60  # columns found at a time
-GUESS = Effort(columns=ENOUGH, rows=1500)
+GUESS = Effort(columns=ENOUGH, rows=1000)
 WIDE, NARROW = 1.05, 1.015  # ratios of the samples of one load, for a guess and for a proof
 ALONE = 0.8
 BELOW = 1 - 1e-9

@@ -15,6 +15,7 @@ from hetpipe.plan import ReplicaPlan, StagePlan
 from hetpipe.simulator import pipeline_times, replica_costs
 
 ALIKE, SIMULATED = 4, 5  # partial pipelines kept that hold the same layers on the same devices; and ends simulated
+PLACE, SIMULATION = 1000, 5000  # partial pipelines that take as long as the tables of a place, and as one simulation
 
 
 class Path(NamedTuple):
@@ -51,6 +52,7 @@ class Paths:
         self.families = allowed_families(self.kinds.problem)
         self.costs: Costs = self.kinds.costs
         self._known: dict[tuple[Path, int, int], Pipeline | None] = {}
+        self.work = 0  # partial pipelines looked at, or as many as would have taken as long
 
     def search(self, T: float, R: int, used: Counts, size: int, samples: int) -> list[Path]:
         """Paths over exactly these devices that might end within T, least bound first."""
@@ -68,6 +70,7 @@ class Paths:
             offset = np.arange(len(source)) - np.repeat(np.cumsum(width) - width, width)
             parent, v = source // self.kinds.V, source % self.kinds.V
             parent, v, lo = columns.allowed(parent, v, first.ravel()[source] + offset)
+            self.work += len(v) + PLACE
             u, g, whole, late = columns.bound(step, rows, parent, v, lo, place)
             after = rows.used[parent]
             after[np.arange(len(v)), columns.at[v]] += columns.degree[v]
@@ -106,6 +109,7 @@ class Paths:
         fits."""
         key = (path, size, samples)
         if key not in self._known:
+            self.work += SIMULATION
             self._known[key] = self._simulated(path, size, samples)
         return self._known[key]
 
