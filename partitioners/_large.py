@@ -196,8 +196,8 @@ class Large:
         return master
 
     def grids(self, found: list[tuple[int, ...]], R: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Sets of layers to cut at, and of those which all are to be cut at: as many of the found as R replicas can sum
-        the pieces of, and layers at equal times."""
+        """Sets of layers to cut at, and of those which all are to be cut at: all of a set that was found; or few, of as
+        many of the found as R replicas can sum the pieces of, or of layers at equal times."""
         once = 2 * (R - 1) * max((link.seconds(0) for link in self.kinds.between), default=0.0)
         most = self.kinds.L if once == 0 else max(FEWEST, int(PIECES * self.least_T / once))
         joined: list[tuple[int, ...]] = []
@@ -211,8 +211,8 @@ class Large:
         evenly = [np.linspace(0, times[-1], min(number, most) + 1) for number in EVEN]
         even = [np.abs(times[:, None] - ends).argmin(axis=0).tolist() for ends in evenly]
         tried = [*joined[:1], *(tuple(sorted({0, *layers, self.kinds.L})) for layers in even)]
-        pairs = [(cuts, ()) for cuts in (*tried, *joined)] + [(cuts, (common,)) for cuts in tried for common in cuts[1:-1]]
-        return list(dict.fromkeys(pairs))
+        pairs = [(cuts, cuts[1:-1]) for cuts in found] + [(cuts, ()) for cuts in (*tried, *joined)]
+        return list(dict.fromkeys(pairs + [(cuts, (common,)) for cuts in tried for common in cuts[1:-1]]))
 
     def possible(self, masters: list[Master], R: int) -> list[tuple[float, Master]]:
         """The linear programs that are possible within the least T, which is about known, for somewhat fewer replicas
