@@ -55,10 +55,17 @@ def command(script: str, *arguments: str) -> list[str]:
     return [str(ROOT / "examples" / script), *arguments, "--epochs", str(EPOCHS), "--out", "out.safetensors"]
 
 
+# On a busy machine one of about 30 processes ends so after its last line: a fault of torch's gloo at the interpreter's end, where a
+# group has been used, whether it was destroyed or not (pytorch/pytorch#190489, #179291). All results are written by then.
+ABORTED = "terminate called without an active exception"
+
+
 def ended_well(folder: Path, *arguments: str) -> Parameters:
     """The parameters that a run left behind, which printed one line about its result and nothing that frightens."""
     mark = str(folder)
     ended = finish(start(arguments, folder, mark), folder, mark, timeout=110)
+    if ABORTED in ended.err:
+        ended = finish(start(arguments, folder, mark), folder, mark, timeout=110)
     assert (ended.code, ended.leftover) == (0, []), ended.err
     assert not [word for word in ("arning", "Traceback", "deprecated") if word in ended.err], ended.err
     (line,) = [line for line in ended.out.splitlines() if line.startswith("loss ")]
