@@ -55,8 +55,8 @@ def command(script: str, *arguments: str) -> list[str]:
     return [str(ROOT / "examples" / script), *arguments, "--epochs", str(EPOCHS), "--out", "out.safetensors"]
 
 
-# On a busy machine one of about 30 processes ends so after its last line: a fault of torch's gloo at the interpreter's end, where a
-# group has been used, whether it was destroyed or not (pytorch/pytorch#190489, #179291). All results are written by then.
+# On a busy machine about one of 30 processes ends so after its last line: a fault of torch's gloo at the interpreter's end, if a
+# group was used, destroyed or not (pytorch/pytorch#190489, #179291). All results are written by then.
 ABORTED = "terminate called without an active exception"
 
 
