@@ -195,7 +195,7 @@ def run(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all results as JSON.")] = None,
     table_file: Annotated[
         Path | None,
-        typer.Option("--markdown", help="Write the table as Markdown; *: auto's time limit came first."),
+        typer.Option("--markdown", help="Write the table as Markdown; *: not proven the best."),
     ] = None,
 ) -> None:
     """Compare all partitioners."""
