@@ -117,12 +117,12 @@ class Columns:
         self.coarse = all_loads(stages, self.kinds.problem.global_batch)
         self.held = self._held(self.coarse)
         self.cuts: tuple[int, ...] | None = None
-        self.common: tuple[int, ...] = ()
+        self.common: tuple[int, ...] | None = ()
         self.seen = 0  # candidates so far
 
-    def cut_at(self, cuts: tuple[int, ...], common: tuple[int, ...]) -> Columns:
+    def cut_at(self, cuts: tuple[int, ...], common: tuple[int, ...] | None) -> Columns:
         """The same, of pipelines that are cut at these layers only (with 0 and L), and at all of `common` of them, whose
-        sums are then known."""
+        sums are then known. None: at any of them, but with sums as if all were cut at all, which is no more than hoped."""
         found = copy.copy(self)
         found.cuts, found.common, found.seen = cuts, common, 0
         return found
@@ -136,7 +136,8 @@ class Columns:
         """Least seconds [V, lo, hi] of a stage's gradient sums."""
         if self.cuts is None:
             return self.kinds.sum_floor(R)
-        return np.repeat(self.kinds.sums(R, self.cuts, self.common)[None], self.kinds.V, axis=0)
+        common = tuple(self.cuts[1:-1]) if self.common is None else self.common
+        return np.repeat(self.kinds.sums(R, self.cuts, common)[None], self.kinds.V, axis=0)
 
     # -- stages by their work alone -------------------------------------------------------------------------
 
@@ -151,7 +152,7 @@ class Columns:
             within = self._within(T, sums, m[rows], q[rows], int(i))
             reach[rows] = np.where(self.stages.usable[i][:, None], np.maximum(reach[rows], within), self.L + 1)
         if self.cuts is not None:
-            last = np.array([0, *self.common])
+            last = np.array([0, *(self.common or ())])
             reach = np.maximum(reach, last[np.maximum(np.searchsorted(last, np.arange(self.L + 1)), 1) - 1])
             after = np.searchsorted(self.cuts, np.arange(self.L + 2))
             reach = np.array([*self.cuts, self.L + 1])[after[reach]]

@@ -117,10 +117,13 @@ class Large:
         if not math.isfinite(T) or self.late():
             return
         R = round(sum(self.master.used.values())) or (1 if self.plan is None else len(self.plan.replicas))
-        grids = self.grids([path.cuts for _, path in sorted(alike)[:2]] + self.cuts(T, R), R)
+        wanted = self.cuts(T, R)
+        grids = self.grids([path.cuts for _, path in sorted(alike)[:2]] + wanted, R)
         for T, master in self.possible([self.cut(cuts, common, R) for cuts, common in grids], R):
             self.say(f"about {T:.4g} s, best step {self.best_step:.4g} s")
             self.realise(T, master)
+        for cuts in wanted:  # replicas may share some cuts and not others
+            self.realise(self.least_T, self.cut(cuts, None, R), R)
         if self.plan is None:
             self.realise(self.least_T, self.master)
 
@@ -189,8 +192,8 @@ class Large:
                 found.append(pipeline.path.cuts)
         return found
 
-    def cut(self, cuts: tuple[int, ...], common: tuple[int, ...], R: int) -> Master:
-        """The linear program over pipelines that are cut at these layers only, and at all of `common`."""
+    def cut(self, cuts: tuple[int, ...], common: tuple[int, ...] | None, R: int) -> Master:
+        """The linear program over pipelines as `Columns.cut_at` has them."""
         master = Master(self.columns.cut_at(cuts, common))
         master.prices = self.master.scaled(self.master.prices, R)
         return master
@@ -229,9 +232,9 @@ class Large:
         best = sorted(least, key=lambda i: (least[i], len(masters[i].columns.layers)))  # fewer pieces to sum
         return [(least[i], masters[i]) for i in best[:REALISED]]
 
-    def realise(self, T: float, master: Master) -> None:
-        """Whole numbers of real pipelines, from T upward."""
-        R = max(1, round(sum(master.used.values())))
+    def realise(self, T: float, master: Master, R: int = 0) -> None:
+        """Whole numbers of real pipelines, from T upward; about R of them, or as many as the linear program used."""
+        R = R or max(1, round(sum(master.used.values())))
         prices = self.master.scaled(master.prices, R)
         fleet = Fleet(master, Paths(master.columns))
         for factor in LADDER:
