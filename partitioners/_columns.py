@@ -297,7 +297,7 @@ class Columns:
         stages, load, hi = self.stages, rows.load[parent], rows.lo[parent]
         i, m, q = step.loads.size[load], step.m[load], step.q[load]
         span = (v * (self.L + 1) + lo) * (self.L + 1) + hi  # of tables [V, lo, hi], as one index
-        link = ((i * self.kinds.K + self.at[v]) * stages.masks + stages.mask(rows.used)[parent]) * (self.L + 1) + hi
+        link = ((i * self.kinds.K + self.at[v]) * stages.masks + stages.mask(rows.used[parent])) * (self.L + 1) + hi
         hop, wire = stages.hop.take(link), stages.wire.take(link)
         away = rows.u[parent] + hop
         part = np.where(q > 0, q * stages.last[0, i], 1.0)  # of u, that the last micro-batch takes

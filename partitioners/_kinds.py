@@ -177,6 +177,7 @@ class Kinds:
         found: Array = np.concatenate([[0.0], np.cumsum(self.summed)])
         return found
 
+    @cache  # noqa: B019
     def sum_floor(self, R: int) -> Array:
         """Lower bound [V, lo, hi] on the seconds of the gradient sums of a stage beside R − 1 or more other
         replicas: its segments have R owners each and run one after the other; over a link of latency a and rate
@@ -195,6 +196,7 @@ class Kinds:
                 floors[v] = np.where(size > 0, 2 * (R - 1) * least, 0.0)
         return floors
 
+    @cache  # noqa: B019
     def sums(self, R: int, cuts: tuple[int, ...], common: tuple[int, ...]) -> Array:
         """Seconds [lo, hi] from the end of a stage's backward to that of its gradient sums, beside R − 1 other replicas
         that are all cut at layers of `cuts` only, and at all of `common`; over the slowest link between nodes.

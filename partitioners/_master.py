@@ -175,16 +175,24 @@ class Master:
         return float(prices.device @ np.array(used)) + prices.replica
 
     def solve(self, T: float, R: Range, last: Prices) -> tuple[float, Prices]:
-        """The most samples of the columns that are known, and the dual prices. Devices may also be left alone at a part of
-        their last price, which keeps prices of all of them in the dual while few columns are known."""
+        """The most samples of the columns that are known, and the dual prices."""
         comps, capacity = self._capacity(T, R)
+        solved = self.filled(comps, capacity, R.high, last)
+        if solved is None:
+            return 0.0, last
+        y, prices = solved
+        self.used = {c: float(x) for c, x in zip(self.known, y, strict=True) if x > 1e-9}
+        return float(capacity @ y), prices
+
+    def filled(self, comps: Array, capacity: Array, high: int, last: Prices) -> tuple[Array, Prices] | None:
+        """Numbers of up to `high` pipelines of these compositions [N, K] that do the most samples, and the dual prices; None
+        if the solver fails. Devices may also be left alone at a part of their last price, which keeps prices of all of them in
+        the dual while few compositions are known."""
         devices = np.vstack([comps, np.eye(self.kinds.K)])
         value = np.concatenate([capacity, last.device * ALONE])
         rows = np.vstack([devices.T, np.arange(len(devices)) < len(comps)])
-        solved = linprog(-value, A_ub=rows, b_ub=[*self.counts, R.high], method="highs")
+        solved = linprog(-value, A_ub=rows, b_ub=[*self.counts, high], method="highs")
         if solved.x is None:
-            return 0.0, last
+            return None
         duals = np.maximum(-np.asarray(solved.ineqlin.marginals), 0.0)
-        y = np.asarray(solved.x)[: len(comps)]
-        self.used = {c: float(x) for c, x in zip(self.known, y, strict=True) if x > 1e-9}
-        return float(capacity @ y), self.scaled(Prices(duals[:-1], float(duals[-1])), R.high)
+        return np.asarray(solved.x)[: len(comps)], self.scaled(Prices(duals[:-1], float(duals[-1])), high)

@@ -19,11 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from hetpipe.partitioners._columns import Counts, Effort
 from hetpipe.partitioners._kinds import Kinds
-from hetpipe.partitioners._master import ALONE, NARROW, WIDE, Master, Prices, Range
+from hetpipe.partitioners._master import NARROW, WIDE, Master, Prices, Range
 from hetpipe.partitioners._space import Load, Space
 
 ROUNDS = 20
@@ -136,18 +135,11 @@ class Shortlists:
         return center, worth
 
     def _dual(self, R: int, last: Prices) -> tuple[float, Prices]:
-        """The most samples of the compositions known, and the dual prices. Devices may also be left alone at a part of their
-        last price, so that all of them have one."""
-        kinds = self.kinds
-        devices = np.vstack([np.array(list(self.known)).reshape(-1, kinds.K), np.eye(kinds.K)])
-        value = np.concatenate([np.array(list(self.known.values())), last.device * ALONE])
-        rows = np.vstack([devices.T, np.arange(len(devices)) < len(self.known)])
-        solved = linprog(-value, A_ub=rows, b_ub=[*kinds.counts, R], method="highs")
-        if solved.x is None:
-            return math.inf, last
-        duals = np.maximum(-np.asarray(solved.ineqlin.marginals), 0.0)
-        total = float(value[: len(self.known)] @ np.asarray(solved.x)[: len(self.known)])
-        return total, self.master.scaled(Prices(duals[:-1], float(duals[-1])), R)
+        """The most samples of the compositions known, and the dual prices."""
+        comps = np.array(list(self.known), dtype=np.float64).reshape(-1, self.kinds.K)
+        capacity = np.array(list(self.known.values()), dtype=np.float64)
+        solved = self.master.filled(comps, capacity, R, last)
+        return (math.inf, last) if solved is None else (float(capacity @ solved[0]), solved[1])
 
     def _list(self, T: float, R: int, prices: Prices, worth: float) -> Listed | None:
         """Everything worth nearly its price."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
+from itertools import combinations
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -96,6 +97,16 @@ def span(values: Array) -> Array:
     """[lo, hi] sums of per-layer `values`; zero below the diagonal."""
     prefix = np.concatenate([[0.0], np.cumsum(values)])
     return np.triu(prefix[None, :] - prefix[:, None])
+
+
+def memory_tables(costs: Costs, L: int, kind: str, degree: int) -> Array:
+    """Static, boundary, held and transient bytes of a stage of one sample without and with recompute, [2, 4, lo, hi]."""
+    tables = np.zeros((2, 4, L + 1, L + 1))
+    for lo, hi in combinations(range(L + 1), 2):
+        for r in (0, 1):
+            found = costs.stage_memory(kind, lo, hi, samples=1, recompute=bool(r), degree=degree)
+            tables[r, :, lo, hi] = found.static, found.boundary, found.held_per_sample, found.transient_per_sample
+    return tables
 
 
 def depth_of(family: Family, place: int, m: int) -> int:
@@ -247,20 +258,8 @@ class Space:
     def _memory_tables(self, kind: str, degree: int) -> tuple[Array, ...]:
         key = kind if degree > 1 else "", degree  # whole, a stage needs the same on all types
         if key not in self._memory:
-            tables = np.zeros((6, self.L + 1, self.L + 1))
-            for lo in range(self.L):
-                for hi in range(lo + 1, self.L + 1):
-                    plain = self.costs.stage_memory(kind, lo, hi, samples=1, degree=degree)
-                    less = self.costs.stage_memory(kind, lo, hi, samples=1, recompute=True, degree=degree)
-                    tables[:, lo, hi] = (
-                        plain.static,
-                        plain.boundary,
-                        plain.held_per_sample,
-                        plain.transient_per_sample,
-                        less.held_per_sample,
-                        less.transient_per_sample,
-                    )
-            self._memory[key] = tuple(tables)
+            plain, less = memory_tables(self.costs, self.L, kind, degree)
+            self._memory[key] = *plain, *less[2:]
         return self._memory[key]
 
     def stage(self, k: int, place: int, family: Family, loads: tuple[Load, ...]) -> StageTables:

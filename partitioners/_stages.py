@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners._kinds import Array, Kinds
-from hetpipe.partitioners._space import allowed_families, measured_sizes
+from hetpipe.partitioners._space import allowed_families, measured_sizes, memory_tables
 
 MASKS = 6  # classes up to which it is told apart which of them are behind a stage
 
@@ -104,7 +103,7 @@ class Stages:
         for v, kind in enumerate(self.kinds.kinds):
             key = (kind.type if kind.degree > 1 else "", kind.degree)
             if key not in known:
-                known[key] = self._bytes(kind.type, kind.degree)
+                known[key] = memory_tables(self.kinds.costs, self.L, kind.type, kind.degree)
             limit = self.kinds.classes[kind.at].limit + 1.0  # peaks are whole bytes, rounded
             for r, (static, buffers, held, passing) in enumerate(known[key]):
                 held = np.maximum(held, 1e-9)
@@ -113,19 +112,6 @@ class Stages:
         if not self.kinds.problem.allow_recompute:
             room[1] = -np.inf
         return room, boundary, transient
-
-    def _bytes(self, kind: str, degree: int) -> Array:
-        """Static, boundary, held and transient bytes without and with recompute, [2, 4, lo, hi]."""
-        tables = np.zeros((2, 4, self.L + 1, self.L + 1))
-        for lo, hi in itertools.combinations(range(self.L + 1), 2):
-            for r in (0, 1):
-                found = self.kinds.costs.stage_memory(
-                    kind, lo, hi, samples=1, recompute=bool(r), degree=degree
-                )
-                tables[r, :, lo, hi] = (
-                    found.static, found.boundary, found.held_per_sample, found.transient_per_sample,
-                )  # fmt: skip
-        return tables
 
     def _hops(self) -> tuple[Array, Array]:
         K = self.kinds.K

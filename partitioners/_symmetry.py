@@ -46,7 +46,7 @@ class Symmetry:
         if looks[0] != looks[1]:
             return False
         names = [space.kinds[x[0]].node for x in (ours, theirs)]
-        if sum(count for kind, _, count in dict.fromkeys((t, 1, n) for t, _, n in looks[0])) > 1:
+        if sum(count for _, count in {(kind, count) for kind, _, count in looks[0]}) > 1:
             inside = [cluster.link_between(name, name) for name in names]
             if inside[0] != inside[1]:
                 return False
