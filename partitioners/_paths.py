@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hetpipe.cost import Costs
-from hetpipe.partitioners._columns import Columns, Counts, Rows
+from hetpipe.partitioners import _enumerate
+from hetpipe.partitioners._columns import Columns, Counts
+from hetpipe.partitioners._enumerate import LO, USED
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads
 from hetpipe.partitioners._space import allowed_families, depth_of, families_of
@@ -58,50 +60,47 @@ class Paths:
         """Paths over exactly these devices that might end within T, least bound first."""
         columns, limit = self.columns, np.array(used)
         load = Loads(*(np.array([x]) for x in (size, samples, samples, columns.coarse.row(size, samples))))
-        step = columns.step(T, R, load)
-        rows, levels = columns.ends(1), []
-        kinds = np.arange(self.kinds.V)
+        step, free = columns.step(T, R, load), np.zeros(self.kinds.V)
+        least, most = self.stages.least[size], np.zeros((1, columns.L + 2))
+        rows, values = np.array([[0, columns.L, 0, 0, *[0] * self.kinds.K]]), np.zeros((1, 4))
+        levels: list[Index] = []
         found: list[tuple[float, Path]] = []
         for place in range(1, columns.L + 1):
-            first = step.reach[0][kinds[None, :], rows.lo[:, None]]
-            room = rows.used[:, columns.at] + columns.degree <= limit[columns.at]
-            width = np.where(room, rows.lo[:, None] - first, 0).clip(min=0).ravel()
-            source = np.repeat(np.arange(len(width)), width)
-            offset = np.arange(len(source)) - np.repeat(np.cumsum(width) - width, width)
-            parent, v = source // self.kinds.V, source % self.kinds.V
-            parent, v, lo = columns.allowed(parent, v, first.ravel()[source] + offset)
-            self.work += len(v) + PLACE
-            u, g, whole, late = columns.bound(step, rows, parent, v, lo, place)
-            after = rows.used[parent]
-            after[np.arange(len(v)), columns.at[v]] += columns.degree[v]
-            keep = ~late & ((lo == 0) == (after == limit).all(axis=1))
-            parent, v, lo, after = parent[keep], v[keep], lo[keep], after[keep]
-            end = np.maximum(g, whole)[keep] + self.stages.least[size, lo]
-            levels.append((parent, v, lo))
-            rows = Rows(np.zeros(len(lo), dtype=np.int64), lo, after, end, u[keep], g[keep], whole[keep], np.arange(len(lo)))
-            found += [(float(end[j]), self._path(levels, int(j))) for j in np.flatnonzero(lo == 0)]
-            rows, levels[-1] = self._fewer(rows, levels[-1])
-            if not len(rows.lo):
+            rows, values, seen = _enumerate.extended(
+                columns.tables, *step[1:], columns.allowed, free, most, limit, rows, values, place
+            )
+            self.work += seen + PLACE
+            keep = (rows[:, LO] == 0) == (rows[:, USED:] == limit).all(axis=1)
+            rows, values = rows[keep], values[keep]
+            end = values[:, 1:3].max(axis=1) + least[rows[:, LO]]
+            levels.append(rows)
+            found += [(float(end[j]), self._path(levels, j)) for j in np.flatnonzero(rows[:, LO] == 0).tolist()]
+            keep = self._fewer(rows, end)
+            rows, values = rows[keep], values[keep]
+            levels[-1] = rows
+            if not len(rows):
                 break
         return [path for _, path in sorted(found)[:SIMULATED]]
 
-    def _fewer(self, rows: Rows, level: tuple[Index, Index, Index]) -> tuple[Rows, tuple[Index, Index, Index]]:
-        """The best few of those that hold the same layers on the same devices."""
-        key = (rows.used @ self.columns.radix) * (self.columns.L + 1) + rows.lo
-        order = np.lexsort((rows.price, key))
-        new = np.concatenate([[True], key[order][1:] != key[order][:-1]]) if len(order) else np.zeros(0, dtype=bool)
+    @staticmethod
+    def _fewer(rows: Index, end: Array) -> Index:
+        """The best few of those that hold the same layers on the same devices, and are to go on."""
+        order = np.lexsort((end, *rows[:, USED:].T, rows[:, LO]))
+        ordered = rows[order][:, [LO, *range(USED, rows.shape[1])]]
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
         start = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
-        keep = order[(np.arange(len(order)) - start < ALIKE) & (rows.lo[order] > 0)]
-        parent, v, lo = level
-        return Rows._make(x[keep] for x in rows), (parent[keep], v[keep], lo[keep])
+        kept: Index = order[(np.arange(len(order)) - start < ALIKE) & (ordered[:, 0] > 0)]
+        return kept
 
-    def _path(self, levels: list[tuple[Index, Index, Index]], j: int) -> Path:
+    def _path(self, levels: list[Index], j: int) -> Path:
         """Back from a complete row to the last stage."""
         kinds, cuts = [], []
-        for parent, v, lo in reversed(levels):
-            kinds.append(int(v[j]))
-            cuts.append(int(lo[j]))
-            j = int(parent[j])
+        for rows in reversed(levels):
+            _, lo, before, v = rows[j, :USED].tolist()
+            cuts.append(lo)
+            kinds.append(v)
+            j = before
         return Path(tuple(kinds), (*cuts, self.columns.L))
 
     def simulated(self, path: Path, size: int, samples: int) -> Pipeline | None:

@@ -65,7 +65,6 @@ class Stages:
         self.forward_part = ratio.min(axis=(1, 2, 3))  # [sizes]
         self.masked = kinds.K <= MASKS
         self.hop, self.wire = self._hops()
-        self.masks, self.spans = self.hop.shape[2], int(np.prod(shape[1:]))  # of flat indices
 
     def _span(self, values: Array, overhead: float = 0.0) -> Array:
         prefix = np.concatenate([[0.0], np.cumsum(values)])
@@ -126,22 +125,6 @@ class Stages:
                     hop[i, :, mask] = 2 * (occupied + latency[:, :, None])[:, group].min(axis=1)
             self.last[0, i] = min(self.last[0, i], self.kinds.smaller_transfer(b))
         return hop, wire
-
-    def prefix(self, table: Array) -> Array:
-        """Of stages that begin with layer 0, [V, L + 1]; zero at 0, and where a kind was not measured."""
-        found = np.where(np.isfinite(table[:, 0]), table[:, 0], 0.0)
-        found[:, 0] = 0.0
-        return found
-
-    def mask(self, used: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which classes are among devices used [N, K], as an index of `hop` and `wire`; 0 for none."""
-        there = used > 0
-        found: NDArray[np.int64]
-        if self.masked:
-            found = np.sum(there * (1 << np.arange(self.kinds.K)), axis=1, dtype=np.int64)
-        else:
-            found = np.any(there, axis=1).astype(np.int64)
-        return found
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:

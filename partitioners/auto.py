@@ -13,6 +13,7 @@ from hetpipe.partitioners._baseline import Simple, faster
 from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._cheapest import Cheapest
 from hetpipe.partitioners._columns import Columns
+from hetpipe.partitioners._enumerate import ready
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._master import Master
@@ -60,6 +61,9 @@ class Auto:
 
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
+        if problem.progress is not None:
+            problem.progress("loading what numba compiled; the first time it compiles for some 10 s")
+        ready()
         began = time.monotonic()
         require_seats(problem)
         microbatch_sizes(problem)  # says what is missing
