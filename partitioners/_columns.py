@@ -50,6 +50,7 @@ from hetpipe.partitioners import _enumerate
 from hetpipe.partitioners._enumerate import End, Tables
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads, all_loads
+from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
 
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
@@ -137,7 +138,8 @@ class Columns:
             parts=np.stack([stages.forward_part, *stages.last], axis=-1),
             usable=stages.usable,
             counts=np.array(self.kinds.counts), at=self.at, degree=self.degree,
-            shallow=stages.shallow, deep=stages.deep, all=stages.all, masked=stages.masked, overhead=stages.overhead,
+            forwards=np.array([FORWARDS[f] for f in stages.families if f in FORWARDS], dtype=np.int64),
+            gpipe="gpipe" in stages.families, masked=stages.masked, overhead=stages.overhead,
         )  # fmt: skip
 
     def given(self, loads: Loads) -> _enumerate.Loads:

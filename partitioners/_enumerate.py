@@ -38,7 +38,8 @@ def inlined(function: F) -> F:
 class Tables(NamedTuple):
     """Those of `Stages`: `times` [sizes, V, hi, lo, 5] are work, forward, longest forward and backward, and rate; `places`
     [V, hi, lo, 7] room, boundary and transient, without and with recompute, and the optimizer; `links` [sizes, K, masks, hi, 2]
-    hop and wire; `parts` [sizes, 3] forward_part and last. The last layers first, since searches go on from these."""
+    hop and wire; `parts` [sizes, 3] forward_part and last. The last layers first, since searches go on from these. `forwards`
+    are those of the families allowed; whether `gpipe` is one, too."""
 
     times: Array
     places: Array
@@ -49,9 +50,8 @@ class Tables(NamedTuple):
     counts: Index
     at: Index
     degree: Index
-    shallow: bool
-    deep: bool
-    all: bool
+    forwards: Index
+    gpipe: bool
     masked: bool
     overhead: float
 
@@ -178,14 +178,14 @@ def _mask(masked: bool, K: int, rows: Index, j: int) -> int:
 
 
 @inlined
-def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tuple[float, float], depths: tuple[bool, bool, bool],
+def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tuple[float, float], depths: tuple[Index, bool],
            load: tuple[int, int, int, int, int], behind: tuple[float, float, float], mask: int, v: int, k: int, hi: int, lo: int,
            place: int) -> tuple[float, float, float, bool]:  # fmt: skip
     """u, g of the first micro-batches and of the whole load, of row j with a stage [lo, hi) of kind v before it, `place` stages
     from the end, of load g; and whether it may end in time."""
     times, places, links, once, parts, sums = tables
     T, least_sum = limits
-    shallow, deep, every = depths
+    forwards, every = depths
     i, n, b, m, q = load
     M, some = m + (q > 0), min(n, b)
     hop, wire = links[i, k, mask, hi, 0], links[i, k, mask, hi, 1]
@@ -193,24 +193,26 @@ def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tupl
     part = q * parts[i, 1] if q > 0 else 1.0  # of u, that the last micro-batch takes
     work, forward, rest = times[i, v, hi, lo, 0], times[i, v, hi, lo, 1], q * times[i, v, hi, lo, 4]
     own = own_whole = through = np.inf
-    deepest = 0
     for r in range(2):
         room, depth = _room(places, r, v, hi, lo, n, some), 0
-        if (every or place >= M or (deep and 2 * place - 1 >= M)) and room >= n:
-            depth = M
-        elif deep and 2 * place - 1 < M and room >= (2 * place - 1) * b:
-            depth = 2 * place - 1
-        elif shallow and place < M and room >= place * b:
-            depth = place
-        if depth <= deepest:
+        for x in forwards:
+            d = min(M, x * (place - 1) + 1)
+            depth = max(depth, d if room >= (n if d == M else d * b) else 0)
+        gpipe = every and room >= n
+        if depth == 0 and not gpipe:
             continue
-        deepest = depth
         again = forward * r
         f, backward = times[i, v, hi, lo, 2], times[i, v, hi, lo, 3] + again
-        own = min(own, m * (work + again) + _wait(away, away, f, backward, depth, m))
-        last = _wait(away, part * away, f, backward, depth, M) if m > 0 else part * away
+        idle, last = (away, part * away) if gpipe or m == 0 else (np.inf, np.inf)
+        if depth > 0 and m > 0:
+            idle = min(idle, _wait(away, away, f, backward, depth, m))
+            last = min(last, _wait(away, part * away, f, backward, depth, M))
+        own = min(own, m * (work + again) + idle)
         own_whole = min(own_whole, m * (work + again) + rest + last)
         through = min(through, work + again)
+        if room >= n:
+            break
+    fits = through < np.inf
     first = least = 0.0
     if m > 0:
         first, least = max(own, through + max(hop + behind[1], (m - 1) * wire + away)), once[i, lo]
@@ -225,7 +227,7 @@ def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tupl
     after = places[v, hi, lo, 6]
     shortest = sums[v, hi, 0] if lo == 0 else least_sum
     on_time = done + after + shortest <= T and most + forwards + sums[v, hi, lo] + after <= T
-    return through + away, first, whole, deepest > 0 and on_time and most < np.inf
+    return through + away, first, whole, fits and on_time
 
 
 @inlined
@@ -252,7 +254,7 @@ def extended(t: Tables, loads: Loads, end: End, stages: Index, allowed: Flags, p
     V, K = len(t.at), len(t.counts)
     kinds, degrees, highs = t.at, t.degree, loads.high
     tables, limits = (t.times, t.places, t.links, t.least, t.parts, end.sums), (end.T, end.shortest)
-    depths = t.shallow, t.deep, t.all
+    depths = t.forwards, t.gpipe
     found, bounds = np.empty((FIRST + 2 * len(rows), USED + K), np.int64), np.empty((FIRST + 2 * len(rows), 4))
     n = seen = 0
     for j in range(len(rows)):
@@ -411,7 +413,7 @@ def ready() -> None:
     one = np.ones(1, np.int64)
     links, flag = np.zeros((1, 1, 2, 2, 2)), np.ones((1, 1), np.bool_)
     tables = Tables(np.zeros((1, 1, 2, 2, 5)), np.zeros((1, 2, 2, 7)), links, np.zeros((1, 2)), np.zeros((1, 3)), flag,
-                    one, 0 * one, one, True, True, True, True, 0.0)  # fmt: skip
+                    one, 0 * one, one, one, True, True, 0.0)  # fmt: skip
     loads, end, layers, price = Loads(*[one[:0]] * 6), End(1.0, np.zeros((1, 2, 2)), 0.0), np.arange(2), np.ones(1)
     stages = reach(tables, loads, end, held(tables, loads), layers)
     least = to_go(stages, price, layers)

@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
+from hetpipe.partitioners._space import FORWARDS, Array, Counts, Family, Load, Space, StageTables
 from hetpipe.partitioners._symmetry import Symmetry
 
 MOST = 10_000  # compositions, exchanged nodes and all
@@ -86,13 +86,9 @@ def idle(space: Space, family: Family, u: Array, tables: StageTables, place: int
     if family == "gpipe":
         return u
     families = space.families if family == "any" else (family,)
-    if "deep" in families:  # which waits no longer than 1f1b
-        families = tuple(f for f in families if f != "1f1b")
-    depths = {"1f1b": place, "deep": 2 * place - 1}
-    found = [
-        u if f == "gpipe" else wait(u, tables.forward, tables.backward, np.minimum(depths[f], m), m)
-        for f in families
-    ]
+    deepest = [f for f in families if f != "gpipe"][-1:]  # which waits no longer than others
+    found = [wait(u, tables.forward, tables.backward, np.minimum(FORWARDS[f] * (place - 1) + 1, m), m) for f in deepest]
+    found += [u for f in families if f == "gpipe"]
     return reduce(np.minimum, found)
 
 

@@ -254,12 +254,13 @@ class Large:
         step, few = fleet.step(groups), sum(g.number for g in groups) <= self.kinds.largest_node
         if step >= self.best_step * (1 + 1e-3) and not few:
             return step
+        steps = []
         for plan in [place(self.kinds, groups, self.name, side_by_side=x) for x in {False, few}]:
             if plan is not None:
-                step = min(step, simulate(plan, self.problem.profile, self.problem.cluster).step_seconds)
-                if step < self.best_step:
-                    self.best_step, self.plan = step, plan
-        return step
+                steps.append(simulate(plan, self.problem.profile, self.problem.cluster).step_seconds)
+                if steps[-1] < self.best_step:
+                    self.best_step, self.plan = steps[-1], plan
+        return min(steps, default=step)
 
     # -- a bound --------------------------------------------------------------------------------------------
 

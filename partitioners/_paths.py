@@ -104,8 +104,7 @@ class Paths:
         return Path(tuple(kinds), (*cuts, self.columns.L))
 
     def simulated(self, path: Path, size: int, samples: int) -> Pipeline | None:
-        """With the deepest of the allowed schedules that fit in memory and need the least recompute; None if none
-        fits."""
+        """With the fastest of the allowed schedules that fit in memory; None if none does."""
         key = (path, size, samples)
         if key not in self._known:
             self.work += SIMULATION
@@ -115,18 +114,19 @@ class Paths:
     def _simulated(self, path: Path, size: int, samples: int) -> Pipeline | None:
         b, n = self.stages.sizes[size], len(path.kinds)
         sizes = (b,) * (samples // b) + ((samples % b,) if samples % b else ())
-        best: ReplicaPlan | None = None
+        best: tuple[ReplicaPlan, tuple[float, ...]] | None = None
         for family in families_of(self.families, n, len(sizes)):
-            depths = tuple(depth_of(family, n - s, len(sizes)) for s in range(n))
-            replica = self._replica(path, sizes, depths)
-            if replica is not None and (best is None or _recomputed(replica) <= _recomputed(best)):
-                best = replica
+            replica = self._replica(path, sizes, tuple(depth_of(family, n - s, len(sizes)) for s in range(n)))
+            if replica is None:
+                continue
+            depths = replica.depths("gpipe" if self.families == ("gpipe",) else "1f1b")
+            ready = tuple(time.backward[-1] for time in pipeline_times(replica_costs(self.costs, replica), depths))
+            if best is None or max(ready) < max(best[1]):
+                best = replica, ready
         if best is None:
             return None
-        depths = best.depths("gpipe" if self.families == ("gpipe",) else "1f1b")
-        times = pipeline_times(replica_costs(self.costs, best), depths)
-        ready = tuple(time.backward[-1] for time in times)
-        return Pipeline(path, self._used(path), size, samples, best, ready, self._optimizer(path))
+        replica, ready = best
+        return Pipeline(path, self._used(path), size, samples, replica, ready, self._optimizer(path))
 
     def _used(self, path: Path) -> Counts:
         used = [0] * self.kinds.K
@@ -174,6 +174,3 @@ class Paths:
                 break
         return found
 
-
-def _recomputed(replica: ReplicaPlan) -> int:
-    return sum(stage.recompute for stage in replica.stages)

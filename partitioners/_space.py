@@ -35,7 +35,8 @@ from hetpipe.partition import PartitionError, Problem
 from hetpipe.partitioners._wires import link_floor
 
 Array = NDArray[np.float64]
-Family = Literal["1f1b", "deep", "gpipe", "any"]  # "any": a relaxation of all that are allowed
+Family = Literal["1f1b", "deep", "deeper", "gpipe", "any"]  # "any": a relaxation of all that are allowed
+FORWARDS: dict[Family, int] = {"1f1b": 1, "deep": 2, "deeper": 3}  # before its first backward: more than the stage after it
 Counts = tuple[int, ...]
 
 
@@ -111,7 +112,7 @@ def memory_tables(costs: Costs, L: int, kind: str, degree: int) -> Array:
 
 def depth_of(family: Family, place: int, m: int) -> int:
     """Warm-up depth of the stage that is `place` stages from the end (the last: 1)."""
-    return max(1, min(m, place if family == "1f1b" else 2 * place - 1 if family == "deep" else m))
+    return max(1, min(m, FORWARDS[family] * (place - 1) + 1)) if family in FORWARDS else max(1, m)
 
 
 @lru_cache(maxsize=4096)
@@ -153,9 +154,9 @@ def allowed_families(problem: Problem) -> tuple[Family, ...]:
                 f"back end {problem.backend!r} runs gpipe only, but schedule '1f1b' is asked for"
             )
         return ("gpipe",)
-    return {"auto": ("1f1b", "deep", "gpipe"), "1f1b": ("1f1b", "deep"), "gpipe": ("gpipe",)}[
-        problem.schedule
-    ]  # type: ignore[return-value]
+    found: dict[str, tuple[Family, ...]] = {"1f1b": ("1f1b", "deep", "deeper"), "gpipe": ("gpipe",)}
+    found["auto"] = found["1f1b"] + found["gpipe"]
+    return found[problem.schedule]
 
 
 def require_seats(problem: Problem) -> None:

@@ -44,8 +44,7 @@ class Stages:
     def __init__(self, kinds: Kinds) -> None:
         self.kinds, problem = kinds, kinds.problem
         self.L, self.overhead = kinds.L, problem.cluster.runtime_overhead.action_seconds
-        families = allowed_families(problem)
-        self.deep, self.all, self.shallow = "deep" in families, "gpipe" in families, "1f1b" in families
+        self.families = allowed_families(problem)
         self.sizes = sizes_of_use(kinds)
         self.above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
         shape = (len(self.sizes), kinds.V, self.L + 1, self.L + 1)
