@@ -89,6 +89,19 @@ class Step(NamedTuple):
         return Step(self.loads.pick(rows), given, self.end, self.reach[rows])
 
 
+class Shared(NamedTuple):
+    """What is known of the layers that all replicas are cut at, or that no stage of a single device has with the one before
+    it: it is none of those `without`, and in each range [lo, hi] of `within` there is one."""
+
+    without: frozenset[int] = frozenset()
+    within: tuple[tuple[int, int], ...] = ()
+
+    def chains(self, L: int) -> Index:
+        """[L + 1]: the first layer of the chain of sums that each layer is in, at the most."""
+        begin = [0, *(c for c in range(1, L + 1) if c not in self.without)]
+        return np.maximum.accumulate(np.bincount(begin, weights=begin, minlength=L + 1).astype(np.int64))
+
+
 class Columns:
     """The enumeration over one problem."""
 
@@ -100,6 +113,7 @@ class Columns:
         self.held = _enumerate.held(self.tables, self.given(self.coarse))
         self.cuts: tuple[int, ...] | None = None
         self.common: tuple[int, ...] | None = ()
+        self.shared = Shared()
         self.seen = 0  # candidates so far
 
     def cut_at(self, cuts: tuple[int, ...], common: tuple[int, ...] | None) -> Columns:
@@ -107,6 +121,12 @@ class Columns:
         sums are then known. None: at any of them, but with sums as if all were cut at all, which is no more than hoped."""
         found = copy.copy(self)
         found.cuts, found.common, found.seen = cuts, common, 0
+        return found
+
+    def where(self, shared: Shared) -> Columns:
+        """The same, of plans of which this is known."""
+        found = copy.copy(self)
+        found.shared, found.seen = shared, 0
         return found
 
     @property
@@ -122,7 +142,10 @@ class Columns:
     def sums(self, R: int) -> Array:
         """Least seconds [V, lo, hi] of a stage's gradient sums."""
         if self.cuts is None:
-            return self.kinds.sum_floor(R)
+            layers = np.arange(self.L + 1)
+            below = self.kinds.chain_floor(R)[self.shared.chains(self.L), layers]
+            floor: Array = self.kinds.sum_floor(R) + np.where(layers[:, None] < layers, below[:, None], 0.0)
+            return floor
         common = tuple(self.cuts[1:-1]) if self.common is None else self.common
         return np.repeat(self.kinds.sums(R, self.cuts, common)[None], self.kinds.V, axis=0)
 
@@ -155,9 +178,10 @@ class Columns:
         sums, given = self.sums(R), self.given(loads)
         end = End(T * SLACK, np.ascontiguousarray(sums.swapaxes(1, 2)), float(sums[:, 0, 1].min()))
         first = self.held[loads.held]
-        if self.common:
-            last = np.array([0, *self.common])
-            first = np.maximum(first, last[np.maximum(np.searchsorted(last, np.arange(self.L + 1)), 1) - 1])
+        for layer in self.common or ():
+            first[:, :, layer + 1 :] = np.maximum(first[:, :, layer + 1 :], layer)
+        for lo, hi in self.shared.within:
+            first[:, self.degree == 1, hi + 1 :] = np.maximum(first[:, self.degree == 1, hi + 1 :], lo)
         return Step(loads, given, end, _enumerate.reach(self.tables, given, end, first, self.layers))
 
     def _to_go(self, step: Step, prices: Array) -> Array:

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
 from hetpipe.bounds import fluid_bound
 from hetpipe.partition import Problem, Solution
+from hetpipe.partitioners._bound import Bound
 from hetpipe.partitioners._columns import Columns, Counts
+from hetpipe.partitioners._cuts import CutSets
 from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._loads import first_samples
@@ -38,39 +39,9 @@ GROWTH, NEAR = 1.04, 1.02  # of T, in search of a possible one
 LONGEST, PARTS = 32, 100  # replicas alike: devices of each, and parts of them in counts
 PROPORTIONS, USED = 16, 0.8  # how many are tried, and the part of all devices that they use
 LADDER = (1.0, 1.005, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.2, 1.35, 1.6, 2.2, 4.0)
-NEARLY, REALISED = 1.005, 6  # of T, for linear programs with certain cuts; and how many of them are made whole
-EVEN, FEWEST = (10, 4), 5  # pieces that gradients are summed in: even ones, and how many are always allowed
 PIECES = 0.03  # part of a step that their latencies may take
-CHOOSING = 1_000_000  # partial pipelines looked at to choose among sets of cuts, where it is seldom 200,000
 WORK = 1_000_000  # partial pipelines looked at to make one of them whole: up to 0.5 s
 CHEAPER = 0.96  # columns worth this part of their price are of use in whole numbers
-CANDIDATES = 4_000_000  # partial pipelines looked at for the bound: about 2 s
-PROVEN = 1.01  # times the bound: a plan that is good enough
-PART, ACCURACY = 0.5, 1.002  # of what is between a T that is ruled out and one that is not; and when that is little
-EACH = 3000  # candidates that take as long as the tables of one proof
-ALIKE = 0.005  # of a step, by which gradient sums may differ within an interval of replica counts
-SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
-
-
-@dataclass
-class Claim:
-    """That no plan of so many replicas ends within `below`; it was not shown for `above`."""
-
-    R: Range
-    prices: Prices
-    below: float
-    above: float
-
-    def target(self, main: Claim) -> float:
-        """Which T to try: that of the main claim, else nearer to what is not shown."""
-        if self.below < main.below < self.above:
-            return main.below
-        return self.below + PART * (self.above - self.below)
-
-    @property
-    def settled(self) -> bool:
-        """Whether little can be won."""
-        return self.above <= self.below * ACCURACY
 
 
 class Large:
@@ -118,12 +89,12 @@ class Large:
             return
         R = round(sum(self.master.used.values())) or (1 if self.plan is None else len(self.plan.replicas))
         wanted = self.cuts(T, R)
-        grids = self.grids([path.cuts for _, path in sorted(alike)[:2]] + wanted, R)
-        for T, master in self.possible([self.cut(cuts, common, R) for cuts, common in grids], R):
-            self.say(f"about {T:.4g} s, best step {self.best_step:.4g} s")
-            self.realise(T, master)
+        sets = CutSets(self.columns, self.master, self.ruled_T, min(self.best_step, T * LADDER[-1]), R, self.most, self.late)
+        for least, master in sets.best([path.cuts for _, path in sorted(alike)[:2]] + wanted, PIECES * T):
+            self.say(f"about {least:.4g} s, best step {self.best_step:.4g} s")
+            self.realise(least, master)
         for cuts in wanted:  # replicas may share some cuts and not others
-            self.realise(self.least_T, self.cut(cuts, None, R), R)
+            self.realise(self.least_T, sets.program(cuts, None), R)
         if self.plan is None:
             self.realise(self.least_T, self.master)
 
@@ -192,46 +163,6 @@ class Large:
                 found.append(pipeline.path.cuts)
         return found
 
-    def cut(self, cuts: tuple[int, ...], common: tuple[int, ...] | None, R: int) -> Master:
-        """The linear program over pipelines as `Columns.cut_at` has them."""
-        master = Master(self.columns.cut_at(cuts, common))
-        master.prices = self.master.scaled(self.master.prices, R)
-        return master
-
-    def grids(self, found: list[tuple[int, ...]], R: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Sets of layers to cut at, and of those which all are to be cut at: all of a set that was found; or few, of as
-        many of the found as R replicas can sum the pieces of, or of layers at equal times."""
-        once = 2 * (R - 1) * max((link.seconds(0) for link in self.kinds.between), default=0.0)
-        most = self.kinds.L if once == 0 else max(FEWEST, int(PIECES * self.least_T / once))
-        joined: list[tuple[int, ...]] = []
-        for first in range(len(found)):
-            cuts: tuple[int, ...] = ()
-            for more in found[first:]:
-                wider = tuple(sorted({*cuts, *more}))
-                cuts = wider if len(wider) <= most + 1 or not cuts else cuts
-            joined.append(cuts)
-        times = self.columns.stages.least[0]
-        evenly = [np.linspace(0, times[-1], min(number, most) + 1) for number in EVEN]
-        even = [np.abs(times[:, None] - ends).argmin(axis=0).tolist() for ends in evenly]
-        tried = [*joined[:1], *(tuple(sorted({0, *layers, self.kinds.L})) for layers in even)]
-        pairs = [(cuts, cuts[1:-1]) for cuts in found] + [(cuts, ()) for cuts in (*tried, *joined)]
-        return list(dict.fromkeys(pairs + [(cuts, (common,)) for cuts in tried for common in cuts[1:-1]]))
-
-    def possible(self, masters: list[Master], R: int) -> list[tuple[float, Master]]:
-        """The linear programs that are possible within the least T, which is about known, for somewhat fewer replicas
-        than R or more; those of which are better than the plan in hand."""
-        low, high = self.ruled_T, min(self.best_step, self.least_T * LADDER[-1])
-        counts = Range(max(1, int(0.9 * R)), self.most)
-        least: dict[int, float] = {}
-        left = list(range(len(masters)))
-        while low * NEARLY < high and left and not self.late():
-            T = max(math.sqrt(low * high), high / NEAR)
-            kept = [i for i in left if sum(m.columns.seen for m in masters) < CHOOSING and masters[i].guess(T, counts)]
-            low, high, left = (low, T, kept) if kept else (T, high, left)
-            least |= dict.fromkeys(kept, T)
-        best = sorted(least, key=lambda i: (least[i], len(masters[i].columns.layers)))  # fewer pieces to sum
-        return [(least[i], masters[i]) for i in best[:REALISED]]
-
     def realise(self, T: float, master: Master, R: int = 0) -> None:
         """Whole numbers of real pipelines, from T upward; about R of them, or as many as the linear program used."""
         R = R or max(1, round(sum(master.used.values())))
@@ -262,51 +193,10 @@ class Large:
                     self.best_step, self.plan = steps[-1], plan
         return min(steps, default=step)
 
-    # -- a bound --------------------------------------------------------------------------------------------
-
     def bound(self) -> float:
-        """A T that is ruled out for all replica counts: the lowest is raised again and again, first that of the plan's, whose
-        T the others, whose gradient sums are shorter, then try, too; until the plan is near enough."""
+        """A T that is ruled out for all replica counts."""
         assert self.plan is not None
-        first, *others = self.intervals(len(self.plan.replicas))
-        main = Claim(first, self.master.prices, self.fluid, min(self.best_step, self.least_T))
-        claims = [main, *(Claim(R, self.master.shared(R.high, SHARE), self.fluid, main.above) for R in others)]
-        shown, prices = self.master.impossible(main.above / NEAR, main.R, main.prices, CANDIDATES / 20)
-        if shown:  # as is often so with two types: nearly there at once
-            main.below, main.prices = main.above / NEAR, prices
-        left = float(CANDIDATES)
-        while left > 0 and not self.late():
-            claim = min(claims, key=lambda c: c.below)
-            if claim.settled or self.best_step <= claim.below * PROVEN:
-                break
-            before, T = self.columns.seen, claim.target(main)
-            shown, claim.prices = self.master.impossible(T, claim.R, claim.prices, left / 3)
-            claim.below, claim.above = (T, claim.above) if shown else (claim.below, T)
-            left -= self.columns.seen - before + EACH
-        return min(claim.below for claim in claims)
-
-    def intervals(self, R: int) -> list[Range]:
-        """Replica counts, the most first: from about R up, then so that the sums of half of the layers differ little
-        within each. As many as a node has devices or fewer, which may sum inside nodes, are apart, and at most half as many
-        are with them."""
-        half = float(self.kinds.summed.sum()) / 2
-        inside = [c.inside for c in self.kinds.classes if c.inside is not None]
-        few = self.kinds.largest_node
-
-        def seconds(r: int) -> float:
-            links = [*inside, *self.kinds.between] if r <= few else self.kinds.between
-            return 2 * (r - 1) * min((x.seconds(half / r) for x in links), default=0.0)
-
-        found, high = [], self.most
-        while high >= 1:
-            least = few + 1 if few < high else high // 2 + 1
-            low = max(least, min(high, R))
-            longest = seconds(low)
-            while least < low and longest - seconds(low - 1) <= ALIKE * self.best_step:
-                low = max(least, min(low - 1, int(low * 0.95)))
-            found.append(Range(low, high))
-            high = low - 1
-        return found
+        return Bound(self.master, self.fluid, self.least_T, self.best_step, len(self.plan.replicas), self.late).run()
 
     def say(self, message: str) -> None:
         """Report progress."""

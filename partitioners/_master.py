@@ -20,9 +20,9 @@ from scipy.optimize import linprog
 
 from hetpipe.partitioners._columns import Column, Columns, Counts, Effort, Step
 from hetpipe.partitioners._kinds import Array
-from hetpipe.partitioners._loads import COARSE
+from hetpipe.partitioners._loads import COARSE, Loads
 
-ROUNDS, GUESSES = 12, 3
+ROUNDS, GUESSES, QUICK = 12, 3, 6
 ENOUGH = 60  # columns found at a time
 GUESS = Effort(columns=ENOUGH, rows=1000)
 WIDE, NARROW = 1.05, 1.015  # ratios of the samples of one load, for a guess and for a proof
@@ -44,6 +44,13 @@ class Range(NamedTuple):
 
     low: int
     high: int
+
+
+class Start(NamedTuple):
+    """Prices, and loads: no pipeline of others is worth more; None: not known."""
+
+    prices: Prices
+    among: Loads | None = None
 
 
 class Master:
@@ -76,77 +83,99 @@ class Master:
         factor = self.batch / max(total, 1e-300) * BELOW
         return Prices(prices.device * factor, prices.replica * factor)
 
-    def found(self, T: float, R: Range, prices: Prices, effort: Effort, ratio: float) -> tuple[list[Column], bool]:
-        """Columns worth more than these prices within T, and whether these are all: if so and there are none, no plan
-        ends within T. Loads are looked at in ranges of this ratio first."""
+    def found(
+        self, T: float, R: Range, prices: Prices, effort: Effort, ratio: float, among: Loads | None = None
+    ) -> tuple[list[Column], Loads, bool]:
+        """Columns worth more than these prices within T, their loads, and whether these are all: if so and there are none, no
+        plan ends within T. Loads are looked at in ranges of this ratio first, unless it is known that they are `among` these."""
         columns, first = self.columns, WIDE if ratio == WIDE else COARSE
-        key = T, R.low, first
-        if self._known_step is None or self._known_step[0] != key:
-            self._known_step = key, columns.step(T, R.low, columns.coarse.split(first))
-        step = self._known_step[1]
-        alive = columns.alive(step, prices.device, prices.replica)
-        if not alive.any():
-            return [], True
-        step = step.pick(alive) if ratio == first else columns.step(T, R.low, step.loads.pick(alive).split(ratio))
-        found, hit, all_of_them = columns.search(step, prices.device, prices.replica, effort)
-        if (hit.low < hit.high).any():  # what a range of samples may do, now for each number of samples
-            step = columns.step(T, R.low, hit.split(1.0))
-            found, _, exact = columns.search(step, prices.device, prices.replica, effort)
-            all_of_them &= exact
-        return found, all_of_them
+        everything = True
+        if among is None:
+            key = T, R.low, first
+            if self._known_step is None or self._known_step[0] != key:
+                self._known_step = key, columns.step(T, R.low, columns.coarse.split(first))
+            step = self._known_step[1]
+            alive = columns.alive(step, prices.device, prices.replica)
+            loads = step.loads.pick(alive)
+            step = step.pick(alive) if ratio == first else columns.step(T, R.low, loads.split(ratio))
+            found, among, everything = columns.search(step, prices.device, prices.replica, effort)
+            if (among.low == among.high).all():
+                return found, among, everything
+        # what a range of samples may do, now for each number of samples
+        step = columns.step(T, R.low, among.split(1.0))
+        found, hit, exact = columns.search(step, prices.device, prices.replica, effort)
+        return found, hit, everything and exact
 
     def look(self, T: float, R: Range, prices: Prices, effort: Effort) -> None:
         """Keep the columns worth more than these prices within T."""
-        for column in self.found(T, R, prices, effort, WIDE)[0]:
-            self.known.setdefault(column.used, []).append((T, R.low, column))
+        self.keep(T, R, self.found(T, R, prices, effort, WIDE)[0])
 
     def guess(self, T: float, R: Range) -> bool:
-        """Whether pipelines were seen that could do the batch within T; columns and prices are kept."""
-        found, self.prices = self._settle(T, R, self.prices, GUESS, WIDE, GUESSES)
-        return found is True
+        """Whether pipelines were seen that could do the batch within T; columns and prices are kept.
 
-    def impossible(self, T: float, R: Range, start: Prices, candidates: float) -> tuple[bool, Prices]:
-        """Whether it is proven that no plan of so many replicas ends within T, before so many candidates were seen; and
-        prices to go on from."""
-        limit = Effort(columns=ENOUGH, candidates=self.columns.seen + candidates)
-        found, prices = self._settle(T, R, start, limit, NARROW, ROUNDS)
-        return found is False, prices
+        Prices lie between those of the linear program and the best so far (of which no column is worth more than `worth`
+        times), which settles sooner than the former alone (Wentges 1997)."""
+        center, worth = self.scaled(self.prices, R.high), math.inf
+        prices, self.prices = center, center
+        for _ in range(GUESSES):
+            found = self.found(T, R, prices, GUESS, WIDE)[0]
+            if not found:
+                self.prices = prices
+                return False
+            self.keep(T, R, found)
+            most = self.worth(found, prices)
+            if most < worth:
+                center, worth = prices, most
+            self.prices = center
+            total, new = self.solve(T, R, prices)
+            if total >= self.batch:
+                return True
+            prices = Prices((new.device + center.device) / 2, (new.replica + center.replica) / 2)
+        return False
+
+    def impossible(self, T: float, R: Range, start: Start, candidates: float, rounds: int = ROUNDS) -> tuple[bool | None, Start]:
+        """Whether it is proven that no plan of so many replicas ends within T, before so many candidates were seen; None if
+        not, and False if pipelines were seen that could do the batch, or nearly, and it is not the last of `rounds`. And the best
+        to go on from.
+
+        Prices are the nearest to the best so far of which no known column is worth more, and none that is quickly found."""
+        limit = self.columns.seen + candidates
+        best, worth = start, math.inf
+        prices, among = self.scaled(start.prices, R.high), start.among
+        for _ in range(rounds):
+            found, hit, all_of_them = self.found(T, R, prices, Effort(columns=ENOUGH, candidates=limit), NARROW, among)
+            if all_of_them and not found:
+                return True, Start(prices, None)
+            self.keep(T, R, found)
+            if all_of_them and self.worth(found, prices) < worth:
+                best, worth = Start(prices, hit), self.worth(found, prices)
+            among = None
+            for _ in range(QUICK):
+                total = self.solve(T, R, prices)[0]
+                if total >= self.batch:
+                    return False, best
+                if self.columns.seen > limit:
+                    return None, best
+                prices = self.nearest(T, R, best.prices, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
+                found = self.found(T, R, prices, GUESS, NARROW)[0]
+                if not found:
+                    break
+                self.keep(T, R, found)
+        return None, best
+
+    def keep(self, T: float, R: Range, found: list[Column]) -> None:
+        """Remember these."""
+        for column in found:
+            self.known.setdefault(column.used, []).append((T, R.low, column))
+
+    def worth(self, found: list[Column], prices: Prices) -> float:
+        """The most that any of these is worth, times its price."""
+        return max((c.samples / self.price(c.used, prices) for c in found), default=math.inf)
 
     def shared(self, high: int, share: float) -> Prices:
         """Prices where up to so many replicas are worth this share of the batch."""
         device = self.scaled(self.prices._replace(replica=0.0), 0).device * (1 - share)
         return Prices(device, share * self.batch / high)
-
-    def _settle(
-        self, T: float, R: Range, start: Prices, effort: Effort, ratio: float, rounds: int
-    ) -> tuple[bool | None, Prices]:
-        """True: columns found do the batch within T. False: there are none left, so no plan does (if none were left
-        out). None: neither was shown. And the best prices.
-
-        To see what is possible, prices lie between those of the linear program and the best so far (of which no column is
-        worth more than `worth` times), which settles sooner than the former alone (Wentges 1997). For a proof they are the
-        nearest to those before of which no known column is worth more."""
-        center, worth = self.scaled(start, R.high), math.inf
-        prices, guessed = center, effort.rows < math.inf
-        for _ in range(rounds):
-            found, all_of_them = self.found(T, R, prices, effort, ratio)
-            if not found:
-                return (False if all_of_them or guessed else None), prices
-            for column in found:
-                self.known.setdefault(column.used, []).append((T, R.low, column))
-            most = max(c.samples / self.price(c.used, prices) for c in found)
-            if most < worth and (all_of_them or guessed):
-                center, worth = prices, most
-            total, new = self.solve(T, R, prices)
-            if total >= self.batch:
-                return True, center
-            if self.columns.seen > effort.candidates:
-                break
-            if guessed:
-                prices = Prices((new.device + center.device) / 2, (new.replica + center.replica) / 2)
-            else:
-                prices = self.nearest(T, R, prices, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
-        return None, center
 
     def nearest(self, T: float, R: Range, last: Prices, margin: float) -> Prices:
         """The prices of which no known column is worth more, but for this part less, that differ least from others, in

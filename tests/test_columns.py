@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
-from hetpipe.partitioners._columns import Columns, Effort
+from hetpipe.partitioners._bound import Part
+from hetpipe.partitioners._columns import Columns, Effort, Shared
 from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._loads import first_samples
-from hetpipe.partitioners._master import NARROW, Master, Prices, Range
+from hetpipe.partitioners._master import NARROW, Master, Prices, Range, Start
 from hetpipe.partitioners._paths import Path, Paths, Pipeline
 from hetpipe.partitioners._stages import Stages
 from hetpipe.partitioners.auto import Auto
@@ -76,10 +77,35 @@ class TestAgainstTheOracle:
             worth = [data.draw(st.floats(0, 1)) for _ in range(master.kinds.K + 1)]
             assume(sum(worth) > 0)
             prices = master.scaled(Prices(np.array(worth[:-1]), worth[-1]), R)
-            found, all_of_them = master.found(best, Range(R, R), prices, Effort(), NARROW)
+            found, _, all_of_them = master.found(best, Range(R, R), prices, Effort(), NARROW)
             assert found
             assert all_of_them
-        assert not master.impossible(best, Range(R, R), master.prices, 1e9)[0]
+        assert not master.impossible(best, Range(R, R), Start(master.prices), 1e9)[0]
+
+    @settings(max_examples=40, **UNHURRIED)
+    @given(problems(most_devices=5, most_layers=5))
+    def test_no_part_that_the_optimum_is_in_is_ruled_out(self, problem: Problem) -> None:
+        """Of two halves it is in one, however much is known of which layers all replicas are cut at."""
+        assume(problem.backend == "torch")
+        try:
+            solution = Exhaustive()(problem)
+        except PartitionError:
+            return
+        best, replicas = checked(problem, solution), solution.plan.replicas
+        columns = Columns(Stages(Kinds(problem)))
+        alone = [stage.layers for replica in replicas for stage in replica.stages if len(stage.devices) == 1]
+        shared = {c for c in range(1, columns.L) if not any(lo < c < hi for lo, hi in alone)}
+        start = Start(Master(columns).shared(len(replicas), 0.1))
+        part = Part(Range(len(replicas), len(replicas)), Shared(), ((1, columns.L - 1),) if columns.L > 1 else (), start)
+        while True:
+            master = Master(columns.where(part.shared))
+            assert master.impossible(best, part.R, part.start, 1e9)[0] is not True
+            halves = part.halves()
+            if not halves:
+                break
+            [part] = [half for half in halves if not half.shared.without & shared
+                      and all(any(lo <= c <= hi for c in shared) for lo, hi in half.shared.within)]  # fmt: skip
+        assert part.shared.without == set(range(1, columns.L)) - shared
 
     @settings(max_examples=15, **UNHURRIED)
     @given(problems(most_devices=3, most_layers=5))
