@@ -34,8 +34,8 @@ class PartitionError(Exception):
 class Problem:
     """What is to be planned. `cluster` already has the profile's measured links (see `Problem.create`).
 
-    `schedule` "auto" lets the planner choose gpipe (depth m) or 1f1b with depths n − s or 2(n − s) − 1; "1f1b" leaves the two
-    latter; "gpipe" only the first. `backend` torch has all of them, fairscale and torchgpipe run gpipe only, keep a
+    `schedule` "auto" lets the planner choose gpipe (depth m) or 1f1b with depths n − s, 2(n − s) − 1 or 3(n − s) − 2; "1f1b"
+    leaves the latter; "gpipe" only the first. `backend` torch has all of them, fairscale and torchgpipe run gpipe only, keep a
     replica on one node, and sum gradients after backward (`simulator.sync_times`).
     `memory_reserve` is the fraction of each device's memory that plans leave free. `time_limit_seconds` ends a search with
     the best plan so far and what is proven of it (None: the partitioner's own limit).

@@ -2,7 +2,8 @@
 
 Given a step T, a price π_k for every device of class k and ρ for a replica, `search` lists every pipeline that could
 do more samples within T than its devices cost, n > π·c + ρ, told apart by its devices c. It puts stages on from the
-last to the first, all partial pipelines ("rows") of all loads at once, and keeps with each a bound on its time.
+last to the first, all partial pipelines ("rows") of all loads at once, and keeps with each a bound on its time. The loops
+are compiled (`_enumerate`).
 
 **Loads.** A load is a micro-batch size b and a range of samples [n₁, n₂]. A pipeline of n ≥ n₁ samples does m = ⌊n₁ / b⌋
 full micro-batches and, if q = n₁ mod b > 0, at least q samples more.
@@ -14,7 +15,8 @@ stage and back, and g the time from a stage's first forward to its last backward
 
 - The stage does its own work, and waits: with depth w < m, at most w − 1 forwards can be done while the first
   micro-batch is away (idle ≥ u − (w − 1)F), and at most w − 1 backwards while the last one is (idle ≥ u − (w − 1)B);
-  the first gap ends before the second begins. With w = m they are one gap, and the larger counts.
+  the first gap ends before the second begins. With w = m they are one gap, and the larger counts. In a gpipe replica no
+  stage has a backward before its last forward: idle ≥ u.
 - All that stage s + 1 does happens between its first activation and its last gradient.
 - The link carries all m activations one after the other, and the last one goes down and back.
 
@@ -28,7 +30,8 @@ whole load: the last micro-batch is then smaller, so that only parts of F + B, o
 for every pipeline of a plan that ends within T: sums start when the backwards of all owners have ended, and
 optimizers when all sums have. Of rows with the same load, devices and first layer only the least g and u are kept,
 apart. Depths: the deepest that fits in memory and that any allowed schedule has at this place (more depth waits
-less), without recompute, or with it where that allows more. All of this only relaxes, so nothing that fits is lost.
+less), without recompute, or with it where that allows more; or gpipe's. All of this only relaxes, so nothing that fits is
+lost. Parts of all plans, of which more is known (`Shared`), have longer sums (`_bound`).
 
 **Prices.** A row is given up when its price, and the least that the layers left must cost, reach n₂ − ρ. The latter
 is a shortest path over stages that could fit within T by their work alone; few rows survive it when the prices are

@@ -178,14 +178,14 @@ def _mask(masked: bool, K: int, rows: Index, j: int) -> int:
 
 
 @inlined
-def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tuple[float, float], depths: tuple[Index, bool],
-           load: tuple[int, int, int, int, int], behind: tuple[float, float, float], mask: int, v: int, k: int, hi: int, lo: int,
-           place: int) -> tuple[float, float, float, bool]:  # fmt: skip
+def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tuple[float, float],
+           depths: tuple[Index, bool, float], load: tuple[int, int, int, int, int], behind: tuple[float, float, float],
+           mask: int, v: int, k: int, hi: int, lo: int, place: int) -> tuple[float, float, float, bool]:  # fmt: skip
     """u, g of the first micro-batches and of the whole load, of row j with a stage [lo, hi) of kind v before it, `place` stages
     from the end, of load g; and whether it may end in time."""
     times, places, links, once, parts, sums = tables
     T, least_sum = limits
-    forwards, every = depths
+    forwards, every, overhead = depths
     i, n, b, m, q = load
     M, some = m + (q > 0), min(n, b)
     hop, wire = links[i, k, mask, hi, 0], links[i, k, mask, hi, 1]
@@ -201,7 +201,7 @@ def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tupl
         gpipe = every and room >= n
         if depth == 0 and not gpipe:
             continue
-        again = forward * r
+        again = (forward - overhead) * r
         f, backward = times[i, v, hi, lo, 2], times[i, v, hi, lo, 3] + again
         idle, last = (away, part * away) if gpipe or m == 0 else (np.inf, np.inf)
         if depth > 0 and m > 0:
@@ -254,7 +254,7 @@ def extended(t: Tables, loads: Loads, end: End, stages: Index, allowed: Flags, p
     V, K = len(t.at), len(t.counts)
     kinds, degrees, highs = t.at, t.degree, loads.high
     tables, limits = (t.times, t.places, t.links, t.least, t.parts, end.sums), (end.T, end.shortest)
-    depths = t.forwards, t.gpipe
+    depths = t.forwards, t.gpipe, t.overhead
     found, bounds = np.empty((FIRST + 2 * len(rows), USED + K), np.int64), np.empty((FIRST + 2 * len(rows), 4))
     n = seen = 0
     for j in range(len(rows)):

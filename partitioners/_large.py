@@ -5,9 +5,9 @@
    (`_paths`). Their gradient sums are few and long.
 3. About the least T at which the linear program over counts is possible (`_master`), with pipelines of any length and
    mix that are worth their price (`_columns`); then whole numbers of real ones (`_fleet`). Where replicas are cut at
-   many different layers each piece is summed by a ring of its own, so this is done for a few sets of cuts. The plan is
-   the best simulated step, on real devices (`_placing`).
-4. A bound: the largest T found that the linear programs rule out for every number of replicas.
+   many different layers each piece is summed by a ring of its own, so this is done for a few sets of cuts (`_cuts`).
+   The plan is the best simulated step, on real devices (`_placing`).
+4. A bound: the largest T found that the linear programs rule out for every number of replicas (`_bound`).
 
 The size of all programs depends on the number of classes, not of devices; only placing is a loop over them."""
 

@@ -6,10 +6,11 @@ profile measured that type at degree t (back end torch only). Replica r is given
 a micro-batch size b_r that the profile measured on every type and degree that it uses, at most B or the next
 above: it does ⌊n_r / b_r⌋ micro-batches of b_r samples and a last one of the remainder, if there is one (so
 n_r < b_r is one micro-batch of n_r). Each stage recomputes or not. Each replica has one family of warm-up
-depths: n − s ("1f1b"), 2(n − s) − 1 ("deep") or m ("gpipe"); a plan whose replicas are all "gpipe" is stored
-with that schedule, others store what differs from 1F1B as `warmup`. Peak memory is at most memory × (1 −
-reserve). The back ends fairscale and torchgpipe: gpipe only, all devices of a replica on one node. The
-objective is `simulate`'s step.
+depths: n − s ("1f1b"), 2(n − s) − 1 ("deep"), 3(n − s) − 2 ("deeper") or m ("gpipe"); a plan whose replicas are all
+"gpipe" is stored with that schedule, others store what differs from 1F1B as `warmup`. (While a micro-batch is away
+on n − s − 1 balanced stages, a stage has time for that many forwards and backwards; where a backward takes twice as
+long, for three times as many forwards.) Peak memory is at most memory × (1 − reserve). The back ends fairscale and
+torchgpipe: gpipe only, all devices of a replica on one node. The objective is `simulate`'s step.
 
 Recompute never shortens a step (the simulated time is a longest path, monotone in every duration), and a stage
 that recomputes takes no memory from another, so a stage recomputes only if it does not fit otherwise: this
@@ -36,7 +37,7 @@ from hetpipe.partitioners._wires import link_floor
 
 Array = NDArray[np.float64]
 Family = Literal["1f1b", "deep", "deeper", "gpipe", "any"]  # "any": a relaxation of all that are allowed
-FORWARDS: dict[Family, int] = {"1f1b": 1, "deep": 2, "deeper": 3}  # before its first backward: more than the stage after it
+FORWARDS: dict[Family, int] = {"1f1b": 1, "deep": 2, "deeper": 3}  # that a stage does more than the next, before a backward
 Counts = tuple[int, ...]
 
 

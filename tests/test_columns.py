@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.partitioners._bound import Part
@@ -27,9 +28,9 @@ from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
-from hetpipe.plan import ReplicaPlan, StagePlan
+from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.profiles import Profile
-from hetpipe.simulator import simulate
+from hetpipe.simulator import simulate, sync_times
 from tests.strategies import make_cluster, make_problem, make_profile, problems
 
 UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -83,7 +84,7 @@ class TestAgainstTheOracle:
         assert not master.impossible(best, Range(R, R), Start(master.prices), 1e9)[0]
 
     @settings(max_examples=40, **UNHURRIED)
-    @given(problems(most_devices=5, most_layers=5))
+    @given(st.booleans().flatmap(lambda x: problems(most_devices=5 - x, most_layers=5, tensor_parallel=x)))
     def test_no_part_that_the_optimum_is_in_is_ruled_out(self, problem: Problem) -> None:
         """Of two halves it is in one, however much is known of which layers all replicas are cut at."""
         assume(problem.backend == "torch")
@@ -125,6 +126,25 @@ class TestAgainstTheOracle:
                     assert max(found.replica.microbatch_sizes) <= max(b, n)
 
 
+def drawn_replicas(data: st.DataObject, columns: Columns) -> list[ReplicaPlan]:
+    """Of any devices, one or a measured number of them a stage, and any cuts."""
+    kinds, replicas = columns.kinds, []
+    free = {(node.name, kind): list(kinds.ids[node.name, kind]) for node in kinds.problem.cluster.nodes for kind in node.devices}
+    for _ in range(data.draw(st.integers(2, 4))):
+        stages, lo = [], 0
+        while lo < columns.L:
+            fits = [(place, k) for place, ids in free.items() for k in kinds.kinds if k.type == place[1] and k.degree <= len(ids)]
+            if not fits:
+                return replicas
+            place, k = data.draw(st.sampled_from(fits))
+            devices = tuple(free[place].pop() for _ in range(k.degree))
+            hi = data.draw(st.sampled_from([*range(lo + 1, columns.L), *[columns.L] * 3]))
+            stages.append(StagePlan(layers=(lo, hi), devices=devices))
+            lo = hi
+        replicas.append(ReplicaPlan(microbatch_sizes=(1,), stages=tuple(stages)))
+    return replicas
+
+
 class TestSumsInChains:
     @settings(max_examples=60, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6), st.data())
@@ -149,6 +169,30 @@ class TestSumsInChains:
         step = Fleet(Master(columns), Paths(columns)).step(groups)
         assert step <= max(g.pipeline.end(sums) for g in groups) * ROUNDING
         assert step >= max(g.pipeline.end(columns.sums(R)) for g in groups) / ROUNDING
+
+    @settings(max_examples=200, **UNHURRIED)
+    @given(st.booleans().flatmap(lambda x: problems(7, 6, least_devices=4, tensor_parallel=x)), st.data())
+    def test_a_stage_ends_before_all_sums_of_its_chain(self, problem: Problem, data: st.DataObject) -> None:
+        """In the simulator, whatever the replicas and whenever their stages are ready."""
+        columns = Columns(Stages(Kinds(problem)))
+        replicas, ready = drawn_replicas(data, columns), dict[str, float]()
+        assume(len(replicas) > 1)
+        plan = Plan(model="m", global_batch=len(replicas), schedule="1f1b", partitioner="none", replicas=tuple(replicas))
+        for replica in replicas:
+            for stage in replica.stages:
+                ready |= dict.fromkeys(stage.devices, data.draw(st.floats(0, 1)))
+        late = data.draw(st.sampled_from([stage for replica in replicas for stage in replica.stages]))
+        ready |= dict.fromkeys(late.devices, 1e3)
+        costs = Costs(problem.profile, problem.cluster)
+        end = max([1e3, *(end for _, _, end in sync_times(sync_segments(plan, costs), ready, costs))])
+        alone = [stage.layers for replica in replicas for stage in replica.stages if len(stage.devices) == 1]
+        without = {c for c in range(1, columns.L) if any(lo < c < hi for lo, hi in alone)}
+        sums = columns.where(Shared(frozenset(without))).sums(len(replicas))
+        kind = problem.cluster.device(late.devices[0]).type, len(late.devices)
+        v = next(v for v, k in enumerate(columns.kinds.kinds) if (k.type, k.degree) == kind)
+        least = min(sums[x, *late.layers] for x, k in enumerate(columns.kinds.kinds) if (k.type, k.degree) == kind)
+        assert end >= (1e3 + least) / ROUNDING
+        assert sums[v, *late.layers] >= columns.sums(len(replicas))[v, *late.layers]
 
     def test_pipelines_are_cut_where_all_are(self) -> None:
         columns = Columns(Stages(Kinds(mixed(3, 60)))).cut_at((0, 2, 3, 5, 6), (3,))
