@@ -20,7 +20,8 @@ EVEN, FEWEST = (10, 4), 5  # pieces that gradients are summed in: even ones, and
 NEAR, NEARLY = 1.02, 1.005  # of T, in search of the least one at which a set of cuts is possible
 TRIED = 1_000_000  # partial pipelines looked at to choose among sets of cuts, where it is seldom 200,000; as many to change them
 STARTS, REALISED = 3, 8  # sets of cuts that are changed, and that are made whole
-FEW, MANY, FAR, CHANGES = 6, 12, 1.1, 60
+FEW, MANY = 6, 12  # cuts, 0 and L included, of sets that are changed, and that are tried: more are seldom made whole
+FAR, CHANGES = 1.1, 60  # times the T that is possible, where a set is left as it is; and how many changes of one are tried
 BETTER = 0.998  # of T: a change that helps
 
 
@@ -69,7 +70,7 @@ class CutSets:
         """Those to make whole, with about the least T at which each is possible, from sets of cuts that were found; so many
         cuts that the latencies of their sums take so long."""
         sets = self.first(found, latencies)
-        tried = [(T, x, program) for T, x, program in self.possible([(x, self.program(*x)) for x in sets])]
+        tried = self.possible([(x, self.program(*x)) for x in sets])
         few = list(dict.fromkeys(CutSet(cuts, cuts[1:-1]) for cuts in found if len(cuts) <= FEW))
         for x in few[:STARTS]:
             tried += self.change(x)

@@ -135,8 +135,7 @@ class Master:
 
     def impossible(self, T: float, R: Range, start: Start, candidates: float, rounds: int = ROUNDS) -> tuple[bool | None, Start]:
         """Whether it is proven that no plan of so many replicas ends within T, before so many candidates were seen; None if
-        not, and False if pipelines were seen that could do the batch, or nearly, and it is not the last of `rounds`. And the best
-        to go on from.
+        not, and False if pipelines were seen that could do the batch. And the best to go on from.
 
         Prices are the nearest to the best so far of which no known column is worth more, and none that is quickly found."""
         limit = self.columns.seen + candidates
