@@ -81,7 +81,6 @@ class Bound:
         self.master, self.kinds, self.late = master, master.kinds, late
         self.fluid, self.least, self.step = fluid, min(step, least), step
         self.columns = master.columns
-        self.most = min(sum(self.kinds.counts), self.kinds.problem.global_batch)
         self.ranges = self.intervals(replicas)
         self.starts = {R: Start(master.shared(R.high, SHARE)) for R in self.ranges} | {self.ranges[0]: Start(master.prices)}
         self.shown = dict.fromkeys(self.ranges, fluid)
@@ -157,7 +156,7 @@ class Bound:
         """Replica counts, the most first: from about R up, then so that the sums of half of the layers differ little
         within each. As many as a node has devices or fewer, which may sum inside nodes, are apart, and at most half as many
         are with them."""
-        few, found, high = self.kinds.largest_node, list[Range](), self.most
+        few, found, high = self.kinds.largest_node, list[Range](), self.kinds.most
         while high >= 1:
             least = few + 1 if few < high else high // 2 + 1
             low = max(least, min(high, R))

@@ -50,7 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners import _enumerate
-from hetpipe.partitioners._enumerate import End, Tables
+from hetpipe.partitioners._enumerate import End, Given, Tables
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
@@ -82,13 +82,13 @@ class Step(NamedTuple):
     stage which ends at hi can reach back to [G, V, hi]."""
 
     loads: Loads
-    given: _enumerate.Loads
+    given: Given
     end: End
     reach: Index
 
     def pick(self, rows: NDArray[np.bool_]) -> Step:
         """Some of the loads."""
-        given = _enumerate.Loads._make(x[rows] for x in self.given)
+        given = Given._make(x[rows] for x in self.given)
         return Step(self.loads.pick(rows), given, self.end, self.reach[rows])
 
 
@@ -168,11 +168,11 @@ class Columns:
             gpipe="gpipe" in stages.families, masked=stages.masked, overhead=stages.overhead,
         )  # fmt: skip
 
-    def given(self, loads: Loads) -> _enumerate.Loads:
+    def given(self, loads: Loads) -> Given:
         """As the compiled loops have them."""
         size, low, high = map(np.ascontiguousarray, loads[:3])
         b = np.array(self.stages.sizes)[size]
-        return _enumerate.Loads(size, low, high, b, low // b, low % b)
+        return Given(size, low, high, b, low // b, low % b)
 
     # -- stages by their work alone -------------------------------------------------------------------------
 

@@ -51,19 +51,19 @@ class CutSet(NamedTuple):
 
 
 class CutSets:
-    """The search, between a T that is not possible and one that is; for about R replicas, `most` at the most."""
+    """The search, between a T that is not possible and one that is; for about R replicas."""
 
     def __init__(
-        self, columns: Columns, master: Master, low: float, high: float, R: int, most: int, late: Callable[[], bool]
+        self, columns: Columns, master: Master, low: float, high: float, R: int, late: Callable[[], bool]
     ) -> None:
         self.columns, self.master, self.kinds = columns, master, columns.kinds
         self.low, self.high, self.R, self.late = low, high, R, late
-        self.range = Range(max(1, int(0.9 * R)), most)
+        self.range = Range(max(1, int(0.9 * R)), self.kinds.most)
 
-    def program(self, cuts: Cuts, common: Cuts | None) -> Master:
-        """The linear program over pipelines as `Columns.cut_at` has them."""
+    def program(self, cuts: Cuts, common: Cuts | None, like: Master | None = None) -> Master:
+        """The linear program over pipelines as `Columns.cut_at` has them, with prices of another to start from."""
         found = Master(self.columns.cut_at(cuts, common))
-        found.prices = self.master.scaled(self.master.prices, self.R)
+        found.prices = self.master.scaled(self.master.prices, self.R) if like is None else like.prices
         return found
 
     def best(self, found: list[Cuts], latencies: float) -> list[tuple[float, Master]]:
@@ -129,8 +129,7 @@ class CutSets:
             if changed in known or len(changed.cuts) > FEW:
                 continue
             known.add(changed)
-            other = Master(self.columns.cut_at(*changed))
-            other.prices = program.prices
+            other = self.program(*changed, like=program)
             if other.guess(T * BETTER, self.range):
                 while other.guess(T * BETTER, self.range):
                     T *= BETTER

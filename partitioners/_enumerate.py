@@ -1,6 +1,8 @@
 """The loops of the counted planner, compiled by numba at their first use and then kept on disk: which stages can end where
 (`held`, `reach`), what layers must cost (`to_go`), the enumeration of pipelines (`search`). `_columns` says what they compute,
-and why it is right."""
+and why it is right.
+
+They are all in one file: of what numba has on disk it only compares the file of the function itself with what is there now."""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class Tables(NamedTuple):
     overhead: float
 
 
-class Loads(NamedTuple):
+class Given(NamedTuple):
     """[G] loads: index of the micro-batch size b; the fewest and the most samples; b; full micro-batches, and samples of
     the last one, of the fewest samples."""
 
@@ -69,7 +71,7 @@ class Loads(NamedTuple):
 
 
 class End(NamedTuple):
-    """When a step is to end; gradient sums of stages [V, lo, hi], and the least of any first stage."""
+    """When a step is to end; gradient sums of stages [V, hi, lo], and the least of any first stage."""
 
     T: float
     sums: Array
@@ -89,7 +91,7 @@ class Found(NamedTuple):
 
 
 @compiled
-def held(t: Tables, loads: Loads) -> Index:
+def held(t: Tables, loads: Given) -> Index:
     """[G, V, hi]: the first lo from which a stage fits in memory with one micro-batch in flight; L + 1 if none does."""
     places, V, L = t.places, len(t.at), t.least.shape[1] - 1
     found = np.full((len(loads.low), V, L + 1), L + 1)
@@ -111,7 +113,7 @@ def _room(places: Array, r: int, v: int, hi: int, lo: int, n: int, some: int) ->
 
 
 @compiled
-def reach(t: Tables, loads: Loads, end: End, first: Index, layers: Index) -> Index:
+def reach(t: Tables, loads: Given, end: End, first: Index, layers: Index) -> Index:
     """[G, V, hi]: the first of `layers` from which a stage that ends there can do its own work within T, and not before
     `first` [G, V, hi]; L + 1 if there is none."""
     V, L = len(t.at), t.least.shape[1] - 1
@@ -181,11 +183,11 @@ def _mask(masked: bool, K: int, rows: Index, j: int) -> int:
 def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tuple[float, float],
            depths: tuple[Index, bool, float], load: tuple[int, int, int, int, int], behind: tuple[float, float, float],
            mask: int, v: int, k: int, hi: int, lo: int, place: int) -> tuple[float, float, float, bool]:  # fmt: skip
-    """u, g of the first micro-batches and of the whole load, of row j with a stage [lo, hi) of kind v before it, `place` stages
-    from the end, of load g; and whether it may end in time."""
+    """u, g of the first micro-batches and of the whole load, of a row with a stage [lo, hi) of kind v before it, `place` stages
+    from the end; and whether it may end in time. `behind` are those of the row, and `mask` its classes."""
     times, places, links, once, parts, sums = tables
     T, least_sum = limits
-    forwards, every, overhead = depths
+    forwards, gpipe, overhead = depths
     i, n, b, m, q = load
     M, some = m + (q > 0), min(n, b)
     hop, wire = links[i, k, mask, hi, 0], links[i, k, mask, hi, 1]
@@ -198,12 +200,12 @@ def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tupl
         for x in forwards:
             d = min(M, x * (place - 1) + 1)
             depth = max(depth, d if room >= (n if d == M else d * b) else 0)
-        gpipe = every and room >= n
-        if depth == 0 and not gpipe:
+        flat = gpipe and room >= n
+        if depth == 0 and not flat:
             continue
         again = (forward - overhead) * r
         f, backward = times[i, v, hi, lo, 2], times[i, v, hi, lo, 3] + again
-        idle, last = (away, part * away) if gpipe or m == 0 else (np.inf, np.inf)
+        idle, last = (away, part * away) if flat or m == 0 else (np.inf, np.inf)
         if depth > 0 and m > 0:
             idle = min(idle, _wait(away, away, f, backward, depth, m))
             last = min(last, _wait(away, part * away, f, backward, depth, M))
@@ -212,7 +214,6 @@ def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tupl
         through = min(through, work + again)
         if room >= n:
             break
-    fits = through < np.inf
     first = least = 0.0
     if m > 0:
         first, least = max(own, through + max(hop + behind[1], (m - 1) * wire + away)), once[i, lo]
@@ -222,12 +223,12 @@ def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tupl
         whole = max(own_whole, rest + behind[2])
     else:
         whole = max(own_whole, forward + q * parts[i, 2] * (through - forward) + hop / 2 + behind[2])
-    most, forwards = max(first, whole), least * parts[i, 0]
-    done = max(first + least, whole + forwards) if q > 0 else most + least
+    most, before = max(first, whole), least * parts[i, 0]
+    done = max(first + least, whole + before) if q > 0 else most + least
     after = places[v, hi, lo, 6]
     shortest = sums[v, hi, 0] if lo == 0 else least_sum
-    on_time = done + after + shortest <= T and most + forwards + sums[v, hi, lo] + after <= T
-    return through + away, first, whole, fits and on_time
+    on_time = done + after + shortest <= T and most + before + sums[v, hi, lo] + after <= T
+    return through + away, first, whole, on_time and through < np.inf
 
 
 @inlined
@@ -246,7 +247,7 @@ def _more(values: NDArray[Any]) -> NDArray[Any]:
 
 
 @compiled
-def extended(t: Tables, loads: Loads, end: End, stages: Index, allowed: Flags, price: Array, least: Array, limit: Index,
+def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, price: Array, least: Array, limit: Index,
              rows: Index, values: Array, place: int) -> tuple[Index, Array, int]:  # fmt: skip
     """Rows with a stage more, of no more devices than `limit`, that T and prices leave; and how many were looked at. `price` [V]
     is that of a stage; of each row `values` are u, both g, and the price so far; layers cost at least `least` as `to_go` has it.
@@ -342,7 +343,7 @@ def _merged(rows: Index, values: Array) -> int:
 
 
 @compiled
-def _fewer(rows: Index, values: Array, loads: Loads, least: Array, most: float) -> int:
+def _fewer(rows: Index, values: Array, loads: Given, least: Array, most: float) -> int:
     """Leave, as the first of them, about so many rows with the most room to their price; their number."""
     n = len(rows)
     if n <= most:
@@ -366,7 +367,7 @@ def _fewer(rows: Index, values: Array, loads: Loads, least: Array, most: float) 
 
 
 @compiled
-def search(t: Tables, loads: Loads, end: End, stages: Index, allowed: Flags, price: Array, least: Array,
+def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, price: Array, least: Array,
            most: tuple[float, float, float]) -> Found:  # fmt: skip
     """Compositions of pipelines that could be worth more than their price; otherwise as for `extended`. Ends once it has so many
     compositions, or has seen more candidates, and keeps so many rows: `most`."""
@@ -414,7 +415,7 @@ def ready() -> None:
     links, flag = np.zeros((1, 1, 2, 2, 2)), np.ones((1, 1), np.bool_)
     tables = Tables(np.zeros((1, 1, 2, 2, 5)), np.zeros((1, 2, 2, 7)), links, np.zeros((1, 2)), np.zeros((1, 3)), flag,
                     one, 0 * one, one, one, True, True, 0.0)  # fmt: skip
-    loads, end, layers, price = Loads(*[one[:0]] * 6), End(1.0, np.zeros((1, 2, 2)), 0.0), np.arange(2), np.ones(1)
+    loads, end, layers, price = Given(*[one[:0]] * 6), End(1.0, np.zeros((1, 2, 2)), 0.0), np.arange(2), np.ones(1)
     stages = reach(tables, loads, end, held(tables, loads), layers)
     least = to_go(stages, price, layers)
     search(tables, loads, end, stages, flag[0], price, least, (1.0, 1.0, 1.0))

@@ -38,6 +38,14 @@ class Kind(NamedTuple):
     degree: int
 
 
+def ring_floor(links: list[Link], size: Array, R: int) -> Array:
+    """Lower bound on the seconds of the sums of pieces of `size` bytes in all by R owners, over the best of these links."""
+    if R < 2 or not links:
+        return np.zeros_like(size)
+    least = np.minimum.reduce([link_floor(link, size / R) for link in links])
+    return np.where(size > 0, 2 * (R - 1) * least, 0.0)
+
+
 class Kinds:
     """The classes of a cluster that can have a stage, K of them, and the kinds of stage that they offer, V of them.
 
@@ -85,6 +93,11 @@ class Kinds:
             for m in self.problem.profile.measurements
             if m.device_type == found.type and m.tensor_parallel <= most
         )
+
+    @property
+    def most(self) -> int:
+        """Replicas that there can be: each has a device and a sample."""
+        return min(sum(self.counts), self.problem.global_batch)
 
     @property
     def K(self) -> int:  # noqa: N802
@@ -186,14 +199,10 @@ class Kinds:
         their ring is no faster than the best between nodes; else than the best that joins the class to any."""
         size = np.triu(self.summed_before[None, :] - self.summed_before[:, None])
         floors = np.zeros((self.V, *size.shape))
-        if R < 2:
-            return floors
         for v, kind in enumerate(self.kinds):
             links = self.between if self.largest_node < R else []
             links = links or [link for j in range(self.K) for link in self.joins(kind.at, j)]
-            if links:
-                least = np.minimum.reduce([link_floor(link, size / kind.degree / R) for link in links])
-                floors[v] = np.where(size > 0, 2 * (R - 1) * least, 0.0)
+            floors[v] = ring_floor(links, size / kind.degree, R)
         return floors
 
     @cache  # noqa: B019
@@ -203,10 +212,7 @@ class Kinds:
         links = self.between if self.largest_node < R else []
         links = links or list({x for i, j in product(range(self.K), repeat=2) for x in self.joins(i, j)})
         size = np.triu(self.summed_before[None, :] - self.summed_before[:, None])
-        if R < 2 or not links:
-            return np.zeros_like(size)
-        least = np.minimum.reduce([link_floor(link, size / R) for link in links])
-        return np.where(size > 0, 2 * (R - 1) * least, 0.0)
+        return ring_floor(links, size, R)
 
     @cache  # noqa: B019
     def sums(self, R: int, cuts: tuple[int, ...], common: tuple[int, ...]) -> Array:

@@ -55,8 +55,7 @@ class Large:
         self.master = Master(self.columns)
         self.paths = Paths(self.columns)
         self.fleet = Fleet(self.master, self.paths)
-        self.devices = sum(self.kinds.counts)
-        self.most = min(self.devices, problem.global_batch)  # replicas
+        self.devices, self.most = sum(self.kinds.counts), self.kinds.most
         self.deadline_at = time.monotonic() + time_limit_seconds
         self.best_step = self.least_T = math.inf
         self.ruled_T = 0.0  # below the linear program was not possible, as far as was looked
@@ -89,7 +88,7 @@ class Large:
             return
         R = round(sum(self.master.used.values())) or (1 if self.plan is None else len(self.plan.replicas))
         wanted = self.cuts(T, R)
-        sets = CutSets(self.columns, self.master, self.ruled_T, min(self.best_step, T * LADDER[-1]), R, self.most, self.late)
+        sets = CutSets(self.columns, self.master, self.ruled_T, min(self.best_step, T * LADDER[-1]), R, self.late)
         for least, master in sets.best([path.cuts for _, path in sorted(alike)[:2]] + wanted, PIECES * T):
             self.say(f"about {least:.4g} s, best step {self.best_step:.4g} s")
             self.realise(least, master)

@@ -95,9 +95,9 @@ class Master:
             if self._known_step is None or self._known_step[0] != key:
                 self._known_step = key, columns.step(T, R.low, columns.coarse.split(first))
             step = self._known_step[1]
-            alive = columns.alive(step, prices.device, prices.replica)
-            loads = step.loads.pick(alive)
-            step = step.pick(alive) if ratio == first else columns.step(T, R.low, loads.split(ratio))
+            if ratio != first:
+                alive = columns.alive(step, prices.device, prices.replica)
+                step = columns.step(T, R.low, step.loads.pick(alive).split(ratio))
             found, among, everything = columns.search(step, prices.device, prices.replica, effort)
             if (among.low == among.high).all():
                 return found, among, everything

@@ -82,7 +82,7 @@ class Shortlists:
 
     def __init__(self, master: Master) -> None:
         self.master, self.kinds = master, master.kinds
-        self.most = min(sum(self.kinds.counts), master.batch)
+        self.most = self.kinds.most
         self.candidates = CANDIDATES
         self.prices: dict[int, Prices] = {}  # the last ones of each replica count
 

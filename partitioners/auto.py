@@ -61,12 +61,13 @@ class Auto:
 
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
-        if problem.progress is not None:
-            problem.progress("loading what numba compiled; the first time it compiles for some 10 s")
-        ready()
-        began = time.monotonic()
         require_seats(problem)
         microbatch_sizes(problem)  # says what is missing
+        if problem.backend == "torch":
+            if problem.progress is not None:
+                problem.progress("loading what numba compiled; the first time it compiles for some 10 s")
+            ready()
+        began = time.monotonic()
         refuse(problem)
         seconds = problem.time_limit_seconds or self.time_limit_seconds
         counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
