@@ -6,32 +6,39 @@ last to the first, all partial pipelines ("rows") of all loads at once, and keep
 are compiled (`_enumerate`).
 
 **Loads.** A load is a micro-batch size b and a range of samples [n₁, n₂]. A pipeline of n ≥ n₁ samples does m = ⌊n₁ / b⌋
-full micro-batches and, if q = n₁ mod b > 0, at least q samples more.
+full micro-batches and, if q = n₁ mod b > 0, another of q to b samples. Take away all others: a longest path does not grow
+when nodes are taken out. The last one takes F' and B', the least of any size from q to b (`Stages.smaller`), or F and B if q = 0.
 
 **The bound.** Let u be the time of one micro-batch from the end of its forward on the stage before, down to the last
-stage and back, and g the time from a stage's first forward to its last backward. With x = m·(F + B) of stage s,
+stage and back (u' that of the last one), and g the time from a stage's first forward to its last backward. With depth w,
 
-    g_s ≥ x + wait(u),    g_s ≥ F + B + hop + g_{s+1},    g_s ≥ F + B + (m − 1)·wire + hop + u
+    g_s ≥ x + wait,    g_s ≥ F + B' + hop + g_{s+1},    g_s ≥ F + B + (m − 1)·wire + hop + u
 
-- The stage does its own work, and waits: with depth w < m, at most w − 1 forwards can be done while the first
-  micro-batch is away (idle ≥ u − (w − 1)F), and at most w − 1 backwards while the last one is (idle ≥ u − (w − 1)B);
-  the first gap ends before the second begins. With w = m they are one gap, and the larger counts. In a gpipe replica no
-  stage has a backward before its last forward: idle ≥ u.
+- The stage does its own work x, and waits: with w < M (micro-batches in all) at most w − 1 forwards can be done while the first
+  micro-batch is away (idle ≥ u − (w − 1)F), and at most w − 1 backwards while the last one is (idle ≥ u' − (w − 1)B);
+  the first gap ends before the second begins. With w = M they are one gap, and the larger counts. In a gpipe replica no
+  stage has a backward before its last forward: idle ≥ u'.
 - All that stage s + 1 does happens between its first activation and its last gradient.
 - The link carries all m activations one after the other, and the last one goes down and back.
 
-This holds for the first m micro-batches (a longest path does not grow when nodes are taken out), and, with q, for the
-whole load: the last micro-batch is then smaller, so that only parts of F + B, of B and of u count for it (`Stages.rate`,
-`Stages.last`); both are kept, as `whole` and `first`. Then
+A stage also waits for activations where one before it has slower forwards, and for gradients of the last micro-batches
+where one has slower backwards. So for some e (`EARLY`) these are kept, too: h, from the start of forward e to the last backward,
+and d, from the first forward to the end of backward m − 1 − e. Of the stage's own work c = max(e − w + 1, 0) backwards
+come before forward e, and as many forwards of full micro-batches after that backward, so that
+
+    h_s ≥ x − eF − cB + (the wait for the last one),    h_s ≥ F + B' + hop + h_{s+1},    g_s ≥ eF + cB + h_s
+    d_s ≥ x' − eB − cF + (the wait for the first one),  d_s ≥ F + B + hop + d_{s+1},     g'_s ≥ eB + cF + d_s
+
+where g' ends with the last backward of the m full ones, and x' leaves out the last one, but for F' where that comes before
+the backward. A replica has one family of depths: all of these hold for each, at the depth that it has at this place (without
+recompute if that fits in memory, else with it), and the least over families is kept. Then
 
     least time once through the layers before s + g_s + optimizer_s + least sums of a first stage ≤ T,
     least forwards before s + g_s + sums_s + optimizer_s ≤ T,      g_0 + sums_0 + optimizer_0 ≤ T
 
-for every pipeline of a plan that ends within T: sums start when the backwards of all owners have ended, and
-optimizers when all sums have. Of rows with the same load, devices and first layer only the least g and u are kept,
-apart. Depths: the deepest that fits in memory and that any allowed schedule has at this place (more depth waits
-less), without recompute, or with it where that allows more; or gpipe's. All of this only relaxes, so nothing that fits is
-lost. Parts of all plans, of which more is known (`Shared`), have longer sums (`_bound`).
+(and so for g') for every pipeline of a plan that ends within T: sums start when the backwards of all owners have ended, and
+optimizers when all sums have. Of rows with the same load, devices and first layer only the least of each value is kept,
+apart. All of this only relaxes, so nothing that fits is lost.
 
 **Prices.** A row is given up when its price, and the least that the layers left must cost, reach n₂ − ρ. The latter
 is a shortest path over stages that could fit within T by their work alone; few rows survive it when the prices are
@@ -50,7 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners import _enumerate
-from hetpipe.partitioners._enumerate import End, Given, Tables
+from hetpipe.partitioners._enumerate import LO, LOAD, USED, VALUES, End, Given, Tables
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
@@ -111,6 +118,7 @@ class Columns:
     def __init__(self, stages: Stages) -> None:
         self.stages, self.kinds, self.L = stages, stages.kinds, stages.L
         self.at, self.degree = self.kinds.at, self.kinds.degree
+        _enumerate.ready()
         self.tables = self._tables()
         self.coarse = all_loads(stages, self.kinds.problem.global_batch)
         self.held = _enumerate.held(self.tables, self.given(self.coarse))
@@ -154,14 +162,14 @@ class Columns:
 
     def _tables(self) -> Tables:
         stages = self.stages
-        times = [stages.work, stages.forward, stages.longest_forward, stages.longest_backward, stages.rate]
+        times = [stages.work, stages.forward, stages.longest_forward, stages.longest_backward]
         memory = [table[r] for r in (0, 1) for table in (stages.room, stages.boundary, stages.transient)]
         return Tables(
             times=np.ascontiguousarray(np.stack(times, axis=-1).swapaxes(2, 3)),
             places=np.ascontiguousarray(np.stack([*memory, stages.optimizer], axis=-1).swapaxes(1, 2)),
             links=np.stack([stages.hop, stages.wire], axis=-1),
-            least=stages.least,
-            parts=np.stack([stages.forward_part, *stages.last], axis=-1),
+            smaller=np.ascontiguousarray(stages.smaller.swapaxes(2, 3)), least=np.ascontiguousarray(stages.least[:, :, 1]),
+            shorter=stages.shorter,
             usable=stages.usable,
             counts=np.array(self.kinds.counts), at=self.at, degree=self.degree,
             forwards=np.array([FORWARDS[f] for f in stages.families if f in FORWARDS], dtype=np.int64),
@@ -171,8 +179,17 @@ class Columns:
     def given(self, loads: Loads) -> Given:
         """As the compiled loops have them."""
         size, low, high = map(np.ascontiguousarray, loads[:3])
-        b = np.array(self.stages.sizes)[size]
-        return Given(size, low, high, b, low // b, low % b)
+        stages, b = self.stages, np.array(self.stages.sizes)[size]
+        m, q = low // b, low % b
+        knots = np.array([*stages.knots, math.inf])
+        knot = np.maximum(np.searchsorted(knots, q, side="right") - 1, 0)
+        part = np.where(q > 0, (q - knots[knot]) / (knots[knot + 1] - knots[knot]), 0.0)
+        after = np.minimum(knot + 1, len(stages.knots) - 1)
+        few = stages.least_smaller[knot] + part[:, None, None] * (stages.least_smaller[after] - stages.least_smaller[knot])
+        whole = stages.least[size]
+        once = np.stack([np.where(m[:, None] > 0, whole[:, :, 0], few[:, :, 0]),
+                         np.where(q[:, None] > 0, few[:, :, 1], whole[:, :, 1])], axis=-1)  # fmt: skip
+        return Given(size, low, high, b, m, q, knot, part, once)
 
     # -- stages by their work alone -------------------------------------------------------------------------
 
@@ -196,6 +213,18 @@ class Columns:
         """Loads that may be worth more than their price, by work alone."""
         found: NDArray[np.bool_] = self._to_go(step, prices)[:, self.L] + fixed < step.loads.high
         return found
+
+    def nothing(self, step: Step) -> tuple[Index, Array]:
+        """A partial pipeline without stages of each load: rows, and their values, as `_enumerate` has them."""
+        rows = np.zeros((len(step.loads.low), USED + self.kinds.K), dtype=np.int64)
+        rows[:, LOAD], rows[:, LO] = np.arange(len(rows)), self.L
+        return rows, np.zeros((len(rows), VALUES))
+
+    def extended(self, step: Step, limit: Index, rows: Index, values: Array, place: int) -> tuple[Index, Array, int]:
+        """These with every stage more that the step allows, of up to so many devices of each class, at no price; and how many
+        were looked at."""
+        free, most = np.zeros(self.kinds.V), np.zeros((len(step.loads.low), self.L + 2))
+        return _enumerate.extended(self.tables, *step[1:], self.allowed, free, most, limit, rows, values, place)
 
     # -- the enumeration ------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class CutSets:
                 wider = tuple(sorted({*cuts, *more}))
                 cuts = wider if len(wider) <= most + 1 or not cuts else cuts
             joined.append(cuts)
-        times = self.columns.stages.least[0]
+        times = self.columns.stages.least[0].sum(axis=1)
         evenly = [np.linspace(0, times[-1], min(number, most) + 1) for number in EVEN]
         even = [np.abs(times[:, None] - ends).argmin(axis=0).tolist() for ends in evenly]
         tried = [*joined[:1], *(tuple(sorted({0, *layers, self.kinds.L})) for layers in even)]

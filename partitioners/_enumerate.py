@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -19,8 +20,11 @@ Index = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 F = TypeVar("F", bound=Callable[..., Any])
 
-FIRST = 64  # rows that arrays have room for at first
+ROOM = 64  # rows that arrays have room for at first
 LOAD, LO, USED = 0, 1, 4  # columns of a row: load, first layer, the row and kind of stage it comes from, then devices used
+EARLY = (3, 6)  # micro-batches, forwards of which from the first on and backwards of which from the last on are told apart
+PAID, AWAY, AWAY_FEW, FIRST, WHOLE, SINCE = 0, 1, 2, 3, 4, 5  # values of a row: price, u, g of full micro-batches, of all, these
+VALUES = SINCE + 2 * len(EARLY)
 
 
 def compiled(function: F) -> F:
@@ -38,16 +42,17 @@ def inlined(function: F) -> F:
 
 
 class Tables(NamedTuple):
-    """Those of `Stages`: `times` [sizes, V, hi, lo, 5] are work, forward, longest forward and backward, and rate; `places`
-    [V, hi, lo, 7] room, boundary and transient, without and with recompute, and the optimizer; `links` [sizes, K, masks, hi, 2]
-    hop and wire; `parts` [sizes, 3] forward_part and last. The last layers first, since searches go on from these. `forwards`
-    are those of the families allowed; whether `gpipe` is one, too."""
+    """Those of `Stages`: `times` [sizes, V, hi, lo, 4] are work, forward, longest forward and backward; `places` [V, hi, lo, 7]
+    room, boundary and transient, without and with recompute, and the optimizer; `smaller` [knots, V, hi, lo, 2]; `links`
+    [sizes, K, masks, hi, 2] hop and wire; `least` [sizes, L + 1] backward. The last layers first, since searches go on from
+    these. `forwards` are those of the families allowed; whether `gpipe` is one, too."""
 
     times: Array
     places: Array
     links: Array
+    smaller: Array
     least: Array
-    parts: Array
+    shorter: Array
     usable: Flags
     counts: Index
     at: Index
@@ -59,8 +64,9 @@ class Tables(NamedTuple):
 
 
 class Given(NamedTuple):
-    """[G] loads: index of the micro-batch size b; the fewest and the most samples; b; full micro-batches, and samples of
-    the last one, of the fewest samples."""
+    """[G] loads: index of the micro-batch size b; the fewest and the most samples; b; of the fewest samples m full micro-batches,
+    and q samples of the last one, which are so far (`part`) from one of the knots to the next. And the least time [L + 1, 2] of
+    the first forward and of the last backward through layers [0, lo)."""
 
     size: Index
     low: Index
@@ -68,6 +74,9 @@ class Given(NamedTuple):
     b: Index
     m: Index
     q: Index
+    knot: Index
+    part: Array
+    once: Array
 
 
 class End(NamedTuple):
@@ -112,27 +121,35 @@ def _room(places: Array, r: int, v: int, hi: int, lo: int, n: int, some: int) ->
     return room
 
 
+@inlined
+def _few(smaller: Array, knot: int, part: float, v: int, hi: int, lo: int, side: int) -> float:
+    """Seconds of a forward (side 0) or backward (1) of a last micro-batch."""
+    at: float = smaller[knot, v, hi, lo, side]
+    found: float = at + part * (smaller[knot + 1, v, hi, lo, side] - at)
+    return found
+
+
 @compiled
 def reach(t: Tables, loads: Given, end: End, first: Index, layers: Index) -> Index:
     """[G, V, hi]: the first of `layers` from which a stage that ends there can do its own work within T, and not before
     `first` [G, V, hi]; L + 1 if there is none."""
     V, L = len(t.at), t.least.shape[1] - 1
     found = np.full((len(loads.low), V, L + 1), L + 1)
-    start, done = np.zeros(len(layers)), np.zeros(len(layers))
     for g in range(len(loads.low)):
-        i, m, q = loads.size[g], loads.m[g], loads.q[g]
-        part = 0.0 if m == 0 else t.parts[i, 0] if q > 0 else 1.0
+        i, m, q, knot, part = loads.size[g], loads.m[g], loads.q[g], loads.knot[g], loads.part[g]
         for v in range(V):
             if not t.usable[i, v]:
                 continue
-            for j in range(1, len(layers)):
-                at = layers[j]
-                done[j] = m * t.times[i, v, at, 0, 0] + q * t.times[i, v, at, 0, 4] + t.places[v, at, 0, 6]
-                start[j] = done[j] - part * t.least[i, at] - m * 2 * t.overhead
             at = 0
             for j in range(1, len(layers)):
-                hi, last = layers[j], done[j] - end.T * (1 + 1e-12)
-                while at < j and start[at] < last + (end.sums[v, hi, 0] if at == 0 else end.shortest):
+                hi = layers[j]
+                while at < j:
+                    lo = layers[at]
+                    own = m * t.times[i, v, hi, lo, 0] + t.places[v, hi, lo, 6] + loads.once[g, lo, 0] + loads.once[g, lo, 1]
+                    if q > 0:
+                        own += _few(t.smaller, knot, part, v, hi, lo, 0) + _few(t.smaller, knot, part, v, hi, lo, 1)
+                    if own + (end.sums[v, hi, 0] if at == 0 else end.shortest) <= end.T * (1 + 1e-12):
+                        break
                     at += 1
                 lo = at
                 while lo < j and layers[lo] < first[g, v, hi]:
@@ -181,54 +198,79 @@ def _mask(masked: bool, K: int, rows: Index, j: int) -> int:
 
 @inlined
 def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tuple[float, float],
-           depths: tuple[Index, bool, float], load: tuple[int, int, int, int, int], behind: tuple[float, float, float],
-           mask: int, v: int, k: int, hi: int, lo: int, place: int) -> tuple[float, float, float, bool]:  # fmt: skip
-    """u, g of the first micro-batches and of the whole load, of a row with a stage [lo, hi) of kind v before it, `place` stages
-    from the end; and whether it may end in time. `behind` are those of the row, and `mask` its classes."""
-    times, places, links, once, parts, sums = tables
+           depths: tuple[Index, bool, float], load: tuple[int, int, int, int, int], last: tuple[int, float, Array, Array],
+           rows: Array, j: int, mask: int, v: int, k: int, hi: int, lo: int, place: int, to: Array, at: int) -> bool:  # fmt: skip
+    """Values of row j with a stage [lo, hi) of kind v before it, `place` stages from the end, as row `at` of others: the least
+    over families of depths. Whether it may end in time. `mask` are the classes of row j."""
+    times, smaller, places, links, shorter, sums = tables
     T, least_sum = limits
     forwards, gpipe, overhead = depths
     i, n, b, m, q = load
+    knot, fraction, once, full = last
     M, some = m + (q > 0), min(n, b)
     hop, wire = links[i, k, mask, hi, 0], links[i, k, mask, hi, 1]
-    away = behind[0] + hop
-    part = q * parts[i, 1] if q > 0 else 1.0  # of u, that the last micro-batch takes
-    work, forward, rest = times[i, v, hi, lo, 0], times[i, v, hi, lo, 1], q * times[i, v, hi, lo, 4]
-    own = own_whole = through = np.inf
-    for r in range(2):
-        room, depth = _room(places, r, v, hi, lo, n, some), 0
-        for x in forwards:
-            d = min(M, x * (place - 1) + 1)
-            depth = max(depth, d if room >= (n if d == M else d * b) else 0)
-        flat = gpipe and room >= n
-        if depth == 0 and not flat:
+    work, forward = times[i, v, hi, lo, 0], times[i, v, hi, lo, 1]
+    hop_few, forward_few, backward_few = hop, forward, work - forward  # of the last micro-batch
+    if q > 0:
+        hop_few = hop * q * shorter[i]
+        forward_few, backward_few = _few(smaller, knot, fraction, v, hi, lo, 0), _few(smaller, knot, fraction, v, hi, lo, 1)
+    away, away_few = rows[j, AWAY] + hop, rows[j, AWAY_FEW] + hop_few
+    f, b_longest = times[i, v, hi, lo, 2], times[i, v, hi, lo, 3]
+    plain, again = _room(places, 0, v, hi, lo, n, some), _room(places, 1, v, hi, lo, n, some)
+    for x in range(AWAY, VALUES):
+        to[at, x] = np.inf
+    before = 0
+    for x in range(len(forwards) + gpipe):
+        flat = x == len(forwards)
+        d = M if flat else min(M, forwards[x] * (place - 1) + 1)
+        need = n if d == M else d * b
+        if d == before or max(plain, again) < need:
             continue
-        again = (forward - overhead) * r
-        f, backward = times[i, v, hi, lo, 2], times[i, v, hi, lo, 3] + again
-        idle, last = (away, part * away) if flat or m == 0 else (np.inf, np.inf)
-        if depth > 0 and m > 0:
-            idle = min(idle, _wait(away, away, f, backward, depth, m))
-            last = min(last, _wait(away, part * away, f, backward, depth, M))
-        own = min(own, m * (work + again) + idle)
-        own_whole = min(own_whole, m * (work + again) + rest + last)
-        through = min(through, work + again)
-        if room >= n:
-            break
-    first = least = 0.0
-    if m > 0:
-        first, least = max(own, through + max(hop + behind[1], (m - 1) * wire + away)), once[i, lo]
-    if q == 0:
-        whole = max(own_whole, through + hop + behind[2])
-    elif m == 0:
-        whole = max(own_whole, rest + behind[2])
-    else:
-        whole = max(own_whole, forward + q * parts[i, 2] * (through - forward) + hop / 2 + behind[2])
-    most, before = max(first, whole), least * parts[i, 0]
-    done = max(first + least, whole + before) if q > 0 else most + least
-    after = places[v, hi, lo, 6]
+        before, more, more_few = d, 0.0, 0.0
+        if plain < need:
+            more, more_few = forward - overhead, forward_few - overhead
+        through, backward, longest = work + more, work + more - forward, b_longest + more
+        few = backward_few + more_few
+        rest = forward_few + few if q > 0 else 0.0
+        inside = forward_few if q > 0 and d > 1 else 0.0  # of the last one, before the last backward of a full one
+        first, whole = 0.0, rest + hop_few + rows[j, WHOLE]
+        if m > 0:
+            begin = max(away - (d - 1) * f, 0.0)
+            end, end_few = max(away - (d - 1) * longest, 0.0), max(away_few - (d - 1) * longest, 0.0)
+            idle = begin + max(end, inside) if d < m else max(begin + inside, end)
+            idle_whole = begin + end_few if d < M else max(begin, end_few)
+            if flat:
+                idle, idle_whole = max(away, away_few + inside), max(away - inside, away_few)
+            first = max(m * through + idle, through + max(hop + rows[j, FIRST], (m - 1) * wire + away))
+            since = until = skip_f = skip_b = 0.0
+            for y in range(SINCE + len(EARLY) - 1, SINCE - 1, -1):
+                z, e = y + len(EARLY), EARLY[y - SINCE]
+                if e >= m:
+                    to[at, y] = to[at, z] = 0.0
+                    continue
+                over = max(e - d + 1, 0)
+                own_f, own_b = e * forward + over * backward, e * backward + over * forward
+                gap, gap_few = begin + (inside if e <= d - 2 else 0.0), end_few
+                if flat:
+                    gap, gap_few = idle, idle_whole
+                since = max(since + skip_f - own_f, m * through + rest - own_f + gap_few)
+                since = max(since, forward + few + (hop + hop_few) / 2 + rows[j, y])
+                until = max(until + skip_b - own_b, m * through - own_b + gap, through + hop + rows[j, z])
+                to[at, y], to[at, z] = min(to[at, y], since), min(to[at, z], until)
+                skip_f, skip_b = own_f, own_b
+            first = max(first, until + skip_b)
+            whole = max(m * through + rest + idle_whole, forward + few + (hop + hop_few) / 2 + rows[j, WHOLE], since + skip_f)
+            whole = max(whole, first + rest - inside)
+            first = first if q > 0 else whole
+        to[at, FIRST], to[at, WHOLE] = min(to[at, FIRST], first), min(to[at, WHOLE], whole)
+        to[at, AWAY] = min(to[at, AWAY], through + away)
+        to[at, AWAY_FEW] = min(to[at, AWAY_FEW], forward_few + few + away_few)
+    first, whole = to[at, FIRST], to[at, WHOLE]
+    done = max(first + once[lo, 0] + full[lo], whole + once[lo, 0] + once[lo, 1])
+    begun, after = max(first, whole) + once[lo, 0], places[v, hi, lo, 6]
     shortest = sums[v, hi, 0] if lo == 0 else least_sum
-    on_time = done + after + shortest <= T and most + before + sums[v, hi, lo] + after <= T
-    return through + away, first, whole, on_time and through < np.inf
+    on_time: bool = done + after + shortest <= T and begun + sums[v, hi, lo] + after <= T
+    return on_time
 
 
 @inlined
@@ -250,38 +292,37 @@ def _more(values: NDArray[Any]) -> NDArray[Any]:
 def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, price: Array, least: Array, limit: Index,
              rows: Index, values: Array, place: int) -> tuple[Index, Array, int]:  # fmt: skip
     """Rows with a stage more, of no more devices than `limit`, that T and prices leave; and how many were looked at. `price` [V]
-    is that of a stage; of each row `values` are u, both g, and the price so far; layers cost at least `least` as `to_go` has it.
+    is that of a stage; `values` of each row as above; layers cost at least `least` as `to_go` has it.
     Stages are as `reach` has them, and begin at `allowed` layers."""
     V, K = len(t.at), len(t.counts)
     kinds, degrees, highs = t.at, t.degree, loads.high
-    tables, limits = (t.times, t.places, t.links, t.least, t.parts, end.sums), (end.T, end.shortest)
+    tables, limits = (t.times, t.smaller, t.places, t.links, t.shorter, end.sums), (end.T, end.shortest)
     depths = t.forwards, t.gpipe, t.overhead
-    found, bounds = np.empty((FIRST + 2 * len(rows), USED + K), np.int64), np.empty((FIRST + 2 * len(rows), 4))
+    found, bounds = np.empty((ROOM + 2 * len(rows), USED + K), np.int64), np.empty((ROOM + 2 * len(rows), VALUES))
     n = seen = 0
     for j in range(len(rows)):
         g, hi, mask = rows[j, LOAD], rows[j, LO], _mask(t.masked, K, rows, j)
         load, high = (loads.size[g], loads.low[g], loads.b[g], loads.m[g], loads.q[g]), highs[g]
-        behind = values[j, 0], values[j, 1], values[j, 2]
+        last = loads.knot[g], loads.part[g], loads.once[g], t.least[loads.size[g]]
         for v in range(V):
             k = kinds[v]
             if rows[j, USED + k] + degrees[v] > limit[k]:
                 continue
-            paid = values[j, 3] + price[v]
+            paid = values[j, PAID] + price[v]
             for lo in range(stages[g, v, hi], hi):
                 if not paid + least[g, lo] < high:
                     break
                 if not allowed[lo]:
                     continue
                 seen += 1
-                u, first, whole, on_time = _bound(tables, limits, depths, load, behind, mask, v, k, hi, lo, place)
-                if not on_time:
-                    continue
                 if n == len(found):
                     found, bounds = _more(found), _more(bounds)
+                if not _bound(tables, limits, depths, load, last, values, j, mask, v, k, hi, lo, place, bounds, n):
+                    continue
                 _copy(rows, j, found, n)
                 found[n, LO], found[n, 2], found[n, 3] = lo, j, v
                 found[n, USED + k] += degrees[v]
-                bounds[n, 0], bounds[n, 1], bounds[n, 2], bounds[n, 3] = u, first, whole, paid
+                bounds[n, PAID] = paid
                 n += 1
     return found[:n], bounds[:n], seen
 
@@ -322,7 +363,7 @@ def _grown(table: Index, kept: Index, since: int, n: int) -> Index:
 def _merged(rows: Index, values: Array) -> int:
     """Leave, as the first of them, one row for each load, first layer and devices, with the least of each value; their number.
     Rows of a load are one after the other, as they are here on return."""
-    table, since, n = np.full(4 * FIRST, -1), 0, 0
+    table, since, n = np.full(4 * ROOM, -1), 0, 0
     for j in range(len(rows)):
         if rows[j, LO] == 0:
             continue
@@ -331,7 +372,7 @@ def _merged(rows: Index, values: Array) -> int:
         at = _slot(table, rows, since, rows, j)
         old = table[at]
         if old >= since:
-            for x in range(4):
+            for x in range(VALUES):
                 values[old, x] = min(values[old, x], values[j, x])
             continue
         table[at] = n
@@ -350,7 +391,7 @@ def _fewer(rows: Index, values: Array, loads: Given, least: Array, most: float) 
         return n
     part = np.empty(n)
     for j in range(n):
-        part[j] = (values[j, 3] + least[rows[j, LOAD], rows[j, LO]]) / loads.high[rows[j, LOAD]]
+        part[j] = (values[j, PAID] + least[rows[j, LOAD], rows[j, LO]]) / loads.high[rows[j, LOAD]]
     low, high = part.min(), part.max()
     for _ in range(50):
         middle, count = (low + high) / 2, 0
@@ -372,11 +413,11 @@ def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, pri
     """Compositions of pipelines that could be worth more than their price; otherwise as for `extended`. Ends once it has so many
     compositions, or has seen more candidates, and keeps so many rows: `most`."""
     G, L, K = len(loads.low), t.least.shape[1] - 1, len(t.counts)
-    rows, values = np.zeros((G, USED + K), np.int64), np.zeros((G, 4))
+    rows, values = np.zeros((G, USED + K), np.int64), np.zeros((G, VALUES))
     for g in range(G):
         rows[g, LOAD], rows[g, LO] = g, L
-    found, samples, done = np.empty((FIRST, USED + K), np.int64), np.empty((FIRST, 2), np.int64), 0
-    table = np.full(4 * FIRST, -1)
+    found, samples, done = np.empty((ROOM, USED + K), np.int64), np.empty((ROOM, 2), np.int64), 0
+    table = np.full(4 * ROOM, -1)
     hit, complete, seen = np.zeros(G, np.bool_), True, 0
     for place in range(1, L + 1):
         if len(rows) == 0 or done >= most[0] or seen > most[1]:
@@ -410,13 +451,24 @@ def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, pri
 
 @cache
 def ready() -> None:
-    """Compile everything, or read it from disk, by a search without loads: outside of any time limit."""
-    one = np.ones(1, np.int64)
-    links, flag = np.zeros((1, 1, 2, 2, 2)), np.ones((1, 1), np.bool_)
-    tables = Tables(np.zeros((1, 1, 2, 2, 5)), np.zeros((1, 2, 2, 7)), links, np.zeros((1, 2)), np.zeros((1, 3)), flag,
-                    one, 0 * one, one, one, True, True, 0.0)  # fmt: skip
-    loads, end, layers, price = Given(*[one[:0]] * 6), End(1.0, np.zeros((1, 2, 2)), 0.0), np.arange(2), np.ones(1)
+    """Compile everything, or read it from disk: outside of any time limit."""
+    try:
+        _search_nothing()
+    except AttributeError:  # what is on disk is of a version with other classes, which numba does not expect
+        for kept in Path(held.stats.cache_path).glob(f"{Path(__file__).stem}.*.nb?"):  # type: ignore[attr-defined]
+            kept.unlink(missing_ok=True)
+        _search_nothing()
+
+
+def _search_nothing() -> None:
+    """A search without loads."""
+    one, layers, flag, zeros = np.ones(1, np.int64), np.arange(2), np.ones((1, 1), np.bool_), np.zeros
+    none, few, price = one[:0], zeros((1, 1, 2, 2, 2)), zeros(1)
+    tables = Tables(zeros((1, 1, 2, 2, 4)), zeros((1, 2, 2, 7)), few, few, zeros((1, 2)), price, flag, one, 0 * one, one, one,
+                    True, True, 0.0)  # fmt: skip
+    loads = Given(none, none, none, none, none, none, none, zeros(0), zeros((0, 2, 2)))
+    end = End(1.0, zeros((1, 2, 2)), 0.0)
     stages = reach(tables, loads, end, held(tables, loads), layers)
     least = to_go(stages, price, layers)
     search(tables, loads, end, stages, flag[0], price, least, (1.0, 1.0, 1.0))
-    extended(tables, loads, end, stages, flag[0], price, least, one, np.zeros((0, USED + 1), np.int64), np.zeros((0, 4)), 1)
+    extended(tables, loads, end, stages, flag[0], price, least, one, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1)

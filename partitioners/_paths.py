@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hetpipe.cost import Costs
-from hetpipe.partitioners import _enumerate
 from hetpipe.partitioners._columns import Columns, Counts
-from hetpipe.partitioners._enumerate import LO, USED
+from hetpipe.partitioners._enumerate import FIRST, LO, USED, WHOLE
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads
 from hetpipe.partitioners._space import allowed_families, depth_of, families_of
@@ -60,19 +59,16 @@ class Paths:
         """Paths over exactly these devices that might end within T, least bound first."""
         columns, limit = self.columns, np.array(used)
         load = Loads(*(np.array([x]) for x in (size, samples, samples, columns.coarse.row(size, samples))))
-        step, free = columns.step(T, R, load), np.zeros(self.kinds.V)
-        least, most = self.stages.least[size], np.zeros((1, columns.L + 2))
-        rows, values = np.array([[0, columns.L, 0, 0, *[0] * self.kinds.K]]), np.zeros((1, 4))
+        step, least = columns.step(T, R, load), self.stages.least[size].sum(axis=1)
+        rows, values = columns.nothing(step)
         levels: list[Index] = []
         found: list[tuple[float, Path]] = []
         for place in range(1, columns.L + 1):
-            rows, values, seen = _enumerate.extended(
-                columns.tables, *step[1:], columns.allowed, free, most, limit, rows, values, place
-            )
+            rows, values, seen = columns.extended(step, limit, rows, values, place)
             self.work += seen + PLACE
             keep = (rows[:, LO] == 0) == (rows[:, USED:] == limit).all(axis=1)
             rows, values = rows[keep], values[keep]
-            end = values[:, 1:3].max(axis=1) + least[rows[:, LO]]
+            end = values[:, [FIRST, WHOLE]].max(axis=1) + least[rows[:, LO]]
             levels.append(rows)
             found += [(float(end[j]), self._path(levels, j)) for j in np.flatnonzero(rows[:, LO] == 0).tolist()]
             keep = self._fewer(rows, end)

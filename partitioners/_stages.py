@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._kinds import Array, Kinds
 from hetpipe.partitioners._space import allowed_families, measured_sizes, memory_tables
+from hetpipe.profiles import Measurement
 
 MASKS = 6  # classes up to which it is told apart which of them are behind a stage
 
@@ -30,14 +31,15 @@ class Stages:
     """Tables [sizes, V, L + 1, L + 1] of a micro-batch of b samples, infinite where hi ≤ lo or b was not measured.
 
     `work` is forward + backward, `forward` alone; `longest_forward` and `longest_backward` that of any micro-batch
-    of at most b samples; `rate` the least seconds per sample of any such micro-batch. A stage with `depth`
-    micro-batches in flight of a replica of n samples fits if its samples in flight are at most
+    of at most b samples. `smaller` [knots, V, L + 1, L + 1, 2] is the least forward and backward of any micro-batch of at least
+    `knots` samples; between two of them it is linear. A stage with `depth` micro-batches in flight of a replica of n samples
+    fits if its samples in flight are at most
 
         room − n · boundary − min(b, n) · transient        ([2] first: without and with recompute).
 
-    `least` [sizes, L + 1]: the least time once through layers [0, lo), forward and backward, on any kinds.
-    `forward_part` the least part of it that is forward; `last` [2, sizes] the least parts, per sample, of u and of a
-    backward that a smaller last micro-batch takes.
+    `least` [sizes, L + 1, 2]: the least time once through layers [0, lo) on any kinds, forward and backward; `least_smaller`
+    [knots, L + 1, 2] that of at least so many samples.
+    `shorter` [sizes]: the least part, per sample, of a transfer that one of fewer samples takes.
     `hop` and `wire` [sizes, K, masks, L + 1]: both ways of a transfer, and how long it occupies the link one way,
     from a stage of a class to the nearest class of those in a mask."""
 
@@ -48,20 +50,18 @@ class Stages:
         self.sizes = sizes_of_use(kinds)
         self.above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
         shape = (len(self.sizes), kinds.V, self.L + 1, self.L + 1)
-        self.work, self.forward = np.full(shape, np.inf), np.full(shape, np.inf)
+        self.work, self.forward, self.backward = np.full((3, *shape), np.inf)
         self.longest_forward, self.longest_backward = np.full(shape, np.inf), np.full(shape, np.inf)
-        self.rate = np.full(shape, np.inf)
-        self.last = np.ones((2, len(self.sizes)))  # least of (rate / work) and of (a backward's rate / backward)
+        measured = {x for kind in kinds.kinds for x in kinds.sizes_of(kind)}
+        self.knots = sorted(x for x in {1, *measured} if x <= self.sizes[-1])
+        self.smaller = np.full((len(self.knots), *shape[1:], 2), np.inf)
         self.optimizer = np.zeros(shape[1:])
         for v in range(kinds.V):
             self._times(v)
         self.room, self.boundary, self.transient = self._memory()
-        layers = np.stack([self.work[:, :, l, l + 1] for l in range(self.L)], axis=2).min(axis=1)  # noqa: E741
-        layers[:, 1:] -= 2 * self.overhead  # one stage may have all of them
-        self.least = np.concatenate([np.zeros((len(self.sizes), 1)), np.cumsum(layers, axis=1)], axis=1)
-        there = np.isfinite(self.work)
-        ratio = np.where(there, self.forward, 1.0) / np.where(there, np.maximum(self.work, 1e-300), 1.0)
-        self.forward_part = ratio.min(axis=(1, 2, 3))  # [sizes]
+        self.least = self._through(np.stack([self.forward, self.backward], axis=-1))
+        self.least_smaller = self._through(self.smaller)
+        self.shorter = np.array([kinds.smaller_transfer(b) for b in self.sizes])
         self.masked = kinds.K <= MASKS
         self.hop, self.wire = self._hops()
 
@@ -73,27 +73,38 @@ class Stages:
     def _times(self, v: int) -> None:
         kind = self.kinds.kinds[v]
         measurement = self.kinds.problem.profile.measurement(kind.type, kind.degree)
+        measured = measurement.microbatch_sizes
         self.optimizer[v] = np.where(self.above, self._span(np.array(measurement.optimizer_seconds)), 0.0)
         for i, b in enumerate(self.sizes):
-            if b not in measurement.microbatch_sizes:
+            if b not in measured:
                 continue
-            # Times are linear between measured sizes, so the least per sample is at one of them, or below the first.
-            smaller = [x for x in measurement.microbatch_sizes if x <= b]
-            smaller = sorted({*smaller, *range(1, smaller[0])})
-            each = [measurement.times(x) for x in smaller]
-            rates = [np.min([t[side] / x for t, x in zip(each, smaller, strict=True)], axis=0) for side in (0, 1)]
-            both = np.min([(f + g) / x for (f, g), x in zip(each, smaller, strict=True)], axis=0)
-            forward, backward = each[-1]
-            self.forward[i, v] = self._span(forward, self.overhead)
-            self.work[i, v] = self.forward[i, v] + self._span(backward, self.overhead)
+            # Linear between measured sizes, so that the most is at one of them, or below the first.
+            each = [measurement.times(x) for x in {1, *(x for x in measured if x <= b)}]
+            forward, backward = (self._span(t, self.overhead) for t in measurement.times(b))
+            self.forward[i, v], self.backward[i, v], self.work[i, v] = forward, backward, forward + backward
             self.longest_forward[i, v] = self._span(np.max([f for f, _ in each], axis=0), self.overhead)
             self.longest_backward[i, v] = self._span(np.max([g for _, g in each], axis=0), self.overhead)
-            self.rate[i, v] = self._span(both)
-            above = self.above
-            parts = self.rate[i, v][above] / np.maximum(self.work[i, v][above], 1e-300)
-            full = self.work[i, v][above] - self.forward[i, v][above]
-            back = self._span(rates[1])[above] / np.maximum(full, 1e-300)
-            self.last[:, i] = np.minimum(self.last[:, i], [parts.min(), back.min()])
+        known = [x for x in self.knots if x <= measured[-1]]
+        for side in (0, 1):
+            layers = np.array([self._linear(measurement, x)[side] for x in known])
+            for i, row in enumerate(np.minimum.accumulate(layers[::-1])[::-1]):
+                self.smaller[i, v, :, :, side] = self._span(row, self.overhead)
+
+    @staticmethod
+    def _linear(measurement: Measurement, size: int) -> tuple[Array, Array]:
+        """Forward and backward seconds of each layer or less: below the first size also where the line is below zero, since a
+        sum of lines is one."""
+        first = measurement.microbatch_sizes[0]
+        if size >= first:
+            return measurement.times(size)
+        (f, g), (f_next, g_next) = measurement.times(first), measurement.times(first + 1)
+        return f - (first - size) * (f_next - f), g - (first - size) * (g_next - g)
+
+    def _through(self, stages: Array) -> Array:
+        """[N, L + 1, 2] of [N, V, L + 1, L + 1, 2]: the least time once through layers [0, lo) on any kinds."""
+        layers = np.stack([stages[:, :, l, l + 1] for l in range(self.L)], axis=2).min(axis=1)  # noqa: E741
+        layers[:, 1:] -= self.overhead  # one stage may have all of them
+        return np.concatenate([np.zeros((len(stages), 1, 2)), np.cumsum(layers, axis=1)], axis=1)
 
     def _memory(self) -> tuple[Array, Array, Array]:
         room, boundary, transient = np.zeros((3, 2, self.kinds.V, self.L + 1, self.L + 1))
@@ -122,7 +133,6 @@ class Stages:
                 if group:
                     wire[i, :, mask] = occupied[:, group].min(axis=1)
                     hop[i, :, mask] = 2 * (occupied + latency[:, :, None])[:, group].min(axis=1)
-            self.last[0, i] = min(self.last[0, i], self.kinds.smaller_transfer(b))
         return hop, wire
 
     @cached_property

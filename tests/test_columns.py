@@ -14,13 +14,15 @@ from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.partitioners._bound import Part
-from hetpipe.partitioners._columns import Columns, Effort, Shared
+from hetpipe.partitioners._columns import Columns, Effort, Shared, Step
+from hetpipe.partitioners._enumerate import EARLY, FIRST, LO, SINCE, WHOLE
 from hetpipe.partitioners._fleet import Fleet, Group
-from hetpipe.partitioners._kinds import Kinds
+from hetpipe.partitioners._kinds import Array, Kinds
 from hetpipe.partitioners._large import Large
-from hetpipe.partitioners._loads import first_samples
+from hetpipe.partitioners._loads import Loads, first_samples
 from hetpipe.partitioners._master import NARROW, Master, Prices, Range, Start
 from hetpipe.partitioners._paths import Path, Paths, Pipeline
+from hetpipe.partitioners._space import allowed_families, depth_of
 from hetpipe.partitioners._stages import Stages
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.exhaustive import Exhaustive
@@ -30,7 +32,7 @@ from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.profiles import Profile
-from hetpipe.simulator import simulate, sync_times
+from hetpipe.simulator import pipeline_times, replica_costs, simulate, sync_times
 from tests.strategies import make_cluster, make_problem, make_profile, problems
 
 UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -143,6 +145,76 @@ def drawn_replicas(data: st.DataObject, columns: Columns) -> list[ReplicaPlan]:
             lo = hi
         replicas.append(ReplicaPlan(microbatch_sizes=(1,), stages=tuple(stages)))
     return replicas
+
+
+def drawn_path(data: st.DataObject, columns: Columns) -> Path:
+    """Of kinds of stage of which there are devices enough, and any cuts."""
+    free, kinds, cuts = list(columns.kinds.counts), list[int](), [0]
+    while cuts[-1] < columns.L:
+        fits = [v for v, kind in enumerate(columns.kinds.kinds) if kind.degree <= free[kind.at]]
+        kinds.append(data.draw(st.sampled_from(fits)))
+        free[columns.at[kinds[-1]]] -= columns.degree[kinds[-1]]
+        more = any(kind.degree <= free[kind.at] for kind in columns.kinds.kinds)
+        cuts.append(min(cuts[-1] + data.draw(st.sampled_from([1, 1, 2, columns.L])), columns.L) if more else columns.L)
+    return Path(tuple(kinds), tuple(cuts))
+
+
+class TestTheBoundOfAPipeline:
+    @settings(max_examples=200, **UNHURRIED)
+    @given(st.booleans().flatmap(lambda x: problems(7, 7, 60, least_devices=3, tensor_parallel=x)), st.data())
+    def test_each_value_against_the_simulator(self, problem: Problem, data: st.DataObject) -> None:
+        """At every stage of any pipeline of any samples, whichever depths it has; and within its own time it is kept."""
+        assume(problem.backend == "torch")
+        types = {name: t.model_copy(update={"memory": data.draw(st.sampled_from([1, 4, 1000])) * t.memory})
+                 for name, t in problem.cluster.device_types.items()}  # fmt: skip
+        problem = replace(problem, cluster=problem.cluster.model_copy(update={"device_types": types}))
+        kinds = Kinds(problem)
+        assume(kinds.V)
+        columns = Columns(Stages(kinds))
+        paths, path = Paths(columns), drawn_path(data, columns)
+        size = len(columns.stages.sizes) - data.draw(st.sampled_from([1, 1, 1, len(columns.stages.sizes)]))
+        b, low = columns.stages.sizes[size], first_samples(columns.stages, size)
+        assume(low <= problem.global_batch and all(columns.stages.usable[size, v] for v in path.kinds))
+        samples = data.draw(st.integers(low, problem.global_batch))
+        samples -= b > 1 and samples > low and samples % b == 0 and data.draw(st.booleans())
+        fewest = data.draw(st.sampled_from([samples, max(low, int(samples / 1.1))]))
+        load = Loads(*(np.array([x]) for x in (size, fewest, samples, columns.coarse.row(size, fewest))))
+        values = bounds_along(columns, columns.step(1e9, 1, load), path)
+        sizes = (b,) * (samples // b) + ((samples % b,) if samples % b else ())
+        for family in allowed_families(problem):
+            depths = tuple(depth_of(family, len(path.kinds) - s, len(sizes)) for s in range(len(path.kinds)))
+            replica = paths._replica(path, sizes, depths)
+            if replica is None:
+                continue
+            costs = replica_costs(paths.costs, replica)
+            times = pipeline_times(costs, depths)
+            end = max(t.backward[-1] for t in times) + paths._optimizer(path)
+            assert len(bounds_along(columns, columns.step(end * ROUNDING, 1, load), path)) == len(path.kinds)
+            for s, (row, time) in enumerate(zip(values[::-1], times, strict=True)):
+                if s and not problem.cluster.runtime_overhead.overlap_transfers:
+                    continue  # actions are longer by their transfers, of which bounds know none inside
+                begin = [end - seconds for end, seconds in zip(time.forward, costs.forward[s], strict=True)]
+                m = fewest // b
+                assert row[WHOLE] <= (time.backward[-1] - begin[0]) * ROUNDING
+                if m:
+                    assert row[FIRST] <= (time.backward[m - 1] - begin[0]) * ROUNDING
+                for y, early in enumerate(EARLY, SINCE):
+                    if early < m:
+                        assert row[y] <= (time.backward[-1] - begin[early]) * ROUNDING
+                        assert row[y + len(EARLY)] <= (time.backward[m - 1 - early] - begin[0]) * ROUNDING
+
+
+def bounds_along(columns: Columns, step: Step, path: Path) -> list[Array]:
+    """Values of each partial pipeline of a path, from the last stage to the first; fewer if one is given up."""
+    rows, values, found = *columns.nothing(step), list[Array]()
+    for place, (v, lo) in enumerate(zip(path.kinds[::-1], path.cuts[-2::-1], strict=True), 1):
+        rows, values, _ = columns.extended(step, np.array(columns.kinds.counts), rows, values, place)
+        one = np.flatnonzero((rows[:, LO] == lo) & (rows[:, 3] == v))
+        if not len(one):
+            break
+        rows, values = rows[one], values[one]
+        found.append(values[0])
+    return found
 
 
 class TestSumsInChains:
