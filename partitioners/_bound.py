@@ -1,75 +1,28 @@
-"""A lower bound for a large cluster: steps that are ruled out, for all numbers of replicas and all ways to share cuts.
+"""A lower bound for a large cluster: steps that are ruled out, for all numbers of replicas.
 
-**Chains of sums.** Call a layer c shared if no stage on a single device holds both c − 1 and c. Let s = [lo, hi) be a stage of
-any replica, and c the last shared layer (or 0) up to lo. Gradients are summed from the last segment to the first, and a device
-sums one at a time. Each layer x in (c, lo] is not shared: a single device has the segments on both sides of x, whole, so it ends
-the last piece of the upper one before it begins any piece of the lower one, of which it has the last piece, too. So from the end
-of the backward of s its own sums, and then those of [c, lo), as long as they take a single device, follow one after the other:
-
-    (end of the backward of s) + sums_s + (sums of the layers [c, lo) of one device) + optimizer ≤ T.  ∎
-
-The linear program (`_master`) counts each pipeline apart and does not know which layers all of them share. A part of all plans is
-those where a range of layers has a shared one (then no single device has a stage from before the range to behind it), or has
-none (then all its sums are one chain). A part in which T cannot be ruled out is divided in two, and these again. What is worth
-more than its price in a part was so in the one that it is a part of: only such pipelines are looked at again, at first."""
+The linear program (`_master`) is asked for one interval of replica counts after the other, since gradient sums take the longer
+the more replicas there are. A step is ruled out if it is for each interval. An interval for which pipelines are seen that could
+do the batch in time is divided in two, as long as sums in it differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from hetpipe.partitioners._columns import Shared
-from hetpipe.partitioners._master import ROUNDS, Master, Range, Start
+from hetpipe.partitioners._master import Master, Range
 
 PROVEN = 1.01  # times the bound: a plan that is good enough
-PART, ACCURACY = 0.4, 1.002  # of what is between a T that is ruled out and one that is not; and when that is little
-NEAR = 1.003  # of two T, between which no other is tried
-CANDIDATES, WHOLE = 2_500_000, 0.3  # partial pipelines looked at, per class: about 0.5 s; and the part before plans are divided
-STEP, QUOTA = 0.33, 0.33  # of what is between a T that is ruled out and one that is not; and of the effort left, for one T
-FIRST = 0.05  # of the effort, for the first T
-SOME = 3  # rounds of prices before a part is divided
-EACH = 10_000  # candidates that take as long as the tables of one part
+NEAR = 1.002  # of two T, between which no other is tried
+CANDIDATES = 2_000_000  # partial pipelines looked at, per class: about 0.6 s
+EACH = 10_000  # candidates that take as long as the tables of one interval
+QUOTA = 0.4  # of the effort left, for one T
+FIRST = 0.15  # and for the first T
+DIVIDED = 1.015  # ratio of T that is ruled out and one that is not, where intervals are divided
+CLOSE = 1.005  # of T that are about the same
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
+LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
+STEP = 0.4  # of what is between a T that is ruled out and one that is not
 ALIKE, FINE = 0.005, 0.001  # of a step, by which gradient sums may differ within an interval of replica counts, and a part of it
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
-
-
-Layers = tuple[int, int]
-
-
-class Part(NamedTuple):
-    """Plans of so many replicas of which that much is known, and ranges of layers of which it is not known whether there is a
-    shared one."""
-
-    R: Range
-    shared: Shared
-    open: tuple[Layers, ...]
-    start: Start
-
-    def halves(self) -> list[Part]:
-        """Two parts that are all of it; none if all is known."""
-        without, within = self.shared
-        wide = max(within, key=_length, default=(0, 0))
-        if _length(wide):
-            (lo, hi), others = wide, tuple(x for x in within if x != wide)
-            middle = (lo + hi) // 2
-            below, above = (lo, middle), (middle + 1, hi)
-            return [
-                self._replace(shared=Shared(without, (*others, below)), open=(*self.open, above)),
-                self._replace(shared=Shared(without | set(range(lo, middle + 1)), (*others, above))),
-            ]
-        if not self.open:
-            return []
-        lo, hi = wide = max(self.open, key=_length)
-        rest = tuple(x for x in self.open if x != wide)
-        return [
-            self._replace(shared=Shared(without | set(range(lo, hi + 1)), within), open=rest),
-            self._replace(shared=Shared(without, (*within, wide)), open=rest),
-        ]
-
-
-def _length(layers: Layers) -> int:
-    return layers[1] - layers[0]
 
 
 class Bound:
@@ -78,73 +31,58 @@ class Bound:
     def __init__(
         self, master: Master, fluid: float, least: float, step: float, replicas: int, late: Callable[[], bool]
     ) -> None:
-        self.master, self.kinds, self.late = master, master.kinds, late
+        self.columns, self.kinds, self.late = master.columns, master.kinds, late
         self.fluid, self.least, self.step = fluid, min(step, least), step
-        self.columns = master.columns
         self.ranges = self.intervals(replicas)
-        self.starts = {R: Start(master.shared(R.high, SHARE)) for R in self.ranges} | {self.ranges[0]: Start(master.prices)}
-        self.shown = dict.fromkeys(self.ranges, fluid)
+        self.prices = {R: master.shared(R.high, SHARE) for R in self.ranges} | {self.ranges[0]: master.prices}
+        self.shown = dict.fromkeys(self.ranges, fluid)  # T that is ruled out
+        self.above = dict.fromkeys(self.ranges, step)  # and the least that was not
+        self.soft = dict(self.above)  # or was not by the first prices
+        self.next = dict.fromkeys(self.ranges, self.least / NEARLY)  # what is tried next, as long as nothing is ruled out
+        self.masters = {R: Master(self.columns) for R in self.ranges}
         self.left = self.effort = float(CANDIDATES * self.kinds.K)
 
     def run(self) -> float:
-        """The largest T found that is ruled out."""
-        self._whole()
-        low, high = min(self.shown.values()), self.step / PROVEN
-        while low * NEAR < high and self.left > 0 and not self.late():
-            T = low + STEP * (high - low)
-            low, high = (T, high) if self._divided(T) else (low, T)
+        """The largest T found that is ruled out: the least of all intervals is raised again and again, first that of the plan's
+        number of replicas, whose T the others then try, too. The first proof for each is by the prices there are, at the T that
+        these are good for; then better prices are sought."""
+        while self.left > 0 and not self.late():
+            R = min(self.ranges, key=lambda R: self.shown[R])
+            low, high, others = self.shown[R], self.above[R], max(self.shown.values())
+            if low * NEAR >= high or self.step <= low * PROVEN:
+                break
+            first = low == self.fluid
+            T = min(self.next[R], others) if first and others > low else self.next[R]
+            if not first and low < others < self.soft[R]:
+                T = others
+            quota, seen = self.left * (FIRST if self.left == self.effort else QUOTA), self.columns.seen
+            shown, self.prices[R], times = self.masters[R].impossible(T, R, self.prices[R], quota, once=first)
+            self.left -= self.columns.seen - seen + EACH
+            if shown:
+                self.shown[R] = T
+                self.soft[R] = self.soft[R] if self.soft[R] > T * CLOSE else high
+            elif first:
+                self.soft[R], self.next[R] = T, T / (LOWER * min(times, MOST))
+                continue
+            elif shown is False and high < low * DIVIDED and self._divided(R, T):
+                continue
+            else:
+                self.above[R] = self.soft[R] = T
+            self.next[R] = self.shown[R] + STEP * (self.soft[R] - self.shown[R])
         return min(self.shown.values())
 
-    def _whole(self) -> None:
-        """For every interval of replica counts, until little can be won without dividing: the lowest is raised again and again,
-        first that of the plan's, whose T the others, whose gradient sums are shorter, then try, too."""
-        first, above = self.ranges[0], dict.fromkeys(self.ranges, self.step)
-        least = self.effort * (1 - WHOLE)
-        while self.left > least and not self.late():
-            R = min(self.ranges, key=lambda R: self.shown[R])
-            low, high = self.shown[R], above[R]
-            if high <= low * ACCURACY or self.step <= low * PROVEN:
-                break
-            T, until = low + PART * (high - low), max(least, self.left * (1 - QUOTA))
-            if low < self.shown[first] < high:
-                T = self.shown[first]
-            elif self.left == self.effort:  # as is often so with two types: nearly there at once
-                T, until = self.least / NEARLY, self.left * (1 - FIRST)
-            if not self._in_parts(T, R, until, divide=False):
-                above[R] = T
-
-    def _divided(self, T: float) -> bool:
-        """Whether no plan ends within T, as far as was found out with a part of the effort that is left."""
-        until = self.left * (1 - QUOTA)
-        return all(self.shown[R] >= T or self._in_parts(T, R, until, divide=True) for R in self.ranges[::-1])
-
-    def _in_parts(self, T: float, R: Range, until: float, *, divide: bool) -> bool:
-        last = self.kinds.L - 1
-        whole = Part(R, Shared(), ((1, last),) if last > 0 and R.high > 1 else (), self.starts[R])
-        parts = [whole]
-        while parts:
-            part = parts.pop()
-            halves = self._halves(part) if divide else []
-            master = Master(self.columns.where(part.shared))
-            shown, start = master.impossible(T, part.R, part.start, self.left - until, SOME if halves else ROUNDS)
-            self.left -= master.columns.seen + EACH
-            if shown:
-                if part is whole:
-                    self.starts[R] = start
-                continue
-            if not halves or self.left <= until or self.late():
-                return False
-            parts += [half._replace(start=start) for half in halves]
-        self.shown[R] = T
-        return True
-
-    def _halves(self, part: Part) -> list[Part]:
-        """By the number of replicas, where sums differ much, else by what is shared."""
-        low, high = part.R
+    def _divided(self, R: Range, T: float) -> bool:
+        """Two intervals instead of one, where sums differ much, to go on from T with."""
+        low, high = R
         if self._seconds(high) - self._seconds(low) <= FINE * self.step:
-            return part.halves()
-        middle = round((low * high) ** 0.5)
-        return [part._replace(R=Range(low, middle)), part._replace(R=Range(middle + 1, high))]
+            return False
+        middle, at = round((low * high) ** 0.5), self.ranges.index(R)
+        self.ranges[at : at + 1] = halves = [Range(middle + 1, high), Range(low, middle)]
+        for half in halves:
+            self.shown[half], self.above[half], self.next[half] = self.shown[R], self.step, T
+            self.soft[half], self.prices[half], self.masters[half] = self.step, self.prices[R], Master(self.columns)
+        del self.shown[R]
+        return True
 
     def _seconds(self, R: int) -> float:
         """Least seconds that the gradient sums of half of the layers take."""

@@ -57,12 +57,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners import _enumerate
-from hetpipe.partitioners._enumerate import LO, LOAD, USED, VALUES, End, Given, Tables
+from hetpipe.partitioners._enumerate import LO, LOAD, SLACKS, USED, VALUES, End, Given, Tables
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
 
+TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
 
@@ -99,19 +100,6 @@ class Step(NamedTuple):
         return Step(self.loads.pick(rows), given, self.end, self.reach[rows])
 
 
-class Shared(NamedTuple):
-    """What is known of the layers that all replicas are cut at, or that no stage of a single device has with the one before
-    it: it is none of those `without`, and in each range [lo, hi] of `within` there is one."""
-
-    without: frozenset[int] = frozenset()
-    within: tuple[tuple[int, int], ...] = ()
-
-    def chains(self, L: int) -> Index:
-        """[L + 1]: the first layer of the chain of sums that each layer is in, at the most."""
-        begin = [0, *(c for c in range(1, L + 1) if c not in self.without)]
-        return np.maximum.accumulate(np.bincount(begin, weights=begin, minlength=L + 1).astype(np.int64))
-
-
 class Columns:
     """The enumeration over one problem."""
 
@@ -124,7 +112,6 @@ class Columns:
         self.held = _enumerate.held(self.tables, self.given(self.coarse))
         self.cuts: tuple[int, ...] | None = None
         self.common: tuple[int, ...] | None = ()
-        self.shared = Shared()
         self.seen = 0  # candidates so far
 
     def cut_at(self, cuts: tuple[int, ...], common: tuple[int, ...] | None) -> Columns:
@@ -132,12 +119,6 @@ class Columns:
         sums are then known. None: at any of them, but with sums as if all were cut at all, which is no more than hoped."""
         found = copy.copy(self)
         found.cuts, found.common, found.seen = cuts, common, 0
-        return found
-
-    def where(self, shared: Shared) -> Columns:
-        """The same, of plans of which this is known."""
-        found = copy.copy(self)
-        found.shared, found.seen = shared, 0
         return found
 
     @property
@@ -153,10 +134,7 @@ class Columns:
     def sums(self, R: int) -> Array:
         """Least seconds [V, lo, hi] of a stage's gradient sums."""
         if self.cuts is None:
-            layers = np.arange(self.L + 1)
-            below = self.kinds.chain_floor(R)[self.shared.chains(self.L), layers]
-            floor: Array = self.kinds.sum_floor(R) + np.where(layers[:, None] < layers, below[:, None], 0.0)
-            return floor
+            return self.kinds.sum_floor(R)
         common = tuple(self.cuts[1:-1]) if self.common is None else self.common
         return np.repeat(self.kinds.sums(R, self.cuts, common)[None], self.kinds.V, axis=0)
 
@@ -200,19 +178,17 @@ class Columns:
         first = self.held[loads.held]
         for layer in self.common or ():
             first[:, :, layer + 1 :] = np.maximum(first[:, :, layer + 1 :], layer)
-        for lo, hi in self.shared.within:
-            first[:, self.degree == 1, hi + 1 :] = np.maximum(first[:, self.degree == 1, hi + 1 :], lo)
         return Step(loads, given, end, _enumerate.reach(self.tables, given, end, first, self.layers))
 
-    def _to_go(self, step: Step, prices: Array) -> Array:
-        """The least price of layers [0, hi) or more, [G, L + 2]; infinite at L + 1. (Or more: a longer stage may fit where a
-        shorter one does not, whose output is larger.)"""
-        return _enumerate.to_go(step.reach, prices[self.at] * self.degree, self.layers)
+    def _to_go(self, step: Step, prices: Array, fixed: float) -> tuple[Array, NDArray[np.bool_]]:
+        """The least price of layers [0, hi) and of a replica; and which loads may be worth more than their price."""
+        found = _enumerate.to_go(self.tables, *step[1:], prices[self.at] * self.degree, fixed, self.layers)
+        self.seen += TABLE * int(found[1].sum())
+        return found
 
     def alive(self, step: Step, prices: Array, fixed: float) -> NDArray[np.bool_]:
-        """Loads that may be worth more than their price, by work alone."""
-        found: NDArray[np.bool_] = self._to_go(step, prices)[:, self.L] + fixed < step.loads.high
-        return found
+        """Loads that may be worth more than their price, by work and time alone."""
+        return self._to_go(step, prices, fixed)[1]
 
     def nothing(self, step: Step) -> tuple[Index, Array]:
         """A partial pipeline without stages of each load: rows, and their values, as `_enumerate` has them."""
@@ -223,7 +199,7 @@ class Columns:
     def extended(self, step: Step, limit: Index, rows: Index, values: Array, place: int) -> tuple[Index, Array, int]:
         """These with every stage more that the step allows, of up to so many devices of each class, at no price; and how many
         were looked at."""
-        free, most = np.zeros(self.kinds.V), np.zeros((len(step.loads.low), self.L + 2))
+        free, most = np.zeros(self.kinds.V), np.zeros((len(step.loads.low), self.L + 1, SLACKS))
         return _enumerate.extended(self.tables, *step[1:], self.allowed, free, most, limit, rows, values, place)
 
     # -- the enumeration ------------------------------------------------------------------------------------
@@ -231,12 +207,11 @@ class Columns:
     def search(self, step: Step, prices: Array, fixed: float, effort: Effort) -> tuple[list[Column], Loads, bool]:
         """Compositions of pipelines that could be worth more than their price, with their most samples; the loads of
         all such pipelines; and whether these are all, or the limits of `effort` left some out."""
-        to_go = self._to_go(step, prices)
-        alive = to_go[:, self.L] + fixed < step.loads.high
+        to_go, alive = self._to_go(step, prices, fixed)
         step, to_go = step.pick(alive), to_go[alive]
         most = float(effort.columns), float(effort.candidates - self.seen), float(effort.rows)
         price = prices[self.at] * self.degree
-        found = _enumerate.search(self.tables, *step[1:], self.allowed, price, to_go + fixed, most)
+        found = _enumerate.search(self.tables, *step[1:], self.allowed, price, to_go, most)
         self.seen += found.seen
         columns = [Column(tuple(c), n, i) for c, n, i in zip(*(x.tolist() for x in found[:3]), strict=True)]
         return columns, step.loads.pick(found.hit), found.complete

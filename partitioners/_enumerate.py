@@ -23,8 +23,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 ROOM = 64  # rows that arrays have room for at first
 LOAD, LO, USED = 0, 1, 4  # columns of a row: load, first layer, the row and kind of stage it comes from, then devices used
 EARLY = (3, 6)  # micro-batches, forwards of which from the first on and backwards of which from the last on are told apart
-PAID, AWAY, AWAY_FEW, FIRST, WHOLE, SINCE = 0, 1, 2, 3, 4, 5  # values of a row: price, u, g of full micro-batches, of all, these
+PAID, AWAY, AWAY_FEW, FIRST, WHOLE, SINCE = 0, 1, 2, 3, 4, 5  # values of a row: price, u, both g, and of these
 VALUES = SINCE + 2 * len(EARLY)
+SLACKS, WIDTH = 16, 0.01  # how much longer than the least layers may take: multiples of a part of a step, the last of any length
 
 
 def compiled(function: F) -> F:
@@ -159,23 +160,67 @@ def reach(t: Tables, loads: Given, end: End, first: Index, layers: Index) -> Ind
     return found
 
 
+@inlined
+def _slack(end: End, whole: float, once: Array, lo: int) -> int:
+    """How much longer than the least layers [0, lo) may take, as an index of `to_go`."""
+    left = (end.T - end.shortest - whole - once[lo, 0] - once[lo, 1]) / (WIDTH * end.T)
+    return int(min(max(left, 0.0), SLACKS - 1))
+
+
+@inlined
+def _at_least(stages: Index, price: Array, g: int, layers: Index, least: Array) -> float:
+    """The least price of all layers or more, however long they take. (Or more: a longer stage may fit where a shorter one does
+    not, whose output is larger.) `least` [L + 2] has that of layers [0, hi)."""
+    L = len(least) - 2
+    least[:] = np.inf
+    least[0] = 0.0
+    for hi in layers[1:]:
+        found = np.inf
+        for v in range(len(price)):
+            found = min(found, least[stages[g, v, hi]] + price[v])
+        least[hi] = found
+        for lo in range(hi - 1, 0, -1):
+            if least[lo] <= found:
+                break
+            least[lo] = found
+    price_of_all: float = least[L]
+    return price_of_all
+
+
 @compiled
-def to_go(stages: Index, price: Array, layers: Index) -> Array:
-    """The least price of layers [0, hi) or more, [G, L + 2], with stages as `reach` has them; infinite at L + 1."""
-    G, V, L = stages.shape[0], stages.shape[1], stages.shape[2] - 1
-    least = np.full((G, L + 2), np.inf)
+def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed: float, layers: Index) -> tuple[Array, Flags]:
+    """The least price of layers [0, hi) and a `fixed` one, [G, L + 1, SLACKS], with stages as `reach` has them, where the first
+    forward and the last backward through them take no longer than the least there is (`once`) and so many times WIDTH · T; the
+    last of these: however long. And which loads may be worth more than their price; of others all is infinite."""
+    G, V, L, most, width = len(loads.low), len(t.at), t.least.shape[1] - 1, SLACKS - 1, WIDTH * end.T
+    least, alive, any_time = np.full((G, L + 1, SLACKS), np.inf), np.zeros(G, np.bool_), np.zeros(L + 2)
     for g in range(G):
-        least[g, 0] = 0.0
-        for hi in layers[1:]:
-            found = np.inf
+        if not fixed + _at_least(stages, price, g, layers, any_time) < loads.high[g]:
+            continue
+        i, q, full, once = loads.size[g], loads.q[g], loads.m[g] > 0, loads.once[g]
+        least[g, 0] = fixed
+        for j in range(1, len(layers)):
+            hi = layers[j]
             for v in range(V):
-                found = min(found, least[g, stages[g, v, hi]] + price[v])
-            least[g, hi] = found
-            for lo in range(hi - 1, 0, -1):
-                if least[g, lo] <= found:
-                    break
-                least[g, lo] = found
-    return least
+                hop = t.links[i, t.at[v], -1, hi, 0] if hi < L else 0.0
+                hops = ((hop if full else hop * q * t.shorter[i]) + (hop * q * t.shorter[i] if q > 0 else hop)) / 2
+                for a in range(j - 1, -1, -1):
+                    lo = layers[a]
+                    if lo < stages[g, v, hi]:
+                        break
+                    there = t.times[i, v, hi, lo, 1] if full else _few(t.smaller, loads.knot[g], loads.part[g], v, hi, lo, 0)
+                    back = t.times[i, v, hi, lo, 0] - t.times[i, v, hi, lo, 1]
+                    if q > 0:
+                        back = _few(t.smaller, loads.knot[g], loads.part[g], v, hi, lo, 1)
+                    more = there + back + hops - (once[hi, 0] + once[hi, 1] - once[lo, 0] - once[lo, 1])
+                    shift = int(min(max(more / width, 0.0), most))
+                    before, to, cost = least[g, lo], least[g, hi], price[v]
+                    for x in range(most - shift):
+                        paid = before[x] + cost
+                        to[x + shift] = paid if paid < to[x + shift] else to[x + shift]
+                    to[most] = min(to[most], before[most] + cost)
+        alive[g] = least[g, L, _slack(end, 0.0, once, L)] < loads.high[g]
+    return least, alive
 
 
 @inlined
@@ -266,7 +311,7 @@ def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tupl
         to[at, AWAY] = min(to[at, AWAY], through + away)
         to[at, AWAY_FEW] = min(to[at, AWAY_FEW], forward_few + few + away_few)
     first, whole = to[at, FIRST], to[at, WHOLE]
-    done = max(first + once[lo, 0] + full[lo], whole + once[lo, 0] + once[lo, 1])
+    done = max(whole + once[lo, 1], first + full[lo] if m > 0 else 0.0) + once[lo, 0]
     begun, after = max(first, whole) + once[lo, 0], places[v, hi, lo, 6]
     shortest = sums[v, hi, 0] if lo == 0 else least_sum
     on_time: bool = done + after + shortest <= T and begun + sums[v, hi, lo] + after <= T
@@ -304,20 +349,21 @@ def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, p
         g, hi, mask = rows[j, LOAD], rows[j, LO], _mask(t.masked, K, rows, j)
         load, high = (loads.size[g], loads.low[g], loads.b[g], loads.m[g], loads.q[g]), highs[g]
         last = loads.knot[g], loads.part[g], loads.once[g], t.least[loads.size[g]]
+        slack = _slack(end, values[j, WHOLE], last[2], hi)
         for v in range(V):
             k = kinds[v]
             if rows[j, USED + k] + degrees[v] > limit[k]:
                 continue
             paid = values[j, PAID] + price[v]
             for lo in range(stages[g, v, hi], hi):
-                if not paid + least[g, lo] < high:
-                    break
-                if not allowed[lo]:
+                if not allowed[lo] or not paid + least[g, lo, slack] < high:
                     continue
                 seen += 1
                 if n == len(found):
                     found, bounds = _more(found), _more(bounds)
                 if not _bound(tables, limits, depths, load, last, values, j, mask, v, k, hi, lo, place, bounds, n):
+                    continue
+                if not paid + least[g, lo, _slack(end, bounds[n, WHOLE], last[2], lo)] < high:
                     continue
                 _copy(rows, j, found, n)
                 found[n, LO], found[n, 2], found[n, 3] = lo, j, v
@@ -384,14 +430,15 @@ def _merged(rows: Index, values: Array) -> int:
 
 
 @compiled
-def _fewer(rows: Index, values: Array, loads: Given, least: Array, most: float) -> int:
+def _fewer(rows: Index, values: Array, loads: Given, end: End, least: Array, most: float) -> int:
     """Leave, as the first of them, about so many rows with the most room to their price; their number."""
     n = len(rows)
     if n <= most:
         return n
     part = np.empty(n)
     for j in range(n):
-        part[j] = (values[j, PAID] + least[rows[j, LOAD], rows[j, LO]]) / loads.high[rows[j, LOAD]]
+        g, lo = rows[j, LOAD], rows[j, LO]
+        part[j] = (values[j, PAID] + least[g, lo, _slack(end, values[j, WHOLE], loads.once[g], lo)]) / loads.high[g]
     low, high = part.min(), part.max()
     for _ in range(50):
         middle, count = (low + high) / 2, 0
@@ -442,7 +489,7 @@ def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, pri
             if loads.high[g] > samples[table[at], 0]:
                 samples[table[at], 0], samples[table[at], 1] = loads.high[g], loads.size[g]
         n = _merged(rows, values)
-        kept = _fewer(rows[:n], values[:n], loads, least, most[2])
+        kept = _fewer(rows[:n], values[:n], loads, end, least, most[2])
         complete &= kept == n
         rows, values = rows[:kept], values[:kept]
     complete &= len(rows) == 0
@@ -469,6 +516,6 @@ def _search_nothing() -> None:
     loads = Given(none, none, none, none, none, none, none, zeros(0), zeros((0, 2, 2)))
     end = End(1.0, zeros((1, 2, 2)), 0.0)
     stages = reach(tables, loads, end, held(tables, loads), layers)
-    least = to_go(stages, price, layers)
+    least, _ = to_go(tables, loads, end, stages, price, 0.0, layers)
     search(tables, loads, end, stages, flag[0], price, least, (1.0, 1.0, 1.0))
     extended(tables, loads, end, stages, flag[0], price, least, one, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1)

@@ -206,15 +206,6 @@ class Kinds:
         return floors
 
     @cache  # noqa: B019
-    def chain_floor(self, R: int) -> Array:
-        """Lower bound [lo, hi] on the seconds that the gradient sums of these layers take one after the other, on a device that
-        has all of them, beside R − 1 or more other replicas. It grows with R."""
-        links = self.between if self.largest_node < R else []
-        links = links or list({x for i, j in product(range(self.K), repeat=2) for x in self.joins(i, j)})
-        size = np.triu(self.summed_before[None, :] - self.summed_before[:, None])
-        return ring_floor(links, size, R)
-
-    @cache  # noqa: B019
     def sums(self, R: int, cuts: tuple[int, ...], common: tuple[int, ...]) -> Array:
         """Seconds [lo, hi] from the end of a stage's backward to that of its gradient sums, beside R − 1 other replicas
         that are all cut at layers of `cuts` only, and at all of `common`; over the slowest link between nodes.

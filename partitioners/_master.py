@@ -20,7 +20,7 @@ from scipy.optimize import linprog
 
 from hetpipe.partitioners._columns import Column, Columns, Counts, Effort, Step
 from hetpipe.partitioners._kinds import Array
-from hetpipe.partitioners._loads import COARSE, Loads
+from hetpipe.partitioners._loads import COARSE
 
 ROUNDS, GUESSES, QUICK = 12, 3, 6
 ENOUGH = 60  # columns found at a time
@@ -28,6 +28,7 @@ GUESS = Effort(columns=ENOUGH, rows=1000)
 WIDE, NARROW = 1.05, 1.015  # ratios of the samples of one load, for a guess and for a proof
 ALONE = 0.8
 BELOW = 1 - 1e-9
+MANY = 1.03  # times the batch: more than a plan does at good prices
 SMALL = 0.05  # part of the batch that a price is taken to be worth at least
 MARGIN = 0.01  # of a column's samples: others like it are worth about as much
 
@@ -44,13 +45,6 @@ class Range(NamedTuple):
 
     low: int
     high: int
-
-
-class Start(NamedTuple):
-    """Prices, and loads: no pipeline of others is worth more; None: not known."""
-
-    prices: Prices
-    among: Loads | None = None
 
 
 class Master:
@@ -83,28 +77,24 @@ class Master:
         factor = self.batch / max(total, 1e-300) * BELOW
         return Prices(prices.device * factor, prices.replica * factor)
 
-    def found(
-        self, T: float, R: Range, prices: Prices, effort: Effort, ratio: float, among: Loads | None = None
-    ) -> tuple[list[Column], Loads, bool]:
-        """Columns worth more than these prices within T, their loads, and whether these are all: if so and there are none, no
-        plan ends within T. Loads are looked at in ranges of this ratio first, unless it is known that they are `among` these."""
+    def found(self, T: float, R: Range, prices: Prices, effort: Effort, ratio: float) -> tuple[list[Column], bool]:
+        """Columns worth more than these prices within T, and whether these are all: if so and there are none, no
+        plan ends within T. Loads are looked at in ranges of this ratio first."""
         columns, first = self.columns, WIDE if ratio == WIDE else COARSE
-        everything = True
-        if among is None:
-            key = T, R.low, first
-            if self._known_step is None or self._known_step[0] != key:
-                self._known_step = key, columns.step(T, R.low, columns.coarse.split(first))
-            step = self._known_step[1]
-            if ratio != first:
-                alive = columns.alive(step, prices.device, prices.replica)
-                step = columns.step(T, R.low, step.loads.pick(alive).split(ratio))
-            found, among, everything = columns.search(step, prices.device, prices.replica, effort)
-            if (among.low == among.high).all():
-                return found, among, everything
+        key = T, R.low, first
+        if self._known_step is None or self._known_step[0] != key:
+            self._known_step = key, columns.step(T, R.low, columns.coarse.split(first))
+        step = self._known_step[1]
+        if ratio != first:
+            alive = columns.alive(step, prices.device, prices.replica)
+            step = columns.step(T, R.low, step.loads.pick(alive).split(ratio))
+        found, among, everything = columns.search(step, prices.device, prices.replica, effort)
+        if (among.low == among.high).all():
+            return found, everything
         # what a range of samples may do, now for each number of samples
         step = columns.step(T, R.low, among.split(1.0))
-        found, hit, exact = columns.search(step, prices.device, prices.replica, effort)
-        return found, hit, everything and exact
+        found, _, exact = columns.search(step, prices.device, prices.replica, effort)
+        return found, everything and exact
 
     def look(self, T: float, R: Range, prices: Prices, effort: Effort) -> None:
         """Keep the columns worth more than these prices within T."""
@@ -133,34 +123,37 @@ class Master:
             prices = Prices((new.device + center.device) / 2, (new.replica + center.replica) / 2)
         return False
 
-    def impossible(self, T: float, R: Range, start: Start, candidates: float, rounds: int = ROUNDS) -> tuple[bool | None, Start]:
+    def impossible(
+        self, T: float, R: Range, prices: Prices, candidates: float = math.inf, *, once: bool = False
+    ) -> tuple[bool | None, Prices, float]:
         """Whether it is proven that no plan of so many replicas ends within T, before so many candidates were seen; None if
-        not, and False if pipelines were seen that could do the batch. And the best to go on from.
+        not, and False if pipelines were seen that could do the batch. Then, the best prices to go on from, and about how many
+        times the batch could be done; `once` that is found for good prices, there is no search for better ones.
 
         Prices are the nearest to the best so far of which no known column is worth more, and none that is quickly found."""
         limit = self.columns.seen + candidates
-        best, worth = start, math.inf
-        prices, among = self.scaled(start.prices, R.high), start.among
-        for _ in range(rounds):
-            found, hit, all_of_them = self.found(T, R, prices, Effort(columns=ENOUGH, candidates=limit), NARROW, among)
+        best, worth, prices = prices, math.inf, self.scaled(prices, R.high)
+        for _ in range(ROUNDS):
+            found, all_of_them = self.found(T, R, prices, Effort(columns=ENOUGH, candidates=limit), NARROW)
             if all_of_them and not found:
-                return True, Start(prices, None)
+                return True, prices, 1.0
             self.keep(T, R, found)
             if all_of_them and self.worth(found, prices) < worth:
-                best, worth = Start(prices, hit), self.worth(found, prices)
-            among = None
+                best, worth = prices, self.worth(found, prices)
+            if once and worth < MANY:
+                break
             for _ in range(QUICK):
                 total = self.solve(T, R, prices)[0]
                 if total >= self.batch:
-                    return False, best
+                    return False, best, math.sqrt(total / self.batch * min(worth, MANY))
                 if self.columns.seen > limit:
-                    return None, best
-                prices = self.nearest(T, R, best.prices, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
+                    return None, best, worth
+                prices = self.nearest(T, R, best, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
                 found = self.found(T, R, prices, GUESS, NARROW)[0]
                 if not found:
                     break
                 self.keep(T, R, found)
-        return None, best
+        return None, best, worth
 
     def keep(self, T: float, R: Range, found: list[Column]) -> None:
         """Remember these."""

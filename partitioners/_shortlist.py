@@ -116,7 +116,7 @@ class Shortlists:
         center, worth = master.scaled(self.prices.get(R, master.prices), R), math.inf
         prices = center
         for _ in range(ROUNDS):
-            found, _, everything = master.found(T, counts, prices, self._effort(COLUMNS), WIDE)
+            found, everything = master.found(T, counts, prices, self._effort(COLUMNS), WIDE)
             if not found and everything:
                 self.prices[R] = master.prices = prices
                 return prices, 0.0

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
-from hetpipe.partitioners._bound import Part
-from hetpipe.partitioners._columns import Columns, Effort, Shared, Step
+from hetpipe.partitioners._bound import Bound
+from hetpipe.partitioners._columns import Columns, Effort, Step
 from hetpipe.partitioners._enumerate import EARLY, FIRST, LO, SINCE, WHOLE
 from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Array, Kinds
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._loads import Loads, first_samples
-from hetpipe.partitioners._master import NARROW, Master, Prices, Range, Start
+from hetpipe.partitioners._master import NARROW, Master, Prices, Range
 from hetpipe.partitioners._paths import Path, Paths, Pipeline
 from hetpipe.partitioners._space import allowed_families, depth_of
 from hetpipe.partitioners._stages import Stages
@@ -80,35 +80,28 @@ class TestAgainstTheOracle:
             worth = [data.draw(st.floats(0, 1)) for _ in range(master.kinds.K + 1)]
             assume(sum(worth) > 0)
             prices = master.scaled(Prices(np.array(worth[:-1]), worth[-1]), R)
-            found, _, all_of_them = master.found(best, Range(R, R), prices, Effort(), NARROW)
+            found, all_of_them = master.found(best, Range(R, R), prices, Effort(), NARROW)
             assert found
             assert all_of_them
-        assert not master.impossible(best, Range(R, R), Start(master.prices), 1e9)[0]
+        assert not master.impossible(best, Range(R, R), master.prices)[0]
 
     @settings(max_examples=40, **UNHURRIED)
-    @given(st.booleans().flatmap(lambda x: problems(most_devices=5 - x, most_layers=5, tensor_parallel=x)))
-    def test_no_part_that_the_optimum_is_in_is_ruled_out(self, problem: Problem) -> None:
-        """Of two halves it is in one, however much is known of which layers all replicas are cut at."""
+    @given(st.booleans().flatmap(lambda x: problems(most_devices=5 - x, most_layers=5, tensor_parallel=x)), st.integers(1, 4))
+    def test_intervals_of_replica_counts(self, problem: Problem, expected: int) -> None:
+        """They are all counts, once, and of none that the optimum is in its step is ruled out."""
         assume(problem.backend == "torch")
         try:
             solution = Exhaustive()(problem)
         except PartitionError:
             return
-        best, replicas = checked(problem, solution), solution.plan.replicas
-        columns = Columns(Stages(Kinds(problem)))
-        alone = [stage.layers for replica in replicas for stage in replica.stages if len(stage.devices) == 1]
-        shared = {c for c in range(1, columns.L) if not any(lo < c < hi for lo, hi in alone)}
-        start = Start(Master(columns).shared(len(replicas), 0.1))
-        part = Part(Range(len(replicas), len(replicas)), Shared(), ((1, columns.L - 1),) if columns.L > 1 else (), start)
-        while True:
-            master = Master(columns.where(part.shared))
-            assert master.impossible(best, part.R, part.start, 1e9)[0] is not True
-            halves = part.halves()
-            if not halves:
-                break
-            [part] = [half for half in halves if not half.shared.without & shared
-                      and all(any(lo <= c <= hi for c in shared) for lo, hi in half.shared.within)]  # fmt: skip
-        assert part.shared.without == set(range(1, columns.L)) - shared
+        best, R = checked(problem, solution), len(solution.plan.replicas)
+        master = Master(Columns(Stages(Kinds(problem))))
+        bound = Bound(master, best / 2, best, best * 1.02, min(expected, master.kinds.most), lambda: False)
+        assert bound.run() <= best * ROUNDING
+        assert sorted(r for low, high in bound.ranges for r in range(low, high + 1)) == [*range(1, master.kinds.most + 1)]
+        [interval] = [x for x in bound.ranges if x.low <= R <= x.high]
+        assert bound.shown[interval] <= best * ROUNDING
+        assert not master.impossible(best, interval, master.prices)[0]
 
     @settings(max_examples=15, **UNHURRIED)
     @given(problems(most_devices=3, most_layers=5))
@@ -179,7 +172,7 @@ class TestTheBoundOfAPipeline:
         samples -= b > 1 and samples > low and samples % b == 0 and data.draw(st.booleans())
         fewest = data.draw(st.sampled_from([samples, max(low, int(samples / 1.1))]))
         load = Loads(*(np.array([x]) for x in (size, fewest, samples, columns.coarse.row(size, fewest))))
-        values = bounds_along(columns, columns.step(1e9, 1, load), path)
+        values, ends = bounds_along(columns, columns.step(1e9, 1, load), path), list[float]()
         sizes = (b,) * (samples // b) + ((samples % b,) if samples % b else ())
         for family in allowed_families(problem):
             depths = tuple(depth_of(family, len(path.kinds) - s, len(sizes)) for s in range(len(path.kinds)))
@@ -190,6 +183,7 @@ class TestTheBoundOfAPipeline:
             times = pipeline_times(costs, depths)
             end = max(t.backward[-1] for t in times) + paths._optimizer(path)
             assert len(bounds_along(columns, columns.step(end * ROUNDING, 1, load), path)) == len(path.kinds)
+            ends.append(end)
             for s, (row, time) in enumerate(zip(values[::-1], times, strict=True)):
                 if s and not problem.cluster.runtime_overhead.overlap_transfers:
                     continue  # actions are longer by their transfers, of which bounds know none inside
@@ -202,6 +196,10 @@ class TestTheBoundOfAPipeline:
                     if early < m:
                         assert row[y] <= (time.backward[-1] - begin[early]) * ROUNDING
                         assert row[y + len(EARLY)] <= (time.backward[m - 1 - early] - begin[0]) * ROUNDING
+        if ends:  # and found at any prices that it is worth
+            used, worth = paths._used(path), np.array([data.draw(st.floats(0.01, 1)) for _ in columns.kinds.classes])
+            worth *= samples * (1 - 1e-9) / (worth @ np.array(used))
+            assert used in [c.used for c in columns.search(columns.step(min(ends) * ROUNDING, 1, load), worth, 0.0, Effort())[0]]
 
 
 def bounds_along(columns: Columns, step: Step, path: Path) -> list[Array]:
@@ -244,7 +242,7 @@ class TestSumsInChains:
 
     @settings(max_examples=200, **UNHURRIED)
     @given(st.booleans().flatmap(lambda x: problems(7, 6, least_devices=4, tensor_parallel=x)), st.data())
-    def test_a_stage_ends_before_all_sums_of_its_chain(self, problem: Problem, data: st.DataObject) -> None:
+    def test_a_stage_ends_before_its_own_sums(self, problem: Problem, data: st.DataObject) -> None:
         """In the simulator, whatever the replicas and whenever their stages are ready."""
         columns = Columns(Stages(Kinds(problem)))
         replicas, ready = drawn_replicas(data, columns), dict[str, float]()
@@ -257,14 +255,10 @@ class TestSumsInChains:
         ready |= dict.fromkeys(late.devices, 1e3)
         costs = Costs(problem.profile, problem.cluster)
         end = max([1e3, *(end for _, _, end in sync_times(sync_segments(plan, costs), ready, costs))])
-        alone = [stage.layers for replica in replicas for stage in replica.stages if len(stage.devices) == 1]
-        without = {c for c in range(1, columns.L) if any(lo < c < hi for lo, hi in alone)}
-        sums = columns.where(Shared(frozenset(without))).sums(len(replicas))
         kind = problem.cluster.device(late.devices[0]).type, len(late.devices)
-        v = next(v for v, k in enumerate(columns.kinds.kinds) if (k.type, k.degree) == kind)
-        least = min(sums[x, *late.layers] for x, k in enumerate(columns.kinds.kinds) if (k.type, k.degree) == kind)
+        sums = columns.sums(len(replicas))
+        least = min(sums[v, *late.layers] for v, k in enumerate(columns.kinds.kinds) if (k.type, k.degree) == kind)
         assert end >= (1e3 + least) / ROUNDING
-        assert sums[v, *late.layers] >= columns.sums(len(replicas))[v, *late.layers]
 
     def test_pipelines_are_cut_where_all_are(self) -> None:
         columns = Columns(Stages(Kinds(mixed(3, 60)))).cut_at((0, 2, 3, 5, 6), (3,))
