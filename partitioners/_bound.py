@@ -12,11 +12,10 @@ from hetpipe.partitioners._master import Master, Range
 
 PROVEN = 1.01  # times the bound: a plan that is good enough
 NEAR = 1.002  # of two T, between which no other is tried
-CANDIDATES = 2_000_000  # partial pipelines looked at, per class: about 0.6 s
+CANDIDATES = 2_200_000  # partial pipelines looked at, per class: about 0.5 s on two processors
 EACH = 10_000  # candidates that take as long as the tables of one interval
 QUOTA = 0.4  # of the effort left, for one T
 FIRST = 0.15  # and for the first T
-DIVIDED = 1.015  # ratio of T that is ruled out and one that is not, where intervals are divided
 CLOSE = 1.005  # of T that are about the same
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
 LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
@@ -49,8 +48,10 @@ class Bound:
         while self.left > 0 and not self.late():
             R = min(self.ranges, key=lambda R: self.shown[R])
             low, high, others = self.shown[R], self.above[R], max(self.shown.values())
-            if low * NEAR >= high or self.step <= low * PROVEN:
+            if self.step <= low * PROVEN or (low * NEAR >= high and not self._divided(R)):
                 break
+            if R not in self.shown:
+                continue
             first = low == self.fluid
             T = min(self.next[R], others) if first and others > low else self.next[R]
             if not first and low < others < self.soft[R]:
@@ -64,22 +65,20 @@ class Bound:
             elif first:
                 self.soft[R], self.next[R] = T, T / (LOWER * min(times, MOST))
                 continue
-            elif shown is False and high < low * DIVIDED and self._divided(R, T):
-                continue
             else:
                 self.above[R] = self.soft[R] = T
             self.next[R] = self.shown[R] + STEP * (self.soft[R] - self.shown[R])
         return min(self.shown.values())
 
-    def _divided(self, R: Range, T: float) -> bool:
-        """Two intervals instead of one, where sums differ much, to go on from T with."""
+    def _divided(self, R: Range) -> bool:
+        """Two intervals instead of one, where sums differ much."""
         low, high = R
         if self._seconds(high) - self._seconds(low) <= FINE * self.step:
             return False
         middle, at = round((low * high) ** 0.5), self.ranges.index(R)
         self.ranges[at : at + 1] = halves = [Range(middle + 1, high), Range(low, middle)]
         for half in halves:
-            self.shown[half], self.above[half], self.next[half] = self.shown[R], self.step, T
+            self.shown[half], self.above[half], self.next[half] = self.shown[R], self.step, self.above[R]
             self.soft[half], self.prices[half], self.masters[half] = self.step, self.prices[R], Master(self.columns)
         del self.shown[R]
         return True

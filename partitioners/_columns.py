@@ -51,21 +51,27 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import NamedTuple
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners import _enumerate
-from hetpipe.partitioners._enumerate import LO, LOAD, SLACKS, USED, VALUES, End, Given, Tables
+from hetpipe.partitioners._enumerate import LO, LOAD, SLACKS, USED, VALUES, End, Found, Given, Tables
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
 
+PARTS, FEW = 4, 40  # of the loads, each in a thread of its own: always as many, so that plans do not depend on the machine
 TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
+T = TypeVar("T")
 
 
 class Column(NamedTuple):
@@ -98,6 +104,22 @@ class Step(NamedTuple):
         """Some of the loads."""
         given = Given._make(x[rows] for x in self.given)
         return Step(self.loads.pick(rows), given, self.end, self.reach[rows])
+
+    def parts(self) -> list[Step]:
+        """Parts of the loads that take about as long, or all of them if they are few."""
+        number = PARTS if len(self.loads.low) >= FEW else 1
+        return [self.pick(np.arange(len(self.loads.low)) % number == i) for i in range(number)]
+
+
+def each(function: Callable[[Step], T], parts: list[Step]) -> list[T]:
+    """Of every part, side by side: compiled loops let other threads run."""
+    return [function(parts[0])] if len(parts) == 1 else list(threads().map(function, parts))
+
+
+@cache
+def threads() -> ThreadPoolExecutor:
+    """As many as there are processors and parts."""
+    return ThreadPoolExecutor(max_workers=min(PARTS, os.cpu_count() or 1))
 
 
 class Columns:
@@ -182,13 +204,15 @@ class Columns:
 
     def _to_go(self, step: Step, prices: Array, fixed: float) -> tuple[Array, NDArray[np.bool_]]:
         """The least price of layers [0, hi) and of a replica; and which loads may be worth more than their price."""
-        found = _enumerate.to_go(self.tables, *step[1:], prices[self.at] * self.degree, fixed, self.layers)
-        self.seen += TABLE * int(found[1].sum())
-        return found
+        return _enumerate.to_go(self.tables, *step[1:], prices[self.at] * self.degree, fixed, self.layers)
 
     def alive(self, step: Step, prices: Array, fixed: float) -> NDArray[np.bool_]:
         """Loads that may be worth more than their price, by work and time alone."""
-        return self._to_go(step, prices, fixed)[1]
+        parts, found = step.parts(), np.zeros(len(step.loads.low), dtype=np.bool_)
+        for i, (_, alive) in enumerate(each(lambda part: self._to_go(part, prices, fixed), parts)):
+            found[i :: len(parts)] = alive
+        self.seen += TABLE * int(found.sum())
+        return found
 
     def nothing(self, step: Step) -> tuple[Index, Array]:
         """A partial pipeline without stages of each load: rows, and their values, as `_enumerate` has them."""
@@ -207,11 +231,17 @@ class Columns:
     def search(self, step: Step, prices: Array, fixed: float, effort: Effort) -> tuple[list[Column], Loads, bool]:
         """Compositions of pipelines that could be worth more than their price, with their most samples; the loads of
         all such pipelines; and whether these are all, or the limits of `effort` left some out."""
+        parts = step.parts()
+        most = effort.columns / len(parts), (effort.candidates - self.seen) / len(parts), effort.rows / len(parts)
+        found = each(lambda part: self._search(part, prices, fixed, most), parts)
+        self.seen += sum(part.seen for part, _ in found)
+        columns = [Column(tuple(c), n, i) for part, _ in found for c, n, i in zip(*(x.tolist() for x in part[:3]), strict=True)]
+        hit = Loads(*map(np.concatenate, zip(*(loads for _, loads in found), strict=True)))
+        return columns, hit, all(part.complete for part, _ in found)
+
+    def _search(self, step: Step, prices: Array, fixed: float, most: tuple[float, float, float]) -> tuple[Found, Loads]:
+        """What is found in one part of the loads, and the loads of that."""
         to_go, alive = self._to_go(step, prices, fixed)
-        step, to_go = step.pick(alive), to_go[alive]
-        most = float(effort.columns), float(effort.candidates - self.seen), float(effort.rows)
-        price = prices[self.at] * self.degree
-        found = _enumerate.search(self.tables, *step[1:], self.allowed, price, to_go, most)
-        self.seen += found.seen
-        columns = [Column(tuple(c), n, i) for c, n, i in zip(*(x.tolist() for x in found[:3]), strict=True)]
-        return columns, step.loads.pick(found.hit), found.complete
+        step, price = step.pick(alive), prices[self.at] * self.degree
+        found = _enumerate.search(self.tables, *step[1:], self.allowed, price, to_go[alive], most)
+        return found._replace(seen=found.seen + TABLE * len(step.loads.low)), step.loads.pick(found.hit)
