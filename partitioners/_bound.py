@@ -13,7 +13,6 @@ from hetpipe.partitioners._master import Master, Range
 PROVEN = 1.01  # times the bound: a plan that is good enough
 NEAR = 1.002  # of two T, between which no other is tried
 CANDIDATES = 2_200_000  # partial pipelines looked at, per class: about 0.5 s on two processors
-EACH = 10_000  # candidates that take as long as the tables of one interval
 QUOTA = 0.4  # of the effort left, for one T
 FIRST = 0.15  # and for the first T
 CLOSE = 1.005  # of T that are about the same
@@ -56,9 +55,11 @@ class Bound:
             T = min(self.next[R], others) if first and others > low else self.next[R]
             if not first and low < others < self.soft[R]:
                 T = others
+            if low >= T:
+                break
             quota, seen = self.left * (FIRST if self.left == self.effort else QUOTA), self.columns.seen
             shown, self.prices[R], times = self.masters[R].impossible(T, R, self.prices[R], quota, once=first)
-            self.left -= self.columns.seen - seen + EACH
+            self.left -= self.columns.seen - seen
             if shown:
                 self.shown[R] = T
                 self.soft[R] = self.soft[R] if self.soft[R] > T * CLOSE else high

@@ -28,6 +28,7 @@ GUESS = Effort(columns=ENOUGH, rows=1000)
 WIDE, NARROW = 1.05, 1.015  # ratios of the samples of one load, for a guess and for a proof
 ALONE = 0.8
 BELOW = 1 - 1e-9
+EACH = 10_000  # candidates that take as long as a linear program and the tables of a search
 MANY = 1.03  # times the batch: more than a plan does at good prices
 SMALL = 0.05  # part of the batch that a price is taken to be worth at least
 MARGIN = 0.01  # of a column's samples: others like it are worth about as much
@@ -134,6 +135,7 @@ class Master:
         limit = self.columns.seen + candidates
         best, worth, prices = prices, math.inf, self.scaled(prices, R.high)
         for _ in range(ROUNDS):
+            self.columns.seen += EACH
             found, all_of_them = self.found(T, R, prices, Effort(columns=ENOUGH, candidates=limit), NARROW)
             if all_of_them and not found:
                 return True, prices, 1.0
@@ -148,6 +150,7 @@ class Master:
                     return False, best, math.sqrt(total / self.batch * min(worth, MANY))
                 if self.columns.seen > limit:
                     return None, best, worth
+                self.columns.seen += EACH
                 prices = self.nearest(T, R, best, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
                 found = self.found(T, R, prices, GUESS, NARROW)[0]
                 if not found:
