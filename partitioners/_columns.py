@@ -41,8 +41,13 @@ optimizers when all sums have. Of rows with the same load, devices and first lay
 apart. All of this only relaxes, so nothing that fits is lost.
 
 **Prices.** A row is given up when its price, and the least that the layers left must cost, reach n₂ − ρ. The latter
-is a shortest path over stages that could fit within T by their work alone; few rows survive it when the prices are
-those of a nearly optimal linear program, which is why pipelines of any length and any mix can be told apart.
+is a shortest path over stages that could fit within T by their work alone, and that take the first forward and the last
+backward through in the time that the row leaves: cheap devices are slow, so the less time is left, the more the layers before
+must cost. Times beyond the least are counted in parts of WIDTH · T, rounded down, which only relaxes. Few rows survive when the
+prices are those of a nearly optimal linear program, which is why pipelines of any length and any mix can be told apart.
+
+Loads are searched in four parts, side by side: each has its share of the limits, so what is found does not depend on the
+number of processors.
 
 Transfers that do not overlap compute (`runtime_overhead`) lengthen the actions at both ends instead, and the step is
 no shorter: the bound holds."""
