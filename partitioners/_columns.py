@@ -213,11 +213,9 @@ class Columns:
 
     def alive(self, step: Step, prices: Array, fixed: float) -> NDArray[np.bool_]:
         """Loads that may be worth more than their price, by work and time alone."""
-        parts, found = step.parts(), np.zeros(len(step.loads.low), dtype=np.bool_)
-        for i, (_, alive) in enumerate(each(lambda part: self._to_go(part, prices, fixed), parts)):
-            found[i :: len(parts)] = alive
-        self.seen += TABLE * int(found.sum())
-        return found
+        alive = self._to_go(step, prices, fixed)[1]
+        self.seen += TABLE * int(alive.sum())
+        return alive
 
     def nothing(self, step: Step) -> tuple[Index, Array]:
         """A partial pipeline without stages of each load: rows, and their values, as `_enumerate` has them."""
@@ -236,7 +234,7 @@ class Columns:
     def search(self, step: Step, prices: Array, fixed: float, effort: Effort) -> tuple[list[Column], Loads, bool]:
         """Compositions of pipelines that could be worth more than their price, with their most samples; the loads of
         all such pipelines; and whether these are all, or the limits of `effort` left some out."""
-        parts = step.parts()
+        parts = step.parts() if effort.rows == math.inf else [step]
         most = effort.columns / len(parts), (effort.candidates - self.seen) / len(parts), effort.rows / len(parts)
         found = each(lambda part: self._search(part, prices, fixed, most), parts)
         self.seen += sum(part.seen for part, _ in found)
