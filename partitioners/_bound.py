@@ -7,8 +7,9 @@ two, as long as sums in it differ. Effort is counted in partial pipelines, so bo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from hetpipe.partitioners._master import Master, Range
+from hetpipe.partitioners._master import Master, Prices, Range
 
 PROVEN = 1.01  # times the bound: a plan that is good enough
 NEAR = 1.002  # of two T, between which no other is tried
@@ -23,6 +24,20 @@ ALIKE, FINE = 0.005, 0.001  # of a step, by which gradient sums may differ withi
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
 
 
+@dataclass(eq=False)
+class Interval:
+    """Replica counts R; T that is ruled out for them, the least that was not (`above`), and was not by the first prices (`soft`),
+    and what is tried next; the prices to go on from, and the columns known."""
+
+    R: Range
+    shown: float
+    above: float
+    soft: float
+    next: float
+    prices: Prices
+    master: Master
+
+
 class Bound:
     """What is ruled out below the step of a plan of `replicas`; about `least` is possible in the linear program."""
 
@@ -30,14 +45,12 @@ class Bound:
         self, master: Master, fluid: float, least: float, step: float, replicas: int, late: Callable[[], bool]
     ) -> None:
         self.columns, self.kinds, self.late = master.columns, master.kinds, late
-        self.fluid, self.least, self.step = fluid, min(step, least), step
-        self.ranges = self.intervals(replicas)
-        self.prices = {R: master.shared(R.high, SHARE) for R in self.ranges} | {self.ranges[0]: master.prices}
-        self.shown = dict.fromkeys(self.ranges, fluid)  # T that is ruled out
-        self.above = dict.fromkeys(self.ranges, step)  # and the least that was not
-        self.soft = dict(self.above)  # or was not by the first prices
-        self.next = dict.fromkeys(self.ranges, self.least / NEARLY)  # what is tried next, as long as nothing is ruled out
-        self.masters = {R: Master(self.columns) for R in self.ranges}
+        self.fluid, self.step, first = fluid, step, min(step, least) / NEARLY
+        self.intervals = [
+            Interval(R, fluid, step, step, first, master.shared(R.high, SHARE), Master(self.columns))
+            for R in self.ranges(replicas)
+        ]
+        self.intervals[0].prices = master.prices
         self.left = self.effort = CANDIDATES * float(self.kinds.K) ** 1.5
 
     def run(self) -> float:
@@ -45,43 +58,43 @@ class Bound:
         number of replicas, whose T the others then try, too. The first proof for each is by the prices there are, at the T that
         these are good for; then better prices are sought."""
         while self.left > 0 and not self.late():
-            R = min(self.ranges, key=lambda R: self.shown[R])
-            low, high, others = self.shown[R], self.above[R], max(self.shown.values())
-            if self.step <= low * PROVEN or (low * NEAR >= high and not self._divided(R)):
+            x = min(self.intervals, key=lambda x: x.shown)
+            others = max(y.shown for y in self.intervals)
+            if self.step <= x.shown * PROVEN:
                 break
-            if R not in self.shown:
-                continue
-            first = low == self.fluid
-            T = min(self.next[R], others) if first and others > low else self.next[R]
-            if not first and low < others < self.soft[R]:
+            if x.shown * NEAR >= x.above:
+                if self._divided(x):
+                    continue
+                break
+            first = x.shown == self.fluid
+            T = min(x.next, others) if first and others > x.shown else x.next
+            if not first and x.shown < others < x.soft:
                 T = others
-            if low >= T:
+            if x.shown >= T:
                 break
             quota, seen = self.left * (FIRST if self.left == self.effort else QUOTA), self.columns.seen
-            shown, self.prices[R], times = self.masters[R].impossible(T, R, self.prices[R], quota, once=first)
+            shown, x.prices, times = x.master.impossible(T, x.R, x.prices, quota, once=first)
             self.left -= self.columns.seen - seen
-            if shown:
-                self.shown[R] = T
-                self.soft[R] = self.soft[R] if self.soft[R] > T * CLOSE else high
-            elif first:
-                self.soft[R], self.next[R] = T, T / (LOWER * min(times, MOST))
+            if first and not shown:
+                x.soft, x.next = T, T / (LOWER * min(times, MOST))
                 continue
+            if shown:
+                x.shown, x.soft = T, x.soft if x.soft > T * CLOSE else x.above
             else:
-                self.above[R] = self.soft[R] = T
-            self.next[R] = self.shown[R] + STEP * (self.soft[R] - self.shown[R])
-        return min(self.shown.values())
+                x.above = x.soft = T
+            x.next = x.shown + STEP * (x.soft - x.shown)
+        return min(x.shown for x in self.intervals)
 
-    def _divided(self, R: Range) -> bool:
+    def _divided(self, x: Interval) -> bool:
         """Two intervals instead of one, where sums differ much."""
-        low, high = R
+        low, high = x.R
         if self._seconds(high) - self._seconds(low) <= FINE * self.step:
             return False
-        middle, at = round((low * high) ** 0.5), self.ranges.index(R)
-        self.ranges[at : at + 1] = halves = [Range(middle + 1, high), Range(low, middle)]
-        for half in halves:
-            self.shown[half], self.above[half], self.next[half] = self.shown[R], self.step, self.above[R]
-            self.soft[half], self.prices[half], self.masters[half] = self.step, self.prices[R], Master(self.columns)
-        del self.shown[R]
+        middle, at = round((low * high) ** 0.5), self.intervals.index(x)
+        halves = Range(middle + 1, high), Range(low, middle)
+        self.intervals[at : at + 1] = [
+            Interval(R, x.shown, self.step, self.step, x.above, x.prices, Master(self.columns)) for R in halves
+        ]
         return True
 
     def _seconds(self, R: int) -> float:
@@ -90,7 +103,7 @@ class Bound:
         inside = [c.inside for c in self.kinds.classes if c.inside is not None] if self.kinds.largest_node >= R else []
         return 2 * (R - 1) * min((x.seconds(half / R) for x in [*inside, *self.kinds.between]), default=0.0)
 
-    def intervals(self, R: int) -> list[Range]:
+    def ranges(self, R: int) -> list[Range]:
         """Replica counts, the most first: from about R up, then so that the sums of half of the layers differ little
         within each. As many as a node has devices or fewer, which may sum inside nodes, are apart, and at most half as many
         are with them."""

@@ -224,14 +224,6 @@ def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed:
 
 
 @inlined
-def _wait(first: float, last: float, forward: float, backward: float, depth: int, m: int) -> float:
-    """Idle seconds of a stage while its first and its last micro-batch are downstream for so long."""
-    begin = max(first - (depth - 1) * forward, 0.0)
-    end = max(last - (depth - 1) * backward, 0.0)
-    return begin + end if depth < m else max(begin, end)
-
-
-@inlined
 def _mask(masked: bool, K: int, rows: Index, j: int) -> int:
     """Which classes are among those that a row uses, as an index of `links`; 0 for none."""
     found = 0

@@ -98,10 +98,10 @@ class TestAgainstTheOracle:
         master = Master(Columns(Stages(Kinds(problem))))
         bound = Bound(master, best / 2, best, best * 1.02, min(expected, master.kinds.most), lambda: False)
         assert bound.run() <= best * ROUNDING
-        assert sorted(r for low, high in bound.ranges for r in range(low, high + 1)) == [*range(1, master.kinds.most + 1)]
-        [interval] = [x for x in bound.ranges if x.low <= R <= x.high]
-        assert bound.shown[interval] <= best * ROUNDING
-        assert not master.impossible(best, interval, master.prices)[0]
+        assert sorted(r for x in bound.intervals for r in range(x.R.low, x.R.high + 1)) == [*range(1, master.kinds.most + 1)]
+        [interval] = [x for x in bound.intervals if x.R.low <= R <= x.R.high]
+        assert interval.shown <= best * ROUNDING
+        assert not master.impossible(best, interval.R, master.prices)[0]
 
     @settings(max_examples=15, **UNHURRIED)
     @given(problems(most_devices=3, most_layers=5))
