@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from hetpipe.partitioners._master import Master, Prices, Range
 
 PROVEN = 1.01  # times the bound: a plan that is good enough
-NEAR = 1.002  # of two T, between which no other is tried
+NEAR = 1.0005  # of two T, between which no other is tried
 CANDIDATES = 1_050_000  # partial pipelines looked at, times the number of classes to the power of 1.5: 1 to 3 s on two processors
-QUOTA = 0.4  # of the effort left, for one T
+QUOTA = 0.6  # of the effort left, for one T
 FIRST = 0.15  # and for the first T
 CLOSE = 1.005  # of T that are about the same
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
@@ -26,8 +26,8 @@ SHARE = 0.02  # of the batch that replicas are worth where they are few, at firs
 
 @dataclass(eq=False)
 class Interval:
-    """Replica counts R; T that is ruled out for them, the least that was not (`above`), and was not by the first prices (`soft`),
-    and what is tried next; the prices to go on from, and the columns known."""
+    """Replica counts R; T that is ruled out for them, one at which pipelines are known that could do the batch (`above`), the
+    least that was not ruled out with the effort there was (`soft`), and what is tried next; and the prices to go on from."""
 
     R: Range
     shown: float
@@ -35,7 +35,6 @@ class Interval:
     soft: float
     next: float
     prices: Prices
-    master: Master
 
 
 class Bound:
@@ -46,9 +45,9 @@ class Bound:
     ) -> None:
         self.columns, self.kinds, self.late = master.columns, master.kinds, late
         self.fluid, self.step, first = fluid, step, min(step, least) / NEARLY
+        self.master = Master(self.columns)
         self.intervals = [
-            Interval(R, fluid, step, step, first, master.shared(R.high, SHARE), Master(self.columns))
-            for R in self.ranges(replicas)
+            Interval(R, fluid, step, step, first, master.shared(R.high, SHARE)) for R in self.ranges(replicas)
         ]
         self.intervals[0].prices = master.prices
         self.left = self.effort = CANDIDATES * float(self.kinds.K) ** 1.5
@@ -58,13 +57,14 @@ class Bound:
         number of replicas, whose T the others then try, too. The first proof for each is by the prices there are, at the T that
         these are good for; then better prices are sought."""
         while self.left > 0 and not self.late():
-            x = min(self.intervals, key=lambda x: x.shown)
+            x = min(self.intervals, key=lambda x: (x.shown, x.above))
             others = max(y.shown for y in self.intervals)
             if self.step <= x.shown * PROVEN:
                 break
-            if x.shown * NEAR >= x.above:
-                if self._divided(x):
-                    continue
+            if x.above < self.step and x.above - x.shown <= self._spread(x.R) and self._spread(x.R) > FINE * self.step:
+                self._divide(x)
+                continue
+            if x.soft <= x.shown * NEAR:
                 break
             first = x.shown == self.fluid
             T = min(x.next, others) if first and others > x.shown else x.next
@@ -73,7 +73,7 @@ class Bound:
             if x.shown >= T:
                 break
             quota, seen = self.left * (FIRST if self.left == self.effort else QUOTA), self.columns.seen
-            shown, x.prices, times = x.master.impossible(T, x.R, x.prices, quota, once=first)
+            shown, x.prices, times = self.master.impossible(T, x.R, x.prices, quota, once=first)
             self.left -= self.columns.seen - seen
             if first and not shown:
                 x.soft, x.next = T, T / (LOWER * min(times, MOST))
@@ -81,21 +81,24 @@ class Bound:
             if shown:
                 x.shown, x.soft = T, x.soft if x.soft > T * CLOSE else x.above
             else:
-                x.above = x.soft = T
+                x.above, x.soft = T if shown is False else x.above, T
             x.next = x.shown + STEP * (x.soft - x.shown)
         return min(x.shown for x in self.intervals)
 
-    def _divided(self, x: Interval) -> bool:
-        """Two intervals instead of one, where sums differ much."""
+    def _divide(self, x: Interval) -> None:
+        """Two intervals instead of one."""
         low, high = x.R
-        if self._seconds(high) - self._seconds(low) <= FINE * self.step:
-            return False
-        middle, at = round((low * high) ** 0.5), self.intervals.index(x)
-        halves = Range(middle + 1, high), Range(low, middle)
-        self.intervals[at : at + 1] = [
-            Interval(R, x.shown, self.step, self.step, x.above, x.prices, Master(self.columns)) for R in halves
-        ]
-        return True
+        middle, at, halves = round((low * high) ** 0.5), self.intervals.index(x), []
+        for R in (Range(middle + 1, high), Range(low, middle)):
+            known = self.master.most(x.above, R) >= self.master.batch
+            above = x.above if known else min(self.step, x.above + self._spread(x.R))
+            following = x.shown + STEP * (above - x.shown) if known else x.above
+            halves.append(Interval(R, x.shown, above, above, following, x.prices))
+        self.intervals[at : at + 1] = halves
+
+    def _spread(self, R: Range) -> float:
+        """By how much the sums of replicas in an interval differ."""
+        return self._seconds(R.high) - self._seconds(R.low)
 
     def _seconds(self, R: int) -> float:
         """Least seconds that the gradient sums of half of the layers take."""

@@ -22,16 +22,16 @@ from hetpipe.partitioners._columns import Column, Columns, Counts, Effort, Step
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import COARSE
 
-ROUNDS, GUESSES, QUICK = 12, 3, 6
+ROUNDS, GUESSES = 12, 3
 ENOUGH = 60  # columns found at a time
 GUESS = Effort(columns=ENOUGH, rows=1000)
-WIDE, NARROW = 1.05, 1.015  # ratios of the samples of one load, for a guess and for a proof
+WIDE, NARROW = 1.05, 1.01  # ratios of the samples of one load, for a guess and for a proof
 ALONE = 0.8
 BELOW = 1 - 1e-9
 EACH = 10_000  # candidates that take as long as a linear program and the tables of a search
 MANY = 1.03  # times the batch: more than a plan does at good prices
-SMALL = 0.05  # part of the batch that a price is taken to be worth at least
-MARGIN = 0.01  # of a column's samples: others like it are worth about as much
+SMALL = 0.15  # part of the batch that a price is taken to be worth at least
+MARGIN = 0.001  # of a column's samples: others like it are worth about as much
 
 
 class Prices(NamedTuple):
@@ -133,9 +133,15 @@ class Master:
 
         Prices are the nearest to the best so far of which no known column is worth more, and none that is quickly found."""
         limit = self.columns.seen + candidates
-        best, worth, prices = prices, math.inf, self.scaled(prices, R.high)
+        best, worth = prices, math.inf
         for _ in range(ROUNDS):
+            total = self.most(T, R)
+            if total >= self.batch:
+                return False, best, math.sqrt(total / self.batch * min(worth, MANY))
+            if self.columns.seen > limit:
+                break
             self.columns.seen += EACH
+            prices = self.nearest(T, R, best, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
             found, all_of_them = self.found(T, R, prices, Effort(columns=ENOUGH, candidates=limit), NARROW)
             if all_of_them and not found:
                 return True, prices, 1.0
@@ -144,19 +150,14 @@ class Master:
                 best, worth = prices, self.worth(found, prices)
             if once and worth < MANY:
                 break
-            for _ in range(QUICK):
-                total = self.solve(T, R, prices)[0]
-                if total >= self.batch:
-                    return False, best, math.sqrt(total / self.batch * min(worth, MANY))
-                if self.columns.seen > limit:
-                    return None, best, worth
-                self.columns.seen += EACH
-                prices = self.nearest(T, R, best, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
-                found = self.found(T, R, prices, GUESS, NARROW)[0]
-                if not found:
-                    break
-                self.keep(T, R, found)
         return None, best, worth
+
+    def most(self, T: float, R: Range) -> float:
+        """About how many samples the columns that are known can do."""
+        comps, capacity = self._capacity(T, R)
+        rows = np.vstack([comps.T, np.ones(len(comps))])
+        solved = linprog(-capacity, A_ub=rows, b_ub=[*self.counts, R.high], method="highs") if len(comps) else None
+        return 0.0 if solved is None or solved.x is None else -float(solved.fun)
 
     def keep(self, T: float, R: Range, found: list[Column]) -> None:
         """Remember these."""
