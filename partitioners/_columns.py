@@ -137,6 +137,7 @@ class Columns:
         self.tables = self._tables()
         self.coarse = all_loads(stages, self.kinds.problem.global_batch)
         self.held = _enumerate.held(self.tables, self.given(self.coarse))
+        self._ranges: dict[float, Loads] = {}
         self.cuts: tuple[int, ...] | None = None
         self.common: tuple[int, ...] | None = ()
         self.seen = 0  # candidates so far
@@ -147,6 +148,12 @@ class Columns:
         found = copy.copy(self)
         found.cuts, found.common, found.seen = cuts, common, 0
         return found
+
+    def loads(self, ratio: float) -> Loads:
+        """All loads, in ranges of at most this ratio."""
+        if ratio not in self._ranges:
+            self._ranges[ratio] = self.coarse.split(ratio)
+        return self._ranges[ratio]
 
     @property
     def layers(self) -> Index:
@@ -202,10 +209,8 @@ class Columns:
         """What can be done within T beside R − 1 other replicas, by work and memory alone."""
         sums, given = self.sums(R), self.given(loads)
         end = End(T * SLACK, np.ascontiguousarray(sums.swapaxes(1, 2)), float(sums[:, 0, 1].min()))
-        first = self.held[loads.held]
-        for layer in self.common or ():
-            first[:, :, layer + 1 :] = np.maximum(first[:, :, layer + 1 :], layer)
-        return Step(loads, given, end, _enumerate.reach(self.tables, given, end, first, self.layers))
+        rows, common = np.ascontiguousarray(loads.held), np.array([0, *sorted(self.common or ())])
+        return Step(loads, given, end, _enumerate.reach(self.tables, given, end, self.held, rows, self.layers, common))
 
     def _to_go(self, step: Step, prices: Array, fixed: float) -> tuple[Array, NDArray[np.bool_]]:
         """The least price of layers [0, hi) and of a replica; and which loads may be worth more than their price."""

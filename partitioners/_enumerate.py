@@ -131,9 +131,9 @@ def _few(smaller: Array, knot: int, part: float, v: int, hi: int, lo: int, side:
 
 
 @compiled
-def reach(t: Tables, loads: Given, end: End, first: Index, layers: Index) -> Index:
-    """[G, V, hi]: the first of `layers` from which a stage that ends there can do its own work within T, and not before
-    `first` [G, V, hi]; L + 1 if there is none."""
+def reach(t: Tables, loads: Given, end: End, held: Index, row: Index, layers: Index, common: Index) -> Index:
+    """[G, V, hi]: the first of `layers` from which a stage that ends there can do its own work within T, and fits in memory
+    (`held`, of which each load has a `row`), and holds none of `common` inside, 0 among them; L + 1 if there is none."""
     V, L = len(t.at), t.least.shape[1] - 1
     found = np.full((len(loads.low), V, L + 1), L + 1)
     for g in range(len(loads.low)):
@@ -152,8 +152,8 @@ def reach(t: Tables, loads: Given, end: End, first: Index, layers: Index) -> Ind
                     if own + (end.sums[v, hi, 0] if at == 0 else end.shortest) <= end.T * (1 + 1e-12):
                         break
                     at += 1
-                lo = at
-                while lo < j and layers[lo] < first[g, v, hi]:
+                lo, first = at, held[row[g], v, hi]
+                while lo < j and (layers[lo] < first or layers[lo] < common[np.searchsorted(common, hi) - 1]):
                     lo += 1
                 if lo < j:
                     found[g, v, hi] = layers[lo]
@@ -187,16 +187,32 @@ def _at_least(stages: Index, price: Array, g: int, layers: Index, least: Array) 
     return price_of_all
 
 
+@inlined
+def _rest(stages: Index, price: Array, g: int, layers: Index, rest: Array) -> None:
+    """The least price [L + 1] of layers [lo, L), however long they take."""
+    rest[:] = np.inf
+    rest[len(rest) - 1] = 0.0
+    for j in range(len(layers) - 1, 0, -1):
+        hi = layers[j]
+        for v in range(len(price)):
+            paid = rest[hi] + price[v]
+            for a in range(j - 1, -1, -1):
+                if layers[a] < stages[g, v, hi]:
+                    break
+                rest[layers[a]] = min(rest[layers[a]], paid)
+
+
 @compiled
 def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed: float, layers: Index) -> tuple[Array, Flags]:
     """The least price of layers [0, hi) and a `fixed` one, [G, L + 1, SLACKS], with stages as `reach` has them, where the first
     forward and the last backward through them take no longer than the least there is (`once`) and so many times WIDTH · T; the
     last of these: however long. And which loads may be worth more than their price; of others all is infinite."""
     G, V, L, most, width = len(loads.low), len(t.at), t.least.shape[1] - 1, SLACKS - 1, WIDTH * end.T
-    least, alive, any_time = np.full((G, L + 1, SLACKS), np.inf), np.zeros(G, np.bool_), np.zeros(L + 2)
+    least, alive, any_time, rest = np.full((G, L + 1, SLACKS), np.inf), np.zeros(G, np.bool_), np.zeros(L + 2), np.zeros(L + 1)
     for g in range(G):
         if not fixed + _at_least(stages, price, g, layers, any_time) < loads.high[g]:
             continue
+        _rest(stages, price, g, layers, rest)
         i, q, full, once = loads.size[g], loads.q[g], loads.m[g] > 0, loads.once[g]
         least[g, 0] = fixed
         for j in range(1, len(layers)):
@@ -208,6 +224,8 @@ def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed:
                     lo = layers[a]
                     if lo < stages[g, v, hi]:
                         break
+                    if not least[g, lo, most] + price[v] + rest[hi] < loads.high[g]:
+                        continue
                     there = t.times[i, v, hi, lo, 1] if full else _few(t.smaller, loads.knot[g], loads.part[g], v, hi, lo, 0)
                     back = t.times[i, v, hi, lo, 0] - t.times[i, v, hi, lo, 1]
                     if q > 0:
@@ -507,7 +525,7 @@ def _search_nothing() -> None:
                     True, True, 0.0)  # fmt: skip
     loads = Given(none, none, none, none, none, none, none, zeros(0), zeros((0, 2, 2)))
     end = End(1.0, zeros((1, 2, 2)), 0.0)
-    stages = reach(tables, loads, end, held(tables, loads), layers)
+    stages = reach(tables, loads, end, held(tables, loads), none, layers, layers[:1])
     least, _ = to_go(tables, loads, end, stages, price, 0.0, layers)
     search(tables, loads, end, stages, flag[0], price, least, (1.0, 1.0, 1.0))
     extended(tables, loads, end, stages, flag[0], price, least, one, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1)

@@ -84,7 +84,7 @@ class Master:
         columns, first = self.columns, WIDE if ratio == WIDE else COARSE
         key = T, R.low, first
         if self._known_step is None or self._known_step[0] != key:
-            self._known_step = key, columns.step(T, R.low, columns.coarse.split(first))
+            self._known_step = key, columns.step(T, R.low, columns.loads(first))
         step = self._known_step[1]
         if ratio != first:
             alive = columns.alive(step, prices.device, prices.replica)
@@ -131,7 +131,7 @@ class Master:
         not, and False if pipelines were seen that could do the batch. Then, the best prices to go on from, and about how many
         times the batch could be done; `once` that is found for good prices, there is no search for better ones.
 
-        Prices are the nearest to the best so far of which no known column is worth more, and none that is quickly found."""
+        Prices tried are the nearest to the best so far of which no known column is worth more."""
         limit = self.columns.seen + candidates
         best, worth = prices, math.inf
         for _ in range(ROUNDS):
@@ -185,9 +185,8 @@ class Master:
         limits = np.vstack([worth, np.hstack([one, change]), np.hstack([-one, change]), everything])
         most = np.concatenate([-capacity * (1 + margin), own, -own, [self.batch * BELOW]])
         solved = linprog([0.0] * (K + 1) + [1.0], A_ub=limits, b_ub=most, method="highs")
-        if solved.x is None:
-            return last
-        return self.scaled(Prices(solved.x[:K], float(solved.x[K])), R.high)
+        found = last if solved.x is None else Prices(solved.x[:K], float(solved.x[K]))
+        return self.scaled(found, R.high)
 
     def _capacity(self, T: float, R: Range) -> tuple[Array, Array]:
         """Compositions [N, K] and the most samples of columns found within T or less beside as many replicas or more."""

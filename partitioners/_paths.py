@@ -15,7 +15,7 @@ from hetpipe.partitioners._space import allowed_families, depth_of, families_of
 from hetpipe.plan import ReplicaPlan, StagePlan
 from hetpipe.simulator import pipeline_times, replica_costs
 
-ALIKE, SIMULATED = 4, 5  # partial pipelines kept that hold the same layers on the same devices; and ends simulated
+ALIKE, SIMULATED = 4, 30  # partial pipelines kept that hold the same layers on the same devices; and ends simulated
 PLACE, SIMULATION = 1000, 5000  # partial pipelines that take as long as the tables of a place, and as one simulation
 
 
