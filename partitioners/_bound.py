@@ -1,8 +1,9 @@
 """A lower bound for a large cluster: steps that are ruled out, for all numbers of replicas.
 
 The linear program (`_master`) is asked for one interval of replica counts after the other, since gradient sums take the longer
-the more replicas there are. A step is ruled out if it is for each interval. An interval whose bound can't be raised is divided in
-two, as long as sums in it differ. Effort is counted in partial pipelines, so bounds do not depend on the speed of the machine."""
+the more replicas there are. A step is ruled out if it is for each interval. An interval is divided in two where sums in it differ
+by more than what is left to be ruled out. Effort is counted in partial pipelines, so bounds do not depend on the speed of the
+machine."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from hetpipe.partitioners._master import Master, Prices, Range
 
 PROVEN = 1.01  # times the bound: a plan that is good enough
 NEAR = 1.0005  # of two T, between which no other is tried
-CANDIDATES = 1_050_000  # partial pipelines looked at, times the number of classes to the power of 1.5: 1 to 3 s on two processors
+CANDIDATES = 1_300_000  # partial pipelines looked at, times the number of classes to the power of 1.5: 1 to 3 s on two processors
 QUOTA = 0.6  # of the effort left, for one T
 FIRST = 0.15  # and for the first T
 CLOSE = 1.005  # of T that are about the same
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
 LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
 STEP = 0.4  # of what is between a T that is ruled out and one that is not
-ALIKE, FINE = 0.005, 0.001  # of a step, by which gradient sums may differ within an interval of replica counts, and a part of it
+ALIKE, FINE = 0.005, 0.0005  # of a step, by which gradient sums may differ within an interval, at first and at last
+LAG, RESERVE = 1.01, 0.5  # times T, by which others may be behind the one that is raised; and effort kept for them
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
 
 
@@ -53,47 +55,60 @@ class Bound:
         self.left = self.effort = CANDIDATES * float(self.kinds.K) ** 1.5
 
     def run(self) -> float:
-        """The largest T found that is ruled out: the least of all intervals is raised again and again, first that of the plan's
-        number of replicas, whose T the others then try, too. The first proof for each is by the prices there are, at the T that
-        these are good for; then better prices are sought."""
+        """The largest T found that is ruled out for all intervals. First it is raised for that of the plan's number of replicas;
+        others then try its T. Of those that are not far behind, the one is raised for which the least T is known to be possible.
+        The first proof for each is by the prices there are, at the T that these are good for; then better prices are sought."""
         while self.left > 0 and not self.late():
-            x = min(self.intervals, key=lambda x: (x.shown, x.above))
-            others = max(y.shown for y in self.intervals)
-            if self.step <= x.shown * PROVEN:
+            T = [x.shown for x in self.intervals]
+            most, limit = max(T), min((x.shown for x in self.intervals if self._settled(x)), default=self.step)
+            if self.step <= min(T) * PROVEN or limit <= min(T):
                 break
-            if x.above < self.step and x.above - x.shown <= self._spread(x.R) and self._spread(x.R) > FINE * self.step:
+            near = most / (LAG if self.left > RESERVE * self.effort else 1)
+            x = min((x for x in self.intervals if x.shown < limit), key=lambda x: (min(x.shown, near), x.above))
+            if self._divisible(x):
                 self._divide(x)
-                continue
-            if x.soft <= x.shown * NEAR:
+            elif not self._raised(x, most, limit):
                 break
-            first = x.shown == self.fluid
-            T = min(x.next, others) if first and others > x.shown else x.next
-            if not first and x.shown < others < x.soft:
-                T = others
-            if x.shown >= T:
-                break
-            quota, seen = self.left * (FIRST if self.left == self.effort else QUOTA), self.columns.seen
-            shown, x.prices, times = self.master.impossible(T, x.R, x.prices, quota, once=first)
-            self.left -= self.columns.seen - seen
-            if first and not shown:
-                x.soft, x.next = T, T / (LOWER * min(times, MOST))
-                continue
-            if shown:
-                x.shown, x.soft = T, x.soft if x.soft > T * CLOSE else x.above
-            else:
-                x.above, x.soft = T if shown is False else x.above, T
-            x.next = x.shown + STEP * (x.soft - x.shown)
         return min(x.shown for x in self.intervals)
+
+    def _raised(self, x: Interval, most: float, limit: float) -> bool:
+        """Whether another T was tried, up to `limit`; the one that others have reached, if that may be possible."""
+        first, T = x.shown == self.fluid, min(x.next, limit)
+        if x.shown < most and (first or most < x.soft):
+            T = min(T, most) if first else min(most, limit)
+        if x.shown >= T:
+            return False
+        quota, seen = self.left * (FIRST if self.left == self.effort else QUOTA), self.columns.seen
+        shown, x.prices, times = self.master.impossible(T, x.R, x.prices, quota, once=first)
+        self.left -= self.columns.seen - seen
+        if first and not shown:
+            x.soft, x.next = T, T / (LOWER * min(times, MOST))
+            return True
+        if shown:
+            x.shown, x.soft = T, x.soft if x.soft > T * CLOSE else x.above
+        else:
+            x.above, x.soft = T if shown is False else x.above, T
+        x.next = x.shown + STEP * (x.soft - x.shown)
+        return True
+
+    def _settled(self, x: Interval) -> bool:
+        """Whether nothing more is to be ruled out."""
+        return x.soft <= x.shown * NEAR and not self._divisible(x)
+
+    def _divisible(self, x: Interval) -> bool:
+        """Whether sums within it differ by more than what is left to be ruled out."""
+        return x.above < self.step and max(x.above - x.shown, FINE * self.step) <= self._spread(x.R)
 
     def _divide(self, x: Interval) -> None:
         """Two intervals instead of one."""
         low, high = x.R
         middle, at, halves = round((low * high) ** 0.5), self.intervals.index(x), []
         for R in (Range(middle + 1, high), Range(low, middle)):
-            known = self.master.most(x.above, R) >= self.master.batch
-            above = x.above if known else min(self.step, x.above + self._spread(x.R))
-            following = x.shown + STEP * (above - x.shown) if known else x.above
-            halves.append(Interval(R, x.shown, above, above, following, x.prices))
+            half = Interval(R, x.shown, x.above, x.above, x.shown + STEP * (x.above - x.shown), x.prices)
+            if self.master.most(x.above, R) < self.master.batch:  # it may well be ruled out for this half
+                half.above = half.soft = min(self.step, x.above + self._spread(x.R))
+                half.next = x.above
+            halves.append(half)
         self.intervals[at : at + 1] = halves
 
     def _spread(self, R: Range) -> float:
