@@ -78,10 +78,15 @@ class Large:
 
     def find(self) -> None:
         """The best plan of those tried."""
-        alike: list[tuple[float, Path]] = []
+        alike: list[tuple[float, Path, list[Group]]] = []
         for R, used in self.proportions():
-            self.say(f"{R} replicas of {sum(used)} devices, best step {self.best_step:.4g} s")
-            alike += self.alike(R, used)
+            least = min((step for step, _, _ in alike), default=self.best_step)
+            self.say(f"{R} replicas of {sum(used)} devices, best step {least:.4g} s")
+            alike += self.alike(R, used, least)
+        alike.sort(key=lambda found: found[:2])
+        for step, _, groups in alike:
+            if step < self.best_step:
+                self.offer(self.fleet, groups)
         self.least()
         T = self.least_T
         if not math.isfinite(T) or self.late():
@@ -89,7 +94,7 @@ class Large:
         R = round(sum(self.master.used.values())) or (1 if self.plan is None else len(self.plan.replicas))
         wanted = self.cuts(T, R)
         sets = CutSets(self.columns, self.master, self.ruled_T, min(self.best_step, T * LADDER[-1]), R, self.late)
-        for least, master in sets.best([path.cuts for _, path in sorted(alike)[:2]] + wanted, PIECES * T):
+        for least, master in sets.best([path.cuts for _, path, _ in alike[:2]] + wanted, PIECES * T):
             self.say(f"about {least:.4g} s, best step {self.best_step:.4g} s")
             self.realise(least, master)
         for cuts in wanted:  # replicas may share some cuts and not others
@@ -110,8 +115,9 @@ class Large:
         large = [(R * sum(used), R, used) for R, used in found if R * sum(used) >= USED * self.devices]
         return [(R, used) for _, R, used in sorted(large, reverse=True)[:PROPORTIONS]]
 
-    def alike(self, R: int, used: Counts) -> list[tuple[float, Path]]:
-        """Replicas that are all alike, but for a sample; with about their steps."""
+    def alike(self, R: int, used: Counts, least: float) -> list[tuple[float, Path, list[Group]]]:
+        """Replicas that are all alike, but for a sample, with about their steps, each below `least` or the one before. Few are
+        offered, since they may be placed in ways that are faster."""
         most_price = self.problem.max_price_per_hour
         if most_price is not None:
             price = float(self.kinds.prices @ np.array(used))
@@ -122,12 +128,13 @@ class Large:
         for size in range(len(self.columns.stages.sizes)):
             if samples < first_samples(self.columns.stages, size):
                 continue
-            T = min(self.best_step, MOST * self.fluid)
-            for path in self.paths.search(T, R, used, size, samples):
+            for path in self.paths.search(min(least, MOST * self.fluid), R, used, size, samples):
                 pipeline = self.paths.simulated(path, size, samples)
-                if pipeline is not None and pipeline.end(sums) < self.best_step:
-                    step = self.offer(self.fleet, self.fleet.dealt([Group(R, pipeline)]))
-                    found.append((step, path))
+                if pipeline is not None and pipeline.end(sums) < least:
+                    groups, few = self.fleet.dealt([Group(R, pipeline)]), self.kinds.largest_node >= R
+                    step = self.offer(self.fleet, groups) if few else self.fleet.step(groups)
+                    found.append((step, path, groups))
+                    least = min(least, step)
         return found
 
     def least(self) -> None:
