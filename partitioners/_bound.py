@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hetpipe.partitioners._master import Master, Prices, Range
 
 PROVEN = 1.01  # times the bound: a plan that is good enough
-NEAR = 1.0005  # of two T, between which no other is tried
+NEAR = 0.0005  # of a T or a step: what is not worth another proof, or another interval for what sums differ by
 CANDIDATES = 1_300_000  # partial pipelines looked at, times the number of classes to the power of 1.5: 1 to 3 s on two processors
 QUOTA = 0.6  # of the effort left, for one T
 FIRST = 0.15  # and for the first T
@@ -21,7 +21,7 @@ CLOSE = 1.005  # of T that are about the same
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
 LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
 STEP = 0.4  # of what is between a T that is ruled out and one that is not
-ALIKE, FINE = 0.005, 0.0005  # of a step, by which gradient sums may differ within an interval, at first and at last
+ALIKE = 0.005  # of a step, by which gradient sums may differ within an interval, at first
 LAG, RESERVE = 1.01, 0.5  # times T, by which others may be behind the one that is raised; and effort kept for them
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
 
@@ -93,11 +93,11 @@ class Bound:
 
     def _settled(self, x: Interval) -> bool:
         """Whether nothing more is to be ruled out."""
-        return x.soft <= x.shown * NEAR and not self._divisible(x)
+        return x.soft <= x.shown * (1 + NEAR) and not self._divisible(x)
 
     def _divisible(self, x: Interval) -> bool:
         """Whether sums within it differ by more than what is left to be ruled out."""
-        return x.above < self.step and max(x.above - x.shown, FINE * self.step) <= self._spread(x.R)
+        return x.above < self.step and max(x.above - x.shown, NEAR * self.step) <= self._spread(x.R)
 
     def _divide(self, x: Interval) -> None:
         """Two intervals instead of one."""
