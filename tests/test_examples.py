@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from examples import common
 from hetpipe.data import EpochSampler
 from hetpipe.device import one_thread
-from tests.commands import ROOT, finish, free_port, start
+from tests.commands import ROOT, finish, start
 from tests.ranks import make_plan
 
 Parameters = dict[str, Tensor]
@@ -80,7 +80,7 @@ def by_itself(folder: Path, script: str, *arguments: str) -> Parameters:
 
 
 def torchrun() -> list[str]:
-    return ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    return ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
 
 
 def by_torchrun(folder: Path, script: str, *arguments: str) -> Parameters:
