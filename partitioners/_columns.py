@@ -76,7 +76,7 @@ PARTS, FEW = 4, 40  # of the loads, each in a thread of its own: always as many,
 TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
-T = TypeVar("T")
+Out = TypeVar("Out")
 
 
 class Column(NamedTuple):
@@ -116,7 +116,7 @@ class Step(NamedTuple):
         return [self.pick(np.arange(len(self.loads.low)) % number == i) for i in range(number)]
 
 
-def each(function: Callable[[Step], T], parts: list[Step]) -> list[T]:
+def each(function: Callable[[Step], Out], parts: list[Step]) -> list[Out]:
     """Of every part, side by side: compiled loops let other threads run."""
     return [function(parts[0])] if len(parts) == 1 else list(threads().map(function, parts))
 

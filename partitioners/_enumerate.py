@@ -168,38 +168,20 @@ def _slack(end: End, whole: float, once: Array, lo: int) -> int:
 
 
 @inlined
-def _at_least(stages: Index, price: Array, g: int, layers: Index, least: Array) -> float:
-    """The least price of all layers or more, however long they take. (Or more: a longer stage may fit where a shorter one does
-    not, whose output is larger.) `least` [L + 2] has that of layers [0, hi)."""
-    L = len(least) - 2
-    least[:] = np.inf
-    least[0] = 0.0
-    for hi in layers[1:]:
-        found = np.inf
-        for v in range(len(price)):
-            found = min(found, least[stages[g, v, hi]] + price[v])
-        least[hi] = found
-        for lo in range(hi - 1, 0, -1):
-            if least[lo] <= found:
-                break
-            least[lo] = found
-    price_of_all: float = least[L]
-    return price_of_all
-
-
-@inlined
 def _rest(stages: Index, price: Array, g: int, layers: Index, rest: Array) -> None:
-    """The least price [L + 1] of layers [lo, L), however long they take."""
+    """The least price [L + 1] of layers [lo, L), however long they take. It does not grow with lo: a stage may begin at any later
+    layer, too, as `reach` has it."""
+    L = len(rest) - 1
     rest[:] = np.inf
-    rest[len(rest) - 1] = 0.0
+    rest[L] = 0.0
     for j in range(len(layers) - 1, 0, -1):
         hi = layers[j]
         for v in range(len(price)):
             paid = rest[hi] + price[v]
-            for a in range(j - 1, -1, -1):
-                if layers[a] < stages[g, v, hi]:
+            for lo in range(stages[g, v, hi], hi):
+                if rest[lo] <= paid:
                     break
-                rest[layers[a]] = min(rest[layers[a]], paid)
+                rest[lo] = paid
 
 
 @compiled
@@ -208,11 +190,11 @@ def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed:
     forward and the last backward through them take no longer than the least there is (`once`) and so many times WIDTH · T; the
     last of these: however long. And which loads may be worth more than their price; of others all is infinite."""
     G, V, L, most, width = len(loads.low), len(t.at), t.least.shape[1] - 1, SLACKS - 1, WIDTH * end.T
-    least, alive, any_time, rest = np.full((G, L + 1, SLACKS), np.inf), np.zeros(G, np.bool_), np.zeros(L + 2), np.zeros(L + 1)
+    least, alive, rest = np.full((G, L + 1, SLACKS), np.inf), np.zeros(G, np.bool_), np.zeros(L + 1)
     for g in range(G):
-        if not fixed + _at_least(stages, price, g, layers, any_time) < loads.high[g]:
-            continue
         _rest(stages, price, g, layers, rest)
+        if not fixed + rest[0] < loads.high[g]:
+            continue
         i, q, full, once = loads.size[g], loads.q[g], loads.m[g] > 0, loads.once[g]
         least[g, 0] = fixed
         for j in range(1, len(layers)):

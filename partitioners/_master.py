@@ -155,9 +155,8 @@ class Master:
     def most(self, T: float, R: Range) -> float:
         """About how many samples the columns that are known can do."""
         comps, capacity = self._capacity(T, R)
-        rows = np.vstack([comps.T, np.ones(len(comps))])
-        solved = linprog(-capacity, A_ub=rows, b_ub=[*self.counts, R.high], method="highs") if len(comps) else None
-        return 0.0 if solved is None or solved.x is None else -float(solved.fun)
+        solved = self.filled(comps, capacity, R.high, Prices(np.zeros(self.kinds.K), 0.0)) if len(comps) else None
+        return 0.0 if solved is None else float(capacity @ solved[0])
 
     def keep(self, T: float, R: Range, found: list[Column]) -> None:
         """Remember these."""
