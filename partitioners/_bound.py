@@ -1,41 +1,36 @@
-"""A lower bound for a large cluster: steps that are ruled out, for all numbers of replicas.
+"""A lower bound for a large cluster: steps that are ruled out, for all plans.
 
-The linear program (`_master`) is asked for one interval of replica counts after the other, since gradient sums take the longer
-the more replicas there are. A step is ruled out if it is for each interval. An interval is divided in two where sums in it differ
-by more than what is left to be ruled out. Effort is counted in partial pipelines, so bounds do not depend on the speed of the
-machine."""
+Plans are told apart by their number of replicas, since gradient sums take the longer the more there are, and by their cuts
+(`_chains`). The linear program (`_master`) is asked for one part of them after the other. Where a step is possible in it, the
+part is divided. Effort is counted in partial pipelines, so bounds do not depend on the speed of the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hetpipe.partitioners._chains import Gaps
 from hetpipe.partitioners._master import Master, Prices, Range
 
 PROVEN = 1.01  # times the bound: a plan that is good enough
-NEAR = 0.0005  # of a T or a step: what is not worth another proof, or another interval for what sums differ by
-CANDIDATES = 1_300_000  # partial pipelines looked at, times the number of classes to the power of 1.5: 1 to 3 s on two processors
-QUOTA = 0.6  # of the effort left, for one T
-FIRST = 0.15  # and for the first T
-CLOSE = 1.005  # of T that are about the same
+NEAR = 0.0005  # of a step: what is not worth another proof
+CANDIDATES, POWER = 220_000, 2.75  # partial pipelines looked at, times the number of classes to this power: 1 to 3 s
+QUOTA, FIRST = 0.2, 0.15  # of the effort left, for one T; and for the first T
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
 LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
-STEP = 0.4  # of what is between a T that is ruled out and one that is not
-ALIKE = 0.005  # of a step, by which gradient sums may differ within an interval, at first
-LAG, RESERVE = 1.01, 0.5  # times T, by which others may be behind the one that is raised; and effort kept for them
+RAISED = 0.1, 0.05  # of what is between a T that is ruled out and the goal: what is tried next; and once cuts are told apart
+RESERVE = 0.4  # of the effort: where less is left, what is tried is lowered
+ALIKE, WIDE = 0.005, 0.001  # of a step, by which gradient sums may differ within a part: at first, and where T is possible
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
 
 
 @dataclass(eq=False)
-class Interval:
-    """Replica counts R; T that is ruled out for them, one at which pipelines are known that could do the batch (`above`), the
-    least that was not ruled out with the effort there was (`soft`), and what is tried next; and the prices to go on from."""
+class Part:
+    """Plans of R replicas whose gaps are as in `gaps`; T that is ruled out for them; and the prices to go on from."""
 
     R: Range
+    gaps: Gaps
     shown: float
-    above: float
-    soft: float
-    next: float
     prices: Prices
 
 
@@ -46,74 +41,64 @@ class Bound:
         self, master: Master, fluid: float, least: float, step: float, replicas: int, late: Callable[[], bool]
     ) -> None:
         self.columns, self.kinds, self.late = master.columns, master.kinds, late
-        self.fluid, self.step, first = fluid, step, min(step, least) / NEARLY
-        self.master = Master(self.columns)
-        self.intervals = [
-            Interval(R, fluid, step, step, first, master.shared(R.high, SHARE)) for R in self.ranges(replicas)
-        ]
-        self.intervals[0].prices = master.prices
-        self.left = self.effort = CANDIDATES * float(self.kinds.K) ** 1.5
+        self.step, self.goal, self.first = step, step / PROVEN, min(step, least) / NEARLY
+        every = self.columns.chains.all
+        self.masters = {every: Master(self.columns)}
+        self.parts = [Part(R, every, fluid, master.shared(R.high, SHARE)) for R in self.ranges(replicas)]
+        self.parts[0].prices = master.prices
+        self.left = self.effort = CANDIDATES * float(self.kinds.K) ** POWER
 
     def run(self) -> float:
-        """The largest T found that is ruled out for all intervals. First it is raised for that of the plan's number of replicas;
-        others then try its T. Of those that are not far behind, the one is raised for which the least T is known to be possible.
-        The first proof for each is by the prices there are, at the T that these are good for; then better prices are sought."""
+        """The largest T found that is ruled out for all parts. It is raised in steps towards the goal, and lowered again where
+        there is too little effort left for all parts, or one is possible that cannot be divided."""
+        T, reserve = self.start(), RESERVE
         while self.left > 0 and not self.late():
-            T = [x.shown for x in self.intervals]
-            most, limit = max(T), min((x.shown for x in self.intervals if self._settled(x)), default=self.step)
-            if self.step <= min(T) * PROVEN or limit <= min(T):
-                break
-            near = most / (LAG if self.left > RESERVE * self.effort else 1)
-            x = min((x for x in self.intervals if x.shown < limit), key=lambda x: (min(x.shown, near), x.above))
-            if self._divisible(x):
-                self._divide(x)
-            elif not self._raised(x, most, limit):
-                break
-        return min(x.shown for x in self.intervals)
+            x = min(self.parts, key=lambda x: x.shown)
+            if x.shown >= T:
+                if x.shown * (1 + NEAR) >= self.goal:
+                    break
+                T = min(self.goal, max(T + RAISED[len(self.masters) > 1] * (self.goal - T), T * (1 + NEAR)))
+            elif self.left < reserve * self.effort:
+                T, reserve = (x.shown + T) / 2, reserve / 2
+            elif not self.ruled_out(x, T, QUOTA)[0] and not self.divided(x, T):
+                if x.shown * (1 + NEAR) >= T:
+                    break
+                self.goal, T = T, (x.shown + T) / 2
+        return min(x.shown for x in self.parts)
 
-    def _raised(self, x: Interval, most: float, limit: float) -> bool:
-        """Whether another T was tried, up to `limit`; the one that others have reached, if that may be possible."""
-        first, T = x.shown == self.fluid, min(x.next, limit)
-        if x.shown < most and (first or most < x.soft):
-            T = min(T, most) if first else min(most, limit)
-        if x.shown >= T:
-            return False
-        quota, seen = self.left * (FIRST if self.left == self.effort else QUOTA), self.columns.seen
-        shown, x.prices, times = self.master.impossible(T, x.R, x.prices, quota, once=first)
-        self.left -= self.columns.seen - seen
-        if first and not shown:
-            x.soft, x.next = T, T / (LOWER * min(times, MOST))
+    def start(self) -> float:
+        """A T that is ruled out for about as many replicas as the plan has; for others, the goal is tried."""
+        T, x = min(self.first, self.goal), self.parts[0]
+        while x.shown < T and self.left > 0 and not self.late():
+            shown, times = self.ruled_out(x, T, FIRST, once=True)
+            T = T if shown else T / (LOWER * min(times, MOST))
+        for x in self.parts[1:]:
+            self.ruled_out(x, self.goal, FIRST, once=True)
+        return T
+
+    def ruled_out(self, x: Part, T: float, part: float, *, once: bool = False) -> tuple[bool, float]:
+        """Whether T is, with this part of the effort; and about how many times the batch could be done."""
+        master = self.masters[x.gaps]
+        seen = master.columns.seen
+        shown, x.prices, times = master.impossible(T, x.R, x.prices, part * self.left, once=once)
+        self.left -= master.columns.seen - seen
+        x.shown = T if shown else x.shown
+        return bool(shown), times
+
+    def divided(self, x: Part, T: float) -> bool:
+        """Whether there are parts instead of this one: of fewer replica counts, if sums would take longer beside as many as do T;
+        or told apart by their gaps."""
+        (low, high), at, parts = x.R, self.parts.index(x), self.columns.chains.parts(x.gaps)
+        replicas = min(high, max(low, round(self.masters[x.gaps].replicas(T, x.R))))
+        if low < high and (not parts or self._seconds(replicas) - self._seconds(low) > WIDE * self.step):
+            middle = max(low + 1, round((low * replicas) ** 0.5))
+            halves = [Part(R, x.gaps, x.shown, x.prices) for R in (Range(middle, high), Range(low, middle - 1))]
+            self.parts[at : at + 1] = halves
             return True
-        if shown:
-            x.shown, x.soft = T, x.soft if x.soft > T * CLOSE else x.above
-        else:
-            x.above, x.soft = T if shown is False else x.above, T
-        x.next = x.shown + STEP * (x.soft - x.shown)
-        return True
-
-    def _settled(self, x: Interval) -> bool:
-        """Whether nothing more is to be ruled out."""
-        return x.soft <= x.shown * (1 + NEAR) and not self._divisible(x)
-
-    def _divisible(self, x: Interval) -> bool:
-        """Whether sums within it differ by more than what is left to be ruled out."""
-        return x.above < self.step and max(x.above - x.shown, NEAR * self.step) <= self._spread(x.R)
-
-    def _divide(self, x: Interval) -> None:
-        """Two intervals instead of one."""
-        low, high = x.R
-        middle, at, halves = round((low * high) ** 0.5), self.intervals.index(x), []
-        for R in (Range(middle + 1, high), Range(low, middle)):
-            half = Interval(R, x.shown, x.above, x.above, x.shown + STEP * (x.above - x.shown), x.prices)
-            if self.master.most(x.above, R) < self.master.batch:  # it may well be ruled out for this half
-                half.above = half.soft = min(self.step, x.above + self._spread(x.R))
-                half.next = x.above
-            halves.append(half)
-        self.intervals[at : at + 1] = halves
-
-    def _spread(self, R: Range) -> float:
-        """By how much the sums of replicas in an interval differ."""
-        return self._seconds(R.high) - self._seconds(R.low)
+        for gaps in parts:
+            self.masters.setdefault(gaps, Master(self.columns.within(gaps)))
+        self.parts[at : at + 1] = [Part(x.R, gaps, x.shown, x.prices) for gaps in parts] or [x]
+        return len(parts) > 0
 
     def _seconds(self, R: int) -> float:
         """Least seconds that the gradient sums of half of the layers take."""

@@ -31,20 +31,26 @@ come before forward e, and as many forwards of full micro-batches after that bac
 
 where g' ends with the last backward of the m full ones, and x' leaves out the last one, but for F' where that comes before
 the backward. A replica has one family of depths: all of these hold for each, at the depth that it has at this place (without
-recompute if that fits in memory, else with it), and the least over families is kept. Then
+recompute if that fits in memory, else with it), and the least over families is kept. Let y be the time from the first forward
+of the row to the end of all gradient sums of its stages, and of those that wait for them (`_chains`):
+
+    y_s ≥ F + hop / 2 + y_{s+1} + (the sums of stage s, if they wait for those above),    y_s ≥ g_s + sums_s
+
+Then
 
     least time once through the layers before s + g_s + optimizer_s + least sums of a first stage ≤ T,
-    least forwards before s + g_s + sums_s + optimizer_s ≤ T,      g_0 + sums_0 + optimizer_0 ≤ T
+    least forwards before s + y_s + (the sums below, if they wait for these) + optimizer_s ≤ T
 
 (and so for g') for every pipeline of a plan that ends within T: sums start when the backwards of all owners have ended, and
 optimizers when all sums have. Of rows with the same load, devices and first layer only the least of each value is kept,
 apart. All of this only relaxes, so nothing that fits is lost.
 
 **Prices.** A row is given up when its price, and the least that the layers left must cost, reach n₂ − ρ. The latter
-is a shortest path over stages that could fit within T by their work alone, and that take the first forward and the last
-backward through in the time that the row leaves: cheap devices are slow, so the less time is left, the more the layers before
-must cost. Times beyond the least are counted in parts of WIDTH · T, rounded down, which only relaxes. Few rows survive when the
-prices are those of a nearly optimal linear program, which is why pipelines of any length and any mix can be told apart.
+is a shortest path over stages that could fit within T by their work alone, once through the layers before them and back
+included, and that take the first forward and the last backward through in the time that the row leaves: cheap devices are slow,
+so the less time is left, the more the layers before must cost. Times beyond the least are counted in parts of WIDTH · T, rounded
+down, which only relaxes. Few rows survive when the prices are those of a nearly optimal linear program, which is why pipelines
+of any length and any mix can be told apart.
 
 Loads are searched in four parts, side by side: each has its share of the limits, so what is found does not depend on the
 number of processors.
@@ -66,13 +72,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners import _enumerate
+from hetpipe.partitioners._chains import Chains, Gaps
 from hetpipe.partitioners._enumerate import LO, LOAD, SLACKS, USED, VALUES, End, Found, Given, Tables
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
 
-PARTS, FEW = 4, 40  # of the loads, each in a thread of its own: always as many, so that plans do not depend on the machine
+PARTS, FEW = 4, 4  # of the loads, each in a thread of its own: always as many, so that plans do not depend on the machine
 TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
@@ -105,15 +112,19 @@ class Step(NamedTuple):
     end: End
     reach: Index
 
-    def pick(self, rows: NDArray[np.bool_]) -> Step:
+    def pick(self, rows: NDArray[np.bool_] | slice) -> Step:
         """Some of the loads."""
-        given = Given._make(x[rows] for x in self.given)
-        return Step(self.loads.pick(rows), given, self.end, self.reach[rows])
+        given = Given._make(np.ascontiguousarray(x[rows]) for x in self.given)
+        return Step(self.loads.pick(rows), given, self.end, np.ascontiguousarray(self.reach[rows]))
+
+    def rows(self) -> list[slice]:
+        """Which loads are in each part."""
+        number = PARTS if len(self.loads.low) >= FEW else 1
+        return [slice(i, None, number) for i in range(number)]
 
     def parts(self) -> list[Step]:
         """Parts of the loads that take about as long, or all of them if they are few."""
-        number = PARTS if len(self.loads.low) >= FEW else 1
-        return [self.pick(np.arange(len(self.loads.low)) % number == i) for i in range(number)]
+        return [self.pick(rows) for rows in self.rows()]
 
 
 def each(function: Callable[[Step], Out], parts: list[Step]) -> list[Out]:
@@ -134,12 +145,15 @@ class Columns:
         self.stages, self.kinds, self.L = stages, stages.kinds, stages.L
         self.at, self.degree = self.kinds.at, self.kinds.degree
         _enumerate.ready()
+        self.chains = Chains(self.kinds)
         self.tables = self._tables()
         self.coarse = all_loads(stages, self.kinds.problem.global_batch)
         self.held = _enumerate.held(self.tables, self.given(self.coarse))
         self._ranges: dict[float, Loads] = {}
         self.cuts: tuple[int, ...] | None = None
         self.common: tuple[int, ...] | None = ()
+        self.gaps = self.chains.all
+        self.begin = self.chains.begin(self.gaps)
         self.seen = 0  # candidates so far
 
     def cut_at(self, cuts: tuple[int, ...], common: tuple[int, ...] | None) -> Columns:
@@ -147,6 +161,14 @@ class Columns:
         sums are then known. None: at any of them, but with sums as if all were cut at all, which is no more than hoped."""
         found = copy.copy(self)
         found.cuts, found.common, found.seen = cuts, common, 0
+        chain = np.array([0, *sorted(common or ())])
+        found.begin = np.tile(chain[np.searchsorted(chain, np.arange(self.L + 1)) - 1], (self.kinds.V, 1))
+        return found
+
+    def within(self, gaps: Gaps) -> Columns:
+        """The same, of pipelines of such plans."""
+        found = copy.copy(self)
+        found.gaps, found.begin, found.seen = gaps, self.chains.begin(gaps), 0
         return found
 
     def loads(self, ratio: float) -> Loads:
@@ -207,10 +229,27 @@ class Columns:
 
     def step(self, T: float, R: int, loads: Loads) -> Step:
         """What can be done within T beside R − 1 other replicas, by work and memory alone."""
-        sums, given = self.sums(R), self.given(loads)
-        end = End(T * SLACK, np.ascontiguousarray(sums.swapaxes(1, 2)), float(sums[:, 0, 1].min()))
-        rows, common = np.ascontiguousarray(loads.held), np.array([0, *sorted(self.common or ())])
-        return Step(loads, given, end, _enumerate.reach(self.tables, given, end, self.held, rows, self.layers, common))
+        none = np.zeros((len(loads.low), self.kinds.V, self.L + 1), dtype=np.int64)
+        found = Step(loads, self.given(loads), self.end(T, R), none)
+        for rows, reach in zip(found.rows(), each(self._reach, found.parts()), strict=True):
+            found.reach[rows] = reach
+        return found
+
+    def _reach(self, step: Step) -> Index:
+        """Of a step for which it is not known."""
+        held = np.ascontiguousarray(step.loads.held)
+        return _enumerate.reach(self.tables, step.given, step.end, self.held, held, self.layers, self.begin)
+
+    def end(self, T: float, R: int) -> End:
+        """Of a step beside R − 1 other replicas."""
+        sums, L = self.sums(R), self.L
+        seconds, chained, below = np.zeros((L + 1, L + 1)), np.full(L + 1, L + 1), np.zeros(L + 1)
+        if self.cuts is None:
+            seconds, chained = self.chains.seconds(R), self.chains.below(self.gaps)
+            known = np.flatnonzero(chained <= L)
+            below[known] = seconds[known, chained[known]]
+        least = float(sums[:, 0, 1].min())
+        return End(T * SLACK, np.ascontiguousarray(sums.swapaxes(1, 2)), least, seconds, chained, below)
 
     def _to_go(self, step: Step, prices: Array, fixed: float) -> tuple[Array, NDArray[np.bool_]]:
         """The least price of layers [0, hi) and of a replica; and which loads may be worth more than their price."""
@@ -218,7 +257,10 @@ class Columns:
 
     def alive(self, step: Step, prices: Array, fixed: float) -> NDArray[np.bool_]:
         """Loads that may be worth more than their price, by work and time alone."""
-        alive = self._to_go(step, prices, fixed)[1]
+        alive = np.zeros(len(step.loads.low), dtype=bool)
+        parts = step.parts()
+        for rows, found in zip(step.rows(), each(lambda part: self._to_go(part, prices, fixed)[1], parts), strict=True):
+            alive[rows] = found
         self.seen += TABLE * int(alive.sum())
         return alive
 
@@ -243,9 +285,14 @@ class Columns:
         most = effort.columns / len(parts), (effort.candidates - self.seen) / len(parts), effort.rows / len(parts)
         found = each(lambda part: self._search(part, prices, fixed, most), parts)
         self.seen += sum(part.seen for part, _ in found)
-        columns = [Column(tuple(c), n, i) for part, _ in found for c, n, i in zip(*(x.tolist() for x in part[:3]), strict=True)]
+        columns: dict[Counts, Column] = {}
+        for part, _ in found:
+            for used, samples, size in zip(part.used.tolist(), part.samples.tolist(), part.size.tolist(), strict=True):
+                column = Column(tuple(used), samples, size)
+                if column.samples > columns.get(column.used, column._replace(samples=0)).samples:
+                    columns[column.used] = column
         hit = Loads(*map(np.concatenate, zip(*(loads for _, loads in found), strict=True)))
-        return columns, hit, all(part.complete for part, _ in found)
+        return list(columns.values()), hit, all(part.complete for part, _ in found)
 
     def _search(self, step: Step, prices: Array, fixed: float, most: tuple[float, float, float]) -> tuple[Found, Loads]:
         """What is found in one part of the loads, and the loads of that."""

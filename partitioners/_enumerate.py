@@ -23,9 +23,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 ROOM = 64  # rows that arrays have room for at first
 LOAD, LO, USED = 0, 1, 4  # columns of a row: load, first layer, the row and kind of stage it comes from, then devices used
 EARLY = (3, 6)  # micro-batches, forwards of which from the first on and backwards of which from the last on are told apart
-PAID, AWAY, AWAY_FEW, FIRST, WHOLE, SINCE = 0, 1, 2, 3, 4, 5  # values of a row: price, u, both g, and of these
+PAID, AWAY, AWAY_FEW, FIRST, WHOLE, SUMMED, CHAIN, SINCE = range(8)  # values of a row: price, u, both g, both y, and of these
 VALUES = SINCE + 2 * len(EARLY)
-SLACKS, WIDTH = 16, 0.01  # how much longer than the least layers may take: multiples of a part of a step, the last of any length
+SLACKS, WIDTH = 48, 0.0035  # how much longer than the least layers may take: multiples of a part of a step, the last: any
 
 
 def compiled(function: F) -> F:
@@ -81,11 +81,16 @@ class Given(NamedTuple):
 
 
 class End(NamedTuple):
-    """When a step is to end; gradient sums of stages [V, hi, lo], and the least of any first stage."""
+    """When a step is to end; gradient sums of stages [V, hi, lo], and the least of any first stage. What is known of those that
+    wait for others (`_chains`): least sums of layers [hi, lo]; the first layer of the chain below hi, L + 1 if that is not known;
+    and the least sums of that chain."""
 
     T: float
     sums: Array
     shortest: float
+    seconds: Array
+    chain: Index
+    below: Array
 
 
 class Found(NamedTuple):
@@ -131,9 +136,9 @@ def _few(smaller: Array, knot: int, part: float, v: int, hi: int, lo: int, side:
 
 
 @compiled
-def reach(t: Tables, loads: Given, end: End, held: Index, row: Index, layers: Index, common: Index) -> Index:
+def reach(t: Tables, loads: Given, end: End, held: Index, row: Index, layers: Index, begin: Index) -> Index:
     """[G, V, hi]: the first of `layers` from which a stage that ends there can do its own work within T, and fits in memory
-    (`held`, of which each load has a `row`), and holds none of `common` inside, 0 among them; L + 1 if there is none."""
+    (`held`, of which each load has a `row`), and begins no sooner than it may (`begin` [V, hi]); L + 1 if there is none."""
     V, L = len(t.at), t.least.shape[1] - 1
     found = np.full((len(loads.low), V, L + 1), L + 1)
     for g in range(len(loads.low)):
@@ -153,7 +158,7 @@ def reach(t: Tables, loads: Given, end: End, held: Index, row: Index, layers: In
                         break
                     at += 1
                 lo, first = at, held[row[g], v, hi]
-                while lo < j and (layers[lo] < first or layers[lo] < common[np.searchsorted(common, hi) - 1]):
+                while lo < j and (layers[lo] < max(first, begin[v, hi])):
                     lo += 1
                 if lo < j:
                     found[g, v, hi] = layers[lo]
@@ -208,17 +213,23 @@ def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed:
                         break
                     if not least[g, lo, most] + price[v] + rest[hi] < loads.high[g]:
                         continue
-                    there = t.times[i, v, hi, lo, 1] if full else _few(t.smaller, loads.knot[g], loads.part[g], v, hi, lo, 0)
-                    back = t.times[i, v, hi, lo, 0] - t.times[i, v, hi, lo, 1]
+                    work, knot, part = t.times[i, v, hi, lo, 0], loads.knot[g], loads.part[g]
+                    own = loads.m[g] * work + t.places[v, hi, lo, 6] + once[lo, 0] + once[lo, 1]
+                    own += end.sums[v, hi, 0] if lo == 0 else end.shortest
+                    there, back = t.times[i, v, hi, lo, 1], work - t.times[i, v, hi, lo, 1]
                     if q > 0:
-                        back = _few(t.smaller, loads.knot[g], loads.part[g], v, hi, lo, 1)
+                        few, back = _few(t.smaller, knot, part, v, hi, lo, 0), _few(t.smaller, knot, part, v, hi, lo, 1)
+                        there, own = there if full else few, own + few + back
                     more = there + back + hops - (once[hi, 0] + once[hi, 1] - once[lo, 0] - once[lo, 1])
                     shift = int(min(max(more / width, 0.0), most))
+                    room = int(min(max((end.T * (1 + 1e-12) - own) / width, 0.0), most))
                     before, to, cost = least[g, lo], least[g, hi], price[v]
-                    for x in range(most - shift):
+                    for x in range(min(most - shift, room + 1)):
                         paid = before[x] + cost
                         to[x + shift] = paid if paid < to[x + shift] else to[x + shift]
-                    to[most] = min(to[most], before[most] + cost)
+                    paid = before[room] + cost
+                    for x in range(min(room + shift, most), most + 1):
+                        to[x] = paid if paid < to[x] else to[x]
         alive[g] = least[g, L, _slack(end, 0.0, once, L)] < loads.high[g]
     return least, alive
 
@@ -234,13 +245,30 @@ def _mask(masked: bool, K: int, rows: Index, j: int) -> int:
 
 
 @inlined
-def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tuple[float, float],
+def _summed(end_of: End, rows: Array, j: int, v: int, hi: int, lo: int, shift: float, ready: float, to: Array, at: int) -> float:
+    """The end of all sums of row j with a stage before it that begins so much sooner and then has its last backward ready,
+    and of those that wait for them."""
+    summed, chain = shift + rows[j, SUMMED], shift + rows[j, CHAIN]
+    if end_of.chain[hi] <= lo:
+        chain += end_of.seconds[hi, lo]
+    else:
+        summed, chain = max(summed, chain), 0.0
+    if end_of.sums[v, hi, lo] > 0:
+        chain = max(chain, ready + end_of.sums[v, hi, lo])
+    else:
+        summed = max(summed, ready)
+    to[at, SUMMED], to[at, CHAIN] = summed, chain
+    found: float = max(summed, chain + end_of.below[lo])
+    return found
+
+
+@inlined
+def _bound(tables: tuple[Array, Array, Array, Array, Array], end_of: End,
            depths: tuple[Index, bool, float], load: tuple[int, int, int, int, int], last: tuple[int, float, Array, Array],
            rows: Array, j: int, mask: int, v: int, k: int, hi: int, lo: int, place: int, to: Array, at: int) -> bool:  # fmt: skip
     """Values of row j with a stage [lo, hi) of kind v before it, `place` stages from the end, as row `at` of others: the least
     over families of depths. Whether it may end in time. `mask` are the classes of row j."""
-    times, smaller, places, links, shorter, sums = tables
-    T, least_sum = limits
+    times, smaller, places, links, shorter = tables
     forwards, gpipe, overhead = depths
     i, n, b, m, q = load
     knot, fraction, once, full = last
@@ -303,10 +331,11 @@ def _bound(tables: tuple[Array, Array, Array, Array, Array, Array], limits: tupl
         to[at, AWAY] = min(to[at, AWAY], through + away)
         to[at, AWAY_FEW] = min(to[at, AWAY_FEW], forward_few + few + away_few)
     first, whole = to[at, FIRST], to[at, WHOLE]
-    done = max(whole + once[lo, 1], first + full[lo] if m > 0 else 0.0) + once[lo, 0]
-    begun, after = max(first, whole) + once[lo, 0], places[v, hi, lo, 6]
-    shortest = sums[v, hi, 0] if lo == 0 else least_sum
-    on_time: bool = done + after + shortest <= T and begun + sums[v, hi, lo] + after <= T
+    shift = forward + hop / 2 if m > 0 else forward_few + hop_few / 2
+    summed, after = _summed(end_of, rows, j, v, hi, lo, shift, max(first, whole), to, at), places[v, hi, lo, 6]
+    back = max(whole + once[lo, 1], first + full[lo] if m > 0 else 0.0)
+    shortest = end_of.sums[v, hi, 0] if lo == 0 else end_of.shortest
+    on_time: bool = once[lo, 0] + max(back + shortest, summed) + after <= end_of.T
     return on_time
 
 
@@ -333,7 +362,7 @@ def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, p
     Stages are as `reach` has them, and begin at `allowed` layers."""
     V, K = len(t.at), len(t.counts)
     kinds, degrees, highs = t.at, t.degree, loads.high
-    tables, limits = (t.times, t.smaller, t.places, t.links, t.shorter, end.sums), (end.T, end.shortest)
+    tables = t.times, t.smaller, t.places, t.links, t.shorter
     depths = t.forwards, t.gpipe, t.overhead
     found, bounds = np.empty((ROOM + 2 * len(rows), USED + K), np.int64), np.empty((ROOM + 2 * len(rows), VALUES))
     n = seen = 0
@@ -353,7 +382,7 @@ def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, p
                 seen += 1
                 if n == len(found):
                     found, bounds = _more(found), _more(bounds)
-                if not _bound(tables, limits, depths, load, last, values, j, mask, v, k, hi, lo, place, bounds, n):
+                if not _bound(tables, end, depths, load, last, values, j, mask, v, k, hi, lo, place, bounds, n):
                     continue
                 if not paid + least[g, lo, _slack(end, bounds[n, WHOLE], last[2], lo)] < high:
                     continue
@@ -506,8 +535,8 @@ def _search_nothing() -> None:
     tables = Tables(zeros((1, 1, 2, 2, 4)), zeros((1, 2, 2, 7)), few, few, zeros((1, 2)), price, flag, one, 0 * one, one, one,
                     True, True, 0.0)  # fmt: skip
     loads = Given(none, none, none, none, none, none, none, zeros(0), zeros((0, 2, 2)))
-    end = End(1.0, zeros((1, 2, 2)), 0.0)
-    stages = reach(tables, loads, end, held(tables, loads), none, layers, layers[:1])
+    end = End(1.0, zeros((1, 2, 2)), 0.0, zeros((2, 2)), layers, price)
+    stages = reach(tables, loads, end, held(tables, loads), none, layers, np.zeros((1, 2), np.int64))
     least, _ = to_go(tables, loads, end, stages, price, 0.0, layers)
     search(tables, loads, end, stages, flag[0], price, least, (1.0, 1.0, 1.0))
     extended(tables, loads, end, stages, flag[0], price, least, one, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1)

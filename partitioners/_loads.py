@@ -22,7 +22,7 @@ class Loads(NamedTuple):
     high: Index
     held: Index
 
-    def pick(self, rows: NDArray[Any]) -> Loads:
+    def pick(self, rows: NDArray[Any] | slice) -> Loads:
         """Some of them."""
         return Loads._make(column[rows] for column in self)
 

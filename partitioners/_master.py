@@ -16,7 +16,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import linprog
+from scipy.optimize import linprog, nnls
 
 from hetpipe.partitioners._columns import Column, Columns, Counts, Effort, Step
 from hetpipe.partitioners._kinds import Array
@@ -135,13 +135,13 @@ class Master:
         limit = self.columns.seen + candidates
         best, worth = prices, math.inf
         for _ in range(ROUNDS):
-            total = self.most(T, R)
-            if total >= self.batch:
-                return False, best, math.sqrt(total / self.batch * min(worth, MANY))
+            near = self.nearest(T, R, best)
+            if near is None:
+                return False, best, worth
             if self.columns.seen > limit:
                 break
             self.columns.seen += EACH
-            prices = self.nearest(T, R, best, min(MARGIN, (self.batch / max(total, 1.0) - 1) / 2))
+            prices = near
             found, all_of_them = self.found(T, R, prices, Effort(columns=ENOUGH, candidates=limit), NARROW)
             if all_of_them and not found:
                 return True, prices, 1.0
@@ -152,11 +152,11 @@ class Master:
                 break
         return None, best, worth
 
-    def most(self, T: float, R: Range) -> float:
-        """About how many samples the columns that are known can do."""
+    def replicas(self, T: float, R: Range) -> float:
+        """How many the columns that are known need to do most samples."""
         comps, capacity = self._capacity(T, R)
         solved = self.filled(comps, capacity, R.high, Prices(np.zeros(self.kinds.K), 0.0)) if len(comps) else None
-        return 0.0 if solved is None else float(capacity @ solved[0])
+        return 0.0 if solved is None else float(solved[0].sum())
 
     def keep(self, T: float, R: Range, found: list[Column]) -> None:
         """Remember these."""
@@ -172,20 +172,23 @@ class Master:
         device = self.scaled(self.prices._replace(replica=0.0), 0).device * (1 - share)
         return Prices(device, share * self.batch / high)
 
-    def nearest(self, T: float, R: Range, last: Prices, margin: float) -> Prices:
-        """The prices of which no known column is worth more, but for this part less, that differ least from others, in
-        parts of them."""
+    def nearest(self, T: float, R: Range, last: Prices) -> Prices | None:
+        """The prices of which no known column is worth more, that differ least from others, in parts of them; None if there are
+        none: so many columns could do the batch."""
         comps, capacity = self._capacity(T, R)
         own, weight = np.array([*last.device, last.replica]), np.array([*self.counts, R.high])
-        change = -np.maximum(own, SMALL * self.batch / weight)[:, None]
-        one, K = np.eye(self.kinds.K + 1), self.kinds.K
-        worth = np.hstack([-comps, np.tile([-1.0, 0.0], (len(comps), 1))])
-        everything = np.array([[*weight, 0.0]])
-        limits = np.vstack([worth, np.hstack([one, change]), np.hstack([-one, change]), everything])
-        most = np.concatenate([-capacity * (1 + margin), own, -own, [self.batch * BELOW]])
-        solved = linprog([0.0] * (K + 1) + [1.0], A_ub=limits, b_ub=most, method="highs")
-        found = last if solved.x is None else Prices(solved.x[:K], float(solved.x[K]))
-        return self.scaled(found, R.high)
+        unit, each = np.maximum(own, SMALL * self.batch / weight), np.hstack([comps, np.ones((len(comps), 1))])
+        most, all_of_it = np.maximum(capacity, 1.0), own @ weight / self.batch - BELOW
+        sides = np.vstack([each * unit / most[:, None], np.eye(len(own)), -weight * unit / self.batch])
+        for margin in (MARGIN, 0.0):
+            least = np.concatenate([(capacity * (1 + margin) - each @ own) / most, -own / unit, [all_of_it]])
+            program, one = np.vstack([sides.T, least]), np.eye(len(own) + 1)[-1]
+            rest = program @ nnls(program, one)[0] - one  # Lawson and Hanson 1974, "Solving Least Squares Problems", chapter 23
+            if rest[-1] < -1e-9:
+                found = np.maximum(own - rest[:-1] / rest[-1] * unit, 0.0)
+                if not len(comps) or (each @ found >= capacity * (1 - 1e-6)).all():
+                    return self.scaled(Prices(found[:-1], float(found[-1])), R.high)
+        return None
 
     def _capacity(self, T: float, R: Range) -> tuple[Array, Array]:
         """Compositions [N, K] and the most samples of columns found within T or less beside as many replicas or more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.partitioners._bound import Bound
+from hetpipe.partitioners._chains import Gaps
 from hetpipe.partitioners._columns import Columns, Effort, Step
 from hetpipe.partitioners._enumerate import EARLY, FIRST, LO, SINCE, WHOLE
 from hetpipe.partitioners._fleet import Fleet, Group
@@ -87,8 +89,8 @@ class TestAgainstTheOracle:
 
     @settings(max_examples=40, **UNHURRIED)
     @given(st.booleans().flatmap(lambda x: problems(most_devices=5 - x, most_layers=5, tensor_parallel=x)), st.integers(1, 4))
-    def test_intervals_of_replica_counts(self, problem: Problem, expected: int) -> None:
-        """They are all counts, once, and of none that the optimum is in its step is ruled out."""
+    def test_parts_of_all_plans(self, problem: Problem, expected: int) -> None:
+        """The optimum is in one of them, whatever its replicas and cuts, and its step is not ruled out there."""
         assume(problem.backend == "torch")
         try:
             solution = Exhaustive()(problem)
@@ -98,10 +100,13 @@ class TestAgainstTheOracle:
         master = Master(Columns(Stages(Kinds(problem))))
         bound = Bound(master, best / 2, best, best * 1.02, min(expected, master.kinds.most), lambda: False)
         assert bound.run() <= best * ROUNDING
-        assert sorted(r for x in bound.intervals for r in range(x.R.low, x.R.high + 1)) == [*range(1, master.kinds.most + 1)]
-        [interval] = [x for x in bound.intervals if x.R.low <= R <= x.R.high]
-        assert interval.shown <= best * ROUNDING
-        assert not master.impossible(best, interval.R, master.prices)[0]
+        counts = {r for x in bound.parts for r in range(x.R.low, x.R.high + 1)}
+        assert counts == {*range(1, master.kinds.most + 1)}
+        gaps = open_gaps(master.columns, solution.plan.replicas)
+        [part] = [x for x in bound.parts if x.R.low <= R <= x.R.high and within(x.gaps, gaps, master.columns)]
+        assert part.shown <= best * ROUNDING
+        program = bound.masters[part.gaps]
+        assert not program.impossible(best * ROUNDING, part.R, master.prices)[0]
 
     @settings(max_examples=15, **UNHURRIED)
     @given(problems(most_devices=3, most_layers=5))
@@ -138,6 +143,20 @@ def drawn_replicas(data: st.DataObject, columns: Columns) -> list[ReplicaPlan]:
             lo = hi
         replicas.append(ReplicaPlan(microbatch_sizes=(1,), stages=tuple(stages)))
     return replicas
+
+
+def open_gaps(columns: Columns, replicas: Sequence[ReplicaPlan]) -> tuple[int, ...]:
+    """Those of which no single device of these has both layers."""
+    layers = columns.chains.layers.tolist()
+    single = [stage.layers for replica in replicas for stage in replica.stages if len(stage.devices) == 1]
+    pairs = enumerate(pairwise(layers), 1)
+    return tuple(gap for gap, (a, b) in pairs if not any(lo <= a and b < hi for lo, hi in single))
+
+
+def within(gaps: Gaps, opened: tuple[int, ...], columns: Columns) -> bool:
+    """Whether plans with these open gaps are among them."""
+    following = (*opened, columns.chains.all.high)[len(gaps.open)] if len(gaps.open) <= len(opened) else -1
+    return opened[: len(gaps.open)] == gaps.open and gaps.low <= following <= gaps.high
 
 
 def drawn_path(data: st.DataObject, columns: Columns) -> Path:
@@ -256,9 +275,51 @@ class TestSumsInChains:
         costs = Costs(problem.profile, problem.cluster)
         end = max([1e3, *(end for _, _, end in sync_times(sync_segments(plan, costs), ready, costs))])
         kind = problem.cluster.device(late.devices[0]).type, len(late.devices)
-        sums = columns.sums(len(replicas))
-        least = min(sums[v, *late.layers] for v, k in enumerate(columns.kinds.kinds) if (k.type, k.degree) == kind)
+        sums, chains, (lo, hi) = columns.sums(len(replicas)), columns.chains, late.layers
+        least = min(sums[v, lo, hi] for v, k in enumerate(columns.kinds.kinds) if (k.type, k.degree) == kind)
+        gaps = Gaps(open_gaps(columns, replicas), chains.all.high, chains.all.high)
+        last = chains.below(gaps)[lo]
+        if columns.kinds.summed[lo:hi].any() and last <= lo:
+            least += chains.seconds(len(replicas))[lo, last]
         assert end >= (1e3 + least) / ROUNDING
+
+    @settings(max_examples=150, **UNHURRIED)
+    @given(st.booleans().flatmap(lambda x: problems(7, 6, least_devices=4, tensor_parallel=x)), st.data())
+    def test_pipelines_of_a_plan_are_found_within_its_step(self, problem: Problem, data: st.DataObject) -> None:
+        """Whatever is known of its gaps."""
+        types = {name: t.model_copy(update={"memory": 1000 * t.memory}) for name, t in problem.cluster.device_types.items()}
+        problem = replace(problem, cluster=problem.cluster.model_copy(update={"device_types": types}))
+        assume(problem.backend == "torch" and "1f1b" in allowed_families(problem))
+        columns = Columns(Stages(Kinds(problem)))
+        drawn = drawn_replicas(data, columns)
+        assume(len(drawn) > 1)
+        size = data.draw(st.integers(0, len(columns.stages.sizes) - 1))
+        drawn_on = {(problem.cluster.device(s.device).type, len(s.devices)) for replica in drawn for s in replica.stages}
+        kinds = enumerate(columns.kinds.kinds)
+        assume(all(columns.stages.usable[size, v] for v, k in kinds if (k.type, k.degree) in drawn_on))
+        b, number = columns.stages.sizes[size], [data.draw(st.integers(1, 4)) for _ in drawn]
+        sizes = [{"microbatch_sizes": (b,) * m} for m in number]
+        replicas = tuple(replica.model_copy(update=x) for replica, x in zip(drawn, sizes, strict=True))
+        fields = {"model": problem.profile.model, "schedule": "1f1b", "partitioner": "none"}
+        plan = Plan(**fields, global_batch=b * sum(number), replicas=replicas)
+        T, gaps = simulate(plan, problem.profile, problem.cluster).step_seconds, columns.chains.all
+        opened = open_gaps(columns, replicas)
+        while True:
+            for replica, m in zip(replicas, number, strict=True):
+                used, stages = [0] * columns.kinds.K, [(problem.cluster.device(s.device), s) for s in replica.stages]
+                for device, stage in stages:
+                    shape = next(node for node in problem.cluster.nodes if node.name == device.node)
+                    [k] = [k for k, c in enumerate(columns.kinds.classes) if c.type == device.type and shape in c.nodes]
+                    used[k] += len(stage.devices)
+                assume(b * m <= problem.global_batch and b * m >= first_samples(columns.stages, size))
+                load = Loads(*(np.array([x]) for x in (size, b * m, b * m, columns.coarse.row(size, b * m))))
+                prices = np.full(columns.kinds.K, b * m * (1 - 1e-9) / sum(used))
+                step = columns.within(gaps).step(T * ROUNDING, len(replicas), load)
+                assert tuple(used) in [c.used for c in columns.search(step, prices, 0.0, Effort())[0]]
+            parts = columns.chains.parts(gaps)
+            if not parts:
+                break
+            [gaps] = [x for x in parts if within(x, opened, columns)]
 
     def test_pipelines_are_cut_where_all_are(self) -> None:
         columns = Columns(Stages(Kinds(mixed(3, 60)))).cut_at((0, 2, 3, 5, 6), (3,))
