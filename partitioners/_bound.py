@@ -81,6 +81,7 @@ class Bound:
         master = self.masters[x.gaps]
         seen = master.columns.seen
         shown, x.prices, times = master.impossible(T, x.R, x.prices, part * self.left, once=once)
+        master.forget()
         self.left -= master.columns.seen - seen
         x.shown = T if shown else x.shown
         return bool(shown), times

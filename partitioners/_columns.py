@@ -52,8 +52,8 @@ so the less time is left, the more the layers before must cost. Times beyond the
 down, which only relaxes. Few rows survive when the prices are those of a nearly optimal linear program, which is why pipelines
 of any length and any mix can be told apart.
 
-Loads are searched in four parts, side by side: each has its share of the limits, so what is found does not depend on the
-number of processors.
+Loads are searched in parts, side by side: each has its share of the limits, so what is found does not depend on the number
+of processors.
 
 Transfers that do not overlap compute (`runtime_overhead`) lengthen the actions at both ends instead, and the step is
 no shorter: the bound holds."""
@@ -79,7 +79,7 @@ from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
 
-PARTS, FEW = 4, 4  # of the loads, each in a thread of its own: always as many, so that plans do not depend on the machine
+PARTS, FEW, MANY = 4, 4, 250  # of the loads, side by side; fewest of all, and most of one: the same whatever the machine
 TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
@@ -119,7 +119,8 @@ class Step(NamedTuple):
 
     def rows(self) -> list[slice]:
         """Which loads are in each part."""
-        number = PARTS if len(self.loads.low) >= FEW else 1
+        loads = len(self.loads.low)
+        number = max(PARTS, math.ceil(loads / MANY)) if loads >= FEW else 1
         return [slice(i, None, number) for i in range(number)]
 
     def parts(self) -> list[Step]:
@@ -274,7 +275,7 @@ class Columns:
         """These with every stage more that the step allows, of up to so many devices of each class, at no price; and how many
         were looked at."""
         free, most = np.zeros(self.kinds.V), np.zeros((len(step.loads.low), self.L + 1, SLACKS))
-        return _enumerate.extended(self.tables, *step[1:], self.allowed, free, most, limit, rows, values, place)
+        return _enumerate.extended(self.tables, *step[1:], self.allowed, free, most, limit, rows, values, place, math.inf)
 
     # -- the enumeration ------------------------------------------------------------------------------------
 

@@ -356,10 +356,10 @@ def _more(values: NDArray[Any]) -> NDArray[Any]:
 
 @compiled
 def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, price: Array, least: Array, limit: Index,
-             rows: Index, values: Array, place: int) -> tuple[Index, Array, int]:  # fmt: skip
-    """Rows with a stage more, of no more devices than `limit`, that T and prices leave; and how many were looked at. `price` [V]
-    is that of a stage; `values` of each row as above; layers cost at least `least` as `to_go` has it.
-    Stages are as `reach` has them, and begin at `allowed` layers."""
+             rows: Index, values: Array, place: int, most: float) -> tuple[Index, Array, int]:  # fmt: skip
+    """Rows with a stage more, of no more devices than `limit`, that T and prices leave; and how many were looked at: it ends once
+    these are more than `most`. `price` [V] is that of a stage; `values` of each row as above; layers cost at least `least` as
+    `to_go` has it. Stages are as `reach` has them, and begin at `allowed` layers."""
     V, K = len(t.at), len(t.counts)
     kinds, degrees, highs = t.at, t.degree, loads.high
     tables = t.times, t.smaller, t.places, t.links, t.shorter
@@ -367,6 +367,8 @@ def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, p
     found, bounds = np.empty((ROOM + 2 * len(rows), USED + K), np.int64), np.empty((ROOM + 2 * len(rows), VALUES))
     n = seen = 0
     for j in range(len(rows)):
+        if seen > most:
+            break
         g, hi, mask = rows[j, LOAD], rows[j, LO], _mask(t.masked, K, rows, j)
         load, high = (loads.size[g], loads.low[g], loads.b[g], loads.m[g], loads.q[g]), highs[g]
         last = loads.knot[g], loads.part[g], loads.once[g], t.least[loads.size[g]]
@@ -490,8 +492,9 @@ def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, pri
     for place in range(1, L + 1):
         if len(rows) == 0 or done >= most[0] or seen > most[1]:
             break
-        rows, values, more = extended(t, loads, end, stages, allowed, price, least, t.counts, rows, values, place)
-        seen += more
+        left = most[1] - seen
+        rows, values, more = extended(t, loads, end, stages, allowed, price, least, t.counts, rows, values, place, left)
+        seen, complete = seen + more, complete and more <= left
         for j in range(len(rows)):
             if rows[j, LO] > 0:
                 continue
@@ -539,4 +542,5 @@ def _search_nothing() -> None:
     stages = reach(tables, loads, end, held(tables, loads), none, layers, np.zeros((1, 2), np.int64))
     least, _ = to_go(tables, loads, end, stages, price, 0.0, layers)
     search(tables, loads, end, stages, flag[0], price, least, (1.0, 1.0, 1.0))
-    extended(tables, loads, end, stages, flag[0], price, least, one, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1)
+    extended(tables, loads, end, stages, flag[0], price, least, one, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1,
+             1.0)  # fmt: skip

@@ -28,6 +28,7 @@ GUESS = Effort(columns=ENOUGH, rows=1000)
 WIDE, NARROW = 1.05, 1.01  # ratios of the samples of one load, for a guess and for a proof
 ALONE = 0.8
 BELOW = 1 - 1e-9
+LARGE = 300_000  # candidates of one search, at most: more are seen at poor prices only
 EACH = 10_000  # candidates that take as long as a linear program and the tables of a search
 MANY = 1.03  # times the batch: more than a plan does at good prices
 SMALL = 0.15  # part of the batch that a price is taken to be worth at least
@@ -97,6 +98,10 @@ class Master:
         found, _, exact = columns.search(step, prices.device, prices.replica, effort)
         return found, everything and exact
 
+    def forget(self) -> None:
+        """The tables of the last T, which are large."""
+        self._known_step = None
+
     def look(self, T: float, R: Range, prices: Prices, effort: Effort) -> None:
         """Keep the columns worth more than these prices within T."""
         self.keep(T, R, self.found(T, R, prices, effort, WIDE)[0])
@@ -132,8 +137,7 @@ class Master:
         times the batch could be done; `once` that is found for good prices, there is no search for better ones.
 
         Prices tried are the nearest to the best so far of which no known column is worth more."""
-        limit = self.columns.seen + candidates
-        best, worth = prices, math.inf
+        limit, best, worth = self.columns.seen + candidates, prices, math.inf
         for _ in range(ROUNDS):
             near = self.nearest(T, R, best)
             if near is None:
@@ -142,9 +146,10 @@ class Master:
                 break
             self.columns.seen += EACH
             prices = near
-            found, all_of_them = self.found(T, R, prices, Effort(columns=ENOUGH, candidates=limit), NARROW)
-            if all_of_them and not found:
-                return True, prices, 1.0
+            effort = Effort(columns=ENOUGH, candidates=min(limit, self.columns.seen + LARGE))
+            found, all_of_them = self.found(T, R, prices, effort, NARROW)
+            if not found:
+                return (True, prices, 1.0) if all_of_them else (None, best, worth)
             self.keep(T, R, found)
             if all_of_them and self.worth(found, prices) < worth:
                 best, worth = prices, self.worth(found, prices)
