@@ -188,7 +188,10 @@ class Master:
         for margin in (MARGIN, 0.0):
             least = np.concatenate([(capacity * (1 + margin) - each @ own) / most, -own / unit, [all_of_it]])
             program, one = np.vstack([sides.T, least]), np.eye(len(own) + 1)[-1]
-            rest = program @ nnls(program, one)[0] - one  # Lawson and Hanson 1974, "Solving Least Squares Problems", chapter 23
+            try:  # Lawson and Hanson 1974, "Solving Least Squares Problems", chapter 23
+                rest = program @ nnls(program, one)[0] - one
+            except RuntimeError:  # it took too many steps
+                continue
             if rest[-1] < -1e-9:
                 found = np.maximum(own - rest[:-1] / rest[-1] * unit, 0.0)
                 if not len(comps) or (each @ found >= capacity * (1 - 1e-6)).all():

@@ -16,7 +16,7 @@ from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.partitioners._bound import Bound
 from hetpipe.partitioners._chains import Gaps
-from hetpipe.partitioners._columns import Columns, Effort, Step
+from hetpipe.partitioners._columns import Column, Columns, Effort, Step
 from hetpipe.partitioners._enumerate import EARLY, FIRST, LO, SINCE, WHOLE
 from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Array, Kinds
@@ -375,6 +375,41 @@ class TestAgainstOthers:
             except PartitionError:
                 continue
             assert low <= checked(large, plan) * ROUNDING
+
+
+class TestGaps:
+    @settings(max_examples=20, **UNHURRIED)
+    @given(problems(7, 6, least_devices=4, tensor_parallel=True))
+    def test_only_groups_hold_both_layers_of_an_open_gap(self, problem: Problem) -> None:
+        columns = Columns(Stages(Kinds(problem)))
+        chains, layers = columns.chains, columns.chains.layers
+        assume(len(layers) > 1)
+        begin = chains.begin(Gaps((1,), 2, chains.all.high))
+        assert not begin[columns.degree > 1].any()
+        assert not begin[:, : layers[1] + 1].any()
+        assert (begin[columns.degree == 1, layers[1] + 1 :] == layers[0] + 1).all()
+
+
+class TestPrices:
+    @settings(max_examples=100, **UNHURRIED)
+    @given(st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 5)).filter(any), st.integers(1, 40)), st.data())
+    def test_nearest(self, samples: dict[tuple[int, int], int], data: st.DataObject) -> None:
+        """No known pipeline is worth more than its price, and all there is costs one batch; none where the batch can be done."""
+        master = Master(Columns(Stages(Kinds(mixed(3, 60)))))
+        R = Range(1, data.draw(st.integers(1, 18)))
+        master.keep(1.0, R, [Column(used, n, 0) for used, n in samples.items()])
+        a, b, replica = (data.draw(st.floats(0.01, 9)) for _ in range(3))
+        last = master.scaled(Prices(np.array([a, b]), replica), R.high)
+        comps, capacity = master._capacity(1.0, R)
+        y = master.filled(comps, capacity, R.high, Prices(np.zeros(2), 0.0)) if samples else None
+        most = float(capacity @ y[0]) if y is not None else 0.0
+        found = master.nearest(1.0, R, last)
+        if found is None:
+            assert most >= master.batch * (1 - 1e-6)
+            return
+        assert most <= master.batch * (1 + 1e-6)
+        assert all(n <= master.price(used, found) * (1 + 1e-5) for used, n in samples.items())
+        assert float(found.device @ master.counts) + found.replica * R.high == pytest.approx(master.batch)
 
 
 def mixed(copies: int, batch: int) -> Problem:
