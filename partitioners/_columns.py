@@ -79,7 +79,7 @@ from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
 
-PARTS, FEW, MANY = 4, 4, 250  # of the loads, side by side; fewest of all, and most of one: the same whatever the machine
+PARTS, FEW, MANY = 4, 16, 250  # of the loads, side by side; fewest of all, and most of one: the same whatever the machine
 TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]

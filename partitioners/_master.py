@@ -194,8 +194,9 @@ class Master:
                 continue
             if rest[-1] < -1e-9:
                 found = np.maximum(own - rest[:-1] / rest[-1] * unit, 0.0)
-                if not len(comps) or (each @ found >= capacity * (1 - 1e-6)).all():
-                    return self.scaled(Prices(found[:-1], float(found[-1])), R.high)
+                prices = self.scaled(Prices(found[:-1], float(found[-1])), R.high)
+                if (comps @ prices.device + prices.replica >= capacity * (1 - 1e-6)).all():
+                    return prices
         return None
 
     def _capacity(self, T: float, R: Range) -> tuple[Array, Array]:
