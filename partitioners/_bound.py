@@ -14,7 +14,7 @@ from hetpipe.partitioners._master import Master, Prices, Range
 
 PROVEN = 1.01  # times the bound: a plan that is good enough
 NEAR = 0.0005  # of a step: what is not worth another proof
-CANDIDATES, POWER = 220_000, 2.75  # partial pipelines looked at, times the number of classes to this power: 1 to 3 s
+CANDIDATES, MORE = 804_000, 143_000  # partial pipelines looked at; and more, times the third power of the number of classes: 3 s
 QUOTA, FIRST = 0.2, 0.15  # of the effort left, for one T; and for the first T
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
 LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
@@ -46,7 +46,7 @@ class Bound:
         self.masters = {every: Master(self.columns)}
         self.parts = [Part(R, every, fluid, master.shared(R.high, SHARE)) for R in self.ranges(replicas)]
         self.parts[0].prices = master.prices
-        self.left = self.effort = CANDIDATES * float(self.kinds.K) ** POWER
+        self.left = self.effort = CANDIDATES + MORE * float(self.kinds.K) ** 3
 
     def run(self) -> float:
         """The largest T found that is ruled out for all parts. It is raised in steps towards the goal, and lowered again where
