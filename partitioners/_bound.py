@@ -73,7 +73,8 @@ class Bound:
             shown, times = self.ruled_out(x, T, FIRST, once=True)
             T = T if shown else T / (LOWER * min(times, MOST))
         for x in self.parts[1:]:
-            self.ruled_out(x, self.goal, FIRST, once=True)
+            if not self.late():
+                self.ruled_out(x, self.goal, FIRST, once=True)
         return T
 
     def ruled_out(self, x: Part, T: float, part: float, *, once: bool = False) -> tuple[bool, float]:
@@ -93,13 +94,12 @@ class Bound:
         replicas = min(high, max(low, round(self.masters[x.gaps].replicas(T, x.R))))
         if low < high and (not parts or self._seconds(replicas) - self._seconds(low) > WIDE * self.step):
             middle = max(low + 1, round((low * replicas) ** 0.5))
-            halves = [Part(R, x.gaps, x.shown, x.prices) for R in (Range(middle, high), Range(low, middle - 1))]
-            self.parts[at : at + 1] = halves
-            return True
-        for gaps in parts:
-            self.masters.setdefault(gaps, Master(self.columns.within(gaps)))
-        self.parts[at : at + 1] = [Part(x.R, gaps, x.shown, x.prices) for gaps in parts] or [x]
-        return len(parts) > 0
+            found = [Part(R, x.gaps, x.shown, x.prices) for R in (Range(middle, high), Range(low, middle - 1))]
+        else:
+            found = [Part(x.R, gaps, x.shown, x.prices) for gaps in parts]
+            self.masters |= {gaps: Master(self.columns.within(gaps)) for gaps in parts if gaps not in self.masters}
+        self.parts[at : at + 1] = found or [x]
+        return len(found) > 0
 
     def _seconds(self, R: int) -> float:
         """Least seconds that the gradient sums of half of the layers take."""

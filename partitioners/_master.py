@@ -29,7 +29,7 @@ WIDE, NARROW = 1.05, 1.01  # ratios of the samples of one load, for a guess and 
 ALONE = 0.8
 BELOW = 1 - 1e-9
 LARGE = 300_000  # candidates of one search, at most: more are seen at poor prices only
-EACH = 10_000  # candidates that take as long as a linear program and the tables of a search
+EACH = 10_000  # candidates that take as long as new prices and the tables of a search
 MANY = 1.03  # times the batch: more than a plan does at good prices
 SMALL = 0.15  # part of the batch that a price is taken to be worth at least
 MARGIN = 0.001  # of a column's samples: others like it are worth about as much
@@ -179,7 +179,7 @@ class Master:
 
     def nearest(self, T: float, R: Range, last: Prices) -> Prices | None:
         """The prices of which no known column is worth more, that differ least from others, in parts of them; None if there are
-        none: so many columns could do the batch."""
+        none, since the columns could do the batch, or none are found."""
         comps, capacity = self._capacity(T, R)
         own, weight = np.array([*last.device, last.replica]), np.array([*self.counts, R.high])
         unit, each = np.maximum(own, SMALL * self.batch / weight), np.hstack([comps, np.ones((len(comps), 1))])
