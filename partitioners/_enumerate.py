@@ -135,16 +135,6 @@ def _few(smaller: Array, knot: int, part: float, v: int, hi: int, lo: int, side:
     return found
 
 
-@inlined
-def _own(t: Tables, loads: Given, end: End, g: int, v: int, hi: int, lo: int) -> float:
-    """Seconds of a stage's own work, the least once through the layers before it and back, and the least of what follows."""
-    knot, part, once = loads.knot[g], loads.part[g], loads.once[g]
-    own: float = loads.m[g] * t.times[loads.size[g], v, hi, lo, 0] + t.places[v, hi, lo, 6] + once[lo, 0] + once[lo, 1]
-    if loads.q[g] > 0:
-        own += _few(t.smaller, knot, part, v, hi, lo, 0) + _few(t.smaller, knot, part, v, hi, lo, 1)
-    return own + (end.sums[v, hi, 0] if lo == 0 else end.shortest)
-
-
 @compiled
 def reach(t: Tables, loads: Given, end: End, held: Index, row: Index, layers: Index, begin: Index) -> Index:
     """[G, V, hi]: the first of `layers` from which a stage that ends there can do its own work within T, and fits in memory
@@ -152,15 +142,19 @@ def reach(t: Tables, loads: Given, end: End, held: Index, row: Index, layers: In
     V, L = len(t.at), t.least.shape[1] - 1
     found = np.full((len(loads.low), V, L + 1), L + 1)
     for g in range(len(loads.low)):
+        i, m, q, knot, part = loads.size[g], loads.m[g], loads.q[g], loads.knot[g], loads.part[g]
         for v in range(V):
-            if not t.usable[loads.size[g], v]:
+            if not t.usable[i, v]:
                 continue
             at = 0
             for j in range(1, len(layers)):
                 hi = layers[j]
                 while at < j:
                     lo = layers[at]
-                    if _own(t, loads, end, g, v, hi, lo) <= end.T * (1 + 1e-12):
+                    own = m * t.times[i, v, hi, lo, 0] + t.places[v, hi, lo, 6] + loads.once[g, lo, 0] + loads.once[g, lo, 1]
+                    if q > 0:
+                        own += _few(t.smaller, knot, part, v, hi, lo, 0) + _few(t.smaller, knot, part, v, hi, lo, 1)
+                    if own + (end.sums[v, hi, 0] if at == 0 else end.shortest) <= end.T * (1 + 1e-12):
                         break
                     at += 1
                 lo, first = at, held[row[g], v, hi]
@@ -220,14 +214,15 @@ def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed:
                     if not least[g, lo, most] + price[v] + rest[hi] < loads.high[g]:
                         continue
                     work, knot, part = t.times[i, v, hi, lo, 0], loads.knot[g], loads.part[g]
+                    own = loads.m[g] * work + t.places[v, hi, lo, 6] + once[lo, 0] + once[lo, 1]
+                    own += end.sums[v, hi, 0] if lo == 0 else end.shortest
                     there, back = t.times[i, v, hi, lo, 1], work - t.times[i, v, hi, lo, 1]
                     if q > 0:
-                        there = there if full else _few(t.smaller, knot, part, v, hi, lo, 0)
-                        back = _few(t.smaller, knot, part, v, hi, lo, 1)
+                        few, back = _few(t.smaller, knot, part, v, hi, lo, 0), _few(t.smaller, knot, part, v, hi, lo, 1)
+                        there, own = there if full else few, own + few + back
                     more = there + back + hops - (once[hi, 0] + once[hi, 1] - once[lo, 0] - once[lo, 1])
                     shift = int(min(max(more / width, 0.0), most))
-                    left = end.T * (1 + 1e-12) - _own(t, loads, end, g, v, hi, lo)
-                    room = int(min(max(left / width, 0.0), most))
+                    room = int(min(max((end.T * (1 + 1e-12) - own) / width, 0.0), most))
                     before, to, cost = least[g, lo], least[g, hi], price[v]
                     for x in range(min(most - shift, room + 1)):
                         paid = before[x] + cost
