@@ -7,31 +7,34 @@ part is divided. Effort is counted in partial pipelines, so bounds do not depend
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetpipe.partitioners._chains import Gaps
+from hetpipe.partitioners._columns import Column
 from hetpipe.partitioners._master import Master, Prices, Range
 
-PROVEN = 1.01  # times the bound: a plan that is good enough
+GOALS = 1.05, 1.04, 1.032, 1.025, 1.0195, 1.015, 1.01  # times the bound: what is tried to be shown, one after the other
+GOOD, SPENT = 1.0195, 0.08  # what is good enough if it took more of the effort than that
 NEAR = 0.0005  # of a step: what is not worth another proof
-CANDIDATES, MORE = 804_000, 143_000  # partial pipelines looked at; and more, times the third power of the number of classes: 3 s
+CANDIDATES, MORE = 800_000, 133_000  # partial pipelines looked at; and more, times the third power of the number of classes: 3 s
 QUOTA, FIRST = 0.2, 0.15  # of the effort left, for one T; and for the first T
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
 LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
-RAISED = 0.1, 0.05  # of what is between a T that is ruled out and the goal: what is tried next; and once cuts are told apart
-RESERVE = 0.4  # of the effort: where less is left, what is tried is lowered
-ALIKE, WIDE = 0.005, 0.001  # of a step, by which gradient sums may differ within a part: at first, and where T is possible
+RESERVE = 0.2  # of the effort: where less is left, what is tried is lowered
+ALIKE, WIDE, LEAF = 0.005, 0.001, 0.0003  # of a step, by which sums may differ in a part: at first, if T is possible, and at last
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
 
 
 @dataclass(eq=False)
 class Part:
-    """Plans of R replicas whose gaps are as in `gaps`; T that is ruled out for them; and the prices to go on from."""
+    """Plans of R replicas whose gaps are as in `gaps`; T that is ruled out for them; the prices to go on from; and columns that
+    could do the batch in the part that it was divided from."""
 
     R: Range
     gaps: Gaps
     shown: float
     prices: Prices
+    columns: list[Column] = field(default_factory=list)
 
 
 class Bound:
@@ -41,62 +44,74 @@ class Bound:
         self, master: Master, fluid: float, least: float, step: float, replicas: int, late: Callable[[], bool]
     ) -> None:
         self.columns, self.kinds, self.late = master.columns, master.kinds, late
-        self.step, self.goal, self.first = step, step / PROVEN, min(step, least) / NEARLY
+        self.step, self.goals, self.first = step, [step / x for x in GOALS], min(step, least) / NEARLY
         every = self.columns.chains.all
         self.masters = {every: Master(self.columns)}
         self.parts = [Part(R, every, fluid, master.shared(R.high, SHARE)) for R in self.ranges(replicas)]
         self.parts[0].prices = master.prices
+        self.latest: dict[Range, Prices] = {}  # with which a T was ruled out for the same replica counts
         self.left = self.effort = CANDIDATES + MORE * float(self.kinds.K) ** 3
 
     def run(self) -> float:
-        """The largest T found that is ruled out for all parts. It is raised in steps towards the goal, and lowered again where
-        there is too little effort left for all parts, or one is possible that cannot be divided."""
+        """The largest T found that is ruled out for all parts. Goals are tried one after the other. What is tried is lowered if
+        too little effort is left for all parts, and for good if it is possible in a part that cannot be divided."""
         T, reserve = self.start(), RESERVE
         while self.left > 0 and not self.late():
             x = min(self.parts, key=lambda x: x.shown)
             if x.shown >= T:
-                if x.shown * (1 + NEAR) >= self.goal:
+                T = next((goal for goal in self.goals if x.shown * (1 + NEAR) < goal), 0.0)
+                if T == 0.0 or (x.shown * GOOD * (1 + NEAR) >= self.step and self.left < (1 - SPENT) * self.effort):
                     break
-                T = min(self.goal, max(T + RAISED[len(self.masters) > 1] * (self.goal - T), T * (1 + NEAR)))
             elif self.left < reserve * self.effort:
                 T, reserve = (x.shown + T) / 2, reserve / 2
             elif not self.ruled_out(x, T, QUOTA)[0] and not self.divided(x, T):
-                if x.shown * (1 + NEAR) >= T:
-                    break
-                self.goal, T = T, (x.shown + T) / 2
+                T = self.limit(x, T)
+                self.goals = [goal for goal in self.goals if goal < T] + [T]
         return min(x.shown for x in self.parts)
 
+    def limit(self, x: Part, T: float) -> float:
+        """About the largest T below this one that is ruled out for a part."""
+        while x.shown * (1 + NEAR) < T and self.left > 0 and not self.late():
+            middle = (x.shown + T) / 2
+            T = T if self.ruled_out(x, middle, QUOTA)[0] else middle
+        return x.shown
+
     def start(self) -> float:
-        """A T that is ruled out for about as many replicas as the plan has; for others, the goal is tried."""
-        T, x = min(self.first, self.goal), self.parts[0]
+        """A T that is ruled out for about as many replicas as the plan has; for others, the last goal is tried."""
+        T, x = min(self.first, self.goals[-1]), self.parts[0]
         while x.shown < T and self.left > 0 and not self.late():
             shown, times = self.ruled_out(x, T, FIRST, once=True)
             T = T if shown else T / (LOWER * min(times, MOST))
         for x in self.parts[1:]:
             if not self.late():
-                self.ruled_out(x, self.goal, FIRST, once=True)
+                self.ruled_out(x, self.goals[-1], FIRST, once=True)
         return T
 
     def ruled_out(self, x: Part, T: float, part: float, *, once: bool = False) -> tuple[bool, float]:
         """Whether T is, with this part of the effort; and about how many times the batch could be done."""
         master = self.masters[x.gaps]
-        seen = master.columns.seen
-        shown, x.prices, times = master.impossible(T, x.R, x.prices, part * self.left, once=once)
+        seen, prices = master.columns.seen, self.latest.get(x.R, x.prices)
+        master.inherit(T, x.R, x.columns)
+        shown, x.prices, times = master.impossible(T, x.R, prices, part * self.left, once=once)
         master.forget()
+        if shown:
+            self.latest[x.R] = x.prices
         self.left -= master.columns.seen - seen
         x.shown = T if shown else x.shown
         return bool(shown), times
 
     def divided(self, x: Part, T: float) -> bool:
         """Whether there are parts instead of this one: of fewer replica counts, if sums would take longer beside as many as do T;
-        or told apart by their gaps."""
+        or told apart by their gaps; and where these are known, of half of the replica counts."""
         (low, high), at, parts = x.R, self.parts.index(x), self.columns.chains.parts(x.gaps)
-        replicas = min(high, max(low, round(self.masters[x.gaps].replicas(T, x.R))))
-        if low < high and (not parts or self._seconds(replicas) - self._seconds(low) > WIDE * self.step):
+        support = self.masters[x.gaps].support(T, x.R)
+        columns = [column for _, column in support]
+        replicas = min(high, max(low, round(sum(y for y, _ in support)))) if parts else high
+        if low < high and self._seconds(replicas) - self._seconds(low) > (WIDE if parts else LEAF) * self.step:
             middle = max(low + 1, round((low * replicas) ** 0.5))
-            found = [Part(R, x.gaps, x.shown, x.prices) for R in (Range(middle, high), Range(low, middle - 1))]
+            found = [Part(R, x.gaps, x.shown, x.prices, columns) for R in (Range(middle, high), Range(low, middle - 1))]
         else:
-            found = [Part(x.R, gaps, x.shown, x.prices) for gaps in parts]
+            found = [Part(x.R, gaps, x.shown, x.prices, columns) for gaps in parts]
             self.masters |= {gaps: Master(self.columns.within(gaps)) for gaps in parts if gaps not in self.masters}
         self.parts[at : at + 1] = found or [x]
         return len(found) > 0

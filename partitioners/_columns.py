@@ -80,6 +80,7 @@ from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
 
 PARTS, FEW, MANY = 4, 16, 250  # of the loads, side by side; fewest of all, and most of one: the same whatever the machine
+ASKED = 20_000  # candidates of one composition, where it is asked for
 TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
@@ -206,7 +207,7 @@ class Columns:
             smaller=np.ascontiguousarray(stages.smaller.swapaxes(2, 3)), least=np.ascontiguousarray(stages.least[:, :, 1]),
             shorter=stages.shorter,
             usable=stages.usable,
-            counts=np.array(self.kinds.counts), at=self.at, degree=self.degree,
+            at=self.at, degree=self.degree,
             forwards=np.array([FORWARDS[f] for f in stages.families if f in FORWARDS], dtype=np.int64),
             gpipe="gpipe" in stages.families, masked=stages.masked, overhead=stages.overhead,
         )  # fmt: skip
@@ -230,16 +231,8 @@ class Columns:
 
     def step(self, T: float, R: int, loads: Loads) -> Step:
         """What can be done within T beside R − 1 other replicas, by work and memory alone."""
-        none = np.zeros((len(loads.low), self.kinds.V, self.L + 1), dtype=np.int64)
-        found = Step(loads, self.given(loads), self.end(T, R), none)
-        for rows, reach in zip(found.rows(), each(self._reach, found.parts()), strict=True):
-            found.reach[rows] = reach
-        return found
-
-    def _reach(self, step: Step) -> Index:
-        """Of a step for which it is not known."""
-        held = np.ascontiguousarray(step.loads.held)
-        return _enumerate.reach(self.tables, step.given, step.end, self.held, held, self.layers, self.begin)
+        given, end, held = self.given(loads), self.end(T, R), np.ascontiguousarray(loads.held)
+        return Step(loads, given, end, _enumerate.reach(self.tables, given, end, self.held, held, self.layers, self.begin))
 
     def end(self, T: float, R: int) -> End:
         """Of a step beside R − 1 other replicas."""
@@ -275,6 +268,7 @@ class Columns:
         """These with every stage more that the step allows, of up to so many devices of each class, at no price; and how many
         were looked at."""
         free, most = np.zeros(self.kinds.V), np.zeros((len(step.loads.low), self.L + 1, SLACKS))
+        limit = np.tile(limit, (len(step.loads.low), 1))
         return _enumerate.extended(self.tables, *step[1:], self.allowed, free, most, limit, rows, values, place, math.inf)
 
     # -- the enumeration ------------------------------------------------------------------------------------
@@ -295,9 +289,23 @@ class Columns:
         hit = Loads(*map(np.concatenate, zip(*(loads for _, loads in found), strict=True)))
         return list(columns.values()), hit, all(part.complete for part, _ in found)
 
+    def done(self, T: float, R: int, columns: list[Column]) -> list[Column]:
+        """Those of these whose devices, or fewer, could do as many samples within T, as far as was looked."""
+        if not columns:
+            return []
+        size, samples = np.array([x.size for x in columns]), np.array([x.samples for x in columns])
+        held = np.array([self.coarse.row(x.size, x.samples) for x in columns])
+        step, limit = self.step(T, R, Loads(size, samples, samples, held)), np.array([x.used for x in columns])
+        free, least = np.zeros(self.kinds.V), np.zeros((len(columns), self.L + 1, SLACKS))
+        most = math.inf, float(ASKED * len(columns)), math.inf
+        found = _enumerate.search(self.tables, *step[1:], self.allowed, limit, free, least, most)
+        self.seen += found.seen + TABLE
+        return [x for x, hit in zip(columns, found.hit, strict=True) if hit]
+
     def _search(self, step: Step, prices: Array, fixed: float, most: tuple[float, float, float]) -> tuple[Found, Loads]:
         """What is found in one part of the loads, and the loads of that."""
         to_go, alive = self._to_go(step, prices, fixed)
         step, price = step.pick(alive), prices[self.at] * self.degree
-        found = _enumerate.search(self.tables, *step[1:], self.allowed, price, to_go[alive], most)
+        limit = np.tile(self.kinds.counts, (len(step.loads.low), 1))
+        found = _enumerate.search(self.tables, *step[1:], self.allowed, limit, price, to_go[alive], most)
         return found._replace(seen=found.seen + TABLE * len(step.loads.low)), step.loads.pick(found.hit)

@@ -16,13 +16,14 @@ from hetpipe.partitioners._columns import Columns
 from hetpipe.partitioners._master import Master, Range
 
 Cuts = tuple[int, ...]
-EVEN, FEWEST = (10, 4), 5  # pieces that gradients are summed in: even ones, and how many are always allowed
+EVEN, FEWEST = (3, 4, 5, 6, 10), 5  # pieces that gradients are summed in: even ones, and how many are always allowed
 NEAR, NEARLY = 1.02, 1.005  # of T, in search of the least one at which a set of cuts is possible
-TRIED = 1_000_000  # partial pipelines looked at to choose among sets of cuts, where it is seldom 200,000; as many to change them
-STARTS, REALISED = 2, 8  # sets of cuts that are changed, and that are made whole
+TRIED = 1_000_000  # partial pipelines looked at to choose among sets of cuts, where it is seldom 200,000
+CLIMBS, TRIES = (8, 3), 60  # how many sets of cuts are changed: at first, and the best of them more often; and how often
+REALISED = 8  # how many are made whole
 FEW, MANY = 6, 12  # cuts, 0 and L included, of sets that are changed, and that are tried: more are seldom made whole
-FAR, CHANGES = 1.1, 60  # times the T that is possible, where a set is left as it is; and how many changes of one are tried
-BETTER = 0.998  # of T: a change that helps
+FAR = 1.1  # times the T that is possible, where a set is left as it is
+BETTER, STEPS = 0.998, (1.02, 1.004)  # of T: a change that helps; and by which it is then lowered
 
 
 class CutSet(NamedTuple):
@@ -71,9 +72,8 @@ class CutSets:
         cuts that the latencies of their sums take so long."""
         sets = self.first(found, latencies)
         tried = self.possible([(x, self.program(*x)) for x in sets])
-        few = list(dict.fromkeys(CutSet(cuts, cuts[1:-1]) for cuts in found if len(cuts) <= FEW))
-        for x in few[:STARTS]:
-            tried += self.change(x)
+        few = [x for x in sets if len(x.cuts) <= FEW and x.common in ((), x.cuts[1:-1])]
+        tried += self.changed(few + [x for _, x, _ in tried if len(x.cuts) <= FEW])
         least: dict[CutSet, tuple[float, Master]] = {}
         for T, x, program in tried:
             if x not in least or least[x][0] > T:
@@ -95,11 +95,10 @@ class CutSets:
                 cuts = wider if len(wider) <= most + 1 or not cuts else cuts
             joined.append(cuts)
         times = self.columns.stages.least[0].sum(axis=1)
-        evenly = [np.linspace(0, times[-1], min(number, most) + 1) for number in EVEN]
-        even = [np.abs(times[:, None] - ends).argmin(axis=0).tolist() for ends in evenly]
-        tried = [*joined[:1], *(tuple(sorted({0, *layers, self.kinds.L})) for layers in even)]
-        pairs = [CutSet(cuts, cuts[1:-1]) for cuts in found] + [CutSet(cuts, ()) for cuts in (*tried, *joined)]
-        pairs += [CutSet(cuts, (common,)) for cuts in tried for common in cuts[1:-1]]
+        ends = [np.linspace(0, times[-1], number + 1) for number in sorted({min(most, x) for x in EVEN})]
+        even = [tuple(sorted({0, *np.abs(times[:, None] - x).argmin(axis=0).tolist(), self.kinds.L})) for x in ends]
+        pairs = [CutSet(cuts, cuts[1:-1]) for cuts in (*found, *even)] + [CutSet(cuts, ()) for cuts in (*even, *joined)]
+        pairs += [CutSet(cuts, (common,)) for cuts in (*joined[:1], max(even, key=len)) for common in cuts[1:-1]]
         return list(dict.fromkeys(x for x in pairs if len(x.cuts) <= MANY))
 
     def possible(self, programs: list[tuple[CutSet, Master]]) -> list[tuple[float, CutSet, Master]]:
@@ -116,24 +115,46 @@ class CutSets:
         best = sorted(least, key=lambda i: (least[i], len(programs[i][0].cuts)))
         return [(least[i], *programs[i]) for i in best]
 
-    def change(self, x: CutSet) -> list[tuple[float, CutSet, Master]]:
-        """Better and better ones."""
-        program, T = self.program(*x), self.high
-        while not program.guess(T, self.range):
-            T *= NEAR
-            if self.high * FAR < T:
-                return []
-        known, found, seen, left = {x}, [(T, x, program)], 0, list(x.changed())
-        while left and seen < TRIED / STARTS and len(known) < CHANGES and not self.late():
-            changed = left.pop(0)
-            if changed in known or len(changed.cuts) > FEW:
+    def changed(self, sets: list[CutSet]) -> list[tuple[float, CutSet, Master]]:
+        """Better and better ones: all are changed a few times, then the better half of them more often, and so on."""
+        climbs, left, T = list[Climb](), list(dict.fromkeys(sets)), self.high
+        while len(climbs) < CLIMBS[0] and self.high * FAR > T and not self.late():
+            climbs += [climb for climb in (Climb(self, x, T) for x in left) if climb.found]
+            left, T = [x for x in left if all(x not in climb.known for climb in climbs)], T * NEAR
+        for number in CLIMBS:
+            climbs = sorted(climbs, key=lambda x: x.T)[:number]
+            for x in climbs:
+                x.go(TRIES // number)
+        return [found for x in climbs for found in x.found[-REALISED:]]
+
+    def least(self, T: float, program: Master) -> float:
+        """About the least T at which this one is possible, if that is less than T; else T."""
+        for step in STEPS:
+            while program.guess(T / step, self.range):
+                T /= step
+        return T
+
+
+class Climb:
+    """A set of cuts that is changed as long as that helps."""
+
+    def __init__(self, sets: CutSets, x: CutSet, T: float) -> None:
+        self.sets, self.T, self.known, self.left = sets, T, {x}, list[CutSet]()
+        self.found: list[tuple[float, CutSet, Master]] = []
+        self.tried(x, sets.program(*x), T)
+
+    def tried(self, x: CutSet, program: Master, T: float) -> None:
+        """Go on from this one if it is possible within T."""
+        if program.guess(T, self.sets.range):
+            self.T, self.program, self.left = self.sets.least(T, program), program, list(x.changed())
+            self.found.append((self.T, x, program))
+
+    def go(self, tries: int) -> None:
+        """Try so many changes."""
+        while self.left and tries > 0 and not self.sets.late():
+            changed = self.left.pop(0)
+            if changed in self.known or len(changed.cuts) > FEW:
                 continue
-            known.add(changed)
-            other = self.program(*changed, like=program)
-            if other.guess(T * BETTER, self.range):
-                while other.guess(T * BETTER, self.range):
-                    T *= BETTER
-                program, left = other, list(changed.changed())
-                found.append((T, changed, program))
-            seen += other.columns.seen
-        return found[-REALISED:]
+            self.known.add(changed)
+            tries -= 1
+            self.tried(changed, self.sets.program(*changed, like=self.program), self.T * BETTER)

@@ -55,7 +55,6 @@ class Tables(NamedTuple):
     least: Array
     shorter: Array
     usable: Flags
-    counts: Index
     at: Index
     degree: Index
     forwards: Index
@@ -107,15 +106,17 @@ class Found(NamedTuple):
 
 @compiled
 def held(t: Tables, loads: Given) -> Index:
-    """[G, V, hi]: the first lo from which a stage fits in memory with one micro-batch in flight; L + 1 if none does."""
+    """[G, V, hi]: the first lo from which a stage fits in memory with the least in flight that it may have (`_flying`); L + 1 if
+    none does."""
     places, V, L = t.places, len(t.at), t.least.shape[1] - 1
     found = np.full((len(loads.low), V, L + 1), L + 1)
     for g in range(len(loads.low)):
-        n, some = loads.low[g], min(loads.low[g], loads.b[g])
+        n, some, last, other = loads.low[g], min(loads.low[g], loads.b[g]), _flying(t, loads, g, 0), _flying(t, loads, g, 1)
         for v in range(V):
             for hi in range(L + 1):
+                need = last if hi == L else other
                 for lo in range(hi):
-                    if _room(places, 0, v, hi, lo, n, some) >= some or _room(places, 1, v, hi, lo, n, some) >= some:
+                    if _room(places, 0, v, hi, lo, n, some) >= need or _room(places, 1, v, hi, lo, n, some) >= need:
                         found[g, v, hi] = lo
                         break
     return found
@@ -127,6 +128,17 @@ def _room(places: Array, r: int, v: int, hi: int, lo: int, n: int, some: int) ->
     return room
 
 
+@compiled
+def _flying(t: Tables, loads: Given, g: int, after: int) -> int:
+    """The fewest samples that a stage with so many stages after it, or more, has in flight."""
+    n, b = loads.low[g], loads.b[g]
+    fewest: int = n
+    for forwards in t.forwards:
+        depth = forwards * after + 1
+        fewest = min(fewest, depth * b if depth < loads.m[g] + (loads.q[g] > 0) else n)
+    return fewest
+
+
 @inlined
 def _few(smaller: Array, knot: int, part: float, v: int, hi: int, lo: int, side: int) -> float:
     """Seconds of a forward (side 0) or backward (1) of a last micro-batch."""
@@ -135,33 +147,49 @@ def _few(smaller: Array, knot: int, part: float, v: int, hi: int, lo: int, side:
     return found
 
 
+@inlined
+def _chained(end: End, v: int, hi: int, lo: int) -> float:
+    """Least sums of a stage, and of those that wait for them."""
+    sums: float = end.sums[v, hi, lo] + (end.below[lo] if end.sums[v, hi, lo] > 0 else 0.0)
+    return sums
+
+
 @compiled
 def reach(t: Tables, loads: Given, end: End, held: Index, row: Index, layers: Index, begin: Index) -> Index:
     """[G, V, hi]: the first of `layers` from which a stage that ends there can do its own work within T, and fits in memory
-    (`held`, of which each load has a `row`), and begins no sooner than it may (`begin` [V, hi]); L + 1 if there is none."""
+    (`held`, of which each load has a `row`), and begins no sooner than it may (`begin` [V, hi]); L + 1 if there is none. A load
+    of more samples than the one before can do no more."""
     V, L = len(t.at), t.least.shape[1] - 1
-    found = np.full((len(loads.low), V, L + 1), L + 1)
+    found, before = np.full((len(loads.low), V, L + 1), L + 1), np.zeros((V, len(layers)), np.int64)
     for g in range(len(loads.low)):
+        if g > 0 and (loads.size[g] != loads.size[g - 1] or loads.low[g] < loads.low[g - 1]):
+            before[:] = 0
         i, m, q, knot, part = loads.size[g], loads.m[g], loads.q[g], loads.knot[g], loads.part[g]
+        n, some, last, other = loads.low[g], min(loads.low[g], loads.b[g]), _flying(t, loads, g, 0), _flying(t, loads, g, 1)
         for v in range(V):
             if not t.usable[i, v]:
                 continue
-            at = 0
+            at = 0  # stages from before there that end later cannot do their own work, either
             for j in range(1, len(layers)):
                 hi = layers[j]
-                while at < j:
-                    lo = layers[at]
-                    own = m * t.times[i, v, hi, lo, 0] + t.places[v, hi, lo, 6] + loads.once[g, lo, 0] + loads.once[g, lo, 1]
+                at, first, need = max(at, before[v, j]), max(held[row[g], v, hi], begin[v, hi]), last if hi == L else other
+                a = at
+                while a < j:
+                    lo = layers[a]
+                    own = m * t.times[i, v, hi, lo, 0] + t.places[v, hi, lo, 6] + loads.once[g, lo, 0]
+                    again = m * (t.times[i, v, hi, lo, 1] - t.overhead)
                     if q > 0:
-                        own += _few(t.smaller, knot, part, v, hi, lo, 0) + _few(t.smaller, knot, part, v, hi, lo, 1)
-                    if own + (end.sums[v, hi, 0] if at == 0 else end.shortest) <= end.T * (1 + 1e-12):
+                        few = _few(t.smaller, knot, part, v, hi, lo, 0)
+                        own, again = own + few + _few(t.smaller, knot, part, v, hi, lo, 1), again + few - t.overhead
+                    own += max(_chained(end, v, hi, lo), loads.once[g, lo, 1] + (0.0 if lo == 0 else end.shortest))
+                    again = again if _room(t.places, 0, v, hi, lo, n, some) < need else 0.0
+                    if own > end.T * (1 + 1e-12):
+                        at += at == a
+                    elif lo >= first and own + again <= end.T * (1 + 1e-12):
+                        found[g, v, hi] = lo
                         break
-                    at += 1
-                lo, first = at, held[row[g], v, hi]
-                while lo < j and (layers[lo] < max(first, begin[v, hi])):
-                    lo += 1
-                if lo < j:
-                    found[g, v, hi] = layers[lo]
+                    a += 1
+                before[v, j] = at
     return found
 
 
@@ -201,6 +229,7 @@ def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed:
         if not fixed + rest[0] < loads.high[g]:
             continue
         i, q, full, once = loads.size[g], loads.q[g], loads.m[g] > 0, loads.once[g]
+        n, some, last, other = loads.low[g], min(loads.low[g], loads.b[g]), _flying(t, loads, g, 0), _flying(t, loads, g, 1)
         least[g, 0] = fixed
         for j in range(1, len(layers)):
             hi = layers[j]
@@ -214,16 +243,21 @@ def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed:
                     if not least[g, lo, most] + price[v] + rest[hi] < loads.high[g]:
                         continue
                     work, knot, part = t.times[i, v, hi, lo, 0], loads.knot[g], loads.part[g]
-                    own = loads.m[g] * work + t.places[v, hi, lo, 6] + once[lo, 0] + once[lo, 1]
-                    own += end.sums[v, hi, 0] if lo == 0 else end.shortest
-                    there, back = t.times[i, v, hi, lo, 1], work - t.times[i, v, hi, lo, 1]
+                    own = loads.m[g] * work + t.places[v, hi, lo, 6] + once[lo, 0]
+                    there, back, again = t.times[i, v, hi, lo, 1], work - t.times[i, v, hi, lo, 1], 0.0
+                    if _room(t.places, 0, v, hi, lo, n, some) < (last if hi == L else other):
+                        again = there - t.overhead
+                        own += loads.m[g] * again
                     if q > 0:
                         few, back = _few(t.smaller, knot, part, v, hi, lo, 0), _few(t.smaller, knot, part, v, hi, lo, 1)
-                        there, own = there if full else few, own + few + back
+                        again = few - t.overhead if again > 0 else 0.0
+                        there, own = there if full else few, own + few + back + again
+                    late = own + _chained(end, v, hi, lo) > end.T * (1 + 1e-12)
+                    own, back = own + once[lo, 1] + (end.sums[v, hi, 0] if lo == 0 else end.shortest), back + again
                     more = there + back + hops - (once[hi, 0] + once[hi, 1] - once[lo, 0] - once[lo, 1])
                     shift = int(min(max(more / width, 0.0), most))
                     room = int(min(max((end.T * (1 + 1e-12) - own) / width, 0.0), most))
-                    before, to, cost = least[g, lo], least[g, hi], price[v]
+                    before, to, cost = least[g, lo], least[g, hi], np.inf if late else price[v]
                     for x in range(min(most - shift, room + 1)):
                         paid = before[x] + cost
                         to[x + shift] = paid if paid < to[x + shift] else to[x + shift]
@@ -357,10 +391,10 @@ def _more(values: NDArray[Any]) -> NDArray[Any]:
 @compiled
 def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, price: Array, least: Array, limit: Index,
              rows: Index, values: Array, place: int, most: float) -> tuple[Index, Array, int]:  # fmt: skip
-    """Rows with a stage more, of no more devices than `limit`, that T and prices leave; and how many were looked at: it ends once
-    these are more than `most`. `price` [V] is that of a stage; `values` of each row as above; layers cost at least `least` as
-    `to_go` has it. Stages are as `reach` has them, and begin at `allowed` layers."""
-    V, K = len(t.at), len(t.counts)
+    """Rows with a stage more, of no more devices than `limit` [G, K], that T and prices leave; and how many were looked at: it
+    ends once these are more than `most`. `price` [V] is that of a stage; `values` of each row as above; layers cost at least
+    `least` as `to_go` has it. Stages are as `reach` has them, and begin at `allowed` layers."""
+    V, K = len(t.at), limit.shape[1]
     kinds, degrees, highs = t.at, t.degree, loads.high
     tables = t.times, t.smaller, t.places, t.links, t.shorter
     depths = t.forwards, t.gpipe, t.overhead
@@ -375,7 +409,7 @@ def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, p
         slack = _slack(end, values[j, WHOLE], last[2], hi)
         for v in range(V):
             k = kinds[v]
-            if rows[j, USED + k] + degrees[v] > limit[k]:
+            if rows[j, USED + k] + degrees[v] > limit[g, k]:
                 continue
             paid = values[j, PAID] + price[v]
             for lo in range(stages[g, v, hi], hi):
@@ -478,11 +512,11 @@ def _fewer(rows: Index, values: Array, loads: Given, end: End, least: Array, mos
 
 
 @compiled
-def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, price: Array, least: Array,
+def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, limit: Index, price: Array, least: Array,
            most: tuple[float, float, float]) -> Found:  # fmt: skip
     """Compositions of pipelines that could be worth more than their price; otherwise as for `extended`. Ends once it has so many
     compositions, or has seen more candidates, and keeps so many rows: `most`."""
-    G, L, K = len(loads.low), t.least.shape[1] - 1, len(t.counts)
+    G, L, K = len(loads.low), t.least.shape[1] - 1, limit.shape[1]
     rows, values = np.zeros((G, USED + K), np.int64), np.zeros((G, VALUES))
     for g in range(G):
         rows[g, LOAD], rows[g, LO] = g, L
@@ -493,7 +527,7 @@ def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, pri
         if len(rows) == 0 or done >= most[0] or seen > most[1]:
             break
         left = most[1] - seen
-        rows, values, more = extended(t, loads, end, stages, allowed, price, least, t.counts, rows, values, place, left)
+        rows, values, more = extended(t, loads, end, stages, allowed, price, least, limit, rows, values, place, left)
         seen, complete = seen + more, complete and more <= left
         for j in range(len(rows)):
             if rows[j, LO] > 0:
@@ -535,12 +569,13 @@ def _search_nothing() -> None:
     """A search without loads."""
     one, layers, flag, zeros = np.ones(1, np.int64), np.arange(2), np.ones((1, 1), np.bool_), np.zeros
     none, few, price = one[:0], zeros((1, 1, 2, 2, 2)), zeros(1)
-    tables = Tables(zeros((1, 1, 2, 2, 4)), zeros((1, 2, 2, 7)), few, few, zeros((1, 2)), price, flag, one, 0 * one, one, one,
+    tables = Tables(zeros((1, 1, 2, 2, 4)), zeros((1, 2, 2, 7)), few, few, zeros((1, 2)), price, flag, 0 * one, one, one,
                     True, True, 0.0)  # fmt: skip
     loads = Given(none, none, none, none, none, none, none, zeros(0), zeros((0, 2, 2)))
     end = End(1.0, zeros((1, 2, 2)), 0.0, zeros((2, 2)), layers, price)
     stages = reach(tables, loads, end, held(tables, loads), none, layers, np.zeros((1, 2), np.int64))
     least, _ = to_go(tables, loads, end, stages, price, 0.0, layers)
-    search(tables, loads, end, stages, flag[0], price, least, (1.0, 1.0, 1.0))
-    extended(tables, loads, end, stages, flag[0], price, least, one, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1,
+    limit = np.ones((1, 1), np.int64)
+    search(tables, loads, end, stages, flag[0], limit, price, least, (1.0, 1.0, 1.0))
+    extended(tables, loads, end, stages, flag[0], price, least, limit, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1,
              1.0)  # fmt: skip

@@ -31,8 +31,8 @@ BELOW = 1 - 1e-9
 LARGE = 300_000  # candidates of one search, at most: more are seen at poor prices only
 EACH = 10_000  # candidates that take as long as new prices and the tables of a search
 MANY = 1.03  # times the batch: more than a plan does at good prices
-SMALL = 0.15  # part of the batch that a price is taken to be worth at least
-MARGIN = 0.001  # of a column's samples: others like it are worth about as much
+SMALL = 0.05  # part of the batch that a price is taken to be worth at least
+MARGIN = 1e-3, 1e-5  # of a column's samples, by which its price is more: others like it are worth about as much; and at least
 
 
 class Prices(NamedTuple):
@@ -157,11 +157,23 @@ class Master:
                 break
         return None, best, worth
 
-    def replicas(self, T: float, R: Range) -> float:
-        """How many the columns that are known need to do most samples."""
+    def support(self, T: float, R: Range) -> list[tuple[float, Column]]:
+        """Columns that are known to do most samples together, and how many of each."""
         comps, capacity = self._capacity(T, R)
         solved = self.filled(comps, capacity, R.high, Prices(np.zeros(self.kinds.K), 0.0)) if len(comps) else None
-        return 0.0 if solved is None else float(solved[0].sum())
+        if solved is None:
+            return []
+        most = [max(self._within(T, R, used), key=lambda x: x.samples, default=None) for used in self.known]
+        return [(float(y), x) for y, x in zip(solved[0], most, strict=True) if y > 1e-9 and x is not None]
+
+    def inherit(self, T: float, R: Range, columns: list[Column]) -> None:
+        """Keep those of these that could be done within T here, too."""
+        new = [c for c in columns if all(x.samples < c.samples for x in self._within(T, R, c.used))]
+        self.keep(T, R, self.columns.done(T, R.low, new))
+
+    def _within(self, T: float, R: Range, used: Counts) -> list[Column]:
+        """Columns of a composition found within T or less beside as many replicas or more."""
+        return [c for t, r, c in self.known.get(used, []) if t <= T and R.low <= r]
 
     def keep(self, T: float, R: Range, found: list[Column]) -> None:
         """Remember these."""
@@ -185,7 +197,7 @@ class Master:
         unit, each = np.maximum(own, SMALL * self.batch / weight), np.hstack([comps, np.ones((len(comps), 1))])
         most, all_of_it = np.maximum(capacity, 1.0), own @ weight / self.batch - BELOW
         sides = np.vstack([each * unit / most[:, None], np.eye(len(own)), -weight * unit / self.batch])
-        for margin in (MARGIN, 0.0):
+        for margin in MARGIN:
             least = np.concatenate([(capacity * (1 + margin) - each @ own) / most, -own / unit, [all_of_it]])
             program, one = np.vstack([sides.T, least]), np.eye(len(own) + 1)[-1]
             try:  # Lawson and Hanson 1974, "Solving Least Squares Problems", chapter 23
@@ -201,7 +213,7 @@ class Master:
 
     def _capacity(self, T: float, R: Range) -> tuple[Array, Array]:
         """Compositions [N, K] and the most samples of columns found within T or less beside as many replicas or more."""
-        found = [max((c.samples for t, r, c in columns if t <= T and R.low <= r), default=0) for columns in self.known.values()]
+        found = [max((c.samples for c in self._within(T, R, used)), default=0) for used in self.known]
         return np.array(list(self.known), dtype=np.float64).reshape(-1, self.kinds.K), np.array(found, dtype=np.float64)
 
     @staticmethod

@@ -17,7 +17,7 @@ from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.partitioners._bound import Bound
 from hetpipe.partitioners._chains import Gaps
 from hetpipe.partitioners._columns import Column, Columns, Effort, Step
-from hetpipe.partitioners._enumerate import EARLY, FIRST, LO, SINCE, WHOLE
+from hetpipe.partitioners._enumerate import EARLY, FIRST, LO, SINCE, WHOLE, reach
 from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Array, Kinds
 from hetpipe.partitioners._large import Large
@@ -221,6 +221,37 @@ class TestTheBoundOfAPipeline:
             assert used in [c.used for c in columns.search(columns.step(min(ends) * ROUNDING, 1, load), worth, 0.0, Effort())[0]]
 
 
+class TestReach:
+    @settings(max_examples=60, **UNHURRIED)
+    @given(st.booleans().flatmap(lambda x: problems(4, 6, 40, tensor_parallel=x)), st.data())
+    def test_each_stage_by_itself(self, problem: Problem, data: st.DataObject) -> None:
+        """No stage is left out that can do its own work, or could with fewer samples of the same size; outputs may be large."""
+        sizes = [data.draw(st.sampled_from([0, 1, 30])) for _ in problem.profile.layers]
+        layers = tuple(
+            x.model_copy(update={"output_bytes_per_sample": x.output_bytes_per_sample * size})
+            for x, size in zip(problem.profile.layers, sizes, strict=True)
+        )
+        problem = replace(problem, profile=problem.profile.model_copy(update={"layers": layers}))
+        kinds = Kinds(problem)
+        assume(kinds.V)
+        columns = Columns(Stages(kinds))
+        parts = columns.chains.parts(columns.chains.all)
+        columns = columns.within(data.draw(st.sampled_from([columns.chains.all, *parts])))
+        loads = columns.loads(1.0)
+        step = columns.step(data.draw(st.floats(1, 100)), data.draw(st.integers(1, 9)), loads)
+        alone = np.zeros((len(loads.low), columns.kinds.V, columns.L + 1, columns.L + 1), dtype=bool)
+        for hi in range(1, columns.L + 1):
+            for lo in range(hi):
+                for g in range(len(loads.low)):
+                    (loads_, given_, end, _), ends = step.pick(slice(g, g + 1)), np.array([lo, hi])
+                    found = reach(columns.tables, given_, end, columns.held, loads_.held, ends, columns.begin)
+                    alone[g, :, hi, lo] = found[0, :, hi] == lo
+        for g, v, hi in np.ndindex(*step.reach.shape):
+            first, fewer = step.reach[g, v, hi], (loads.size == loads.size[g]) & (loads.low <= loads.low[g])
+            assert first > columns.L or alone[g, v, hi, first]
+            assert not alone[fewer, v, hi, : min(first, columns.L)].all(axis=0).any()
+
+
 def bounds_along(columns: Columns, step: Step, path: Path) -> list[Array]:
     """Values of each partial pipeline of a path, from the last stage to the first; fewer if one is given up."""
     rows, values, found = *columns.nothing(step), list[Array]()
@@ -316,6 +347,8 @@ class TestSumsInChains:
                 prices = np.full(columns.kinds.K, b * m * (1 - 1e-9) / sum(used))
                 step = columns.within(gaps).step(T * ROUNDING, len(replicas), load)
                 assert tuple(used) in [c.used for c in columns.search(step, prices, 0.0, Effort())[0]]
+                column = Column(tuple(used), b * m, size)
+                assert columns.within(gaps).done(T * ROUNDING, len(replicas), [column]) == [column]
             parts = columns.chains.parts(gaps)
             if not parts:
                 break
