@@ -13,8 +13,8 @@ from hetpipe.partitioners._chains import Gaps
 from hetpipe.partitioners._columns import Column
 from hetpipe.partitioners._master import Master, Prices, Range
 
-GOALS = 1.05, 1.04, 1.032, 1.025, 1.0195, 1.015, 1.01  # times the bound: what is tried to be shown, one after the other
-GOOD, SPENT = 1.0195, 0.08  # what is good enough if it took more of the effort than that
+GOALS = 1.05, 1.04, 1.032, 1.028, 1.024, 1.0194, 1.015, 1.01  # times the bound: what is tried to be shown, one after the other
+GOOD, EXTRA = 1.0194, 1_500_000  # what is good enough to go on with at most so many partial pipelines
 NEAR = 0.0005  # of a step: what is not worth another proof
 CANDIDATES, MORE = 800_000, 133_000  # partial pipelines looked at; and more, times the third power of the number of classes: 3 s
 QUOTA, FIRST = 0.2, 0.15  # of the effort left, for one T; and for the first T
@@ -60,8 +60,10 @@ class Bound:
             x = min(self.parts, key=lambda x: x.shown)
             if x.shown >= T:
                 T = next((goal for goal in self.goals if x.shown * (1 + NEAR) < goal), 0.0)
-                if T == 0.0 or (x.shown * GOOD * (1 + NEAR) >= self.step and self.left < (1 - SPENT) * self.effort):
+                if T == 0.0:
                     break
+                if x.shown * GOOD * (1 + NEAR) >= self.step:
+                    self.left = self.effort = min(self.left, EXTRA)
             elif self.left < reserve * self.effort:
                 T, reserve = (x.shown + T) / 2, reserve / 2
             elif not self.ruled_out(x, T, QUOTA)[0] and not self.divided(x, T):

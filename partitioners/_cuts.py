@@ -117,10 +117,11 @@ class CutSets:
 
     def changed(self, sets: list[CutSet]) -> list[tuple[float, CutSet, Master]]:
         """Better and better ones: all are changed a few times, then the better half of them more often, and so on."""
-        climbs, left, T = list[Climb](), list(dict.fromkeys(sets)), self.high
+        climbs, left, T, known = list[Climb](), list(dict.fromkeys(sets)), self.high, set(sets)
         while len(climbs) < CLIMBS[0] and self.high * FAR > T and not self.late():
-            climbs += [climb for climb in (Climb(self, x, T) for x in left) if climb.found]
-            left, T = [x for x in left if all(x not in climb.known for climb in climbs)], T * NEAR
+            new = [Climb(self, x, T, known) for x in left]
+            climbs += [climb for climb in new if climb.found]
+            left, T = [x for x, climb in zip(left, new, strict=True) if not climb.found], T * NEAR
         for number in CLIMBS:
             climbs = sorted(climbs, key=lambda x: x.T)[:number]
             for x in climbs:
@@ -136,10 +137,10 @@ class CutSets:
 
 
 class Climb:
-    """A set of cuts that is changed as long as that helps."""
+    """A set of cuts that is changed as long as that helps, into none that is known already."""
 
-    def __init__(self, sets: CutSets, x: CutSet, T: float) -> None:
-        self.sets, self.T, self.known, self.left = sets, T, {x}, list[CutSet]()
+    def __init__(self, sets: CutSets, x: CutSet, T: float, known: set[CutSet]) -> None:
+        self.sets, self.T, self.known, self.left = sets, T, known, list[CutSet]()
         self.found: list[tuple[float, CutSet, Master]] = []
         self.tried(x, sets.program(*x), T)
 
