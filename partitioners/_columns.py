@@ -45,12 +45,13 @@ Then
 optimizers when all sums have. Of rows with the same load, devices and first layer only the least of each value is kept,
 apart. All of this only relaxes, so nothing that fits is lost.
 
-**Prices.** A row is given up when its price, and the least that the layers left must cost, reach n₂ − ρ. The latter
-is a shortest path over stages that could fit within T by their work alone, once through the layers before them and back
-included, and that take the first forward and the last backward through in the time that the row leaves: cheap devices are slow,
-so the less time is left, the more the layers before must cost. Times beyond the least are counted in parts of WIDTH · T, rounded
-down, which only relaxes. Few rows survive when the prices are those of a nearly optimal linear program, which is why pipelines
-of any length and any mix can be told apart.
+**Prices.** A row is given up when its price, and the least that the layers left must cost, reach n₂ − ρ. The latter is a
+shortest path over stages that could fit within T by their own work (with recompute, if the least that they may have in flight
+needs it), once through the layers before them and back, and the sums that wait for theirs; and that take the first forward
+and the last backward through in the time that the row leaves: cheap devices are slow, so the less time is left, the more the
+layers before must cost. Times beyond the least are counted in parts of WIDTH · T, rounded down, which only relaxes. Few rows
+survive when the prices are those of a nearly optimal linear program, which is why pipelines of any length and any mix can be
+told apart.
 
 Loads are searched in parts, side by side: each has its share of the limits, so what is found does not depend on the number
 of processors.
@@ -227,10 +228,10 @@ class Columns:
                          np.where(q[:, None] > 0, few[:, :, 1], whole[:, :, 1])], axis=-1)  # fmt: skip
         return Given(size, low, high, b, m, q, knot, part, once)
 
-    # -- stages by their work alone -------------------------------------------------------------------------
+    # -- stages by themselves -------------------------------------------------------------------------------
 
     def step(self, T: float, R: int, loads: Loads) -> Step:
-        """What can be done within T beside R − 1 other replicas, by work and memory alone."""
+        """What can be done within T beside R − 1 other replicas, by the work, memory and sums of single stages."""
         given, end, held = self.given(loads), self.end(T, R), np.ascontiguousarray(loads.held)
         return Step(loads, given, end, _enumerate.reach(self.tables, given, end, self.held, held, self.layers, self.begin))
 
