@@ -46,7 +46,7 @@ class Bound:
         self.columns, self.kinds, self.late = master.columns, master.kinds, late
         self.step, self.goals, self.first = step, [step / x for x in GOALS], min(step, least) / NEARLY
         every = self.columns.chains.all
-        self.masters = {every: Master(self.columns)}
+        self.masters = {every: Master(self.columns, master.prices)}
         self.parts = [Part(R, every, fluid, master.shared(R.high, SHARE)) for R in self.ranges(replicas)]
         self.parts[0].prices = master.prices
         self.latest: dict[Range, Prices] = {}  # with which a T was ruled out for the same replica counts
@@ -114,7 +114,8 @@ class Bound:
             found = [Part(R, x.gaps, x.shown, x.prices, columns) for R in (Range(middle, high), Range(low, middle - 1))]
         else:
             found = [Part(x.R, gaps, x.shown, x.prices, columns) for gaps in parts]
-            self.masters |= {gaps: Master(self.columns.within(gaps)) for gaps in parts if gaps not in self.masters}
+            new = [gaps for gaps in parts if gaps not in self.masters]
+            self.masters |= {gaps: Master(self.columns.within(gaps), x.prices) for gaps in new}
         self.parts[at : at + 1] = found or [x]
         return len(found) > 0
 

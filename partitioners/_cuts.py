@@ -63,9 +63,8 @@ class CutSets:
 
     def program(self, cuts: Cuts, common: Cuts | None, like: Master | None = None) -> Master:
         """The linear program over pipelines as `Columns.cut_at` has them, with prices of another to start from."""
-        found = Master(self.columns.cut_at(cuts, common))
-        found.prices = self.master.scaled(self.master.prices, self.R) if like is None else like.prices
-        return found
+        prices = self.master.scaled(self.master.prices, self.R) if like is None else like.prices
+        return Master(self.columns.cut_at(cuts, common), prices)
 
     def best(self, found: list[Cuts], latencies: float) -> list[tuple[float, Master]]:
         """Those to make whole, with about the least T at which each is possible, from sets of cuts that were found; so many
@@ -73,7 +72,7 @@ class CutSets:
         sets = self.first(found, latencies)
         tried = self.possible([(x, self.program(*x)) for x in sets])
         few = [x for x in sets if len(x.cuts) <= FEW and x.common in ((), x.cuts[1:-1])]
-        tried += self.changed(few + [x for _, x, _ in tried if len(x.cuts) <= FEW])
+        tried += self.climbed(few + [x for _, x, _ in tried if len(x.cuts) <= FEW])
         least: dict[CutSet, tuple[float, Master]] = {}
         for T, x, program in tried:
             if x not in least or least[x][0] > T:
@@ -115,8 +114,8 @@ class CutSets:
         best = sorted(least, key=lambda i: (least[i], len(programs[i][0].cuts)))
         return [(least[i], *programs[i]) for i in best]
 
-    def changed(self, sets: list[CutSet]) -> list[tuple[float, CutSet, Master]]:
-        """Better and better ones: all are changed a few times, then the better half of them more often, and so on."""
+    def climbed(self, sets: list[CutSet]) -> list[tuple[float, CutSet, Master]]:
+        """Better and better ones: those that are possible soonest are changed a few times, then the best of them more often."""
         climbs, left, T, known = list[Climb](), list(dict.fromkeys(sets)), self.high, set(sets)
         while len(climbs) < CLIMBS[0] and self.high * FAR > T and not self.late():
             new = [Climb(self, x, T, known) for x in left]
@@ -131,7 +130,7 @@ class CutSets:
     def least(self, T: float, program: Master) -> float:
         """About the least T at which this one is possible, if that is less than T; else T."""
         for step in STEPS:
-            while program.guess(T / step, self.range):
+            while not self.late() and program.guess(T / step, self.range):
                 T /= step
         return T
 

@@ -52,13 +52,13 @@ class Range(NamedTuple):
 class Master:
     """Linear programs over the columns found so far."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, prices: Prices | None = None) -> None:
         self.columns, self.kinds = columns, columns.kinds
         self.batch = self.kinds.problem.global_batch
         self.most_price = self.kinds.problem.max_price_per_hour or math.inf
         self.counts = np.array(self.kinds.counts, dtype=np.float64)
         self.known: dict[Counts, list[tuple[float, int, Column]]] = {}  # by composition: T, fewest replicas, column
-        self.prices = Prices(self._speeds(), 0.0)
+        self.prices = Prices(self._speeds(), 0.0) if prices is None else prices
         self.used: dict[Counts, float] = {}  # numbers of pipelines in the last linear program
         self._known_step: tuple[tuple[float, int, float], Step] | None = None
 
@@ -163,7 +163,7 @@ class Master:
         solved = self.filled(comps, capacity, R.high, Prices(np.zeros(self.kinds.K), 0.0)) if len(comps) else None
         if solved is None:
             return []
-        most = [max(self._within(T, R, used), key=lambda x: x.samples, default=None) for used in self.known]
+        most = self._most(T, R)
         return [(float(y), x) for y, x in zip(solved[0], most, strict=True) if y > 1e-9 and x is not None]
 
     def inherit(self, T: float, R: Range, columns: list[Column]) -> None:
@@ -211,9 +211,13 @@ class Master:
                     return prices
         return None
 
+    def _most(self, T: float, R: Range) -> list[Column | None]:
+        """Of each composition that is known, the column of most samples."""
+        return [max(self._within(T, R, used), key=lambda c: c.samples, default=None) for used in self.known]
+
     def _capacity(self, T: float, R: Range) -> tuple[Array, Array]:
         """Compositions [N, K] and the most samples of columns found within T or less beside as many replicas or more."""
-        found = [max((c.samples for c in self._within(T, R, used)), default=0) for used in self.known]
+        found = [0 if column is None else column.samples for column in self._most(T, R)]
         return np.array(list(self.known), dtype=np.float64).reshape(-1, self.kinds.K), np.array(found, dtype=np.float64)
 
     @staticmethod
