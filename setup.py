@@ -45,6 +45,7 @@ setup(
         "torch>=2.13,<2.14",
         "numpy>=2",
         "scipy>=1.13",
+        "highspy>=1.10",
         "numba>=0.65",
         "pydantic>=2.7",
         "PyYAML>=6",

@@ -152,7 +152,7 @@ class Columns:
         self.tables = self._tables()
         self.coarse = all_loads(stages, self.kinds.problem.global_batch)
         self.held = _enumerate.held(self.tables, self.given(self.coarse))
-        self._ranges: dict[float, Loads] = {}
+        self._ranges: dict[float, tuple[Loads, Given]] = {}
         self.cuts: tuple[int, ...] | None = None
         self.common: tuple[int, ...] | None = ()
         self.gaps = self.chains.all
@@ -174,10 +174,11 @@ class Columns:
         found.gaps, found.begin, found.seen = gaps, self.chains.begin(gaps), 0
         return found
 
-    def loads(self, ratio: float) -> Loads:
+    def loads(self, ratio: float) -> tuple[Loads, Given]:
         """All loads, in ranges of at most this ratio."""
         if ratio not in self._ranges:
-            self._ranges[ratio] = self.coarse.split(ratio)
+            loads = self.coarse.split(ratio)
+            self._ranges[ratio] = loads, self.given(loads)
         return self._ranges[ratio]
 
     @property
@@ -188,7 +189,9 @@ class Columns:
     @property
     def allowed(self) -> NDArray[np.bool_]:
         """The same, as [L + 1] flags."""
-        return np.isin(np.arange(self.L + 1), self.layers)
+        found = np.zeros(self.L + 1, dtype=np.bool_)
+        found[self.layers] = True
+        return found
 
     def sums(self, R: int) -> Array:
         """Least seconds [V, lo, hi] of a stage's gradient sums."""
@@ -230,9 +233,11 @@ class Columns:
 
     # -- stages by themselves -------------------------------------------------------------------------------
 
-    def step(self, T: float, R: int, loads: Loads) -> Step:
-        """What can be done within T beside R − 1 other replicas, by the work, memory and sums of single stages."""
-        given, end, held = self.given(loads), self.end(T, R), np.ascontiguousarray(loads.held)
+    def step(self, T: float, R: int, which: Loads | float) -> Step:
+        """What can be done within T beside R − 1 other replicas, by the work, memory and sums of single stages: with these loads,
+        or all in ranges of at most this ratio."""
+        loads, given = (which, self.given(which)) if isinstance(which, Loads) else self.loads(which)
+        end, held = self.end(T, R), np.ascontiguousarray(loads.held)
         return Step(loads, given, end, _enumerate.reach(self.tables, given, end, self.held, held, self.layers, self.begin))
 
     def end(self, T: float, R: int) -> End:
@@ -248,7 +253,8 @@ class Columns:
 
     def _to_go(self, step: Step, prices: Array, fixed: float) -> tuple[Array, NDArray[np.bool_]]:
         """The least price of layers [0, hi) and of a replica; and which loads may be worth more than their price."""
-        return _enumerate.to_go(self.tables, *step[1:], prices[self.at] * self.degree, fixed, self.layers)
+        slacks = SLACKS if self.cuts is None else 1
+        return _enumerate.to_go(self.tables, *step[1:], prices[self.at] * self.degree, fixed, self.layers, slacks)
 
     def alive(self, step: Step, prices: Array, fixed: float) -> NDArray[np.bool_]:
         """Loads that may be worth more than their price, by work and time alone."""
@@ -268,7 +274,7 @@ class Columns:
     def extended(self, step: Step, limit: Index, rows: Index, values: Array, place: int) -> tuple[Index, Array, int]:
         """These with every stage more that the step allows, of up to so many devices of each class, at no price; and how many
         were looked at."""
-        free, most = np.zeros(self.kinds.V), np.zeros((len(step.loads.low), self.L + 1, SLACKS))
+        free, most = np.zeros(self.kinds.V), np.zeros((len(step.loads.low), self.L + 1, 1))
         limit = np.tile(limit, (len(step.loads.low), 1))
         return _enumerate.extended(self.tables, *step[1:], self.allowed, free, most, limit, rows, values, place, math.inf)
 
@@ -297,7 +303,7 @@ class Columns:
         size, samples = np.array([x.size for x in columns]), np.array([x.samples for x in columns])
         held = np.array([self.coarse.row(x.size, x.samples) for x in columns])
         step, limit = self.step(T, R, Loads(size, samples, samples, held)), np.array([x.used for x in columns])
-        free, least = np.zeros(self.kinds.V), np.zeros((len(columns), self.L + 1, SLACKS))
+        free, least = np.zeros(self.kinds.V), np.zeros((len(columns), self.L + 1, 1))
         most = math.inf, float(ASKED * len(columns)), math.inf
         found = _enumerate.search(self.tables, *step[1:], self.allowed, limit, free, least, most)
         self.seen += found.seen + TABLE

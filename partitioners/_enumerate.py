@@ -194,10 +194,10 @@ def reach(t: Tables, loads: Given, end: End, held: Index, row: Index, layers: In
 
 
 @inlined
-def _slack(end: End, whole: float, once: Array, lo: int) -> int:
-    """How much longer than the least layers [0, lo) may take, as an index of `to_go`."""
+def _slack(end: End, whole: float, once: Array, lo: int, most: int) -> int:
+    """How much longer than the least layers [0, lo) may take, as an index of `to_go`, at most this one."""
     left = (end.T - end.shortest - whole - once[lo, 0] - once[lo, 1]) / (WIDTH * end.T)
-    return int(min(max(left, 0.0), SLACKS - 1))
+    return int(min(max(left, 0.0), most))
 
 
 @inlined
@@ -218,12 +218,13 @@ def _rest(stages: Index, price: Array, g: int, layers: Index, rest: Array) -> No
 
 
 @compiled
-def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed: float, layers: Index) -> tuple[Array, Flags]:
-    """The least price of layers [0, hi) and a `fixed` one, [G, L + 1, SLACKS], with stages as `reach` has them, where the first
+def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed: float, layers: Index,
+          slacks: int) -> tuple[Array, Flags]:  # fmt: skip
+    """The least price of layers [0, hi) and a `fixed` one, [G, L + 1, slacks], with stages as `reach` has them, where the first
     forward and the last backward through them take no longer than the least there is (`once`) and so many times WIDTH · T; the
     last of these: however long. And which loads may be worth more than their price; of others all is infinite."""
-    G, V, L, most, width = len(loads.low), len(t.at), t.least.shape[1] - 1, SLACKS - 1, WIDTH * end.T
-    least, alive, rest = np.full((G, L + 1, SLACKS), np.inf), np.zeros(G, np.bool_), np.zeros(L + 1)
+    G, V, L, most, width = len(loads.low), len(t.at), t.least.shape[1] - 1, slacks - 1, WIDTH * end.T
+    least, alive, rest = np.full((G, L + 1, slacks), np.inf), np.zeros(G, np.bool_), np.zeros(L + 1)
     for g in range(G):
         _rest(stages, price, g, layers, rest)
         if not fixed + rest[0] < loads.high[g]:
@@ -264,7 +265,7 @@ def to_go(t: Tables, loads: Given, end: End, stages: Index, price: Array, fixed:
                     paid = before[room] + cost
                     for x in range(min(room + shift, most), most + 1):
                         to[x] = paid if paid < to[x] else to[x]
-        alive[g] = least[g, L, _slack(end, 0.0, once, L)] < loads.high[g]
+        alive[g] = least[g, L, _slack(end, 0.0, once, L, most)] < loads.high[g]
     return least, alive
 
 
@@ -395,7 +396,7 @@ def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, p
     ends once these are more than `most`. `price` [V] is that of a stage; `values` of each row as above; layers cost at least
     `least` as `to_go` has it. Stages are as `reach` has them, and begin at `allowed` layers."""
     V, K = len(t.at), limit.shape[1]
-    kinds, degrees, highs = t.at, t.degree, loads.high
+    kinds, degrees, highs, slacks = t.at, t.degree, loads.high, least.shape[2] - 1
     tables = t.times, t.smaller, t.places, t.links, t.shorter
     depths = t.forwards, t.gpipe, t.overhead
     found, bounds = np.empty((ROOM + 2 * len(rows), USED + K), np.int64), np.empty((ROOM + 2 * len(rows), VALUES))
@@ -406,7 +407,7 @@ def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, p
         g, hi, mask = rows[j, LOAD], rows[j, LO], _mask(t.masked, K, rows, j)
         load, high = (loads.size[g], loads.low[g], loads.b[g], loads.m[g], loads.q[g]), highs[g]
         last = loads.knot[g], loads.part[g], loads.once[g], t.least[loads.size[g]]
-        slack = _slack(end, values[j, WHOLE], last[2], hi)
+        slack = _slack(end, values[j, WHOLE], last[2], hi, slacks)
         for v in range(V):
             k = kinds[v]
             if rows[j, USED + k] + degrees[v] > limit[g, k]:
@@ -420,7 +421,7 @@ def extended(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, p
                     found, bounds = _more(found), _more(bounds)
                 if not _bound(tables, end, depths, load, last, values, j, mask, v, k, hi, lo, place, bounds, n):
                     continue
-                if not paid + least[g, lo, _slack(end, bounds[n, WHOLE], last[2], lo)] < high:
+                if not paid + least[g, lo, _slack(end, bounds[n, WHOLE], last[2], lo, slacks)] < high:
                     continue
                 _copy(rows, j, found, n)
                 found[n, LO], found[n, 2], found[n, 3] = lo, j, v
@@ -495,7 +496,8 @@ def _fewer(rows: Index, values: Array, loads: Given, end: End, least: Array, mos
     part = np.empty(n)
     for j in range(n):
         g, lo = rows[j, LOAD], rows[j, LO]
-        part[j] = (values[j, PAID] + least[g, lo, _slack(end, values[j, WHOLE], loads.once[g], lo)]) / loads.high[g]
+        slack = _slack(end, values[j, WHOLE], loads.once[g], lo, least.shape[2] - 1)
+        part[j] = (values[j, PAID] + least[g, lo, slack]) / loads.high[g]
     low, high = part.min(), part.max()
     for _ in range(50):
         middle, count = (low + high) / 2, 0
@@ -574,7 +576,7 @@ def _search_nothing() -> None:
     loads = Given(none, none, none, none, none, none, none, zeros(0), zeros((0, 2, 2)))
     end = End(1.0, zeros((1, 2, 2)), 0.0, zeros((2, 2)), layers, price)
     stages = reach(tables, loads, end, held(tables, loads), none, layers, np.zeros((1, 2), np.int64))
-    least, _ = to_go(tables, loads, end, stages, price, 0.0, layers)
+    least, _ = to_go(tables, loads, end, stages, price, 0.0, layers, 1)
     limit = np.ones((1, 1), np.int64)
     search(tables, loads, end, stages, flag[0], limit, price, least, (1.0, 1.0, 1.0))
     extended(tables, loads, end, stages, flag[0], price, least, limit, zeros((0, USED + 1), np.int64), zeros((0, VALUES)), 1,

@@ -27,6 +27,7 @@ from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._loads import first_samples
 from hetpipe.partitioners._master import GUESS, WIDE, Master, Prices, Range
+from hetpipe.partitioners._obstacle import explain, refuse
 from hetpipe.partitioners._paths import Path, Paths
 from hetpipe.partitioners._placing import place
 from hetpipe.partitioners._search import Search
@@ -41,6 +42,7 @@ PROPORTIONS, USED = 16, 0.8  # how many are tried, and the part of all devices t
 LADDER = (1.0, 1.005, 1.01, 1.02, 1.035, 1.055, 1.08, 1.12, 1.2, 1.35, 1.6, 2.2, 4.0)
 PIECES = 0.03  # part of a step that their latencies may take
 WORK = 1_000_000  # partial pipelines looked at to make one of them whole: up to 0.5 s
+SEARCHED = 64  # devices up to which there is another search, over single devices, where none of this one fits
 CHEAPER = 0.96  # columns worth this part of their price are of use in whole numbers
 
 
@@ -62,8 +64,11 @@ class Large:
         self.plan: Plan | None = None
 
     def run(self) -> Solution:
-        """A plan, then a bound; where none is found, the search that is made for few devices."""
+        """A plan, then a bound; where none is found, the search that is made for few devices, or what is missing."""
         self.find()
+        if self.plan is None and self.devices > SEARCHED:
+            self.say("no plan was found; looking for what is missing")
+            raise explain(self.problem)
         if self.plan is None:
             left = max(1.0, self.deadline_at - time.monotonic())
             return Search(self.problem, self.name, time_limit_seconds=left).run()
@@ -87,6 +92,8 @@ class Large:
         for step, _, groups in alike:
             if step < self.best_step:
                 self.offer(self.fleet, groups)
+        if self.plan is None:
+            refuse(self.problem)
         self.least()
         T = self.least_T
         if not math.isfinite(T) or self.late():

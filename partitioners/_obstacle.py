@@ -49,7 +49,7 @@ def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
 
 
 def refuse(problem: Problem) -> None:
-    """Raise that error at once, before any search, where it is certain that nothing fits."""
+    """Raise that error at once, without a search, where it is certain that nothing fits."""
     if Capacity(problem).impossible():
         raise explain(problem)
 

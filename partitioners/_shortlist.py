@@ -146,7 +146,7 @@ class Shortlists:
         columns, batch = self.master.columns, self.master.batch
         device, replica = prices.device * worth, prices.replica * worth
         fixed = replica - (worth - 1.0) * batch - ROOM
-        step = columns.step(T, R, columns.loads(NARROW * NARROW))
+        step = columns.step(T, R, NARROW * NARROW)
         _, hit, everything = columns.search(step, device, fixed, self._effort())
         if not everything:
             return None

@@ -68,11 +68,11 @@ class Auto:
                 problem.progress("loading what numba compiled; the first time it compiles for some 10 s")
             ready()
         began = time.monotonic()
-        refuse(problem)
         seconds = problem.time_limit_seconds or self.time_limit_seconds
         counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
         devices = len(problem.cluster.devices)
         if problem.backend == "torch" and not counted and devices > FEW_DEVICES:
+            refuse(problem)
             return Cheapest(problem, self, time_limit_seconds=seconds).run()
         if counted and devices > FEW_DEVICES:
             return self._counted(problem, began, seconds)
@@ -88,6 +88,8 @@ class Auto:
             start += [] if large.plan is None else [large.plan]
         below = math.inf if large is None else large.best_step
         start += simple_plans(problem, below, lambda: time.monotonic() > until)
+        if not start:
+            refuse(problem)
         master = large.master if large is not None else Master(Columns(Stages(Kinds(problem)))) if counted else None
         lists, near = None if master is None else Shortlists(master), 1.0 if few else NEAR
         left = max(0.1, until - time.monotonic())
@@ -111,6 +113,7 @@ class Auto:
         try:
             found = Large(problem, self.name, time_limit_seconds=seconds).run()
         except PartitionError:
+            refuse(problem)
             start = start or list(simple_plans(problem))
             if not start:
                 raise

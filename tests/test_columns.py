@@ -237,7 +237,7 @@ class TestReach:
         columns = Columns(Stages(kinds))
         parts = columns.chains.parts(columns.chains.all)
         columns = columns.within(data.draw(st.sampled_from([columns.chains.all, *parts])))
-        loads = columns.loads(1.0)
+        loads, _ = columns.loads(1.0)
         step = columns.step(data.draw(st.floats(1, 100)), data.draw(st.integers(1, 9)), loads)
         alone = np.zeros((len(loads.low), columns.kinds.V, columns.L + 1, columns.L + 1), dtype=bool)
         for hi in range(1, columns.L + 1):
