@@ -1,11 +1,13 @@
 """At which layers the replicas of a large cluster are cut.
 
 Where replicas are cut at different layers each piece between is summed apart, and those between two cuts that all replicas have
-one after the other (`Kinds.sums`). So sets of cuts are tried: those of pipelines found, few of them together, layers at equal
-times; then the best of them with a cut more, less, or elsewhere, or one more or less that all have, as long as that helps."""
+one after the other (`Kinds.sums`). So sets of cuts are tried: those of pipelines found, also with their stages in another
+order, few of them together, layers at equal times; then the best of them with a cut more, less, or elsewhere, or one more or
+less that all have, as long as that helps."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -19,10 +21,11 @@ Cuts = tuple[int, ...]
 EVEN, FEWEST = (3, 4, 5, 6, 10), 5  # pieces that gradients are summed in: even ones, and how many are always allowed
 NEAR, NEARLY = 1.02, 1.005  # of T, in search of the least one at which a set of cuts is possible
 TRIED = 1_000_000  # partial pipelines looked at to choose among sets of cuts, where it is seldom 200,000
-CLIMBS, TRIES = (8, 3), 60  # how many sets of cuts are changed: at first, and the best of them more often; and how often
+ORDERED = 3  # pieces of a set that was found, up to which it is tried with them in every order
+CLIMBS, TRIES = (6, 3), 180  # how many sets of cuts are changed: at first, and the best of them more often; and how often
 REALISED = 8  # how many are made whole
 FEW, MANY = 6, 12  # cuts, 0 and L included, of sets that are changed, and that are tried: more are seldom made whole
-FAR = 1.1  # times the T that is possible, where a set is left as it is
+FAR = 1.03  # times the T that is possible, where a set is left as it is
 BETTER, STEPS = 0.998, (1.02, 1.004)  # of T: a change that helps; and by which it is then lowered
 
 
@@ -82,8 +85,8 @@ class CutSets:
         return [least[x] for x in dict.fromkeys([*small[:REALISED], *best[:REALISED]])]
 
     def first(self, found: list[Cuts], latencies: float) -> list[CutSet]:
-        """All of a set that was found; or few, of as many of the found as there may be, or of layers at equal times; and of
-        those which all replicas have."""
+        """All of a set that was found, and with its pieces in another order; or few, of as many of the found as there may be, or
+        of layers at equal times; and of those which all replicas have."""
         once = 2 * (self.R - 1) * max((link.seconds(0) for link in self.kinds.between), default=0.0)
         most = self.kinds.L if once == 0 else max(FEWEST, int(latencies / once))
         joined: list[Cuts] = []
@@ -98,6 +101,10 @@ class CutSets:
         even = [tuple(sorted({0, *np.abs(times[:, None] - x).argmin(axis=0).tolist(), self.kinds.L})) for x in ends]
         pairs = [CutSet(cuts, cuts[1:-1]) for cuts in (*found, *even)] + [CutSet(cuts, ()) for cuts in (*even, *joined)]
         pairs += [CutSet(cuts, (common,)) for cuts in (*joined[:1], max(even, key=len)) for common in cuts[1:-1]]
+        lengths = [np.diff(cuts).tolist() for cuts in found if len(cuts) - 1 <= ORDERED]
+        orders = sorted({order for pieces in lengths for order in itertools.permutations(pieces)})
+        for cuts in [tuple(np.cumsum([0, *order]).tolist()) for order in orders]:
+            pairs += [CutSet(cuts, cuts[1:-1]), *(CutSet(cuts, (common,)) for common in cuts[1:-1])]
         return list(dict.fromkeys(x for x in pairs if len(x.cuts) <= MANY))
 
     def possible(self, programs: list[tuple[CutSet, Master]]) -> list[tuple[float, CutSet, Master]]:
