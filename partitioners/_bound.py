@@ -16,12 +16,13 @@ from hetpipe.partitioners._master import Master, Prices, Range
 GOALS = 1.05, 1.04, 1.032, 1.028, 1.024, 1.0194, 1.015, 1.01  # times the bound: what is tried to be shown, one after the other
 GOOD, EXTRA = 1.0194, 1_500_000  # what is good enough to go on with at most so many partial pipelines
 NEAR = 0.0005  # of a step: what is not worth another proof
-CANDIDATES, MORE = 800_000, 133_000  # partial pipelines looked at; and more, times the third power of the number of classes: 3 s
+CANDIDATES, MORE = 800_000, 160_000  # partial pipelines looked at; and more, times the third power of the number of classes: 3 s
 QUOTA, FIRST = 0.2, 0.15  # of the effort left, for one T; and for the first T
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
 LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
-RESERVE = 0.2  # of the effort: where less is left, what is tried is lowered
-ALIKE, WIDE, LEAF = 0.005, 0.001, 0.0003  # of a step, by which sums may differ in a part: at first, if T is possible, and at last
+GOAL, RESERVE = 1_800_000, 0.1  # partial pipelines for one goal; and the part of the effort that is left for half of the way to it
+ALIKE = 0.005  # of a step, by which sums may differ in a part, at first
+WIDE = 0.004, 0.001, 0.0003  # and where T is possible: if nothing is known of cuts, something, and everything
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first
 
 
@@ -53,23 +54,31 @@ class Bound:
         self.left = self.effort = CANDIDATES + MORE * float(self.kinds.K) ** 3
 
     def run(self) -> float:
-        """The largest T found that is ruled out for all parts. Goals are tried one after the other. What is tried is lowered if
-        too little effort is left for all parts, and for good if it is possible in a part that cannot be divided."""
-        T, reserve = self.start(), RESERVE
+        """The largest T found that is ruled out for all parts. Goals are tried one after the other, each with so much effort, the
+        one that is good enough with nearly all; then half of the way to it is tried, and no other goal after that. What is tried
+        is lowered for good if it is possible in a part that cannot be divided."""
+        T, least, halved = self.start(), self.left - GOAL, False
         while self.left > 0 and not self.late():
             x = min(self.parts, key=lambda x: x.shown)
             if x.shown >= T:
                 T = next((goal for goal in self.goals if x.shown * (1 + NEAR) < goal), 0.0)
                 if T == 0.0:
                     break
-                if x.shown * GOOD * (1 + NEAR) >= self.step:
+                if self.good(x.shown):
                     self.left = self.effort = min(self.left, EXTRA)
-            elif self.left < reserve * self.effort:
-                T, reserve = (x.shown + T) / 2, reserve / 2
+                least = max(RESERVE * self.effort, 0 if self.good(T) else self.left - GOAL)
+            elif self.left < least:
+                if halved:
+                    break
+                T, least, halved = (x.shown + T) / 2, least - GOAL / 2, True
             elif not self.ruled_out(x, T, QUOTA)[0] and not self.divided(x, T):
                 T = self.limit(x, T)
                 self.goals = [goal for goal in self.goals if goal < T] + [T]
         return min(x.shown for x in self.parts)
+
+    def good(self, T: float) -> bool:
+        """Whether this would be good enough a bound."""
+        return self.step <= T * GOOD * (1 + NEAR)
 
     def limit(self, x: Part, T: float) -> float:
         """About the largest T below this one that is ruled out for a part."""
@@ -109,7 +118,8 @@ class Bound:
         support = self.masters[x.gaps].support(T, x.R)
         columns = [column for _, column in support]
         replicas = min(high, max(low, round(sum(y for y, _ in support)))) if parts else high
-        if low < high and self._seconds(replicas) - self._seconds(low) > (WIDE if parts else LEAF) * self.step:
+        wide = WIDE[2 if not parts else x.gaps != self.columns.chains.all]
+        if low < high and self._seconds(replicas) - self._seconds(low) > wide * self.step:
             middle = max(low + 1, round((low * replicas) ** 0.5))
             found = [Part(R, x.gaps, x.shown, x.prices, columns) for R in (Range(middle, high), Range(low, middle - 1))]
         else:
