@@ -14,13 +14,13 @@ from hetpipe.partitioners._columns import Column
 from hetpipe.partitioners._master import Master, Prices, Range
 
 GOALS = 1.05, 1.04, 1.032, 1.028, 1.024, 1.0194, 1.015, 1.01  # times the bound: what is tried to be shown, one after the other
-GOOD, EXTRA = 1.0194, 1_500_000  # what is good enough to go on with at most so many partial pipelines
+GOOD, EXTRA = 1.0194, 1_000_000  # what is good enough to go on with at most so many partial pipelines
 NEAR = 0.0005  # of a step: what is not worth another proof
 CANDIDATES, MORE = 800_000, 160_000  # partial pipelines looked at; and more, times the third power of the number of classes: 3 s
 QUOTA, FIRST = 0.2, 0.15  # of the effort left, for one T; and for the first T
 NEARLY = 1.02  # of the least T that is about possible: what is tried first
 LOWER, MOST = 1.004, 1.02  # what is tried next is less by what the batch could be done too often, but for these limits
-GOAL, RESERVE = 1_800_000, 0.1  # partial pipelines for one goal; and the part of the effort that is left for half of the way to it
+GOAL, RESERVE = 1_800_000, 0.1  # partial pipelines for one goal; and the part of the effort left for half of the way to it
 ALIKE = 0.005  # of a step, by which sums may differ in a part, at first
 WIDE = 0.004, 0.001, 0.0003  # and where T is possible: if nothing is known of cuts, something, and everything
 SHARE = 0.02  # of the batch that replicas are worth where they are few, at first

@@ -105,22 +105,16 @@ class Auto:
     def _counted(self, problem: Problem, began: float, seconds: float) -> Solution:
         """The plan of the counted planner, or a faster one of the simple ones, which come last where there is little time."""
         few = len(problem.cluster.devices) <= MOST_SIMPLE
-
-        def late() -> bool:
-            return time.monotonic() > began + seconds
-
-        start = list(simple_plans(problem, late=late)) if few and seconds >= STARTED_SECONDS else []
         try:
             found = Large(problem, self.name, time_limit_seconds=seconds).run()
         except PartitionError:
             refuse(problem)
-            start = start or list(simple_plans(problem))
+            start = list(simple_plans(problem))
             if not start:
                 raise
             found = Solution(plan=start[-1])
-        if few and seconds < STARTED_SECONDS:
-            below = _step(problem, found.plan)
-            start += simple_plans(problem, below, late)
+        below = _step(problem, found.plan)
+        start = list(simple_plans(problem, below, lambda: time.monotonic() > began + seconds)) if few else []
         plan = min([found.plan, *start], key=lambda plan: _step(problem, plan))
         named = plan.model_copy(update={"partitioner": self.name})
         return replace(found, plan=named)
