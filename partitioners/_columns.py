@@ -66,7 +66,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -82,6 +82,7 @@ from hetpipe.partitioners._stages import Stages
 
 PARTS, FEW, MANY = 4, 16, 250  # of the loads, side by side; fewest of all, and most of one: the same whatever the machine
 ASKED = 20_000  # candidates of one composition, where it is asked for
+BUDGET = 1_000_000_000  # price of all devices that a pipeline is to be made of, by their speeds
 TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
@@ -251,7 +252,7 @@ class Columns:
         least = float(sums[:, 0, 1].min())
         return End(T * SLACK, np.ascontiguousarray(sums.swapaxes(1, 2)), least, seconds, chained, below)
 
-    def _to_go(self, step: Step, prices: Array, fixed: float) -> tuple[Array, NDArray[np.bool_]]:
+    def to_go(self, step: Step, prices: Array, fixed: float) -> tuple[Array, NDArray[np.bool_]]:
         """The least price of layers [0, hi) and of a replica; and which loads may be worth more than their price."""
         slacks = SLACKS if self.cuts is None else 1
         return _enumerate.to_go(self.tables, *step[1:], prices[self.at] * self.degree, fixed, self.layers, slacks)
@@ -260,10 +261,20 @@ class Columns:
         """Loads that may be worth more than their price, by work and time alone."""
         alive = np.zeros(len(step.loads.low), dtype=bool)
         parts = step.parts()
-        for rows, found in zip(step.rows(), each(lambda part: self._to_go(part, prices, fixed)[1], parts), strict=True):
+        for rows, found in zip(step.rows(), each(lambda part: self.to_go(part, prices, fixed)[1], parts), strict=True):
             alive[rows] = found
         self.seen += TABLE * int(alive.sum())
         return alive
+
+    @cached_property
+    def speeds(self) -> Array:
+        """How many samples per second one device of each class does alone at each micro-batch size [sizes, K], memory aside."""
+        seconds = np.maximum(self.stages.work[:, :, 0, self.L], 1e-300)
+        rates = np.where(self.stages.usable, np.array(self.stages.sizes)[:, None] / seconds, 0.0)
+        best = np.zeros((len(rates), self.kinds.K))
+        for v, k in enumerate(self.at):
+            best[:, k] = np.maximum(best[:, k], rates[:, v] / self.degree[v])
+        return best
 
     def nothing(self, step: Step) -> tuple[Index, Array]:
         """A partial pipeline without stages of each load: rows, and their values, as `_enumerate` has them."""
@@ -271,12 +282,13 @@ class Columns:
         rows[:, LOAD], rows[:, LO] = np.arange(len(rows)), self.L
         return rows, np.zeros((len(rows), VALUES))
 
-    def extended(self, step: Step, limit: Index, rows: Index, values: Array, place: int) -> tuple[Index, Array, int]:
-        """These with every stage more that the step allows, of up to so many devices of each class, at no price; and how many
-        were looked at."""
-        free, most = np.zeros(self.kinds.V), np.zeros((len(step.loads.low), self.L + 1, 1))
-        limit = np.tile(limit, (len(step.loads.low), 1))
-        return _enumerate.extended(self.tables, *step[1:], self.allowed, free, most, limit, rows, values, place, math.inf)
+    def extended(
+        self, step: Step, limit: Index, rows: Index, values: Array, place: int, prices: Array, to_go: Array
+    ) -> tuple[Index, Array, int]:
+        """These with every stage more that the step and prices allow, of up to so many devices of each class; and how many were
+        looked at."""
+        limit, price = np.tile(limit, (len(step.loads.low), 1)), prices[self.at] * self.degree
+        return _enumerate.extended(self.tables, *step[1:], self.allowed, price, to_go, limit, rows, values, place, math.inf)
 
     # -- the enumeration ------------------------------------------------------------------------------------
 
@@ -300,18 +312,20 @@ class Columns:
         """Those of these whose devices, or fewer, could do as many samples within T, as far as was looked."""
         if not columns:
             return []
-        size, samples = np.array([x.size for x in columns]), np.array([x.samples for x in columns])
+        size, samples, used = (np.array(x) for x in zip(*((x.size, x.samples, x.used) for x in columns), strict=True))
         held = np.array([self.coarse.row(x.size, x.samples) for x in columns])
-        step, limit = self.step(T, R, Loads(size, samples, samples, held)), np.array([x.used for x in columns])
-        free, least = np.zeros(self.kinds.V), np.zeros((len(columns), self.L + 1, 1))
+        speeds = self.speeds.max(axis=0)
+        prices = speeds * (BUDGET / max(float((used @ speeds).max()), 1e-300))
+        step = self.step(T, R, Loads(size, samples, np.ceil(used @ prices).astype(np.int64) + 1, held))
+        to_go, _ = self.to_go(step, prices, 0.0)
         most = math.inf, float(ASKED * len(columns)), math.inf
-        found = _enumerate.search(self.tables, *step[1:], self.allowed, limit, free, least, most)
+        found = _enumerate.search(self.tables, *step[1:], self.allowed, used, prices[self.at] * self.degree, to_go, most)
         self.seen += found.seen + TABLE
         return [x for x, hit in zip(columns, found.hit, strict=True) if hit]
 
     def _search(self, step: Step, prices: Array, fixed: float, most: tuple[float, float, float]) -> tuple[Found, Loads]:
         """What is found in one part of the loads, and the loads of that."""
-        to_go, alive = self._to_go(step, prices, fixed)
+        to_go, alive = self.to_go(step, prices, fixed)
         step, price = step.pick(alive), prices[self.at] * self.degree
         limit = np.tile(self.kinds.counts, (len(step.loads.low), 1))
         found = _enumerate.search(self.tables, *step[1:], self.allowed, limit, price, to_go[alive], most)

@@ -60,20 +60,9 @@ class Master:
         self.most_price = self.kinds.problem.max_price_per_hour or math.inf
         self.counts = np.array(self.kinds.counts, dtype=np.float64)
         self.known: dict[Counts, list[tuple[float, int, Column]]] = {}  # by composition: T, fewest replicas, column
-        self.prices = Prices(self._speeds(), 0.0) if prices is None else prices
+        self.prices = Prices(columns.speeds.max(axis=0), 0.0) if prices is None else prices
         self.used: dict[Counts, float] = {}  # numbers of pipelines in the last linear program
         self._known_step: tuple[tuple[float, int, float], Step] | None = None
-
-    def _speeds(self) -> Array:
-        """How many samples per second one device of each class does alone, memory aside."""
-        stages = self.columns.stages
-        best = np.zeros(self.kinds.K)
-        for i, b in enumerate(stages.sizes):
-            for v in np.flatnonzero(stages.usable[i]):
-                k = self.columns.at[v]
-                rate = b / max(stages.work[i, v, 0, stages.L], 1e-300) / self.columns.degree[v]
-                best[k] = max(best[k], rate)
-        return best
 
     def scaled(self, prices: Prices, high: int) -> Prices:
         """The same in proportion, so that everything there is costs just below one batch."""

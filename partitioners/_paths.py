@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetpipe.cost import Costs
-from hetpipe.partitioners._columns import Columns, Counts
+from hetpipe.partitioners._columns import BUDGET, Columns, Counts
 from hetpipe.partitioners._enumerate import FIRST, LO, USED, WHOLE
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads
@@ -56,15 +56,22 @@ class Paths:
         self.work = 0  # partial pipelines looked at, or as many as would have taken as long
 
     def search(self, T: float, R: int, used: Counts, size: int, samples: int) -> list[Path]:
-        """Paths over exactly these devices that might end within T, least bound first."""
+        """Paths over exactly these devices that might end within T, least bound first. Devices have prices, by their speeds:
+        layers left must not cost more than devices left."""
         columns, limit = self.columns, np.array(used)
-        load = Loads(*(np.array([x]) for x in (size, samples, samples, columns.coarse.row(size, samples))))
-        step, least = columns.step(T, R, load), self.stages.least[size].sum(axis=1)
+        speeds, row = columns.speeds[size], columns.coarse.row(size, samples)
+        step = columns.step(T, R, Loads(*(np.array([x]) for x in (size, samples, BUDGET, row))))
+        prices = speeds * (BUDGET * (1 - 1e-9) / max(float(speeds @ limit), 1e-300))
+        to_go, alive = columns.to_go(step, prices, 0.0)
+        self.work += PLACE
+        if not alive.all():
+            return []
         rows, values = columns.nothing(step)
+        least = self.stages.least[size].sum(axis=1)
         levels: list[Index] = []
         found: list[tuple[float, Path]] = []
         for place in range(1, columns.L + 1):
-            rows, values, seen = columns.extended(step, limit, rows, values, place)
+            rows, values, seen = columns.extended(step, limit, rows, values, place, prices, to_go)
             self.work += seen + PLACE
             keep = (rows[:, LO] == 0) == (rows[:, USED:] == limit).all(axis=1)
             rows, values = rows[keep], values[keep]

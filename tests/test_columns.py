@@ -255,8 +255,9 @@ class TestReach:
 def bounds_along(columns: Columns, step: Step, path: Path) -> list[Array]:
     """Values of each partial pipeline of a path, from the last stage to the first; fewer if one is given up."""
     rows, values, found = *columns.nothing(step), list[Array]()
+    free, most = np.zeros(columns.kinds.K), np.zeros((1, columns.L + 1, 1))
     for place, (v, lo) in enumerate(zip(path.kinds[::-1], path.cuts[-2::-1], strict=True), 1):
-        rows, values, _ = columns.extended(step, np.array(columns.kinds.counts), rows, values, place)
+        rows, values, _ = columns.extended(step, np.array(columns.kinds.counts), rows, values, place, free, most)
         one = np.flatnonzero((rows[:, LO] == lo) & (rows[:, 3] == v))
         if not len(one):
             break
