@@ -218,7 +218,10 @@ class TestTheBoundOfAPipeline:
         if ends:  # and found at any prices that it is worth
             used, worth = paths._used(path), np.array([data.draw(st.floats(0.01, 1)) for _ in columns.kinds.classes])
             worth *= samples * (1 - 1e-9) / (worth @ np.array(used))
-            assert used in [c.used for c in columns.search(columns.step(min(ends) * ROUNDING, 1, load), worth, 0.0, Effort())[0]]
+            T = min(ends) * ROUNDING
+            assert used in [c.used for c in columns.search(columns.step(T, 1, load), worth, 0.0, Effort())[0]]
+            assert columns.done(T, 1, [Column(used, samples, size)])
+            assert paths.search(T, 1, used, size, samples)
 
 
 class TestReach:
