@@ -16,6 +16,7 @@ from hetpipe.partition import Partitioner, PartitionError, Problem
 from hetpipe.partitioners._baseline import with_memory
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain, refuse, with_spares
+from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.equal_parameters import EqualParameters
@@ -166,6 +167,20 @@ def test_hundreds_of_devices_without_memory_are_refused_at_once() -> None:
         refuse(enough)
         assert Capacity(enough).enough()
         assert less is None or not Capacity(less).enough()
+
+
+def test_what_is_missing_on_a_large_cluster_is_said_without_a_search_of_single_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """24 layers of 400 bytes, one for each device; the first holds the inputs of all samples of its pipeline, 20 bytes each."""
+    layer = {"parameter_bytes": 100, "saved_bytes_per_sample": 10}
+    profile = make_profile({"a": [1.0] * 24, "b": [2.0] * 24}, layer=layer)
+    profile = Profile.parse(profile.model_dump() | {"input_bytes_per_sample": 20}, "the profile")
+    cluster = make_cluster([{"a": 8}, {"b": 8}] * 8, memory={"a": 600, "b": 600})
+    monkeypatch.setattr(Search, "run", lambda search: pytest.fail("single devices were searched"))
+    refuse(problem := make_problem(cluster, profile, 256))
+    with pytest.raises(PartitionError, match="45 of the 256 samples of a step are the most that fit"):
+        Auto()(problem)
 
 
 BASELINES: list[Partitioner] = [
