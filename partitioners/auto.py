@@ -34,14 +34,13 @@ from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
 
 FEW_DEVICES = 16  # searched exactly
-STARTED_SECONDS = 5.0  # with less time for more devices, the counted planner has a plan sooner than the simple ones
 COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
 NEAR = 1.01  # of the least step that is not ruled out: near enough for more than so many
 FAR, BOUND_SECONDS = 1.05, 1.0  # times what the search proved: then the counted planner is asked too, for so long
 SIMPLE: tuple[Simple, ...] = (
     UnevenDataParallel(), MemoryLayers(), TypeBlind(), Even(), EqualParameters(), TorchgpipeBalance(), EvenDataParallel(),
 )  # fmt: skip
-MOST_SIMPLE = 64  # devices up to which the simple plans are made first: those of 1,024 devices take 13 s
+MOST_SIMPLE = 64  # devices up to which the simple plans are made, too: those of 1,024 devices take 13 s
 MOST_FASOP = 32  # devices up to which FASOP's grids are tried, which takes 0.3 s for 16 and 7 s for 128
 
 
@@ -52,9 +51,9 @@ class Auto:
     a proven bound from counted devices (back ends that run one process a node stay with the former). The cheapest plan under
     a deadline on more than 16 devices: `_cheapest`, which plans subsets of them.
 
-    Up to 64 devices it is never slower than the other partitioners (but FASOP up to 32 devices only): theirs are plans to
-    start from, or, with less than 5 s for more than 16 devices, come last, as far as the time goes. Prices and deadlines,
-    which they do not heed, leave them out."""
+    Up to 64 devices its plan is never slower than those of the other partitioners (but FASOP's up to 32 devices only): up to 16
+    devices theirs are plans to start from, on more they come last, as far as the time goes. Prices and deadlines, which they
+    do not heed, leave them out."""
 
     name: str = "auto"
     time_limit_seconds: float = 10.0
@@ -103,21 +102,21 @@ class Auto:
         return replace(found, lower_bound_seconds=bound, proof="search-bound") if more else found
 
     def _counted(self, problem: Problem, began: float, seconds: float) -> Solution:
-        """The plan of the counted planner, or a faster one of the simple ones, which come last where there is little time."""
-        few = len(problem.cluster.devices) <= MOST_SIMPLE
+        """The plan of the counted planner, or a faster one of the simple ones."""
+        until = began + seconds
         try:
             found = Large(problem, self.name, time_limit_seconds=seconds).run()
         except PartitionError:
             refuse(problem)
-            start = list(simple_plans(problem))
-            if not start:
+            plans = list(simple_plans(problem))
+            if not plans:
                 raise
-            found = Solution(plan=start[-1])
-        below = _step(problem, found.plan)
-        start = list(simple_plans(problem, below, lambda: time.monotonic() > began + seconds)) if few else []
-        plan = min([found.plan, *start], key=lambda plan: _step(problem, plan))
-        named = plan.model_copy(update={"partitioner": self.name})
-        return replace(found, plan=named)
+            found = Solution(plan=plans[-1])
+        else:
+            if len(problem.cluster.devices) <= MOST_SIMPLE:
+                for plan in simple_plans(problem, _step(problem, found.plan), lambda: time.monotonic() > until):
+                    found = replace(found, plan=plan)
+        return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
 
 
 def _step(problem: Problem, plan: Plan) -> float:
