@@ -14,7 +14,7 @@ from hetpipe.partitioners._columns import Column
 from hetpipe.partitioners._master import Master, Prices, Range
 
 GOALS = 1.05, 1.04, 1.032, 1.028, 1.024, 1.0194, 1.015, 1.01  # times the bound: what is tried to be shown, one after the other
-GOOD, EXTRA = 1.0194, 1_000_000  # what is good enough to go on with at most so many partial pipelines
+GOOD, EXTRA = 1.0194, 700_000  # what is good enough to go on with at most so many partial pipelines
 NEAR = 0.0005  # of a step: what is not worth another proof
 CANDIDATES, MORE = 800_000, 160_000  # partial pipelines looked at; and more, times the third power of the number of classes: 3 s
 QUOTA, FIRST = 0.2, 0.15  # of the effort left, for one T; and for the first T

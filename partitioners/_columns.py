@@ -276,6 +276,13 @@ class Columns:
             best[:, k] = np.maximum(best[:, k], rates[:, v] / self.degree[v])
         return best
 
+    def worth(self, T: float, R: int, ratio: float, prices: Array, fixed: float) -> Columns:
+        """The same, of those loads in ranges of this ratio that may be worth more than their price within T."""
+        step, found = self.step(T, R, ratio), copy.copy(self)
+        loads = step.loads.pick(self.alive(step, prices, fixed))
+        found._ranges, found.seen = {ratio: (loads, self.given(loads))}, 0
+        return found
+
     def nothing(self, step: Step) -> tuple[Index, Array]:
         """A partial pipeline without stages of each load: rows, and their values, as `_enumerate` has them."""
         rows = np.zeros((len(step.loads.low), USED + self.kinds.K), dtype=np.int64)

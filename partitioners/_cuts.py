@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetpipe.partitioners._columns import Columns
-from hetpipe.partitioners._master import Master, Range
+from hetpipe.partitioners._master import WIDE, Master, Range
 
 Cuts = tuple[int, ...]
 EVEN, FEWEST = (3, 4, 5, 6, 10), 5  # pieces that gradients are summed in: even ones, and how many are always allowed
@@ -25,6 +25,7 @@ ORDERED = 3  # pieces of a set that was found, up to which it is tried with them
 CLIMBS, TRIES = (6, 3), 180  # how many sets of cuts are changed: at first, and the best of them more often; and how often
 REALISED = 8  # how many are made whole
 FEW, MANY = 6, 12  # cuts, 0 and L included, of sets that are changed, and that are tried: more are seldom made whole
+WORTH = 0.9  # of the price that loads have in the linear program over all cuts, and that they must be worth
 FAR = 1.03  # times the T that is possible, where a set is left as it is
 BETTER, STEPS = 0.998, (1.02, 1.004)  # of T: a change that helps; and by which it is then lowered
 
@@ -60,9 +61,11 @@ class CutSets:
     def __init__(
         self, columns: Columns, master: Master, low: float, high: float, R: int, late: Callable[[], bool]
     ) -> None:
-        self.columns, self.master, self.kinds = columns, master, columns.kinds
+        self.master, self.kinds = master, columns.kinds
         self.low, self.high, self.R, self.late = low, high, R, late
         self.range = Range(max(1, int(0.9 * R)), self.kinds.most)
+        prices = master.scaled(master.prices, R)
+        self.columns = columns.worth(high, self.range.low, WIDE, prices.device * WORTH, prices.replica * WORTH)
 
     def program(self, cuts: Cuts, common: Cuts | None, like: Master | None = None) -> Master:
         """The linear program over pipelines as `Columns.cut_at` has them, with prices of another to start from."""
