@@ -7,7 +7,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
 
@@ -51,7 +52,7 @@ Seconds = Annotated[float, BeforeValidator(lambda v: _quantity(v, _SECONDS, "10 
 BytesPerSecond = Annotated[float, BeforeValidator(lambda v: _quantity(v, _RATES, "12 GB/s")), Field(gt=0)]
 
 
-def nearest(name: str, known: list[str]) -> str:
+def nearest(name: str, known: Sequence[str]) -> str:
     """`"; did you mean 'x'? known: …"`: the end of every message about a name that is not known."""
     lower = {other.lower(): other for other in known}
     close = difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.5)
@@ -73,11 +74,16 @@ class Strict(BaseModel):
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            known = [field.alias or name for name, field in cls.model_fields.items()]
+            known = _keys(cls)
             unknown = [str(key) for key in data if key not in known]
             if unknown:
                 raise ValueError("; ".join(f"unknown key {key!r}{nearest(key, known)}" for key in unknown))
         return data
+
+
+@cache
+def _keys(model: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
 def _explain(error: ValidationError) -> str:
