@@ -83,6 +83,7 @@ from hetpipe.partitioners._stages import Stages
 PARTS, FEW, MANY = 4, 16, 250  # of the loads, side by side; fewest of all, and most of one: the same whatever the machine
 ASKED = 20_000  # candidates of one composition, where it is asked for
 BUDGET = 1_000_000_000  # price of all devices that a pipeline is to be made of, by their speeds
+TINY = 1e-200  # samples per second: of devices that can do none
 TABLE = 100  # candidates that take as long as the table of prices of one load
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 Counts = tuple[int, ...]
@@ -322,7 +323,7 @@ class Columns:
         size, samples, used = (np.array(x) for x in zip(*((x.size, x.samples, x.used) for x in columns), strict=True))
         held = np.array([self.coarse.row(x.size, x.samples) for x in columns])
         speeds = self.speeds.max(axis=0)
-        prices = speeds * (BUDGET / max(float((used @ speeds).max()), 1e-300))
+        prices = speeds * (BUDGET / max(float((used @ speeds).max()), TINY))
         step = self.step(T, R, Loads(size, samples, np.ceil(used @ prices).astype(np.int64) + 1, held))
         to_go, _ = self.to_go(step, prices, 0.0)
         most = math.inf, float(ASKED * len(columns)), math.inf

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hetpipe.partitioners._search import Item, Search
 
 EXACT, NEAR = (0.95, 1.0), (0.95, 0.98, 1.0)  # of the step that is looked for: to find the best, or one near it
+FEW = 200_000  # partial pipelines by which the plan in hand is tried to be shown near enough, before anything else
 LESS, LEAST = 0.85, 0.2  # times that, where this takes too long and nothing is proven yet; and when to give up
 MUCH = 0.985  # of T: a step that is looked for below this makes it worth to start over
 ENOUGH = 1.05  # times what is proven: near enough for a search that takes long
@@ -21,6 +22,9 @@ def rounds(search: Search, shortlists: Shortlists) -> bool:
     """Until no plan is faster than the one in hand by more than `search.near`, or it is late; what is proven is
     `search.proven`. False where listing takes too long, however small T is."""
     every = NEAR if search.near > 1 else EXACT
+    if search.near > 1 and shortlists.below(search.best_step / search.near, search.late, FEW) == {}:
+        search.proven = search.best_step / search.near
+        return True
     parts = list(every)
     while parts and not search.late():
         T = search.best_step / search.near * parts[0]

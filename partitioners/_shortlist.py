@@ -86,10 +86,10 @@ class Shortlists:
         self.candidates = CANDIDATES
         self.prices: dict[int, Prices] = {}  # the last ones of each replica count
 
-    def below(self, T: float, late: Callable[[], bool]) -> dict[int, Listed] | None:
+    def below(self, T: float, late: Callable[[], bool], most: float = math.inf) -> dict[int, Listed] | None:
         """By replica count, what plans that end within T could be made of; counts that are ruled out are left out. None where
-        this takes too long."""
-        self.until = self.master.columns.seen + self.candidates
+        this takes too long, or more than so many candidates."""
+        self.until = self.master.columns.seen + min(most, self.candidates)
         self.known: dict[Counts, int] = {}  # samples; from the most replicas down, since beside fewer more is possible
         found = {}
         for R in range(self.most, 0, -1):
