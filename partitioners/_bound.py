@@ -55,8 +55,8 @@ class Bound:
 
     def run(self) -> float:
         """The largest T found that is ruled out for all parts. Goals are tried one after the other, each with so much effort, the
-        one that is good enough with nearly all; then half of the way to it is tried, and no other goal after that. What is tried
-        is lowered for good if it is possible in a part that cannot be divided."""
+        one that is good enough with nearly all; then half of the way to it, and once the first goal is reached, that is all. What
+        is tried is lowered for good if it is possible in a part that cannot be divided."""
         T, least, halved = self.start(), self.left - GOAL, False
         while self.left > 0 and not self.late():
             x = min(self.parts, key=lambda x: x.shown)
@@ -64,11 +64,11 @@ class Bound:
                 T = next((goal for goal in self.goals if x.shown * (1 + NEAR) < goal), 0.0)
                 if T == 0.0:
                     break
-                if self.good(x.shown):
+                if self.within(GOOD, x.shown):
                     self.left = self.effort = min(self.left, EXTRA)
-                least = max(RESERVE * self.effort, 0 if self.good(T) else self.left - GOAL)
+                least = max(RESERVE * self.effort, 0 if self.within(GOOD, T) else self.left - GOAL)
             elif self.left < least:
-                if halved:
+                if halved and self.within(GOALS[0], x.shown):
                     break
                 T, least, halved = (x.shown + T) / 2, least - GOAL / 2, True
             elif not self.ruled_out(x, T, QUOTA)[0] and not self.divided(x, T):
@@ -76,9 +76,9 @@ class Bound:
                 self.goals = [goal for goal in self.goals if goal < T] + [T]
         return min(x.shown for x in self.parts)
 
-    def good(self, T: float) -> bool:
-        """Whether this would be good enough a bound."""
-        return self.step <= T * GOOD * (1 + NEAR)
+    def within(self, goal: float, T: float) -> bool:
+        """Whether the step is at most about so many times T."""
+        return self.step <= T * goal * (1 + NEAR)
 
     def limit(self, x: Part, T: float) -> float:
         """About the largest T below this one that is ruled out for a part."""
