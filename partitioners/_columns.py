@@ -277,11 +277,17 @@ class Columns:
             best[:, k] = np.maximum(best[:, k], rates[:, v] / self.degree[v])
         return best
 
+    @staticmethod
+    def budget(speeds: Array, used: Index) -> Array:
+        """Prices of a device of each class, in proportion to these speeds, at which the dearest of compositions [..., K] costs
+        BUDGET: layers left to these devices must not cost more than those left of them."""
+        return speeds * (BUDGET / max(float((used @ speeds).max()), TINY))
+
     def worth(self, T: float, R: int, ratio: float, prices: Array, fixed: float) -> Columns:
         """The same, of those loads in ranges of this ratio that may be worth more than their price within T."""
         step, found = self.step(T, R, ratio), copy.copy(self)
-        loads = step.loads.pick(self.alive(step, prices, fixed))
-        found._ranges, found.seen = {ratio: (loads, self.given(loads))}, 0
+        step = step.pick(self.alive(step, prices, fixed))
+        found._ranges, found.seen = {ratio: (step.loads, step.given)}, 0
         return found
 
     def nothing(self, step: Step) -> tuple[Index, Array]:
@@ -322,8 +328,7 @@ class Columns:
             return []
         size, samples, used = (np.array(x) for x in zip(*((x.size, x.samples, x.used) for x in columns), strict=True))
         held = np.array([self.coarse.row(x.size, x.samples) for x in columns])
-        speeds = self.speeds.max(axis=0)
-        prices = speeds * (BUDGET / max(float((used @ speeds).max()), TINY))
+        prices = self.budget(self.speeds.max(axis=0), used)
         step = self.step(T, R, Loads(size, samples, np.ceil(used @ prices).astype(np.int64) + 1, held))
         to_go, _ = self.to_go(step, prices, 0.0)
         most = math.inf, float(ASKED * len(columns)), math.inf

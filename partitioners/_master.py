@@ -13,7 +13,7 @@ tolerance does not matter. A limit on the price per hour is left out, which only
 from __future__ import annotations
 
 import math
-from functools import cache
+import threading
 from typing import NamedTuple
 
 import highspy
@@ -240,14 +240,17 @@ class Master:
         return solved[0][: len(comps)], self.scaled(Prices(duals[:-1], float(duals[-1])), high)
 
 
-@cache
-def _highs() -> highspy.Highs:
-    """The solver, without a log; programs here have a few rows, which presolve would not make fewer."""
-    found = highspy.Highs()  # type: ignore[no-untyped-call]
-    found.setOptionValue("output_flag", False)
-    found.setOptionValue("presolve", "off")
-    found.setOptionValue("solver", "simplex")
-    return found
+class _Solver(threading.local):
+    """HiGHS, one for each thread, without a log; programs here have a few rows, which presolve would not make fewer."""
+
+    def __init__(self) -> None:
+        self.highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        self.highs.setOptionValue("output_flag", False)
+        self.highs.setOptionValue("presolve", "off")
+        self.highs.setOptionValue("solver", "simplex")
+
+
+_SOLVER = _Solver()
 
 
 def _solved(cost: Array, rows: Array, most: Array) -> tuple[Array, Array] | None:
@@ -260,7 +263,7 @@ def _solved(cost: Array, rows: Array, most: Array) -> tuple[Array, Array] | None
     matrix = program.a_matrix_
     matrix.format_ = highspy.MatrixFormat.kRowwise
     matrix.start_, matrix.index_, matrix.value_ = np.arange(0, m * n + 1, n), np.tile(np.arange(n), m), rows.ravel()
-    solver = _highs()
+    solver = _SOLVER.highs
     solver.passModel(program)
     solver.run()
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:

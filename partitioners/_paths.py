@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetpipe.cost import Costs
-from hetpipe.partitioners._columns import BUDGET, TINY, Columns, Counts
+from hetpipe.partitioners._columns import BUDGET, Columns, Counts
 from hetpipe.partitioners._enumerate import FIRST, LO, USED, WHOLE
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads
@@ -59,9 +59,8 @@ class Paths:
         """Paths over exactly these devices that might end within T, least bound first. Devices have prices, by their speeds:
         layers left must not cost more than devices left."""
         columns, limit = self.columns, np.array(used)
-        speeds, row = columns.speeds[size], columns.coarse.row(size, samples)
-        step = columns.step(T, R, Loads(*(np.array([x]) for x in (size, samples, BUDGET, row))))
-        prices = speeds * (BUDGET * (1 - 1e-9) / max(float(speeds @ limit), TINY))
+        row, prices = columns.coarse.row(size, samples), columns.budget(columns.speeds[size], limit)
+        step = columns.step(T, R, Loads(*(np.array([x]) for x in (size, samples, BUDGET + 1, row))))
         to_go, alive = columns.to_go(step, prices, 0.0)
         self.work += PLACE
         if not alive.all():
