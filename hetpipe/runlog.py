@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -108,38 +109,45 @@ def _step_of(line: str) -> float:
 
 
 class ProgressBar:
-    """Loss, throughput and utilisation on standard error while training."""
+    """A bar on standard error: what is done (steps, batches), the time it took and will take, and `text`, what is known so far.
+    `lasting`: the full bar stays on the screen."""
 
-    def __init__(self, start: int, total: int) -> None:
+    def __init__(self, title: str, start: int, total: int, *, lasting: bool) -> None:
         self._bar = Progress(
-            TextColumn("training"),
+            TextColumn(title),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
             console=Console(stderr=True),
+            transient=not lasting,
         )
         self._task = self._bar.add_task("", total=total, completed=start)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Callable[[str], None]:
         self._bar.start()
         return self._advance
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def _advance(self, loss: float, result: TrainResult) -> None:
-        parts = [f"loss {loss:.4f}"]
-        if result.step_seconds:
-            batch = result.samples / len(result.losses)
-            parts.append(
-                f"{result.step_seconds[-1]:.2f} s/step, {batch / result.step_seconds[-1]:.1f} samples/s"
-            )
-        if result.measured is not None:
-            busy = [1 - b for b in result.measured.bubble_fraction().values()]
-            parts.append(f"busy {min(busy):.0%} to {max(busy):.0%}")
-        self._bar.update(self._task, advance=1, description=", ".join(parts))
+    def _advance(self, text: str) -> None:
+        self._bar.update(self._task, advance=1, description=text)
+
+
+def progress_text(loss: float, result: TrainResult) -> str:
+    """Loss, throughput and utilisation in a line."""
+    parts = [f"loss {loss:.4f}"]
+    if result.step_seconds:
+        batch = result.samples / len(result.losses)
+        parts.append(
+            f"{result.step_seconds[-1]:.2f} s/step, {batch / result.step_seconds[-1]:.1f} samples/s"
+        )
+    if result.measured is not None:
+        busy = [1 - b for b in result.measured.bubble_fraction().values()]
+        parts.append(f"busy {min(busy):.0%} to {max(busy):.0%}")
+    return ", ".join(parts)
 
 
 def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from hetpipe.runlog import (
     ProgressBar,
     TrainResult,
     make_folders,
+    progress_text,
     trim_metrics,
     write_folder,
 )
@@ -128,7 +129,7 @@ class _Run:
             trim_metrics(Path(self.job.log.folder) / METRICS_FILE, start)
         batches = self.sampler.forever()
         began = None
-        with self._progress(start) as advance:
+        with self._progress("training", start, self.total, lasting=True) as advance:
             for step in range(start, self.total):
                 now = time.perf_counter()
                 if began is not None:
@@ -197,7 +198,7 @@ class _Run:
             meter.add(state, "optimizer state")
         self._stepped = True
 
-    def _after(self, step: int, loss: float, norm: float | None, advance: Any) -> None:
+    def _after(self, step: int, loss: float, norm: float | None, advance: Callable[[str], None]) -> None:
         """Log, check and save; its time is not part of the step."""
         began, done = time.perf_counter(), step + 1
         log, save = self.job.log, self.job.checkpoint
@@ -215,7 +216,7 @@ class _Run:
             self._write_line(Path(log.folder), done, loss, norm)
         if save is not None and self.parallel is not None and (last or done % save.every_steps == 0):
             self._save(done)
-        advance(loss, self.result)
+        advance(progress_text(loss, self.result))
         self._log_seconds = time.perf_counter() - began
 
     def _write_line(self, folder: Path, done: int, loss: float, norm: float | None) -> None:
@@ -279,10 +280,13 @@ class _Run:
         metric = build_metric(self.session.model.loss)
         sums = [0.0, 0.0]
         weight = 0
-        for batch in torch.split(torch.arange(count), self.train_job.global_batch):
-            found = self.engine.evaluate(*self._share(test, batch), metric)
-            sums = [sums[0] + found.loss * found.weight, sums[1] + (found.metric or 0.0) * found.weight]
-            weight += found.weight
+        batches = torch.split(torch.arange(count), self.train_job.global_batch)
+        with self._progress("evaluating", 0, len(batches), lasting=False) as advance:
+            for batch in batches:
+                found = self.engine.evaluate(*self._share(test, batch), metric)
+                sums = [sums[0] + found.loss * found.weight, sums[1] + (found.metric or 0.0) * found.weight]
+                weight += found.weight
+                advance(f"loss {sums[0] / max(1, weight):.4f}")
         mean = [value / max(1, weight) for value in sums]
         return Evaluation(mean[0], mean[1] if metric is not None else None, weight)
 
@@ -364,8 +368,12 @@ class _Run:
             self.job.checkpoint.keep,
         )
 
-    def _progress(self, start: int) -> Any:
-        return ProgressBar(start, self.total) if self.world.is_main else nullcontext(lambda *_: None)
+    def _progress(
+        self, title: str, start: int, total: int, *, lasting: bool
+    ) -> AbstractContextManager[Callable[[str], None]]:
+        if self.world.is_main:
+            return ProgressBar(title, start, total, lasting=lasting)
+        return nullcontext(lambda _: None)
 
 
 def _resumed(newest: Path, step: int, total: int) -> str:

@@ -172,8 +172,9 @@ class Master:
             self.known.setdefault(column.used, []).append((T, R.low, column))
 
     def worth(self, found: list[Column], prices: Prices) -> float:
-        """The most that any of these is worth, times its price."""
-        return max((c.samples / self.price(c.used, prices) for c in found), default=math.inf)
+        """The most that any of these is worth, times its price; without end where one costs nothing."""
+        costs = [(c.samples, self.price(c.used, prices)) for c in found]
+        return max((samples / cost if cost > 0 else math.inf for samples, cost in costs), default=math.inf)
 
     def shared(self, high: int, share: float) -> Prices:
         """Prices where up to so many replicas are worth this share of the batch."""

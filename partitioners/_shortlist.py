@@ -122,7 +122,7 @@ class Shortlists:
                 return prices, 0.0
             for column in found:
                 self.known[column.used] = max(column.samples, self.known.get(column.used, 0))
-            most = max((c.samples / master.price(c.used, prices) for c in found), default=math.inf)
+            most = master.worth(found, prices)
             if everything and most < worth:
                 center, worth = prices, most
             if master.columns.seen > self.until:

@@ -100,6 +100,9 @@ def finish(
     began = time.monotonic()
     try:
         code = process.wait(timeout)
+    except subprocess.TimeoutExpired as late:
+        late.add_note(f"it had printed:\n{(folder / f'{name}.err').read_text(errors='replace')}")
+        raise
     finally:
         process.kill()
         process.wait()

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 from hetpipe.cluster import Cluster
 from hetpipe.partition import Problem
 from hetpipe.profiles import Profile
 
+UNHURRIED: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 RUNTIME = {
     "device_bytes": 100,
     "parameter_copies": 0.5,
@@ -219,3 +221,13 @@ def problems(
     if tensor_parallel:
         profile = draw(split(profile))
     return make_problem(cluster, profile, draw(_mostly_large(most_batch)), **options)
+
+
+def mixed(copies: int, batch: int) -> Problem:
+    """So many pairs of nodes, of two fast and of four slow devices; free links."""
+    cluster = make_cluster([{"a": 2}, {"b": 4}] * copies, memory={"a": 9_000, "b": 5_000},
+                           link={"bandwidth": 1e12, "latency": 0.0})  # fmt: skip
+    times = [0.02, 0.03, 0.05, 0.04, 0.06, 0.03]
+    layer = {"parameter_bytes": 400, "output_bytes_per_sample": 50, "saved_bytes_per_sample": 300}
+    profile = make_profile({"a": times, "b": [2.3 * t for t in times]}, sizes=(1, 2), layer=layer, fixed=0.3)
+    return make_problem(cluster, profile, batch)

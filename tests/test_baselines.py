@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.bounds import fluid_bound
@@ -22,7 +21,8 @@ from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel, limite
 from hetpipe.plan import Plan
 from hetpipe.registry import partitioner, partitioner_names
 from hetpipe.simulator import simulate
-from tests.strategies import make_cluster, make_problem, make_profile, problems
+from tests.plans import checked
+from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 BASELINES: list[Partitioner] = [
     EqualParameters(),
@@ -32,7 +32,6 @@ BASELINES: list[Partitioner] = [
     MemoryLayers(),
     UnevenDataParallel(),
 ]
-UNHURRIED: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 costs_lists = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 
 
@@ -61,11 +60,7 @@ class TestEveryBaseline:
         if plan is None:
             assert baseline.name in message or "micro-batch size" in message
             return
-        plan.check(cluster=problem.cluster, profile=problem.profile, global_batch=problem.global_batch)
-        timeline = simulate(plan, problem.profile, problem.cluster)
-        for device, peak in timeline.peak_bytes.items():
-            assert peak <= problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)
-        assert fluid_bound(problem) <= timeline.step_seconds * (1 + 1e-12)
+        assert fluid_bound(problem) <= checked(problem, plan).step_seconds * (1 + 1e-12)
         if problem.schedule == "gpipe" or problem.backend != "torch":
             assert plan.schedule == "gpipe"
         if problem.backend != "torch":

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.bounds import fluid_bound
@@ -37,11 +37,10 @@ from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.simulator import simulate
-from tests.strategies import problems
+from tests.plans import ROUNDING
+from tests.strategies import UNHURRIED, problems
 from tests.test_bounds import plans
 
-UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-ROUNDING = 1 + 1e-9
 Document = dict[str, Any]
 
 

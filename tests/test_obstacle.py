@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.cluster import Cluster
@@ -29,9 +29,7 @@ from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.profiles import Profile
-from tests.strategies import make_cluster, make_problem, make_profile, problems
-
-UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 
 def planned(problem: Problem, partitioner: Partitioner) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.bounds import fluid_bound
@@ -22,9 +22,8 @@ from hetpipe.partitioners.even_data_parallel import EvenDataParallel
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
-from tests.strategies import make_cluster, make_problem, make_profile, problems
-
-UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+from tests.plans import checked
+from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 
 def step(problem: Problem, plan: Plan) -> float:
@@ -38,18 +37,15 @@ def solve(partitioner: Callable[[Problem], Solution], problem: Problem) -> tuple
     except PartitionError:
         return None
     plan = solution.plan
-    plan.check(cluster=problem.cluster, profile=problem.profile, global_batch=problem.global_batch)
-    timeline = simulate(plan, problem.profile, problem.cluster)
-    for device, peak in timeline.peak_bytes.items():
-        assert peak <= problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)
+    seconds = checked(problem, plan).step_seconds
     if problem.schedule == "gpipe" or problem.backend != "torch":
         assert all(
             replica.depths(plan.schedule) == (len(replica.microbatch_sizes),) * len(replica.stages)
             for replica in plan.replicas
         )
     if solution.lower_bound_seconds is not None:
-        assert solution.lower_bound_seconds <= timeline.step_seconds * (1 + 1e-12)
-    return timeline.step_seconds, plan
+        assert solution.lower_bound_seconds <= seconds * (1 + 1e-12)
+    return seconds, plan
 
 
 def same(a: tuple[float, Plan] | None, b: tuple[float, Plan] | None) -> None:

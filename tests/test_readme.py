@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALLER = {
     "args: {size: small, context: 256}": "args: {size: tiny, layers: 2, width: 32, heads: 2, context: 16}",
     "args: {context: 256}": "args: {context: 16}",
-    "global_batch: 64, steps: 200": "global_batch: 8, steps: 2",
+    "global_batch: 64, steps: 200": "global_batch: 8, steps: 2, evaluate_samples: 64",
     "--global-batch 64": "--global-batch 8",
     "train.steps=1000": "train.steps=4",
 }  # what keeps this test short; everything else is as it is written

@@ -8,7 +8,7 @@ from itertools import permutations, product
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.cluster import LinkBetween
@@ -28,9 +28,7 @@ from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
-from tests.strategies import make_cluster, make_problem, make_profile, problems
-
-UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 
 def step(problem: Problem, plan: Plan) -> float:
