@@ -19,6 +19,7 @@ from hetpipe.config import Job
 from hetpipe.fastspeed.command import app as convert
 from hetpipe.formats import Document, InputError, make_folder, write_text
 from hetpipe.front import Front
+from hetpipe.launch import start_server
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
@@ -57,11 +58,13 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
+    make_folder(output.parent)
+    job = Job.read(job_file, settings or ())
+    _start_server(job)
     from hetpipe.session import profile_everywhere
     from hetpipe.tables import profile_table
 
-    make_folder(output.parent)
-    measured = profile_everywhere(Job.read(job_file, settings or ()))
+    measured = profile_everywhere(job)
     if measured is None:
         return
     measured.save(output)
@@ -222,14 +225,14 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a job: starts its own ranks on one machine; works unchanged under torchrun on many."""
-    from hetpipe.session import train_everywhere
-    from hetpipe.tables import train_table
-    from hetpipe.trainer import train_rank
-
     job = Job.read(job_file, settings or ())
     if plan is not None:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
     job.check_files()
+    _start_server(job)
+    from hetpipe.session import train_everywhere, train_rank
+    from hetpipe.tables import train_table
+
     _note_missing_gpus(job)
     result = train_everywhere(job, train_rank)
     if result is None:
@@ -312,6 +315,11 @@ def import_(
     if cluster_output is not None and found.cluster is not None:
         found.cluster.save(cluster_output)
         out.print(f"cluster written to {cluster_output}")
+
+
+def _start_server(job: Job) -> None:
+    if "RANK" not in os.environ:
+        start_server(job.model.name)
 
 
 def _note_missing_gpus(job: Job) -> None:

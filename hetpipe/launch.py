@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -159,20 +160,27 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[st
     }
 
 
+def start_server(model: str | None = None) -> None:
+    """Let the process from which ranks are forked begin to import what all of them need, with the named model; returns at once.
+    Called before this process imports torch, both import at the same time. A server that is there stays as it is."""
+    preload = ["hetpipe.runtime.engine", "hetpipe.trainer"] + ([f"hetpipe.models.{model}"] if model is not None else [])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
+    resource_tracker.ensure_running()  # first, since starting it ends the blocking of signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # in the server: Ctrl-C is for this process
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def start_ranks(
-    program: Callable[..., Any],
-    arguments: Sequence[Any],
-    devices: Sequence[Device],
-    preload: Sequence[str] = (),
+    program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device], model: str | None = None
 ) -> list[Any]:
     """Run `program(*arguments)` in one process for each of `devices` and return their results in rank order. `program` must be a
-    module-level function. `preload`: modules to import once for all ranks, where they can be imported. RankFailure (after
-    every process is gone) if one fails."""
+    module-level function; `model`: see `start_server`. RankFailure (after every process is gone) if one fails."""
+    start_server(model)
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hetpipe.runtime", "hetpipe.trainer", *preload])
     processes, pipes = [], []
     for rank in range(len(devices)):
         mine, theirs = context.Pipe(duplex=False)

@@ -37,6 +37,11 @@ def dataset_names() -> list[str]:
     return sorted({*DATASETS, *_points("hetpipe.datasets")})
 
 
+def check_partitioner(name: str) -> None:
+    """InputError naming the nearest partitioner if there is none of this name; nothing is imported."""
+    _check("partitioner", name, partitioner_names())
+
+
 def partitioner(name: str) -> Partitioner:
     """The partitioner of this name; InputError naming the nearest one if there is none."""
     found = _find("partitioner", name, "hetpipe.partitioners", "partitioner", partitioner_names())
@@ -55,8 +60,7 @@ def dataset(name: str) -> Callable[..., Any]:
     point = _points("hetpipe.datasets").get(name)
     if point is not None:
         return cast(Callable[..., Any], _load(point))
-    if name not in DATASETS:
-        raise InputError(f"unknown data {name!r}{nearest(name, dataset_names())}")
+    _check("data", name, dataset_names())
     return cast(Callable[..., Any], getattr(import_module(DATASETS[name]), name))
 
 
@@ -90,12 +94,16 @@ def _find(what: str, name: str, package: str, attribute: str, known: list[str]) 
     point = _points(package).get(name)
     if point is not None:
         return _load(point)
-    if name not in known:
-        raise InputError(f"unknown {what} {name!r}{nearest(name, known)}")
+    _check(what, name, known)
     try:
         return getattr(import_module(f"{package}.{name.replace('-', '_')}"), attribute)
     except ImportError as error:
         raise InputError(f"cannot import the {what} {name!r}: {error}") from error
+
+
+def _check(what: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}{nearest(name, known)}")
 
 
 def _names(package: str, *, dash: bool = False) -> list[str]:

@@ -26,6 +26,7 @@ from hetpipe.plan import Backend, Plan
 from hetpipe.planner import make_plan
 from hetpipe.profiler import default_type_name
 from hetpipe.profiles import Profile
+from hetpipe.runlog import TrainResult
 from hetpipe.runtime.backends import (
     check_backend,
     check_cluster,
@@ -303,9 +304,8 @@ def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> An
 def _start(program: Callable[..., Any], arguments: tuple[Job, *tuple[Any, ...]], devices: Sequence[Device]) -> Any:
     from hetpipe.launch import start_ranks
 
-    job = arguments[0]
-    preload = [f"hetpipe.models.{job.model.name}"] if job.model.name is not None else []
-    return next((r for r in start_ranks(program, arguments, devices, preload) if r is not None), None)
+    results = start_ranks(program, arguments, devices, arguments[0].model.name)
+    return next((result for result in results if result is not None), None)
 
 
 def _machine(job: Job) -> Cluster:
@@ -323,6 +323,13 @@ def _machine(job: Job) -> Cluster:
         )
     _refuse_shared_gpus(cluster)
     return cluster
+
+
+def train_rank(job: Job, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
+    """The program of every rank of `hetpipe train`. The process that starts ranks is spared the trainer's imports."""
+    from hetpipe.trainer import Trainer
+
+    return Trainer(job).run(plan, profile)
 
 
 def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:

@@ -393,8 +393,3 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, int | float | str | bool | list | type(None)):
             kept[key] = value
     return kept
-
-
-def train_rank(job: Job, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
-    """The program of every rank of `hetpipe train`."""
-    return Trainer(job).run(plan, profile)

@@ -94,7 +94,7 @@ def _start(arguments: Sequence[str], folder: Path, mark: str, name: str) -> subp
 
 
 def finish(
-    process: subprocess.Popen[bytes], folder: Path, mark: str, name: str = "command", timeout: float = 90
+    process: subprocess.Popen[bytes], folder: Path, mark: str, name: str = "command", timeout: float = 180
 ) -> Ended:
     """Wait for the end, and up to 10 s more for its children's."""
     began = time.monotonic()
@@ -115,7 +115,7 @@ def finish(
     return Ended(code, out, err, time.monotonic() - began, leftover)
 
 
-def hetpipe(*arguments: str, folder: Path, timeout: float = 90) -> Ended:
+def hetpipe(*arguments: str, folder: Path, timeout: float = 180) -> Ended:
     """`python -m hetpipe arguments…` from start to end."""
     mark = str(folder)
     return finish(start(["-m", "hetpipe", *arguments], folder, mark), folder, mark, timeout=timeout)

@@ -43,7 +43,7 @@ def test_emulated_clusters_of_configs_can_be_paced_on_two_cores(file: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @NEEDS_CIFAR10
 def test_alexnet_learns_cifar10_over_four_emulated_devices(tmp_path: Path) -> None:
     cluster = ROOT / "configs" / "clusters" / "four-emulated.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -126,4 +127,18 @@ def test_ending_the_command_ends_its_ranks(tmp_path: Path, how: signal.Signals, 
     ended = finish(process, tmp_path, str(tmp_path), timeout=10)
     assert (ended.code, ended.leftover) == (code, [])
     assert ended.seconds < 10
+    assert "Traceback" not in ended.err
+
+
+def test_ctrl_c_while_everything_is_imported(tmp_path: Path) -> None:
+    """A terminal sends it to the command and to all that it started."""
+    folder, mark = failing_job(tmp_path, "hang"), str(tmp_path)
+    process = start(["-m", "hetpipe", "train", "job.yaml"], folder.path, mark)
+    while len(found := processes(mark)) < 3:  # the command, its resource tracker, and the server of ranks
+        time.sleep(0.05)
+    time.sleep(0.5)
+    for pid in found:
+        os.kill(pid, signal.SIGINT)
+    ended = finish(process, tmp_path, mark, timeout=20)
+    assert (ended.code, ended.leftover) == (130, [])
     assert "Traceback" not in ended.err

@@ -24,10 +24,10 @@ from hetpipe.profiler import measure_device
 from hetpipe.runlog import TrainResult
 from hetpipe.runtime.backends import check_backend, processes
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.session import train_everywhere
+from hetpipe.session import train_everywhere, train_rank
 from hetpipe.simulator import simulate
 from hetpipe.split import refuse_skips
-from hetpipe.trainer import train_rank, train_reference
+from hetpipe.trainer import train_reference
 from tests.jobs import Folder, train
 from tests.nets import WIDTH, batch, build
 from tests.pipes import batch_norm_net, deferred, one_process, skipping_net, wrapped

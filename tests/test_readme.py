@@ -79,7 +79,7 @@ def test_every_block_is_one_that_is_checked() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     for block in blocks():

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hetpipe.checkpoint import list_checkpoints
 from hetpipe.config import Job
-from hetpipe.session import run_everywhere
-from hetpipe.trainer import TrainResult, train_rank
+from hetpipe.session import run_everywhere, train_rank
+from hetpipe.trainer import TrainResult
 from tests.commands import Ended, agents, finish
 from tests.jobs import Folder, train
 from tests.test_trainer import reference

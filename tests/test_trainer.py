@@ -15,9 +15,9 @@ from hetpipe.launch import RankFailure
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.runlog import TrainResult
-from hetpipe.session import profile_everywhere, run_everywhere
+from hetpipe.session import profile_everywhere, run_everywhere, train_rank
 from hetpipe.simulator import simulate
-from hetpipe.trainer import train_rank, train_reference
+from hetpipe.trainer import train_reference
 from tests.jobs import Folder, train
 
 

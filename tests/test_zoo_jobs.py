@@ -25,7 +25,7 @@ JOBS, CLUSTER = ROOT / "configs" / "jobs", ROOT / "configs" / "clusters" / "four
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) -> None:
     settings = [f"cluster={CLUSTER}", "train.steps=60", "train.epochs=", "profiler.microbatch_sizes=[8]", "profiler.repeats=1",
                 f"checkpoint.folder={tmp_path / 'checkpoints'}"]  # fmt: skip

@@ -14,7 +14,6 @@ from hetpipe.formats import InputError
 from hetpipe.model import Model
 from hetpipe.plan import Backend, Plan
 from hetpipe.replicas import PlanGroups
-from hetpipe.runtime.engine import TorchEngine
 from hetpipe.runtime.one_process import Library, OneProcessEngine
 from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
 from hetpipe.split import refuse_skips, tied_layers
@@ -156,10 +155,13 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
         groups.warm_up(devices[0])
         for each in devices:
             torch.cuda.reset_peak_memory_stats(each)
-    engine = (
-        OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
-        if drives_a_replica(backend)
-        else TorchEngine(model, plan, used, groups, devices[0], emulation=emulation(own[0]))
-    )
+    engine: PlanEngine
+    if drives_a_replica(backend):
+        engine = OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
+    else:
+        # imported here: it takes seconds, which a process that only starts ranks is spared
+        from hetpipe.runtime.engine import TorchEngine
+
+        engine = TorchEngine(model, plan, used, groups, devices[0], emulation=emulation(own[0]))
     used.patiently().barrier()  # steps wait for no rank that is still loading its layers
     return engine
