@@ -100,7 +100,7 @@ def build_metric(loss: Loss) -> Metric | None:
 
 
 def check_training(job: Job) -> None:
-    """The partitioner, back end, optimizer and schedule exist and take their arguments: known before anything is measured."""
+    """There is such a partitioner, and optimizer and schedule take their arguments: known before anything is measured."""
     registry.check_partitioner(job.plan.partitioner)
     build_scheduler(
         job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])

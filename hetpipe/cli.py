@@ -19,7 +19,7 @@ from hetpipe.config import Job
 from hetpipe.fastspeed.command import app as convert
 from hetpipe.formats import Document, InputError, make_folder, write_text
 from hetpipe.front import Front
-from hetpipe.launch import start_server
+from hetpipe.launch import RankFailure, end_server, root_cause, start_server, whereabouts
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
@@ -60,8 +60,8 @@ def profile(
     """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
     make_folder(output.parent)
     job = Job.read(job_file, settings or ())
-    _start_server(job)
-    from hetpipe.session import profile_everywhere
+    start_server(job.model.name)
+    from hetpipe.start import profile_everywhere
     from hetpipe.tables import profile_table
 
     measured = profile_everywhere(job)
@@ -229,8 +229,8 @@ def train(
     if plan is not None:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
     job.check_files()
-    _start_server(job)
-    from hetpipe.session import train_everywhere, train_rank
+    start_server(job.model.name)
+    from hetpipe.start import train_everywhere, train_rank
     from hetpipe.tables import train_table
 
     _note_missing_gpus(job)
@@ -317,11 +317,6 @@ def import_(
         out.print(f"cluster written to {cluster_output}")
 
 
-def _start_server(job: Job) -> None:
-    if "RANK" not in os.environ:
-        start_server(job.model.name)
-
-
 def _note_missing_gpus(job: Job) -> None:
     import torch
 
@@ -354,8 +349,6 @@ def schema(
 
 def exit_code(error: BaseException) -> int:
     """The code with which a command ends after this error; for a failed rank, that of the rank's own error."""
-    from hetpipe.launch import RankFailure
-
     kinds = [type(error).__name__]
     if isinstance(error, RankFailure) and error.report is not None:
         kinds = [error.report.kind]
@@ -366,8 +359,6 @@ def exit_code(error: BaseException) -> int:
 
 def _report(error: BaseException, code: int) -> None:
     """The message, last of all that is printed; behind a traceback where it is nobody's input that is wrong."""
-    from hetpipe.launch import RankFailure, root_cause, whereabouts
-
     message = str(error)
     if isinstance(error, RankFailure) and error.report is not None:
         if code == 1:
@@ -403,4 +394,5 @@ def main(run: Callable[[], object] = app) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    end_server()
     sys.exit(code)

@@ -100,6 +100,7 @@ def _child(
     os.environ.update(environment)
     _use_threads(int(environment["OMP_NUM_THREADS"]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # for programs that a rank may start
     code = 0
     try:
         result = program(*arguments)
@@ -162,13 +163,28 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[st
 
 def start_server(model: str | None = None) -> None:
     """Let the process from which ranks are forked begin to import what all of them need, with the named model; returns at once.
-    Called before this process imports torch, both import at the same time. A server that is there stays as it is."""
-    preload = ["hetpipe.runtime.engine", "hetpipe.trainer"] + ([f"hetpipe.models.{model}"] if model is not None else [])
+    Called before this process imports torch, both import at the same time. A server that is there stays as it is. Under
+    torchrun, which has started the ranks, there is none."""
+    if "RANK" in os.environ:
+        return
+    preload = ["hetpipe.runtime.engine", "hetpipe.start", "hetpipe.trainer"]
+    preload += [f"hetpipe.models.{model}"] if model is not None else []
     multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
     resource_tracker.ensure_running()  # first, since starting it ends the blocking of signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # in the server: Ctrl-C is for this process
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # in the server: Ctrl-C is for this process
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_server() -> None:
+    """End it at once, whatever it still imports, so that nobody waits for what it might print; its ranks are gone."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # `_stop` would wait for its imports
+    if server is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
 
 
 def start_ranks(

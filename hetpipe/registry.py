@@ -38,8 +38,13 @@ def dataset_names() -> list[str]:
 
 
 def check_partitioner(name: str) -> None:
-    """InputError naming the nearest partitioner if there is none of this name; nothing is imported."""
-    _check("partitioner", name, partitioner_names())
+    """InputError naming the nearest partitioner if there is none of this name, or if another package's cannot be loaded. Ours
+    are not imported, which takes seconds."""
+    point = _points("hetpipe.partitioners").get(name)
+    if point is not None:
+        _load(point)
+    else:
+        _check("partitioner", name, partitioner_names())
 
 
 def partitioner(name: str) -> Partitioner:

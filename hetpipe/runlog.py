@@ -120,8 +120,9 @@ class ProgressBar:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
-            console=Console(stderr=True),
+            console=(console := Console(stderr=True)),
             transient=not lasting,
+            disable=not (lasting or console.is_terminal),
         )
         self._task = self._bar.add_task("", total=total, completed=start)
 

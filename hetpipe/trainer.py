@@ -216,7 +216,8 @@ class _Run:
             self._write_line(Path(log.folder), done, loss, norm)
         if save is not None and self.parallel is not None and (last or done % save.every_steps == 0):
             self._save(done)
-        advance(progress_text(loss, self.result))
+        if self.world.is_main:
+            advance(progress_text(loss, self.result))
         self._log_seconds = time.perf_counter() - began
 
     def _write_line(self, folder: Path, done: int, loss: float, norm: float | None) -> None:

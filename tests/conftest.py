@@ -22,8 +22,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`hetpipe arguments…` in this process, as the shell would start it."""
+    """`hetpipe arguments…` in this process, as the shell would start it, but for the server of ranks, which tests share."""
     from hetpipe import cli
+
+    monkeypatch.setattr(cli, "start_server", lambda _: None)
+    monkeypatch.setattr(cli, "end_server", lambda: None)
 
     def command(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["hetpipe", *map(str, arguments)])

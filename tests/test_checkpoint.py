@@ -21,7 +21,7 @@ from hetpipe.config import Job
 from hetpipe.formats import InputError
 from hetpipe.launch import RankFailure
 from hetpipe.runlog import TrainResult
-from hetpipe.session import run_everywhere, train_rank
+from hetpipe.start import run_everywhere, train_rank
 from hetpipe.tables import train_table
 from hetpipe.trainer import _resumed, train_reference
 from hetpipe.world import World

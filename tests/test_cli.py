@@ -185,7 +185,7 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
     message: str,
 ) -> None:
     spoil(folder)
-    monkeypatch.setattr("hetpipe.launch.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr("hetpipe.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
     found = run("train", "job.yaml")
     assert (found.code, found.out) == (2, "")
     assert message in found.err
@@ -257,7 +257,7 @@ def test_real_devices_without_a_gpu_are_noted(
 ) -> None:
     """A cluster file of someone else's GPUs runs on any machine, but not without a word."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("hetpipe.session.run_everywhere", lambda *_: None)
+    monkeypatch.setattr("hetpipe.start.run_everywhere", lambda *_: None)
     for name in ("cluster.yaml", "profile.json"):
         file = folder.path / name
         file.write_text(file.read_text().replace("cpu", "a100"))
@@ -324,7 +324,7 @@ def test_anything_else_ends_with_1_and_a_traceback_before_the_message(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("of us all")
 
-    monkeypatch.setattr("hetpipe.session.run_everywhere", broken)
+    monkeypatch.setattr("hetpipe.start.run_everywhere", broken)
     found = run("train", "job.yaml")
     assert found.code == 1
     assert found.err.startswith("Traceback")
@@ -337,7 +337,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hetpipe.session.run_everywhere", interrupted)
+    monkeypatch.setattr("hetpipe.start.run_everywhere", interrupted)
     found = run("train", "job.yaml")
     assert found.code == 130
     assert "Traceback" not in found.err

@@ -134,8 +134,10 @@ def test_ctrl_c_while_everything_is_imported(tmp_path: Path) -> None:
     """A terminal sends it to the command and to all that it started."""
     folder, mark = failing_job(tmp_path, "hang"), str(tmp_path)
     process = start(["-m", "hetpipe", "train", "job.yaml"], folder.path, mark)
-    while len(found := processes(mark)) < 3:  # the command, its resource tracker, and the server of ranks
+    deadline = time.monotonic() + 60
+    while len(found := processes(mark)) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert len(found) == 3, "the command, its resource tracker, and the server of ranks"
     time.sleep(0.5)
     for pid in found:
         os.kill(pid, signal.SIGINT)

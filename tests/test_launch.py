@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.launch import RankFailure, Report, rank_environment, start_ranks
+from hetpipe.launch import RankFailure, Report, rank_environment, start_ranks, start_server
 from tests.programs import (
     be_deaf,
     environment_of_rank,
@@ -57,6 +60,36 @@ def test_results_come_in_rank_order_with_torchruns_environment() -> None:
         (2, 3, 0, 1, 1, "x"),
     ]
     assert rank_environment(cluster.devices, 2, 1234)["MASTER_PORT"] == "1234"
+
+
+def test_the_server_of_ranks_is_spared_ctrl_c_and_this_process_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = signal.pthread_sigmask(signal.SIG_BLOCK, []), list[set[int]]()
+
+    def fail() -> None:
+        seen.append({*signal.pthread_sigmask(signal.SIG_BLOCK, [])})
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", fail)
+    with pytest.raises(OSError, match="no more processes"):
+        start_server()
+    assert seen == [{*before, signal.SIGINT}]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    monkeypatch.setenv("RANK", "0")
+    start_server()  # torchrun has started the ranks
+    assert len(seen) == 1
+
+
+def test_the_server_of_ranks_ends_at_once_while_it_imports() -> None:
+    code = (
+        "import os; from multiprocessing import forkserver; from hetpipe.launch import end_server, start_server; "
+        "end_server(); start_server(); end_server(); print(os.waitpid(forkserver._forkserver._forkserver_pid, 0)[1])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True).stdout == b"9\n"
+
+
+def test_what_starts_ranks_is_spared_their_imports() -> None:
+    code = "import sys, hetpipe.start; print(*{'hetpipe.trainer', 'hetpipe.runtime.engine', 'numba'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True).stdout == b"\n"
 
 
 def test_a_large_result_outlives_its_rank() -> None:

@@ -24,9 +24,9 @@ from hetpipe.profiler import measure_device
 from hetpipe.runlog import TrainResult
 from hetpipe.runtime.backends import check_backend, processes
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.session import train_everywhere, train_rank
 from hetpipe.simulator import simulate
 from hetpipe.split import refuse_skips
+from hetpipe.start import train_everywhere, train_rank
 from hetpipe.trainer import train_reference
 from tests.jobs import Folder, train
 from tests.nets import WIDTH, batch, build
@@ -266,7 +266,7 @@ def test_train_measures_plans_and_then_starts_one_process_a_replica(tmp_path: Pa
 def test_train_refuses_before_any_process_starts(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetpipe.launch.start_ranks", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr("hetpipe.start.start_ranks", lambda *_: pytest.fail("processes were started"))
     folder = Folder(tmp_path)
     job = Job.read(folder.ready(), [f"plan.backend={backend}"])  # a 1F1B plan
     with pytest.raises(InputError, match=r"replica 0 has warm-up depths \[2, 1\] for 3 micro-batches"):

@@ -51,6 +51,10 @@ def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
         InputError, match=r"cannot load 'broken' \(no_such_package:Planner\).*No module named"
     ):
         registry.partitioner("broken")
+    registry.check_partitioner("mine")
+    registry.check_partitioner("auto")
+    with pytest.raises(InputError, match="cannot load 'broken'"):
+        registry.check_partitioner("broken")
 
 
 class TestTargets:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hetpipe.checkpoint import list_checkpoints
 from hetpipe.config import Job
-from hetpipe.session import run_everywhere, train_rank
+from hetpipe.start import run_everywhere, train_rank
 from hetpipe.trainer import TrainResult
 from tests.commands import Ended, agents, finish
 from tests.jobs import Folder, train

@@ -15,8 +15,8 @@ from hetpipe.launch import RankFailure
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.runlog import TrainResult
-from hetpipe.session import profile_everywhere, run_everywhere, train_rank
 from hetpipe.simulator import simulate
+from hetpipe.start import profile_everywhere, run_everywhere, train_rank
 from hetpipe.trainer import train_reference
 from tests.jobs import Folder, train
 
@@ -139,6 +139,17 @@ def test_evaluate_samples_limits_the_evaluation_and_zero_leaves_it_out(tmp_path:
     assert seven.evaluation.weight == 7
     assert none.evaluation is None
     assert not (tmp_path / "log").exists()  # the reference writes nothing
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_evaluation_shows_its_progress_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")  # as which rich knows one
+    reference(Folder(tmp_path).ready(), "train.steps=2", "train.evaluate_samples=7")
+    said = capsys.readouterr().err
+    assert "training" in said
+    assert ("evaluating" in said) == terminal
 
 
 def test_a_new_run_begins_its_log_anew(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from hetpipe.planner import make_plan
 from hetpipe.profiles import Profile
 from hetpipe.report import human_seconds, plan_table, text_gantt, utilisation_table
 from hetpipe.runlog import TrainResult
-from hetpipe.session import profile_everywhere, run_everywhere
+from hetpipe.start import profile_everywhere, run_everywhere
 from hetpipe.trainer import Trainer, train_reference
 
 console = Console()
