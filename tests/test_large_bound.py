@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from hetpipe.partition import Partitioner, PartitionError, Problem
@@ -22,8 +22,19 @@ from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
+from hetpipe.plan import ReplicaPlan
 from tests.plans import ROUNDING, checked, lies_in, open_gaps
 from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, mixed, problems
+
+
+def optimum(problem: Problem) -> tuple[float, tuple[ReplicaPlan, ...]]:
+    """The least step, and the replicas that have it; other problems are passed over."""
+    assume(problem.backend == "torch")
+    try:
+        plan = Exhaustive()(problem).plan
+    except PartitionError:
+        reject()
+    return checked(problem, plan).step_seconds, plan.replicas
 
 
 class TestAgainstTheOracle:
@@ -46,12 +57,8 @@ class TestAgainstTheOracle:
     @given(problems(most_devices=5, most_layers=5), st.data())
     def test_no_prices_rule_the_optimum_out(self, problem: Problem, data: st.DataObject) -> None:
         """A plan that is there is worth at least what its devices cost, whatever the prices."""
-        assume(problem.backend == "torch")
-        try:
-            solution = Exhaustive()(problem)
-        except PartitionError:
-            return
-        best, R = checked(problem, solution.plan).step_seconds, len(solution.plan.replicas)
+        best, replicas = optimum(problem)
+        R = len(replicas)
         master = Master(Columns(Stages(Kinds(problem))))
         for _ in range(4):
             worth = [data.draw(st.floats(0, 1)) for _ in range(master.kinds.K + 1)]
@@ -66,18 +73,14 @@ class TestAgainstTheOracle:
     @given(st.booleans().flatmap(lambda x: problems(most_devices=5 - x, most_layers=5, tensor_parallel=x)), st.integers(1, 4))
     def test_parts_of_all_plans(self, problem: Problem, expected: int) -> None:
         """The optimum is in one of them, whatever its replicas and cuts, and its step is not ruled out there."""
-        assume(problem.backend == "torch")
-        try:
-            solution = Exhaustive()(problem)
-        except PartitionError:
-            return
-        best, R = checked(problem, solution.plan).step_seconds, len(solution.plan.replicas)
+        best, replicas = optimum(problem)
+        R = len(replicas)
         master = Master(Columns(Stages(Kinds(problem))))
         bound = Bound(master, best / 2, best, best * 1.02, min(expected, master.kinds.most), lambda: False)
         assert bound.run() <= best * ROUNDING
         counts = {r for x in bound.parts for r in range(x.R.low, x.R.high + 1)}
         assert counts == {*range(1, master.kinds.most + 1)}
-        gaps = open_gaps(master.columns, solution.plan.replicas)
+        gaps = open_gaps(master.columns, replicas)
         [part] = [x for x in bound.parts if x.R.low <= R <= x.R.high and lies_in(x.gaps, gaps, master.columns)]
         assert part.shown <= best * ROUNDING
         program = bound.masters[part.gaps]
