@@ -8,7 +8,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 DEMO ?= $(PY) -m bench.demo.run configs/jobs/demo.yaml
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# three on two cores: ranks of emulated devices mostly wait
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt

@@ -4,6 +4,7 @@ ahead only what it finds by itself); and commands run in this process."""
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ settings.load_profile("hetpipe")
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")])
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, then those with many, so that processes side by side end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    count = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -count[item.path], item.path))
 
 
 @pytest.fixture
