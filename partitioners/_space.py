@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,7 @@ from hetpipe.cluster import Link
 from hetpipe.cost import Costs
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem
+from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._wires import link_floor
 
 Array = NDArray[np.float64]
@@ -251,7 +252,7 @@ class Space:
         found = [self.costs.time_prefix(kind.type, b, kind.degree) for b in sizes]
         return np.stack([f for f, _ in found]), np.stack([b for _, b in found])
 
-    @cache  # noqa: B019
+    @kept
     def optimizer(self, k: int) -> Array:
         """Optimizer seconds [lo, hi]."""
         kind = self.kinds[k]
@@ -380,7 +381,7 @@ class Space:
         layers = self.problem.profile.layers
         return np.array([x.tied_parameter_bytes if x.tied else 0 for x in layers], dtype=np.float64)
 
-    @cache  # noqa: B019
+    @kept
     def sum_floor(self, k: int, R: int) -> Array:
         """Lower bound [lo, hi] on the seconds that the gradient sums of a stage on kind k take beside R − 1
         other replicas.
