@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from hetpipe.front_report import draw_front, front_csv, front_table
 from hetpipe.pareto import Found, make_front
 from hetpipe.partition import PartitionError
 from hetpipe.profiles import Profile
+from hetpipe.workers import cores
 
 FEW_ROWS = 12  # up to so many, processes would take longer to start than to plan
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 Outputs = tuple[Path | None, Path | None, Path | None]  # -o, --csv, --plans
 
 
@@ -39,7 +38,7 @@ def run_front(
         raise InputError(f"cannot write {output}: a front is written as .json, .svg or .png (and --csv FILE)")
     columns = (TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("{task.description}", markup=False))  # fmt: skip
-    workers = CORES if choice_of(source).size > FEW_ROWS else 1
+    workers = cores() if choice_of(source).size > FEW_ROWS else 1
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("bounds", total=None)
         found = make_front(
