@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, Solution
-from hetpipe.partitioners._baseline import Simple, faster
 from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._cheapest import Cheapest
 from hetpipe.partitioners._columns import Columns
+from hetpipe.partitioners._desk import Desk, Rule
 from hetpipe.partitioners._enumerate import ready
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._large import Large
@@ -37,8 +37,9 @@ FEW_DEVICES = 16  # searched exactly
 COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
 NEAR = 1.01  # of the least step that is not ruled out: near enough for more than so many
 FAR, BOUND_SECONDS = 1.05, 1.0  # times what the search proved: then the counted planner is asked too, for so long
-SIMPLE: tuple[Simple, ...] = (
-    UnevenDataParallel(), MemoryLayers(), TypeBlind(), Even(), EqualParameters(), TorchgpipeBalance(), EvenDataParallel(),
+SIMPLE: tuple[Rule, ...] = (
+    EvenDataParallel(), UnevenDataParallel(), TypeBlind(), MemoryLayers(), Fasop(), Even(), EqualParameters(),
+    TorchgpipeBalance(),
 )  # fmt: skip
 MOST_SIMPLE = 64  # devices up to which the simple plans are made, too: those of 1,024 devices take 13 s
 MOST_FASOP = 32  # devices up to which FASOP's grids are tried, which takes 0.3 s for 16 and 7 s for 128
@@ -124,18 +125,19 @@ def _step(problem: Problem, plan: Plan) -> float:
 
 
 def simple_plans(problem: Problem, below: float = math.inf, late: Callable[[], bool] = never) -> Iterator[Plan]:
-    """Plans of other partitioners, each with a step below that of the one before, the first `below` this; when it is
+    """The best plans of other partitioners, each with a step below that of the one before, the first `below` this; when it is
     `late`, no more once there is one."""
     if problem.max_price_per_hour is not None or problem.deadline_seconds_per_step is not None:
         return
-    few = len(problem.cluster.devices) <= MOST_FASOP
-    for simple in (*[Fasop()] * few, *SIMPLE):
+    desk = Desk(problem, late)
+    for rule in SIMPLE:
         try:
-            for step, plan in faster(problem, simple.plans(problem), below, late=late):
-                below = step
-                yield plan
+            found = desk.quickest(rule.candidates(desk), below)
         except (PartitionError, InputError):  # it has none; the search says what is missing
             continue
+        if found is not None:
+            below = found[0]
+            yield found[1].plan(problem)
 
 
 partitioner = Auto()

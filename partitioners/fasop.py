@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hetpipe.cost import Costs
+import numpy as np
+
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._baseline import equal_parts
-from hetpipe.partitioners._grids import Ends, Grid, Line, ends_of, grid_plans, grids, solve
-from hetpipe.plan import Plan
+from hetpipe.partitioners._appraisal import Appraiser, Set, Sketch, Sort
+from hetpipe.partitioners._baseline import common_sizes, divisors, equal_parts, recompute_choices, solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._drafts import Draft, Work, in_runs
+from hetpipe.partitioners._grids import Layout, ends_of, layouts, runs, schedule_of
+from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._rotations import Alike, Sets, alike
 
 
 def greedy(seconds: Callable[[int, int, int], float], layers: int, n: int) -> list[int]:
@@ -36,23 +41,17 @@ def greedy(seconds: Callable[[int, int, int], float], layers: int, n: int) -> li
     return best[1]
 
 
-def placements(problem: Problem) -> Iterator[list[str]]:
-    """Device orders: the cyclic rotations of the cluster's blocks (the devices of one type on one node), once for each
-    sequence of types."""
-    blocks: list[list[str]] = []
-    kind = None
-    for device in problem.cluster.devices:
-        if (device.node, device.type) != kind:
-            blocks.append([])
-            kind = device.node, device.type
-        blocks[-1].append(device.id)
-    seen: set[tuple[str, ...]] = set()
-    for i in range(len(blocks)):
-        order = [d for block in blocks[i:] + blocks[:i] for d in block]
-        types = tuple(problem.cluster.device(d).type for d in order)
-        if types not in seen:
-            seen.add(types)
-            yield order
+def placements(problem: Problem) -> list[int]:
+    """Where device orders begin: the cyclic rotations of the cluster's blocks (the devices of one type on one node), once for
+    each sequence of types."""
+    devices = problem.cluster.devices
+    blocks = [i for i, d in enumerate(devices) if i == 0 or (d.node, d.type) != (devices[i - 1].node, devices[i - 1].type)]
+    types = [device.type for device in devices]
+    period = next(d for d in divisors(len(types)) if types[d:] + types[:d] == types)
+    found: dict[int, int] = {}
+    for start in blocks:
+        found.setdefault(start % period, start)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -69,39 +68,59 @@ class Fasop:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best grid that fits."""
-        return solve(problem, self.name, self.plans(problem))
+        return solve(problem, self)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        costs, seen = Costs(problem.profile, problem.cluster), set()
-        for ids in placements(problem):
-            for grid in grids(ids, costs.layer_count):
-                if grid not in seen:
-                    seen.add(grid)
-                    yield from grid_plans(problem, self.name, grid, _cut(grid, costs))
+        problem, cuts, sets = desk.problem, _Cuts(desk.appraiser), (Sets(), Sets())
+        smallest = common_sizes(problem, problem.global_batch)[0]
+        starts, every = placements(problem), list(layouts(len(problem.cluster.devices), cuts.layers))
+        for i, layout in enumerate(every):
+            desk.say(f"{self.name}, {i} of {len(every)} grids")
+            usable = [start for start in starts if problem.backend == "torch" or runs(desk, layout.rows(start))]
+            if problem.global_batch // layout.R < smallest or not usable:
+                continue
+            for grids in alike(desk.appraiser, layout, problem.global_batch % layout.R, usable, sets):
+                for j, (draft, sketch) in enumerate(self._drafts(desk, layout, grids, cuts)):
+                    yield desk.candidate((i, j), draft, sketch, grids.starts)
+
+    def _drafts(self, desk: Desk, layout: Layout, grids: Alike, cuts: _Cuts) -> Iterator[tuple[Draft, Sketch]]:
+        """Of grids that are alike: each micro-batch size, recompute nowhere or everywhere."""
+        problem, ways = desk.problem, (grids.more, grids.others)
+        share, more = divmod(problem.global_batch, layout.R)
+        rows, which = layout.rows(), (np.arange(layout.R) >= more).astype(np.int64)
+        for b in common_sizes(problem, share):
+            ends = cuts.found(tuple(map(frozenset.union, *ways)), grids.links, b)
+            for recompute in recompute_choices(problem):
+                works = tuple(Work(in_runs(samples, b), ends, recompute) for samples in (share + 1, share))
+                sorts = [Sort(work, types, grids.links) for work, types in zip(works, ways, strict=True) if all(types)]
+                yield Draft(self.name, schedule_of(problem), rows, works, which), Sketch(sorts, grids.spread)
 
 
-def _cut(grid: Grid, costs: Costs) -> Callable[[Line, int], Ends]:
-    """The same cuts for all lines of a grid, found once per micro-batch size."""
-    stages = list(zip(*grid, strict=True))
-    types: Sequence[list[str]] = [sorted({costs.cluster.device(d).type for d in stage}) for stage in stages]
-    found: dict[int, list[int]] = {}
+class _Cuts:
+    """The same cuts for all lines of a grid."""
 
-    def cut(line: Line, b: int) -> Ends:
+    def __init__(self, appraiser: Appraiser) -> None:
+        self.appraiser, self.layers = appraiser, appraiser.L
+
+    @kept
+    def found(self, types: tuple[Set, ...], links: tuple[Set, ...], b: int) -> tuple[int, ...]:
+        """Where stages on these types, joined by these links, are cut."""
+
         def seconds(s: int, lo: int, hi: int) -> float:
-            compute = max(sum(costs.stage_seconds(kind, lo, hi, b)) for kind in types[s])
-            if s == 0:
-                return compute
-            sends = (
-                costs.transfer(up, down, lo, b) for up, down in zip(stages[s - 1], stages[s], strict=True)
-            )
-            return compute + max(sum(send) for send in sends)
+            compute = self._compute(types[s], lo, hi, b)
+            return compute + self._transfer(links[s - 1], lo, b) if s else compute
 
-        if b not in found:
-            found[b] = greedy(seconds, costs.layer_count, len(stages))
-        return found[b]
+        return tuple(greedy(seconds, self.layers, len(types)))
 
-    return cut
+    @kept
+    def _compute(self, types: Set, lo: int, hi: int, b: int) -> float:
+        names = self.appraiser.types
+        return max(sum(self.appraiser.costs.stage_seconds(names[kind], lo, hi, b)) for kind in types)
+
+    @kept
+    def _transfer(self, links: Set, boundary: int, b: int) -> float:
+        return max(sum(self.appraiser.transfer(link, boundary, b)) for link in links)
 
 
 partitioner = Fasop()

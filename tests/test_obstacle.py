@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from hetpipe.cluster import Cluster
 from hetpipe.partition import Partitioner, PartitionError, Problem
-from hetpipe.partitioners._baseline import with_memory
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain, refuse, with_spares
 from hetpipe.partitioners._search import Search
+from hetpipe.partitioners._shortage import with_memory
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.equal_parameters import EqualParameters
