@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -47,9 +48,11 @@ CHEAPER = 0.96  # columns worth this part of their price are of use in whole num
 
 
 class Large:
-    """One search; `run` gives the Solution."""
+    """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem."""
 
-    def __init__(self, problem: Problem, name: str, *, time_limit_seconds: float = 30.0) -> None:
+    def __init__(
+        self, problem: Problem, name: str, *, time_limit_seconds: float = 30.0, start: Sequence[Plan] = ()
+    ) -> None:
         self.problem, self.name = problem, name
         self.fluid = fluid_bound(problem)
         self.kinds = Kinds(problem)
@@ -62,6 +65,15 @@ class Large:
         self.best_step = self.least_T = math.inf
         self.ruled_T = 0.0  # below the linear program was not possible, as far as was looked
         self.plan: Plan | None = None
+        for plan in start:
+            self.take(plan)
+
+    def take(self, plan: Plan) -> float:
+        """Keep a plan that fits if it is the fastest; its step."""
+        step = simulate(plan, self.problem.profile, self.problem.cluster).step_seconds
+        if step < self.best_step:
+            self.best_step, self.plan = step, plan
+        return step
 
     def run(self) -> Solution:
         """A plan, then a bound; where none is found, the search that is made for few devices, or what is missing."""
@@ -198,13 +210,8 @@ class Large:
         step, few = fleet.step(groups), sum(g.number for g in groups) <= self.kinds.largest_node
         if step >= self.best_step * (1 + 1e-3) and not few:
             return step
-        steps = []
-        for plan in [place(self.kinds, groups, self.name, side_by_side=x) for x in {False, few}]:
-            if plan is not None:
-                steps.append(simulate(plan, self.problem.profile, self.problem.cluster).step_seconds)
-                if steps[-1] < self.best_step:
-                    self.best_step, self.plan = steps[-1], plan
-        return min(steps, default=step)
+        placed = [place(self.kinds, groups, self.name, side_by_side=x) for x in {False, few}]
+        return min((self.take(plan) for plan in placed if plan is not None), default=step)
 
     def bound(self) -> float:
         """A T that is ruled out for all replica counts."""

@@ -93,11 +93,12 @@ class Search:
         self.start(start)
 
     def start(self, plans: Sequence[Plan]) -> None:
-        """The best of these plans is the first in hand."""
+        """The best of these plans, which keep all limits, is the first in hand."""
         for plan in plans:
             step = simulate(plan, self.problem.profile, self.problem.cluster).step_seconds
-            if step < self.best_step:
-                self.best_step, self.given = step, plan
+            price = sum(self.problem.cluster.type_of(device).price_per_hour for device in plan.device_ids)
+            if step < self.limit(price):
+                self.best_step, self.best_cost, self.given = step, price * step, plan
 
     def limit(self, price: float) -> float:
         """A plan of this price per hour is better than the one in hand only with a step below this."""

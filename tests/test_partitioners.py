@@ -14,8 +14,9 @@ from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.partitioners import _deals, _groupings, _search
+from hetpipe.partitioners._floor import simple_plans
 from hetpipe.partitioners._search import Search
-from hetpipe.partitioners.auto import Auto, simple_plans
+from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
