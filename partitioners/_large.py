@@ -14,7 +14,6 @@ The size of all programs depends on the number of classes, not of devices; only 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,6 +25,7 @@ from hetpipe.partitioners._columns import Columns, Counts
 from hetpipe.partitioners._cuts import CutSets
 from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Kinds
+from hetpipe.partitioners._limit import Limit
 from hetpipe.partitioners._loads import first_samples
 from hetpipe.partitioners._master import GUESS, WIDE, Master, Prices, Range
 from hetpipe.partitioners._obstacle import explain, refuse
@@ -48,10 +48,17 @@ CHEAPER = 0.96  # columns worth this part of their price are of use in whole num
 
 
 class Large:
-    """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem."""
+    """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem.
+    `counted`: unless there is a time limit it ends by its effort (see `_limit`)."""
 
     def __init__(
-        self, problem: Problem, name: str, *, time_limit_seconds: float = 30.0, start: Sequence[Plan] = ()
+        self,
+        problem: Problem,
+        name: str,
+        *,
+        time_limit_seconds: float = 30.0,
+        counted: bool = False,
+        start: Sequence[Plan] = (),
     ) -> None:
         self.problem, self.name = problem, name
         self.fluid = fluid_bound(problem)
@@ -61,7 +68,8 @@ class Large:
         self.paths = Paths(self.columns)
         self.fleet = Fleet(self.master, self.paths)
         self.devices, self.most = sum(self.kinds.counts), self.kinds.most
-        self.deadline_at = time.monotonic() + time_limit_seconds
+        self.done, self.timed = (self.seen if counted else None), problem.time_limit_seconds is not None
+        self.ends = Limit(time_limit_seconds, self.done, timed=self.timed)
         self.best_step = self.least_T = math.inf
         self.ruled_T = 0.0  # below the linear program was not possible, as far as was looked
         self.plan: Plan | None = None
@@ -82,14 +90,18 @@ class Large:
             self.say("no plan was found; looking for what is missing")
             raise explain(self.problem)
         if self.plan is None:
-            left = max(1.0, self.deadline_at - time.monotonic())
+            left = max(1.0, self.ends.left())
             return Search(self.problem, self.name, time_limit_seconds=left).run()
         self.say(f"best step {self.best_step:.4g} s; bounding")
         return Solution(plan=self.plan, lower_bound_seconds=self.bound(), proof="search-bound")
 
+    def seen(self) -> float:
+        """What was done so far, in partial pipelines."""
+        return self.columns.seen
+
     def late(self) -> bool:
-        """Whether the time limit is over."""
-        return time.monotonic() > self.deadline_at
+        """Whether the time limit, or so much effort, is over."""
+        return self.ends.late()
 
     # -- a plan ---------------------------------------------------------------------------------------------
 
@@ -97,6 +109,8 @@ class Large:
         """The best plan of those tried."""
         alike: list[tuple[float, Path, list[Group]]] = []
         for R, used in self.proportions():
+            if self.late() and (alike or self.plan is not None):
+                break
             least = min((step for step, _, _ in alike), default=self.best_step)
             self.say(f"{R} replicas of {sum(used)} devices, best step {least:.4g} s")
             alike += self.alike(R, used, least)
@@ -161,7 +175,7 @@ class Large:
         R = Range(self.few(), self.most)
         low, T = self.fluid, self.best_step
         if math.isfinite(T):
-            while self.fluid < T and self.master.guess(T / GROWTH, R):
+            while self.fluid < T and not self.late() and self.master.guess(T / GROWTH, R):
                 T /= GROWTH
             low = max(self.fluid, T / GROWTH)
         else:
@@ -213,10 +227,13 @@ class Large:
         placed = [place(self.kinds, groups, self.name, side_by_side=x) for x in {False, few}]
         return min((self.take(plan) for plan in placed if plan is not None), default=step)
 
-    def bound(self) -> float:
-        """A T that is ruled out for all replica counts."""
+    def bound(self, seconds: float | None = None) -> float:
+        """A T that is ruled out for all replica counts; in so many seconds from now on, or in what is left."""
         assert self.plan is not None
-        return Bound(self.master, self.fluid, self.least_T, self.best_step, len(self.plan.replicas), self.late).run()
+        if seconds is not None:
+            self.ends = Limit(seconds, self.done, timed=self.timed)
+        R = len(self.plan.replicas)
+        return Bound(self.master, self.fluid, self.least_T, self.best_step, R, self.late).run()
 
     def say(self, message: str) -> None:
         """Report progress."""

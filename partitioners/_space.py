@@ -39,6 +39,7 @@ from hetpipe.partitioners._wires import link_floor
 Array = NDArray[np.float64]
 Family = Literal["1f1b", "deep", "deeper", "gpipe", "any"]  # "any": a relaxation of all that are allowed
 FORWARDS: dict[Family, int] = {"1f1b": 1, "deep": 2, "deeper": 3}  # that a stage does more than the next, before a backward
+CALL, NUMBERS = 400, 11  # what work on arrays takes, in partial pipelines: each time, and so many numbers as one
 Counts = tuple[int, ...]
 
 
@@ -202,6 +203,7 @@ class Space:
         self.limits = [types[kind.type].memory * (1 - problem.memory_reserve) for kind in self.kinds]
         self.prices = [types[kind.type].price_per_hour * kind.degree for kind in self.kinds]
         self.above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
+        self.done = 0.0  # see `count`
         self._memory: dict[tuple[str, int], tuple[Array, ...]] = {}
         self._stages: dict[object, StageTables] = {}
         self._links: dict[int, tuple[Array, Array]] = {}
@@ -211,6 +213,10 @@ class Space:
         most = 1 if self.one_node else most
         measured = [m.tensor_parallel for m in self.problem.profile.measurements if m.device_type == kind]
         return sorted(degree for degree in measured if degree <= most)
+
+    def count(self, numbers: float) -> None:
+        """What a search did with arrays of so many numbers, in partial pipelines that take as long (see `_limit`)."""
+        self.done += CALL + numbers / NUMBERS
 
     @property
     def states(self) -> int:

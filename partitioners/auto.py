@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from hetpipe.partitioners._enumerate import ready
 from hetpipe.partitioners._floor import cost, simple_plans
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._large import Large
+from hetpipe.partitioners._limit import Limit
 from hetpipe.partitioners._master import Master
 from hetpipe.partitioners._obstacle import refuse
 from hetpipe.partitioners._search import Search
@@ -48,10 +48,11 @@ class Auto:
             if problem.progress is not None:
                 problem.progress("loading what numba compiled; the first time it compiles for some 10 s")
             ready()
-        until = time.monotonic() + (problem.time_limit_seconds or self.time_limit_seconds)
-        simple = list(simple_plans(problem, late=lambda: problem.time_limit_seconds is not None and time.monotonic() > until))
+        seconds, timed = problem.time_limit_seconds or self.time_limit_seconds, problem.time_limit_seconds is not None
+        clock = Limit(seconds)
+        simple = list(simple_plans(problem, late=lambda: timed and clock.late()))
         try:
-            found = self._search(problem, until, simple)
+            found = self._search(problem, max(0.1, clock.left()) if timed else seconds, simple)
         except PartitionError:
             if not simple:
                 raise
@@ -59,10 +60,9 @@ class Auto:
         best = min([found.plan, *simple], key=lambda plan: cost(problem, plan))
         return replace(found, plan=best.model_copy(update={"partitioner": self.name}))
 
-    def _search(self, problem: Problem, until: float, simple: Sequence[Plan]) -> Solution:
+    def _search(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
         """By size, limits and back end."""
         counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
-        seconds = max(0.1, until - time.monotonic())
         if len(problem.cluster.devices) <= FEW_DEVICES or problem.backend != "torch":
             return self._exact(problem, seconds, simple, counted)
         if counted:
@@ -73,23 +73,23 @@ class Auto:
 
     def _exact(self, problem: Problem, seconds: float, simple: Sequence[Plan], counted: bool) -> Solution:
         """The joint search; with the counted planner's bound, where its own is far."""
-        until, start = time.monotonic() + seconds, list(simple)
+        clock, start = Limit(seconds), list(simple)
         few = len(problem.cluster.devices) <= COUNTED_DEVICES
-        large = None if few or not counted else Large(problem, self.name, time_limit_seconds=seconds / 2, start=simple)
-        if large is not None:
+        large = None
+        if counted and not few:
+            large = Large(problem, self.name, time_limit_seconds=seconds / 2, counted=True, start=simple)
             large.find()
             start += [] if large.plan is None else [large.plan]
         if not start:
             refuse(problem)
         master = large.master if large is not None else Master(Columns(Stages(Kinds(problem)))) if counted else None
         lists, near = None if master is None else Shortlists(master), 1.0 if few else NEAR
-        left = max(0.1, until - time.monotonic())
+        left = seconds if problem.time_limit_seconds is None else max(0.1, clock.left())
         found = Search(problem, self.name, time_limit_seconds=left, start=start, shortlists=lists, near=near).run()
         step = simulate(found.plan, problem.profile, problem.cluster).step_seconds
         if large is None or large.plan is None or (found.lower_bound_seconds or 0.0) * FAR >= step:
             return found
-        large.deadline_at = time.monotonic() + BOUND_SECONDS
-        bound = min(large.bound(), step)
+        bound = min(large.bound(BOUND_SECONDS), step)
         more = bound > (found.lower_bound_seconds or 0.0)
         return replace(found, lower_bound_seconds=bound, proof="search-bound") if more else found
 

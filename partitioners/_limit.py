@@ -1,0 +1,32 @@
+"""When a search has to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PER_SECOND = 3_700_000  # partial pipelines (of the compiled loops, or what takes as long) in a second of one core
+FAR = 6  # times as long by the clock, however slow or busy the machine is
+
+
+class Limit:
+    """Of about so many seconds. By the clock, if it is `timed`: where somebody asked for it. Else the load of the machine is not
+    to decide what is found: by what was `done`, counted in partial pipelines, where that is known; or by the clock, but not
+    before it had as much time of a processor."""
+
+    def __init__(self, seconds: float, done: Callable[[], float] | None = None, *, timed: bool = True) -> None:
+        self.seconds, self.timed, self.done = seconds, timed, done
+        self.began, self.worked, self.counted = time.monotonic(), time.process_time(), 0.0 if done is None else done()
+
+    def left(self) -> float:
+        """Seconds left by the clock."""
+        return self.seconds - (time.monotonic() - self.began)
+
+    def late(self, grace: float = 0.0) -> bool:
+        """Whether it is over, by more than so many seconds."""
+        seconds, passed = self.seconds + grace, time.monotonic() - self.began
+        if self.timed or passed > FAR * seconds:
+            return passed > seconds
+        if self.done is not None:
+            return self.done() - self.counted > seconds * PER_SECOND
+        return min(passed, time.process_time() - self.worked) > seconds
