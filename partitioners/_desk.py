@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from hetpipe.partition import Problem
@@ -69,11 +70,15 @@ class Desk:
         """Of the drafts that fit and have a smaller step than `below` the quickest, of equals the first in the rule's order; and
         its step. Least bound first, until the next is above the step in hand. When it is late, no more once there is one."""
         best: tuple[float, tuple[int, ...], Draft] | None = None
-        for candidate in sorted(candidates, key=lambda c: (c.bound, c.place)):
+        some = takewhile(lambda _: math.isinf(below) or not self.late(), candidates)
+        ordered = sorted(some, key=lambda c: (c.bound, c.place))
+        for number, candidate in enumerate(ordered):
             if candidate.bound >= below or (best is not None and candidate.bound > best[0]):
                 break
             if (best is not None or math.isfinite(below)) and self.late():
                 break
+            if number % 50 == 49:
+                self.say(f"{candidate.draft.name}, {number + 1} of {len(ordered)} plans")
             if not self.fits(candidate):
                 continue
             for start in candidate.starts:

@@ -14,7 +14,7 @@ from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._limit import Limit
 from hetpipe.partitioners._master import Master
-from hetpipe.partitioners._obstacle import refuse
+from hetpipe.partitioners._obstacle import explain, refuse
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners._shortlist import Shortlists
 from hetpipe.partitioners._space import microbatch_sizes, require_seats
@@ -23,6 +23,7 @@ from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
 
 FEW_DEVICES = 16  # searched exactly
+MOST_POOLS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables
 COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
 NEAR = 1.01  # of the least step that is not ruled out: near enough for more than so many
 FAR, BOUND_SECONDS = 1.05, 1.0  # times what the search proved: then the counted planner is asked too, for so long
@@ -63,6 +64,11 @@ class Auto:
     def _search(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
         """By size, limits and back end."""
         counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
+        if problem.backend != "torch" and len({(d.node, d.type) for d in problem.cluster.devices}) > MOST_POOLS:
+            if simple:
+                return Solution(plan=simple[-1])
+            refuse(problem)
+            raise explain(problem)
         if len(problem.cluster.devices) <= FEW_DEVICES or problem.backend != "torch":
             return self._exact(problem, seconds, simple, counted)
         if counted:
