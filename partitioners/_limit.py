@@ -6,7 +6,19 @@ import time
 from collections.abc import Callable
 
 PER_SECOND = 3_700_000  # partial pipelines (of the compiled loops, or what takes as long) in a second of one core
+CALL, NUMBERS = 400, 11  # what work on arrays takes, in partial pipelines: each time, and so many numbers as one
 FAR = 6  # times as long by the clock, however slow or busy the machine is
+
+
+class Meter:
+    """What a search did with arrays, in partial pipelines that take as long."""
+
+    def __init__(self) -> None:
+        self.done = 0.0
+
+    def count(self, numbers: float) -> None:
+        """One more time so many numbers."""
+        self.done += CALL + numbers / NUMBERS
 
 
 class Limit:

@@ -62,6 +62,12 @@ class Links:
             return costs.links_among({self.names[node]: int(count[node]) for node in nodes})
         return [self.all[number] for number in numbers]
 
+    def link(self, number: int) -> Link:
+        """That of a number; InputError that says which is not known."""
+        if number < 0:
+            self.refuse()
+        return self.all[number]
+
     def refuse(self) -> None:
         """InputError that says which link is not known."""
         for name, link, node in zip(self.names, self.inside.tolist(), self.cluster.nodes, strict=True):

@@ -4,95 +4,49 @@ of every window."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._appraisal import Appraiser, Set, unlike_rows
+from hetpipe.partitioners._appraisal import Appraiser
 from hetpipe.partitioners._drafts import Index
 from hetpipe.partitioners._grids import Layout
+from hetpipe.partitioners._sets import together, unlike_rows
 
 
 class Alike(NamedTuple):
-    """Grids from these devices on, of which each stage has devices of the same types (in the rows with a sample more, and in
-    the others), and each boundary the same links; and whether a stage's devices are on several nodes."""
+    """U sorts of grids of n stages. Those of a sort begin at each of `starts` [U]; each stage has devices of the same types in
+    the rows with a sample more, and in the others [U, n], and each boundary the same links [U, n − 1], by the numbers of these
+    sets; and a stage's devices are on several nodes or not [U, n]."""
 
-    starts: list[int]
-    more: tuple[Set, ...]
-    others: tuple[Set, ...]
-    links: tuple[Set, ...]
-    spread: tuple[bool, ...]
-
-
-class Sets:
-    """Sets of numbers, by number: the same number, the same set."""
-
-    def __init__(self) -> None:
-        self.all: list[Set] = []
-        self._number: dict[Set, int] = {}
-
-    def number(self, found: Set) -> int:
-        """That of a set."""
-        if self._number.setdefault(found, len(self.all)) == len(self.all):
-            self.all.append(found)
-        return self._number[found]
-
-    def windows(self, values: Index, step: int, length: int) -> Index:
-        """For each place of a ring the set of the values at `length` places from it on, each `step` further. Of windows twice
-        as long at a time: O(places log length), and a union for each pair of sets that differs."""
-        places = np.arange(len(values))
-        if length == 0:
-            return np.full(len(values), self.number(frozenset()))
-        unlike, where = np.unique(values, return_inverse=True)
-        found = np.array([self.number(frozenset([value])) for value in unlike.tolist()])[where.reshape(-1)]
-        width = 1
-        while 2 * width <= length:
-            found = self._united(found, found[(places + step * width) % len(values)])
-            width *= 2
-        return self._united(found, found[(places + step * (length - width)) % len(values)])
-
-    def _united(self, a: Index, b: Index) -> Index:
-        """The union of each set of a with that of b."""
-        known = len(self.all)
-        pairs, where = np.unique(a * known + b, return_inverse=True)
-        united = [self.number(self.all[pair // known] | self.all[pair % known]) for pair in pairs.tolist()]
-        found: Index = np.array(united)[where.reshape(-1)]
-        return found
+    starts: list[list[int]]
+    more: Index
+    others: Index
+    links: Index
+    spread: NDArray[np.bool_]
 
 
-def together(values: Index, step: int, length: int) -> NDArray[np.bool_]:
-    """For each place of a ring whether the values at `length` places from it on, each `step` further, are all the same."""
-    places, found, width = np.arange(len(values)), np.ones(len(values), dtype=bool), 1
-    while width < length:
-        more = min(width, length - width)
-        there = (places + step * more) % len(values)
-        found, width = found & found[there] & (values == values[there]), width + more
-    return found
-
-
-def alike(appraiser: Appraiser, layout: Layout, more: int, starts: Sequence[int], sets: tuple[Sets, Sets]) -> Iterator[Alike]:
-    """The grids of this layout from the given devices on, of which the first `more` rows have a sample more."""
-    devices, n = len(appraiser.ids), layout.n
-    here, (types, links) = np.arange(devices), sets
+def alike(appraiser: Appraiser, layout: Layout, more: int, starts: Sequence[int]) -> Alike:
+    """The grids of this layout from the given devices on, of which the first `more` rows have a sample more. Of those that only
+    differ in the order of their rows, the first."""
+    devices, n, R = len(appraiser.ids), layout.n, layout.R
+    here, windows = np.arange(devices), appraiser.kinds.windows
     joins = appraiser.links.numbers(here, (here + layout.stage) % devices)
     each = (
-        types.windows(appraiser.type_of, layout.row, more),
-        types.windows(appraiser.type_of, layout.row, layout.R - more)[(here + more * layout.row) % devices],
-        links.windows(joins, layout.row, layout.R),
+        windows(appraiser.type_of, layout.row, more),
+        windows(appraiser.type_of, layout.row, R - more)[(here + more * layout.row) % devices],
+        ~together(appraiser.links.node, layout.row, R),
+        appraiser.joins.windows(joins, layout.row, R),
     )
     stages = (np.array(starts)[:, None] + np.arange(n) * layout.stage) % devices
-    spread = ~together(appraiser.links.node, layout.row, layout.R)
-    table = np.hstack([each[0][stages], each[1][stages], each[2][stages[:, :-1]], spread[stages]])
-    same = n if layout.row == n and not more else devices  # so far on, the same rows come in another order
+    table: Index = np.hstack([*(column[stages].astype(np.int64) for column in each[:3]), each[3][stages[:, :-1]]])
     first, where = unlike_rows(table)
-    members: list[list[int]] = [[] for _ in first]
+    same = n if layout.row == n and not more else devices  # so far on, the same rows come in another order
+    members: list[dict[int, int]] = [{} for _ in first]
     for start, j in zip(starts, where.tolist(), strict=True):
-        members[j].append(start)
-    for j in np.argsort(first).tolist():
-        row = table[first[j]].tolist()
-        found = [types.all[x] for x in row[: 2 * n]]
-        different = {start % same: start for start in reversed(members[j])}
-        between = tuple(links.all[x] for x in row[2 * n : -n])
-        yield Alike(sorted(different.values()), tuple(found[:n]), tuple(found[n:]), between, tuple(map(bool, row[-n:])))
+        members[j].setdefault(start % same, start)
+    found = table[first]
+    spread = found[:, 2 * n : 3 * n].astype(bool)
+    return Alike([list(own.values()) for own in members], found[:, :n], found[:, n : 2 * n], found[:, 3 * n :], spread)

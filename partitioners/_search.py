@@ -88,14 +88,14 @@ class Search:
         self.chosen: list[Chosen] = []
         self.given: Plan | None = None
         self.shortlists, self.near, self.proven = shortlists, near, 0.0  # no plan has a step below `proven`
-        self.within = math.inf  # only plans with a smaller step are looked for
-        self.open_bound = math.inf  # the least bound among what was left out
+        self.within = self.open_bound = math.inf  # plans with a smaller step are looked for; the least bound of what was left out
         self.ends = Limit(time_limit_seconds, self.done, timed=problem.time_limit_seconds is not None)
+        self.late = self.ends.late  # whether the time limit, or so much effort, is over
         self.start(start)
 
     def done(self) -> float:
         """What was done so far, in partial pipelines."""
-        return self.space.done + (0 if self.shortlists is None else self.shortlists.master.columns.seen)
+        return self.space.meter.done + (0 if self.shortlists is None else self.shortlists.master.columns.seen)
 
     def start(self, plans: Sequence[Plan]) -> None:
         """The best of these plans, which keep all limits, is the first in hand."""
@@ -233,10 +233,6 @@ class Search:
             self.within = within
         return items
 
-    def late(self) -> bool:
-        """Whether the time limit, or so much effort, is over."""
-        return self.ends.late()
-
     def far_too_late(self) -> bool:
         """Whether even a search without a plan in hand has to end."""
         return self.ends.late(max(GRACE_SECONDS, self.time_limit))
@@ -275,7 +271,7 @@ class Search:
         for grouping in islice(self.bounds.groupings(threshold), most):
             if self.late():
                 break
-            self.space.count(GROUPING)
+            self.space.meter.count(GROUPING)
             found.append(grouping)
         return found
 

@@ -47,7 +47,7 @@ def _text(desk: Desk, candidate: Candidate, worst: Shortage) -> str:
         depths = default_depths(draft.schedule, len(sort.types), sort.work.m)
         for s, ((lo, hi), depth) in enumerate(zip(sort.work.stages, depths, strict=True)):
             peak = appraiser.peak(kind, lo, hi, sort.work, depth)
-            if kind in sort.types[s] and peak - appraiser.limits[kind] == worst.missing:
+            if kind in appraiser.kinds.all[sort.types[s]] and peak - appraiser.limits[kind] == worst.missing:
                 device = appraiser.ids[draft.rows[rows[0]][sort.work.used[s]]]
                 return (
                     f"layers {lo} ({names[lo]!r}) to {hi - 1} ({names[hi - 1]!r}) need {peak} bytes on device {device} of type "

@@ -34,12 +34,12 @@ from hetpipe.cost import Costs
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem
 from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._limit import Meter
 from hetpipe.partitioners._wires import link_floor
 
 Array = NDArray[np.float64]
 Family = Literal["1f1b", "deep", "deeper", "gpipe", "any"]  # "any": a relaxation of all that are allowed
 FORWARDS: dict[Family, int] = {"1f1b": 1, "deep": 2, "deeper": 3}  # that a stage does more than the next, before a backward
-CALL, NUMBERS = 400, 11  # what work on arrays takes, in partial pipelines: each time, and so many numbers as one
 Counts = tuple[int, ...]
 
 
@@ -144,9 +144,7 @@ def microbatch_sizes(problem: Problem) -> list[int]:
 def measured_sizes(problem: Problem) -> list[int]:
     """All measured sizes of types of the cluster."""
     types = {device.type for device in problem.cluster.devices}
-    return sorted(
-        {b for x in problem.profile.measurements if x.device_type in types for b in x.microbatch_sizes}
-    )
+    return sorted({b for x in problem.profile.measurements if x.device_type in types for b in x.microbatch_sizes})
 
 
 def allowed_families(problem: Problem) -> tuple[Family, ...]:
@@ -203,7 +201,7 @@ class Space:
         self.limits = [types[kind.type].memory * (1 - problem.memory_reserve) for kind in self.kinds]
         self.prices = [types[kind.type].price_per_hour * kind.degree for kind in self.kinds]
         self.above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
-        self.done = 0.0  # see `count`
+        self.meter = Meter()
         self._memory: dict[tuple[str, int], tuple[Array, ...]] = {}
         self._stages: dict[object, StageTables] = {}
         self._links: dict[int, tuple[Array, Array]] = {}
@@ -213,10 +211,6 @@ class Space:
         most = 1 if self.one_node else most
         measured = [m.tensor_parallel for m in self.problem.profile.measurements if m.device_type == kind]
         return sorted(degree for degree in measured if degree <= most)
-
-    def count(self, numbers: float) -> None:
-        """What a search did with arrays of so many numbers, in partial pipelines that take as long (see `_limit`)."""
-        self.done += CALL + numbers / NUMBERS
 
     @property
     def states(self) -> int:

@@ -82,7 +82,7 @@ class Steps:
         """Bytes and holders (sort, stage) of each sum in the order of `cost.sync_segments`."""
         cuts = sorted({lo for x in found for lo, _ in x.work.stages} | {self.appraiser.L})
         segments = [
-            (self.appraiser.untied(lo, hi), [(i, x.holding(lo)) for i, x in enumerate(found)])
+            (self._untied(lo, hi), [(i, x.holding(lo)) for i, x in enumerate(found)])
             for lo, hi in reversed(list(pairwise(cuts)))
         ]
         layers = self.appraiser.problem.profile.layers
@@ -90,6 +90,11 @@ class Steps:
             holders = {(i, x.holding(layer)) for i, x in enumerate(found) for layer in members}
             segments.append((float(layers[members[0]].tied_parameter_bytes), sorted(holders)))
         return segments
+
+    def _untied(self, lo: int, hi: int) -> float:
+        """Parameter bytes of layers whose gradients are summed with their segment."""
+        tied = sum(layer.tied_parameter_bytes for layer in self.appraiser.problem.profile.layers[lo:hi] if layer.tied)
+        return self.costs.shard_bytes("", lo, hi) - tied
 
     def _ring(self, devices: Index, size: float) -> float:
         """As `Costs.all_reduce_seconds`."""

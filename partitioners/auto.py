@@ -51,7 +51,7 @@ class Auto:
             ready()
         seconds, timed = problem.time_limit_seconds or self.time_limit_seconds, problem.time_limit_seconds is not None
         clock = Limit(seconds)
-        simple = list(simple_plans(problem, late=lambda: timed and clock.late()))
+        simple = list(simple_plans(problem, late=lambda: timed and clock.left() < seconds / 2))
         try:
             found = self._search(problem, max(0.1, clock.left()) if timed else seconds, simple)
         except PartitionError:

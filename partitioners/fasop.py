@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from hetpipe.cost import occupied_seconds
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._appraisal import Appraiser, Set, Sketch, Sort
+from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
 from hetpipe.partitioners._baseline import common_sizes, divisors, equal_parts, recompute_choices, solve
 from hetpipe.partitioners._desk import Candidate, Desk
-from hetpipe.partitioners._drafts import Draft, Work, in_runs
+from hetpipe.partitioners._drafts import Draft, Index, Work, in_runs
+from hetpipe.partitioners._earliest import Given, Rows
 from hetpipe.partitioners._grids import Layout, ends_of, layouts, runs, schedule_of
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._rotations import Alike, Sets, alike
+from hetpipe.partitioners._rotations import Alike, alike
+from hetpipe.partitioners._sets import Set
 
 
 def greedy(seconds: Callable[[int, int, int], float], layers: int, n: int) -> list[int]:
@@ -72,7 +76,7 @@ class Fasop:
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        problem, cuts, sets = desk.problem, _Cuts(desk.appraiser), (Sets(), Sets())
+        problem, cuts = desk.problem, _Cuts(desk.appraiser)
         smallest = common_sizes(problem, problem.global_batch)[0]
         starts, every = placements(problem), list(layouts(len(problem.cluster.devices), cuts.layers))
         for i, layout in enumerate(every):
@@ -80,21 +84,44 @@ class Fasop:
             usable = [start for start in starts if problem.backend == "torch" or runs(desk, layout.rows(start))]
             if problem.global_batch // layout.R < smallest or not usable:
                 continue
-            for grids in alike(desk.appraiser, layout, problem.global_batch % layout.R, usable, sets):
-                for j, (draft, sketch) in enumerate(self._drafts(desk, layout, grids, cuts)):
-                    yield desk.candidate((i, j), draft, sketch, grids.starts)
+            grids = alike(desk.appraiser, layout, problem.global_batch % layout.R, usable)
+            yield from _Grids(self.name, desk, layout, i, grids).candidates(cuts)
 
-    def _drafts(self, desk: Desk, layout: Layout, grids: Alike, cuts: _Cuts) -> Iterator[tuple[Draft, Sketch]]:
-        """Of grids that are alike: each micro-batch size, recompute nowhere or everywhere."""
-        problem, ways = desk.problem, (grids.more, grids.others)
-        share, more = divmod(problem.global_batch, layout.R)
-        rows, which = layout.rows(), (np.arange(layout.R) >= more).astype(np.int64)
-        for b in common_sizes(problem, share):
-            ends = cuts.found(tuple(map(frozenset.union, *ways)), grids.links, b)
+
+class _Grids(NamedTuple):
+    """Those of one layout."""
+
+    name: str
+    desk: Desk
+    layout: Layout
+    number: int
+    alike: Alike
+
+    def candidates(self, cuts: _Cuts) -> Iterator[Candidate]:
+        """Each micro-batch size, recompute nowhere or everywhere."""
+        problem = self.desk.problem
+        for i, b in enumerate(common_sizes(problem, problem.global_batch // self.layout.R)):
+            ends = cuts.of(self.alike, b)
             for recompute in recompute_choices(problem):
-                works = tuple(Work(in_runs(samples, b), ends, recompute) for samples in (share + 1, share))
-                sorts = [Sort(work, types, grids.links) for work, types in zip(works, ways, strict=True) if all(types)]
-                yield Draft(self.name, schedule_of(problem), rows, works, which), Sketch(sorts, grids.spread)
+                yield from self._drafts(i, b, recompute, ends)
+
+    def _drafts(self, i: int, b: int, recompute: bool, ends: Index) -> Iterator[Candidate]:
+        """With these cuts [U, n + 1]."""
+        R, grids, schedule = self.layout.R, self.alike, schedule_of(self.desk.problem)
+        share, more = divmod(self.desk.problem.global_batch, R)
+        rows, which = self.layout.rows(), (np.arange(R) >= more).astype(np.int64)
+        ways = [(in_runs(share + 1, b), grids.more)] * (more > 0) + [(in_runs(share, b), grids.others)]
+        bounds = np.zeros(len(ends))
+        for sizes, types in ways:
+            pipelines = Rows(types, grids.links, ends[:, :-1], ends[:, 1:], grids.spread)
+            least = self.desk.appraiser.earliest.steps(pipelines, Given(sizes, recompute, R, schedule))
+            bounds = np.maximum(bounds, least)
+        for u, bound in enumerate(bounds.tolist()):
+            works = tuple(Work(sizes, tuple(ends[u].tolist()), recompute) for sizes, _ in ways)
+            links, spread = tuple(grids.links[u].tolist()), tuple(grids.spread[u].tolist())
+            sorts = [Sort(work, tuple(types[u].tolist()), links) for work, (_, types) in zip(works, ways, strict=True)]
+            draft = Draft(self.name, schedule, rows, works, which if more else np.zeros_like(which))
+            yield Candidate(bound, (self.number, i, recompute), draft, Sketch(sorts, spread), grids.starts[u])
 
 
 class _Cuts:
@@ -103,13 +130,20 @@ class _Cuts:
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.layers = appraiser, appraiser.L
 
+    def of(self, grids: Alike, b: int) -> Index:
+        """Those of every sort of grid, [U, n + 1]."""
+        more, others, links = ([tuple(row) for row in part.tolist()] for part in (grids.more, grids.others, grids.links))
+        return np.array([self.found(*given, b) for given in zip(more, others, links, strict=True)])
+
     @kept
-    def found(self, types: tuple[Set, ...], links: tuple[Set, ...], b: int) -> tuple[int, ...]:
+    def found(self, more: tuple[int, ...], others: tuple[int, ...], links: tuple[int, ...], b: int) -> tuple[int, ...]:
         """Where stages on these types, joined by these links, are cut."""
+        kinds, joins = self.appraiser.kinds.all, self.appraiser.joins.all
+        types = [kinds[x] | kinds[y] for x, y in zip(more, others, strict=True)]
 
         def seconds(s: int, lo: int, hi: int) -> float:
             compute = self._compute(types[s], lo, hi, b)
-            return compute + self._transfer(links[s - 1], lo, b) if s else compute
+            return compute + self._transfer(joins[links[s - 1]], lo, b) if s else compute
 
         return tuple(greedy(seconds, self.layers, len(types)))
 
@@ -120,7 +154,9 @@ class _Cuts:
 
     @kept
     def _transfer(self, links: Set, boundary: int, b: int) -> float:
-        return max(sum(self.appraiser.transfer(link, boundary, b)) for link in links)
+        size = float(self.appraiser.problem.profile.output_bytes[boundary - 1]) * b
+        each = [self.appraiser.links.link(link) for link in links]
+        return max(occupied_seconds(link, size) + link.seconds(0) for link in each)
 
 
 partitioner = Fasop()

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from hetpipe.cluster import LinkBetween
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem
-from hetpipe.partitioners._appraisal import unlike_rows
 from hetpipe.partitioners._baseline import equal_parts
 from hetpipe.partitioners._desk import Candidate, Desk, Rule
 from hetpipe.partitioners._drafts import Draft, equal_runs, in_runs
 from hetpipe.partitioners._floor import RULES
 from hetpipe.partitioners._links import Links
-from hetpipe.partitioners._rotations import Sets, together
+from hetpipe.partitioners._sets import Sets, together, unlike_rows
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
