@@ -37,18 +37,18 @@ class Desk:
         problem: Problem,
         late: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] | None = None,
+        *,
+        bounding: bool = True,
     ) -> None:
-        self.problem, self.late = problem, late
+        self.problem, self.late, self.bounding = problem, late, bounding
         self.appraiser = Appraiser(problem)
         self.steps = Steps(self.appraiser)
         self.say = say or problem.progress or (lambda _: None)
 
-    def candidate(
-        self, order: tuple[int, ...], draft: Draft, sketch: Sketch | None = None, starts: Sequence[int] = (0,)
-    ) -> Candidate:
-        """Some drafts, bounded."""
-        sketch = self.appraiser.sketch(draft) if sketch is None else sketch
-        return Candidate(self.bound(draft, sketch), order, draft, sketch, starts)
+    def candidate(self, place: int, draft: Draft) -> Candidate:
+        """One draft, bounded, unless only its memory is asked for."""
+        sketch = self.appraiser.sketch(draft)
+        return Candidate(self.bound(draft, sketch) if self.bounding else 0.0, (place,), draft, sketch, (0,))
 
     def bound(self, draft: Draft, sketch: Sketch) -> float:
         """No draft of which this is the sketch has a shorter step."""

@@ -65,7 +65,7 @@ def _change(problem: Problem, shortages: list[list[Shortage]], again: Rule | Non
     def enough(part: int, kind: str) -> bool:
         if again is None:
             return True
-        desk = Desk(with_memory(problem, more | {kind: part}))
+        desk = Desk(with_memory(problem, more | {kind: part}), bounding=False)
         return any(desk.fits(candidate) for candidate in again.candidates(desk))
 
     kind = min(more)

@@ -69,7 +69,7 @@ class EqualParameters:
         rows = one_line(desk.problem)
         ends = balanced(weights, rows.size)
         for place, draft in enumerate(grid_drafts(desk, self.name, rows, lambda types, b: ends)):
-            yield desk.candidate((place,), draft)
+            yield desk.candidate(place, draft)
 
 
 partitioner = EqualParameters()

@@ -35,7 +35,7 @@ class Even:
         rows = one_line(problem)
         ends = ends_of(equal_parts(len(problem.profile.layers), rows.size))
         for place, draft in enumerate(grid_drafts(desk, self.name, rows, lambda types, b: ends)):
-            yield desk.candidate((place,), draft)
+            yield desk.candidate(place, draft)
 
 
 partitioner = Even()

@@ -35,7 +35,7 @@ class EvenDataParallel:
         ends = (0, len(desk.problem.profile.layers))
         rows = np.arange(devices)[:, None]
         for place, draft in enumerate(grid_drafts(desk, self.name, rows, lambda types, b: ends)):
-            yield desk.candidate((place,), draft)
+            yield desk.candidate(place, draft)
 
 
 partitioner = EvenDataParallel()

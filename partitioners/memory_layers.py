@@ -51,7 +51,7 @@ class MemoryLayers:
 
         for layout in layouts(len(desk.problem.cluster.devices), L):
             for draft in grid_drafts(desk, self.name, layout.rows(), cut):
-                yield desk.candidate((place := place + 1,), draft)
+                yield desk.candidate(place := place + 1, draft)
 
 
 partitioner = MemoryLayers()

@@ -86,7 +86,7 @@ class TorchgpipeBalance:
             return block_partition([float(t) for t in forward + backward], len(line))
 
         for place, draft in enumerate(grid_drafts(desk, self.name, one_line(desk.problem), cut, usual="gpipe")):
-            yield desk.candidate((place,), draft)
+            yield desk.candidate(place, draft)
 
 
 partitioner = TorchgpipeBalance()

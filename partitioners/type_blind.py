@@ -34,7 +34,7 @@ class TypeBlind:
         for layout in layouts(len(desk.problem.cluster.devices), L):
             ends = ends_of(equal_parts(L, layout.n))
             for draft in grid_drafts(desk, self.name, layout.rows(), lambda types, b, ends=ends: ends):  # type: ignore[misc]
-                yield desk.candidate((place := place + 1,), draft)
+                yield desk.candidate(place := place + 1, draft)
 
 
 partitioner = TypeBlind()

@@ -61,7 +61,7 @@ class UnevenDataParallel:
                         shares = wanted  # so that the error says what is missing
                     if shares is not None and (key := (shares.tobytes(), accumulate, recompute)) not in seen:
                         seen.add(key)
-                        yield desk.candidate((place := place + 1,), devices.draft(shares, accumulate, self.name))
+                        yield desk.candidate(place := place + 1, devices.draft(shares, accumulate, self.name))
 
 
 class _Devices:
