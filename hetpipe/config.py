@@ -107,7 +107,8 @@ class SchedulerSection(TorchNamed):
 
 
 class TrainSection(Strict):
-    """The loop: `steps`, or `epochs` of the data."""
+    """The loop: `steps`, or `epochs` of the data. Afterwards the loss of `evaluate_samples` of the test samples is measured
+    (by default as many as a few steps train)."""
 
     global_batch: Positive
     steps: Positive | None = None
@@ -117,7 +118,7 @@ class TrainSection(Strict):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     seed: int = 0
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    evaluate_samples: Annotated[int, Field(ge=0)] | None = None
+    evaluate_samples: Annotated[int, Field(ge=0)] | Literal["all"] | None = None
     check_replicas_every: Positive = 100
 
     @model_validator(mode="after")

@@ -7,13 +7,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hetpipe.cluster import Cluster, Device, LinkBetween
 from hetpipe.config import ProfileSection
@@ -22,6 +19,7 @@ from hetpipe.formats import InputError
 from hetpipe.model import Model
 from hetpipe.profiler import Measured, OptimizerFactory, assemble, check_sizes, measure_device, provenance
 from hetpipe.profiles import Measurement, Profile
+from hetpipe.progress import Activity
 from hetpipe.world import World
 
 HOST = "host"  # the table by which emulated devices are paced
@@ -147,17 +145,8 @@ def _run(
     emulation: Emulation | None,
     visible: bool,
 ) -> Measured:
-    bar = Progress(
-        TextColumn("measuring {task.fields[kind]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar if visible else nullcontext():
-        task = bar.add_task("", total=len(model.layers) * (len(sizes) + 1), kind=kind)
+    total = len(model.layers) * (len(sizes) + 1)
+    with Activity(f"measuring {kind}", total, shown=visible) as activity:
         return measure_device(
             model,
             kind,
@@ -167,7 +156,7 @@ def _run(
             repeats=repeats,
             emulation=emulation,
             processor_time=kind == HOST,
-            advance=lambda what: bar.update(task, advance=1, description=what),
+            advance=activity.advance,
         )
 
 

@@ -232,9 +232,9 @@ def measure_device(
                             raise
                         del runs[number:]
                         break
-                    advance(f"layer {index}, {run.text}")
+                    advance(f"layer {index + 1} of {len(model.layers)} ({name}), {run.text}")
                 steps.measure(layer, clock, index, repeats)
-            advance(f"layer {index}, optimizer")
+            advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
     measurement = Measurement(
         device_type=device_type,
         microbatch_sizes=tuple(run.size for run in runs),

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from hetpipe.config import Job
 from hetpipe.formats import make_folder, write_text
@@ -44,6 +33,8 @@ class TrainResult:
     first_step: int = 0
     loss_before: float | None = None
     evaluation: Evaluation | None = None
+    evaluated_samples: int = 0
+    test_samples: int = 0
     measured: Timeline | None = None
     predicted: Timeline | None = None
     overrun_fraction: float = 0.0
@@ -80,7 +71,8 @@ class TrainResult:
         if self.predicted is not None:
             found["predicted_step_seconds"] = self.predicted.step_seconds
         if self.evaluation is not None:
-            found |= {"test_loss": self.evaluation.loss, "test_accuracy": self.evaluation.metric}
+            found |= {"test_loss": self.evaluation.loss, "test_accuracy": self.evaluation.metric,
+                      "test_samples": self.evaluated_samples}  # fmt: skip
         if self.measured is not None:
             found["peak_bytes"] = self.peak_bytes
             found["utilisation"] = {d: 1 - b for d, b in self.measured.bubble_fraction().items()}
@@ -106,35 +98,6 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")  # cut off when the run was killed
-
-
-class ProgressBar:
-    """A bar on standard error: what is done (steps, batches), the time it took and will take, and `text`, what is known so far.
-    `lasting`: the full bar stays on the screen."""
-
-    def __init__(self, title: str, start: int, total: int, *, lasting: bool) -> None:
-        self._bar = Progress(
-            TextColumn(title),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=(console := Console(stderr=True)),
-            transient=not lasting,
-            disable=not (lasting or console.is_terminal),
-        )
-        self._task = self._bar.add_task("", total=total, completed=start)
-
-    def __enter__(self) -> Callable[[str], None]:
-        self._bar.start()
-        return self._advance
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def _advance(self, text: str) -> None:
-        self._bar.update(self._task, advance=1, description=text)
 
 
 def progress_text(loss: float, result: TrainResult) -> str:

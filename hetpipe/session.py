@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
 from hetpipe.build import build_data, build_model, check_training, optimizer_factory
 from hetpipe.cluster import Cluster
@@ -19,13 +19,13 @@ from hetpipe.cost import Costs
 from hetpipe.datasets import DataSplits
 from hetpipe.device import Emulation, module_bytes, torch_device, usable_bytes
 from hetpipe.formats import InputError
-from hetpipe.launch import describe_with, name_places
 from hetpipe.measure import cache_path, profile_cluster
 from hetpipe.model import Model, named_layers
 from hetpipe.plan import Backend, Plan
 from hetpipe.planner import make_plan
 from hetpipe.profiler import default_type_name
 from hetpipe.profiles import Profile
+from hetpipe.progress import Activity, say
 from hetpipe.runtime.backends import (
     check_backend,
     check_cluster,
@@ -34,6 +34,7 @@ from hetpipe.runtime.backends import (
     seat,
 )
 from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.whereabouts import describe_with
 from hetpipe.world import World, connect, create_world
 
 
@@ -108,16 +109,33 @@ def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cl
         torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
     cluster = cluster or discover_cluster(backend)
     world = create_world(cluster)
-    describe_with(lambda: f"rank {world.rank}, device {world.device_id}")
+    describe_with(f"device {world.device_id}")
+    if world.is_main:
+        note_missing_gpus(world, cluster)
     return world, cluster
+
+
+def note_missing_gpus(world: World, cluster: Cluster) -> None:
+    """Say on one rank that real devices are stood for by processes on the CPU, and which of them share its cores."""
+    real = [k for k, kind in cluster.device_types.items() if kind.emulate is None and not k.startswith("cpu")]
+    if not real or torch.cuda.is_available():
+        return
+    shared = [f"{count} on {host}" for host, count in Counter(world.hosts).items() if count > 1]
+    sharing = f", which share the cores of their host ({', '.join(shared)})" if shared else ""
+    say(f"note: no GPU is found, so devices of type {', '.join(real)} are plain CPU processes{sharing}", style="yellow")
 
 
 def open_session(job: Job) -> Session:
     """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
-    world, cluster = meet(job.read_cluster(), job.plan.backend)
-    check_training(job)
-    data = build_data(job)
-    return Session(job=job, world=world, cluster=cluster, model=build_model(job, data.train), data=data)
+    with Activity("starting", shown=os.environ.get("RANK", "0") == "0") as activity:
+        activity.say(f"waiting for all {os.environ.get('WORLD_SIZE', '1')} ranks")
+        world, cluster = meet(job.read_cluster(), job.plan.backend)
+        check_training(job)
+        activity.say(f"building the data {job.data.label!r}")
+        data = build_data(job)
+        activity.say(f"building the model {job.model.label!r}")
+        model = build_model(job, data.train)
+    return Session(job=job, world=world, cluster=cluster, model=model, data=data)
 
 
 def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
@@ -218,9 +236,8 @@ def planned(setting: Setting, profile: Profile, global_batch: int, options: Plan
 
 
 def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: PlanSection) -> Any:
-    console = Console(stderr=True)
     try:
-        with console.status("planning") as status:
+        with Activity("planning") as activity:
             plan = make_plan(
                 profile,
                 cluster,
@@ -230,7 +247,7 @@ def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: Pl
                 backend=options.backend,
                 allow_recompute=options.allow_recompute,
                 memory_reserve=options.memory_reserve,
-                progress=lambda message: status.update(f"planning: {message}"),
+                progress=activity.say,
             )
         return plan.model_dump(mode="json")
     except Exception as error:  # goes to every rank, which raises it
@@ -243,29 +260,28 @@ def join(setting: Setting, profile: Profile, plan: Plan, backend: Backend = "tor
     plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
     check_backend(backend, plan)
     world = seat(setting.world, backend, plan)
-    if world.is_main:
-        name_places(_places(plan))
     if world.device_id in plan.device_ids:
-        place = _places(plan)[world.device_id]
-        describe_with(lambda: f"rank {world.rank}, {place}, device {world.device_id}")
+        describe_with(f"{_place(plan, world.device_id)}, device {world.device_id}", lambda: "loading its layers")
 
     def device(device_id: str) -> torch.device:
         found = cluster.device(device_id)
         return torch_device(cluster.device_types[found.type], found.index)
 
-    engine = open_engine(backend, model, plan, world, device, lambda d: _emulation(cluster, profile, plan, d))
+    with Activity("starting: loading the layers", shown=setting.world.is_main):
+        engine = open_engine(backend, model, plan, world, device, lambda d: _emulation(cluster, profile, plan, d))
     if engine is not None:
-        describe_with(lambda: f"{engine.name}, in {engine.doing}")
+        describe_with(engine.place, lambda: engine.doing)
     return engine
 
 
-def _places(plan: Plan) -> dict[str, str]:
-    """Device → "replica 0 stage 1"."""
-    return {
-        stage.device: f"replica {r} stage {s}"
+def _place(plan: Plan, device: str) -> str:
+    """`replica 0 stage 1`."""
+    return next(
+        f"replica {r} stage {s}"
         for r, replica in enumerate(plan.replicas)
         for s, stage in enumerate(replica.stages)
-    }
+        if stage.device == device
+    )
 
 
 def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -> Emulation | None:

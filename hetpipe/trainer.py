@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
 from hetpipe import checkpoint
 from hetpipe.build import DTYPES, as_dtype, build_metric, build_scheduler, optimizer_factory
@@ -19,15 +18,15 @@ from hetpipe.config import Job
 from hetpipe.data import EpochSampler, fetch, replica_slices
 from hetpipe.footprint import with_memory
 from hetpipe.formats import InputError
-from hetpipe.launch import describe_with
 from hetpipe.model import Tensors
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
+from hetpipe.progress import Activity, duration, say
+from hetpipe.report import human_seconds
 from hetpipe.runlog import (
     METRICS_FILE,
     SUMMARY_FILE,
     WARMUP_STEPS,
-    ProgressBar,
     TrainResult,
     make_folders,
     progress_text,
@@ -40,8 +39,11 @@ from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.session import Session, join, obtain_plan, obtain_profile, open_session, planned_by_file
 from hetpipe.shares import shares_for
 from hetpipe.simulator import simulate
+from hetpipe.stopping import RunStopped, StopRequest
 from hetpipe.timeline import Span, Timeline
+from hetpipe.whereabouts import resume, resumes_from
 
+EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
 SCHEDULED = ("lr", "momentum", "betas")  # what a schedule changes in an optimizer's parameter groups
 
 
@@ -64,12 +66,10 @@ class Trainer:
         engine = join(session, profile, plan, self.job.plan.backend)
         if engine is None:
             return None
-        result = _Run(self.job, session, engine, plan).train()
+        predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
+        result = _Run(self.job, session, engine, plan).train(predicted)
         if not engine.world.is_main:
             return None
-        result.predicted = with_memory(
-            simulate(plan, profile, session.cluster), plan, profile, session.cluster
-        )
         folder = Path(self.job.log.folder) if self.job.log is not None else None
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
             write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
@@ -80,12 +80,8 @@ def _note_modes(session: Session) -> None:
     """Say which modules the model's function left in evaluation mode, since they train so."""
     still = [name for name, module in session.model.layers.named_modules() if name and not module.training]
     if still:
-        _say(f"note: {len(still)} modules are in evaluation mode and stay in it (the first: {still[0]!r}); where that is not "
+        say(f"note: {len(still)} modules are in evaluation mode and stay in it (the first: {still[0]!r}); where that is not "
              "meant, call .train() on the model where it is built")  # fmt: skip
-
-
-def _say(message: str) -> None:
-    Console(stderr=True).print(message, markup=False, soft_wrap=True)
 
 
 def train_reference(job: Job) -> TrainResult:
@@ -97,7 +93,6 @@ def train_reference(job: Job) -> TrainResult:
     try:
         return _Run(job, session, ReferenceEngine(session.model.layers, session.model.loss), None).train()
     finally:
-        describe_with(None)
         if not joined:
             dist.destroy_process_group()
 
@@ -121,15 +116,19 @@ class _Run:
         self._log_seconds = 0.0
         self._stepped = False
 
-    def train(self) -> TrainResult:
-        """All steps, then the evaluation."""
+    def train(self, predicted: Timeline | None = None) -> TrainResult:
+        """All steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it did."""
         start = self._resume()
-        self.result.first_step = start
+        self.result.first_step, self.result.predicted = start, predicted
+        if self.world.is_main and predicted is not None and start < self.total:
+            say(_outlook(self.total - start, predicted.step_seconds))
         if self.world.is_main and self.job.log is not None:
             trim_metrics(Path(self.job.log.folder) / METRICS_FILE, start)
         batches = self.sampler.forever()
         began = None
-        with self._progress("training", start, self.total, lasting=True) as advance:
+        with self._activity("training", self.total, done=start, lasting=True) as activity, StopRequest() as stop:
+            if self.parallel is not None:
+                self.parallel.steps, self.parallel.ask_to_stop = start, lambda: bool(stop)
             for step in range(start, self.total):
                 now = time.perf_counter()
                 if began is not None:
@@ -139,7 +138,9 @@ class _Run:
                 if step == start + WARMUP_STEPS - 1 and self.parallel is not None:
                     for recorder in self.parallel.recorders:
                         recorder.pacer.overrun_seconds = 0.0
-                self._after(step, loss, norm, advance)
+                self._after(step, loss, norm, activity)
+                if self.parallel is not None and self.parallel.asked_to_stop:
+                    raise RunStopped(stop.number or signal.SIGTERM, step + 1, resume())
         self._finish_timing(began)
         self.result.evaluation = self._evaluate()
         self._collect()
@@ -198,7 +199,7 @@ class _Run:
             meter.add(state, "optimizer state")
         self._stepped = True
 
-    def _after(self, step: int, loss: float, norm: float | None, advance: Callable[[str], None]) -> None:
+    def _after(self, step: int, loss: float, norm: float | None, activity: Activity) -> None:
         """Log, check and save; its time is not part of the step."""
         began, done = time.perf_counter(), step + 1
         log, save = self.job.log, self.job.checkpoint
@@ -214,10 +215,11 @@ class _Run:
                 self.result.measured = self._measured()
         if self.world.is_main and log is not None and due:
             self._write_line(Path(log.folder), done, loss, norm)
-        if save is not None and self.parallel is not None and (last or done % save.every_steps == 0):
+        stopping = self.parallel is not None and self.parallel.asked_to_stop
+        if save is not None and self.parallel is not None and (last or stopping or done % save.every_steps == 0):
             self._save(done)
         if self.world.is_main:
-            advance(progress_text(loss, self.result))
+            activity.advance(progress_text(loss, self.result))
         self._log_seconds = time.perf_counter() - began
 
     def _write_line(self, folder: Path, done: int, loss: float, norm: float | None) -> None:
@@ -271,23 +273,24 @@ class _Run:
         )
 
     def _evaluate(self) -> Evaluation | None:
-        """The whole test set (or `evaluate_samples` of it) in global batches: mean loss and, for classes, accuracy."""
-        test = self.session.data.test
-        count = len(test) if test is not None else 0  # type: ignore[arg-type]
-        if self.train_job.evaluate_samples is not None:
-            count = min(count, self.train_job.evaluate_samples)
+        """The test samples (as many as `evaluate_samples` says) in global batches: mean loss and, for classes, accuracy."""
+        test, wanted = self.session.data.test, self.train_job.evaluate_samples
+        count = self.result.test_samples = len(test) if test is not None else 0  # type: ignore[arg-type]
+        if wanted != "all":
+            count = min(count, EVALUATED_STEPS * self.train_job.global_batch if wanted is None else wanted)
         if count == 0:
             return None
+        self.result.evaluated_samples = count
         metric = build_metric(self.session.model.loss)
         sums = [0.0, 0.0]
         weight = 0
         batches = torch.split(torch.arange(count), self.train_job.global_batch)
-        with self._progress("evaluating", 0, len(batches), lasting=False) as advance:
+        with self._activity("evaluating", len(batches)) as activity:
             for batch in batches:
                 found = self.engine.evaluate(*self._share(test, batch), metric)
                 sums = [sums[0] + found.loss * found.weight, sums[1] + (found.metric or 0.0) * found.weight]
                 weight += found.weight
-                advance(f"loss {sums[0] / max(1, weight):.4f}")
+                activity.advance(f"loss {sums[0] / max(1, weight):.4f}")
         mean = [value / max(1, weight) for value in sums]
         return Evaluation(mean[0], mean[1] if metric is not None else None, weight)
 
@@ -318,7 +321,8 @@ class _Run:
         state = checkpoint.read_state(newest)
         self._restore(newest, state)
         if self.world.is_main:
-            _say(_resumed(newest, int(state["step"]), self.total))
+            say(_resumed(newest, int(state["step"]), self.total))
+        resumes_from(f"step {state['step']}, {newest}")
         self.result.loss_before = state.get("loss")
         return int(state["step"])
 
@@ -359,7 +363,7 @@ class _Run:
             "scheduler_state": _plain(self.scheduler.state_dict()) if self.scheduler else None,
             "scheduled": [{k: g[k] for k in SCHEDULED if k in g} for g in self.optimizer.param_groups],
         }
-        checkpoint.save(
+        saved = checkpoint.save(
             self.job.checkpoint.folder,
             step,
             self.parallel.stage,
@@ -368,13 +372,16 @@ class _Run:
             self.world,
             self.job.checkpoint.keep,
         )
+        resumes_from(f"step {step}, {saved}")
 
-    def _progress(
-        self, title: str, start: int, total: int, *, lasting: bool
-    ) -> AbstractContextManager[Callable[[str], None]]:
-        if self.world.is_main:
-            return ProgressBar(title, start, total, lasting=lasting)
-        return nullcontext(lambda _: None)
+    def _activity(self, title: str, total: int, *, done: int = 0, lasting: bool = False) -> Activity:
+        return Activity(title, total, done=done, lasting=lasting, shown=self.world.is_main)
+
+
+def _outlook(steps: int, seconds: float) -> str:
+    """How long a run is going to take."""
+    text = f"{steps} steps of {human_seconds(seconds)} (predicted): about {duration(steps * seconds)}"
+    return text + ("; --set train.steps=N trains fewer" if steps * seconds > 3600 else "")
 
 
 def _resumed(newest: Path, step: int, total: int) -> str:

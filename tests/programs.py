@@ -19,10 +19,10 @@ import hetpipe.world
 from hetpipe import checkpoint
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
-from hetpipe.launch import describe_with, name_places
 from hetpipe.model import Loss, as_tuple, cross_entropy, mse, select
 from hetpipe.plan import Plan
 from hetpipe.replicas import ReplicaMismatchError
+from hetpipe.whereabouts import describe_with
 from hetpipe.world import World
 from tests.nets import batch, build
 from tests.ranks import make_plan
@@ -251,14 +251,7 @@ def stumble_in_training(world: World, folder: str, what: str) -> None:
     inputs = torch.zeros(11, 4)
     engine = open_engine(world, plan, layers, inputs, inputs, Loss(function=mse))
     assert engine is not None
-    name_places(
-        {
-            s.device: f"replica {r} stage {i}"
-            for r, row in enumerate(plan.replicas)
-            for i, s in enumerate(row.stages)
-        }
-    )
-    describe_with(lambda: f"{engine.name}, in {engine.recorder.current}")
+    describe_with(engine.place, lambda: engine.doing)
     mine = inputs[:8] if engine.replica == 0 else inputs[8:]
     engine.step(mine, mine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from hetpipe import cli
+import hetpipe
+from hetpipe import exits
 from hetpipe.formats import InputError
 from hetpipe.launch import RankFailure, Report
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
+from hetpipe.report import human_bytes, human_seconds
+from hetpipe.stopping import RunStopped
 from tests.commands import Command, finish, start
 from tests.jobs import Folder, train
 
@@ -34,7 +38,8 @@ PLANNING = ("--profile", "profile.json", "--cluster", "cluster.yaml")
 
 def test_plan_prints_a_table_or_json_and_writes_the_same(run: Command, folder: Folder) -> None:
     shown = run("plan", *PLANNING, "--global-batch", 12, "-o", "new.json")
-    assert (shown.code, shown.err) == (0, "")
+    assert shown.code == 0
+    assert all(line.startswith("planning") for line in shown.err.splitlines())
     assert "n0/0" in shown.out
     printed = run("plan", *PLANNING, "--global-batch", 12, "--json")
     assert printed.code == 0
@@ -57,13 +62,25 @@ def test_plan_takes_a_partitioner_a_schedule_and_a_price(run: Command, folder: F
     assert "recompute" not in run("plan", *PLANNING, "--global-batch", 12, "--no-recompute").out.lower()
 
 
+def test_the_version_and_a_short_help(run: Command) -> None:
+    assert run("--version") == (0, f"hetpipe {hetpipe.__version__}\n", "")
+    for command in ((), ("plan",), ("train",)):
+        assert run(*command, "-h").code == 0
+    assert "--show-completion" in run("-h").out
+
+
 def test_simulate_prints_a_gantt_or_json_and_writes_a_trace(run: Command, folder: Folder) -> None:
     options = ("simulate", "--plan", "plan.json", *PLANNING)
     shown = run(*options, "--trace", "trace.json")
     assert shown.code == 0
-    assert "n1/0" in shown.out
     assert folder.read("trace.json")["traceEvents"]
     found = json.loads(run(*options, "--json").out)
+    step, pipeline = (human_seconds(found[name]) for name in ("step_seconds", "pipeline_seconds"))
+    assert f"step                {step} (pipeline {pipeline}, " in shown.out
+    for device, peak in found["peak_bytes"].items():
+        (row,) = [line for line in shown.out.splitlines() if f" {device} cpu " in line]
+        assert f"{found['bubble_fraction'][device]:.1%}" in row
+        assert f"{human_bytes(peak)}   1.00 GiB" in row
     assert found["step_seconds"] == pytest.approx(
         found["pipeline_seconds"] + found["gradient_sync_seconds"] + found["optimizer_seconds"])  # fmt: skip
     assert set(found["peak_bytes"]) == set(found["bubble_fraction"]) == {"n0/0", "n0/1", "n1/0"}
@@ -252,20 +269,6 @@ def test_wrong_usage_ends_with_2(
     assert message in found.err
 
 
-def test_real_devices_without_a_gpu_are_noted(
-    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cluster file of someone else's GPUs runs on any machine, but not without a word."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("hetpipe.start.run_everywhere", lambda *_: None)
-    for name in ("cluster.yaml", "profile.json"):
-        file = folder.path / name
-        file.write_text(file.read_text().replace("cpu", "a100"))
-    found = run("train", "job.yaml")
-    assert found.code == 0
-    assert found.err.startswith("note: no GPU is found here, so devices of type a100 are plain CPU processes")
-
-
 def test_several_nodes_of_gpus_need_torchrun(
     run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,16 +312,17 @@ def test_no_plan_that_fits_ends_with_3(run: Command, folder: Folder) -> None:
         (PartitionError("x"), 3),
         (OSError("disk full"), 1),
         (RankFailure("x", None), 1),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="DataError")), 2),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="PartitionError")), 3),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="ZeroDivisionError")), 1),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x", code=2)), 2),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x", code=3)), 3),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x")), 1),
+        (RunStopped(signal.SIGTERM, 17), 143),
     ],
 )
 def test_exit_codes(error: BaseException, code: int) -> None:
-    assert cli.exit_code(error) == code
+    assert exits.exit_code(error) == code
 
 
-def test_anything_else_ends_with_1_and_a_traceback_before_the_message(
+def test_anything_else_ends_with_1_the_line_that_raised_it_and_the_message(
     run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -327,8 +331,14 @@ def test_anything_else_ends_with_1_and_a_traceback_before_the_message(
     monkeypatch.setattr("hetpipe.start.run_everywhere", broken)
     found = run("train", "job.yaml")
     assert found.code == 1
-    assert found.err.startswith("Traceback")
-    assert found.err.splitlines()[-1] == "error: ZeroDivisionError: of us all"
+    line, message = found.err.splitlines()[-2:]
+    assert 'test_cli.py:' in line
+    assert 'in broken: raise ZeroDivisionError("of us all")' in line
+    assert line.endswith("(HETPIPE_LOG=debug shows the whole traceback)")
+    assert message == "error: ZeroDivisionError: of us all"
+    assert "Traceback" not in found.err
+    monkeypatch.setenv("HETPIPE_LOG", "debug")
+    assert "Traceback" in run("train", "job.yaml").err
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hetpipe.formats import InputError
 from hetpipe.model import Model, Tensors, Wanted, as_tuple, batch_size, evaluating, select
 from hetpipe.plan import Plan
+from hetpipe.pulse import peers_named
 from hetpipe.replicas import GradientSync
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.recorder import Recorder
@@ -41,6 +42,9 @@ class PlanEngine(ABC):
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self._denominator = 1.0
+        self.steps = 0  # begun so far
+        self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
+        self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
 
     @abstractmethod
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
@@ -55,12 +59,17 @@ class PlanEngine(ABC):
     @property
     def name(self) -> str:
         """`rank 3, replica 0 stage 1, device n0/1`, for messages."""
-        return f"rank {self.world.rank}, replica {self.replica} stage {self.index}, device {self.world.device_id}"
+        return f"rank {self.world.rank}, {self.place}"
+
+    @property
+    def place(self) -> str:
+        """`replica 0 stage 1, device n0/1`."""
+        return f"replica {self.replica} stage {self.index}, device {self.world.device_id}"
 
     @property
     def doing(self) -> str:
-        """The action that began last, for messages."""
-        return self.recorders[0].current
+        """The action that began last, and in which step, for messages."""
+        return f"{max(self.recorders, key=lambda r: r.began).current} of step {self.steps}"
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This process's parameters; one without elements if it has none, since torch's optimizers refuse an empty list."""
@@ -138,6 +147,12 @@ class PlanEngine(ABC):
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """One global batch: every rank gives its replica's share (first stage: inputs; last stage: targets; a replica without
         samples: None or empty). Returns the loss of the whole global batch; gradients are ready on return."""
+        self.steps += 1
+        with peers_named():
+            return self._step(inputs, targets)
+
+    def _step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
+        self.recorders[0].note("the agreement on shares")
         shares, self._denominator = self._agree(inputs, targets)
         for r, (samples, replica) in enumerate(zip(shares, self.plan.replicas, strict=True)):
             if samples > replica.samples:
@@ -147,11 +162,14 @@ class PlanEngine(ABC):
         self._begin_step()
         self.sync.begin(len(sizes))
         losses = self._train(sizes, inputs, targets) if sizes else []
-        self.recorders[0].current = "gradient sum"
+        self.recorders[0].note("the sum of gradients")
         self.sync.finish()
         local = float(torch.stack([loss.detach().double() for loss in losses]).sum()) if losses else 0.0
-        self.recorders[0].current = "loss sum"
-        return self.world.sum([local])[0]
+        self.recorders[0].note("the sum of losses")
+        loss, asked = self.world.sum([local, self.ask_to_stop()])
+        self.asked_to_stop = asked > 0
+        self.recorders[0].note("what follows the gradients")
+        return loss
 
     def _begin_step(self) -> None:
         for recorder in self.recorders:
