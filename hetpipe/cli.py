@@ -114,6 +114,10 @@ def plan(
     plans: Annotated[
         Path | None, typer.Option("--plans", help="With --pareto: a folder for the plans of the front.")
     ] = None,
+    memory_reserve: Annotated[
+        float | None,
+        typer.Option(help="Fraction of each device's memory to leave free: 0.08 (0 with emulated devices or runtime_overhead)."),
+    ] = None,
     no_recompute: Annotated[
         bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")
     ] = False,
@@ -135,6 +139,7 @@ def plan(
         "max_price_per_hour": max_price_per_hour,
         "deadline_seconds_per_step": deadline_seconds_per_step,
         "allow_recompute": not no_recompute,
+        "memory_reserve": memory_reserve,
         "time_limit_seconds": time_limit,
     }
     if pareto:

@@ -72,14 +72,15 @@ class LossSection(Strict):
 
 
 class PlanSection(Strict):
-    """How to plan, or which plan `file` to use."""
+    """How to plan, or which plan `file` to use. `memory_reserve`: the fraction of each device's memory that is left free (by
+    default 0.08; nothing on emulated devices, or where the cluster file has a `runtime_overhead`)."""
 
     partitioner: str = "auto"
     schedule: ScheduleChoice = "auto"
     backend: Backend = "torch"
     file: str | None = None
     allow_recompute: bool = True
-    memory_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    memory_reserve: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
 class TorchNamed(Strict):

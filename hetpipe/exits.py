@@ -26,7 +26,7 @@ def main(run: Callable[[], object]) -> NoReturn:
     """Run a command line and end the process with its exit code."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a job's package.module:function may lie here, as under python -m
-    own = None  # the last words, if they are of an error of this process's own
+    own = None  # the error that ends this process, if it is its own
     try:
         signal.signal(signal.SIGTERM, _stop)
         run()
@@ -39,9 +39,8 @@ def main(run: Callable[[], object]) -> NoReturn:
     except Exception as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
         code = exit_code(error)
-        words = last_words(error, code)
-        own = None if _of_another(error) else words
-        _print(words, error)
+        own = None if _of_another(error) else report_of(error, 0).error
+        _print(last_words(error, code), error)
     if "RANK" in os.environ:
         # No destructors: after a failure, process groups would wait in them for peers that are gone; after success, they
         # end a process now and then with "terminate called without an active exception", which torchrun calls a failure.

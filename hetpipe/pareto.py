@@ -31,7 +31,7 @@ from hetpipe.catalogue import Catalogue, Choice, Counts, choice_of
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.front import Front, Planned, Row, Status, nodes_text, planned
-from hetpipe.partition import PartitionError, Problem, ScheduleChoice
+from hetpipe.partition import PartitionError, Problem, ScheduleChoice, default_reserve
 from hetpipe.plan import Backend, Plan, Proof
 from hetpipe.planner import option_faults
 from hetpipe.profiles import Profile
@@ -99,15 +99,15 @@ def make_front(
     max_price_per_hour: float | None = None,
     deadline_seconds_per_step: float | None = None,
     allow_recompute: bool = True,
-    memory_reserve: float = 0.0,
+    memory_reserve: float | None = None,
     time_limit_seconds: float | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Found:
     """The Pareto front over all sub-clusters of a catalogue, or of a cluster taken as one. A price per hour or a
-    deadline leaves out the rows that are over it. `time_limit_seconds` is for all together (50, or half a second for
-    each if they are many); so many `workers` plan at a time, each in a process of its own if they are more than one.
-    InputError if an argument is wrong; rows without a plan say why."""
+    deadline leaves out the rows that are over it. `memory_reserve`: see `make_plan`. `time_limit_seconds` is for all
+    together (50, or half a second for each if they are many); so many `workers` plan at a time, each in a process of its
+    own if they are more than one. InputError if an argument is wrong; rows without a plan say why."""
     name = registry.partitioner(partitioner).name
     if isinstance(source, Cluster):
         source = source.with_links(profile.links)
@@ -121,6 +121,8 @@ def make_front(
         "deadline_seconds_per_step": deadline_seconds_per_step,
         "time_limit_seconds": time_limit_seconds,
     }
+    if memory_reserve is None:
+        memory_reserve = default_reserve(choice.whole())
     faults = option_faults(global_batch, memory_reserve, limits)
     if all(kind.price_per_hour == 0 for kind in choice.whole().device_types.values()):
         faults.append("the front weighs price against time, but no device type has a price_per_hour")

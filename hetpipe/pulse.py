@@ -122,7 +122,7 @@ class Pulse:
                 failed = [b for b in now.values() if b.error is not None and b.rank != self.rank]
                 if failed:
                     first = min(failed, key=lambda b: b.time)
-                    return f"{first.who} failed: {first.error}"
+                    return f"{first.who} failed{f' in {first.doing}' if first.doing else ''}: {first.error}"
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.2)

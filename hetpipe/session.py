@@ -17,7 +17,7 @@ from hetpipe.cluster import Cluster
 from hetpipe.config import Job, PlanSection, ProfileSection, TorchNamed
 from hetpipe.cost import Costs
 from hetpipe.datasets import DataSplits
-from hetpipe.device import Emulation, module_bytes, torch_device, usable_bytes
+from hetpipe.device import Emulation, as_it_is, module_bytes, torch_device
 from hetpipe.formats import InputError
 from hetpipe.measure import cache_path, profile_cluster
 from hetpipe.model import Model, named_layers
@@ -58,7 +58,7 @@ class Session(Setting):
 def discover_cluster(backend: Backend = "torch") -> Cluster:
     """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names. A process stands for
     the device of its local rank; where the back end drives a replica from one process, the first for all GPUs of its host.
-    Of a GPU's memory, CUDA and the libraries keep a part. Collective."""
+    Collective."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     agent = int(os.environ.get("GROUP_RANK", "0"))
     own = []
@@ -68,7 +68,7 @@ def discover_cluster(backend: Backend = "torch") -> Cluster:
             indices = list(range(torch.cuda.device_count())) if local == 0 else []
         for index in indices:
             gpu = torch.device("cuda", index)
-            own.append((agent, index, default_type_name(gpu), usable_bytes(gpu)))
+            own.append((agent, index, default_type_name(gpu), torch.cuda.get_device_properties(gpu).total_memory))
     else:
         per_host = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host
@@ -107,12 +107,29 @@ def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cl
     connect(use_cuda=torch.cuda.is_available() and not emulated)
     if not torch.cuda.is_available() or emulated:
         torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
-    cluster = cluster or discover_cluster(backend)
+    declared, cluster = cluster, cluster or discover_cluster(backend)
     world = create_world(cluster)
     describe_with(f"device {world.device_id}")
+    if declared is not None and torch.cuda.is_available() and not emulated:
+        cluster, notes = as_it_is(cluster, _cards(world, backend, cluster))
+        for note in notes if world.is_main else ():
+            say(note, style="yellow")
     if world.is_main:
         note_missing_gpus(world, cluster)
     return world, cluster
+
+
+def _cards(world: World, backend: Backend, cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """Device id → name and bytes of the GPU that this job's processes drive it with. Collective."""
+    own = [world.device_id] if world.device_id is not None else []
+    if own and drives_a_replica(backend):
+        first = cluster.device(own[0])
+        own = [d.id for d in cluster.devices if d.node == first.node and first.index == 0]
+    found = {}
+    for device in own:
+        gpu = torch_device(cluster.type_of(device), cluster.device(device).index)
+        found[device] = torch.cuda.get_device_name(gpu), torch.cuda.get_device_properties(gpu).total_memory
+    return {device: card for part in world.gather(found) for device, card in part.items()}
 
 
 def note_missing_gpus(world: World, cluster: Cluster) -> None:

@@ -25,6 +25,8 @@ OPTIONS = (
     "catalogue.json",
     "--global-batch",
     6,
+    "--memory-reserve",
+    0,
 )
 
 

@@ -111,7 +111,7 @@ class TestFront:
         assert slow.lower_bound_seconds <= step.step_seconds
 
     def test_a_sub_cluster_without_room_says_what_is_missing(self) -> None:
-        found = make_front(PROFILE, catalogue({"fast": "0..3"}, 8_000), 6).front
+        found = make_front(PROFILE, catalogue({"fast": "0..3"}, 8_000), 6, memory_reserve=0.0).front
         one, two, three = found.rows
         assert (one.status, one.plan, one.lower_bound_seconds) == ("infeasible", None, None)
         assert one.reason is not None
