@@ -6,12 +6,13 @@ import sys
 
 from torch import nn
 
+from hetpipe.cache import measured
 from hetpipe.cluster import Cluster
 from hetpipe.config import PlanSection, ProfileSection, TorchNamed
 from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.runtime.own_loop import check_same_model
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.session import Setting, join, measured, meet, planned
+from hetpipe.session import Setting, join, meet, planned
 from hetpipe.split import trace_boundaries
 
 
@@ -35,8 +36,8 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
     whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss)
     trace_boundaries(model, inputs)  # a layer that does not take the sample is known before anything is measured
-    setting = Setting(world=world, cluster=machines, model=whole)
-    profile = measured(setting, ProfileSection(), TorchNamed(name=optimizer))
+    setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None)
+    profile = measured(whole, machines, world, ProfileSection(), TorchNamed(name=optimizer))
     plan = planned(setting, profile, global_batch, PlanSection(partitioner=partitioner))
     engine = join(setting, profile, plan)
     if engine is None:

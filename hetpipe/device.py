@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,50 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hetpipe.cluster import Cluster, DeviceType
+from hetpipe.cluster import DeviceType
 from hetpipe.formats import InputError
 from hetpipe.partition import DEFAULT_RESERVE
 from hetpipe.profiles import Measurement
-
-NOMINAL = 1.1  # a card sold as one of 24 GB may have 22.2 GiB: by so much a cluster file may be above what CUDA says
 
 
 def usable_bytes(gpu: torch.device) -> int:
     """What tensors may take of a GPU's memory."""
     return int((1 - DEFAULT_RESERVE) * torch.cuda.get_device_properties(gpu).total_memory)
-
-
-def as_it_is(cluster: Cluster, there: Mapping[str, tuple[str, int]]) -> tuple[Cluster, list[str]]:
-    """The cluster of a file with the memory that its GPUs really have, where that is less, and notes about what is different.
-    `there`: device id → name and total bytes of the card. InputError where a type has far more memory than its card, or stands
-    for unlike cards, of which only one would be measured."""
-    types, notes, faults = dict(cluster.device_types), list[str](), list[str]()
-    cards: dict[str, dict[str, str]] = {}  # type → name of the card → the first such device
-    for device, (name, size) in there.items():
-        kind = cluster.device(device).type
-        cards.setdefault(kind, {}).setdefault(name, device)
-        declared, card = cluster.device_types[kind].memory, f"{name} with {size / 2**30:.2f} GiB"
-        if declared > size * NOMINAL:
-            faults.append(
-                f"device {device} is of type {kind!r} with {declared / 2**30:.2f} GiB in the cluster file, but is a {card}: "
-                "correct the type's memory, or write the node's devices in the order of its GPUs"
-            )
-        elif types[kind].memory > size:
-            notes.append(f"note: device type {kind!r} counts with the {size / 2**30:.2f} GiB of {device}, a {name}")
-            types[kind] = types[kind].model_copy(update={"memory": size})
-    for kind, names in cards.items():
-        if len(names) > 1:
-            listed = ", ".join(f"{name} (device {device})" for name, device in names.items())
-            faults.append(f"device type {kind!r} stands for unlike GPUs: {listed}; give each a type of its own")
-        elif _plain(kind) not in _plain(name := next(iter(names))):
-            notes.append(f"note: device type {kind!r} is a {name}")
-    if faults:
-        raise InputError("; ".join(faults))
-    return cluster.model_copy(update={"device_types": types}), notes
-
-
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def torch_device(device_type: DeviceType, local_rank: int) -> torch.device:

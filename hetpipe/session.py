@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from hetpipe.build import build_data, build_model, check_training, optimizer_factory
+from hetpipe.build import build_data, build_model, check_training
+from hetpipe.cache import measured
 from hetpipe.cluster import Cluster
-from hetpipe.config import Job, PlanSection, ProfileSection, TorchNamed
+from hetpipe.config import Job, PlanSection
 from hetpipe.cost import Costs
 from hetpipe.datasets import DataSplits
-from hetpipe.device import Emulation, as_it_is, module_bytes, torch_device
+from hetpipe.device import Emulation, module_bytes, torch_device
+from hetpipe.discover import alike, as_it_is, cards, discover_cluster, note_missing_gpus
 from hetpipe.formats import InputError
-from hetpipe.measure import cache_path, profile_cluster
 from hetpipe.model import Model, named_layers
 from hetpipe.plan import Backend, Plan
 from hetpipe.planner import make_plan
-from hetpipe.profiler import default_type_name
 from hetpipe.profiles import Profile
 from hetpipe.progress import Activity, say
 from hetpipe.runtime.backends import (
@@ -40,11 +36,12 @@ from hetpipe.world import World, connect, create_world
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Who trains what where: all that measuring, planning and joining need."""
+    """Who trains what where: all that measuring, planning and joining need. `found`: no file declares the cluster."""
 
     world: World
     cluster: Cluster
     model: Model
+    found: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,51 +50,6 @@ class Session(Setting):
 
     job: Job
     data: DataSplits
-
-
-def discover_cluster(backend: Backend = "torch") -> Cluster:
-    """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names. A process stands for
-    the device of its local rank; where the back end drives a replica from one process, the first for all GPUs of its host.
-    Collective."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    agent = int(os.environ.get("GROUP_RANK", "0"))
-    own = []
-    if torch.cuda.is_available():
-        indices = [local]
-        if drives_a_replica(backend):
-            indices = list(range(torch.cuda.device_count())) if local == 0 else []
-        for index in indices:
-            gpu = torch.device("cuda", index)
-            own.append((agent, index, default_type_name(gpu), torch.cuda.get_device_properties(gpu).total_memory))
-    else:
-        per_host = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host
-        own.append((agent, local, "cpu", memory))
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, own)
-    return _cluster_of([row for part in parts for row in part])
-
-
-def _cluster_of(rows: Sequence[tuple[int, int, str, int]]) -> Cluster:
-    """The cluster of devices (agent, index, type, bytes of memory)."""
-    nodes: dict[int, dict[str, int]] = {}
-    types: dict[str, dict[str, int]] = {}
-    for agent, _, kind, memory in sorted(rows):
-        counts = nodes.setdefault(agent, {})
-        if kind in counts and list(counts)[-1] != kind:
-            order = [row[2] for row in sorted(rows) if row[0] == agent]
-            raise InputError(
-                f"the devices of agent {agent} are, by local rank, {order}; a node lists each type once, so put equal ones "
-                "beside each other with CUDA_VISIBLE_DEVICES"
-            )
-        counts[kind] = counts.get(kind, 0) + 1
-        types[kind] = {"memory": min(memory, types.get(kind, {}).get("memory", memory))}
-    document = {
-        "format": "hetpipe.cluster/1",
-        "device_types": types,
-        "nodes": [{"name": f"n{a}", "devices": c} for a, c in sorted(nodes.items())],
-    }
-    return Cluster.parse(document, "the devices found")
 
 
 def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cluster]:
@@ -111,35 +63,12 @@ def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cl
     world = create_world(cluster)
     describe_with(f"device {world.device_id}")
     if declared is not None and torch.cuda.is_available() and not emulated:
-        cluster, notes = as_it_is(cluster, _cards(world, backend, cluster))
+        cluster, notes = as_it_is(cluster, cards(world, backend, cluster))
         for note in notes if world.is_main else ():
             say(note, style="yellow")
     if world.is_main:
         note_missing_gpus(world, cluster)
     return world, cluster
-
-
-def _cards(world: World, backend: Backend, cluster: Cluster) -> dict[str, tuple[str, int]]:
-    """Device id → name and bytes of the GPU that this job's processes drive it with. Collective."""
-    own = [world.device_id] if world.device_id is not None else []
-    if own and drives_a_replica(backend):
-        first = cluster.device(own[0])
-        own = [d.id for d in cluster.devices if d.node == first.node and first.index == 0]
-    found = {}
-    for device in own:
-        gpu = torch_device(cluster.type_of(device), cluster.device(device).index)
-        found[device] = torch.cuda.get_device_name(gpu), torch.cuda.get_device_properties(gpu).total_memory
-    return {device: card for part in world.gather(found) for device, card in part.items()}
-
-
-def note_missing_gpus(world: World, cluster: Cluster) -> None:
-    """Say on one rank that real devices are stood for by processes on the CPU, and which of them share its cores."""
-    real = [k for k, kind in cluster.device_types.items() if kind.emulate is None and not k.startswith("cpu")]
-    if not real or torch.cuda.is_available():
-        return
-    shared = [f"{count} on {host}" for host, count in Counter(world.hosts).items() if count > 1]
-    sharing = f", which share the cores of their host ({', '.join(shared)})" if shared else ""
-    say(f"note: no GPU is found, so devices of type {', '.join(real)} are plain CPU processes{sharing}", style="yellow")
 
 
 def open_session(job: Job) -> Session:
@@ -152,7 +81,7 @@ def open_session(job: Job) -> Session:
         data = build_data(job)
         activity.say(f"building the model {job.model.label!r}")
         model = build_model(job, data.train)
-    return Session(job=job, world=world, cluster=cluster, model=model, data=data)
+    return Session(job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None)
 
 
 def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
@@ -163,31 +92,9 @@ def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
         _check_profile(profile, session.model, job.profile)
         return profile
     whole_nodes = drives_a_replica(job.plan.backend)
-    return measured(session, job.profiler, job.train.optimizer, fresh=fresh, whole_nodes=whole_nodes)
-
-
-def measured(
-    setting: Setting,
-    options: ProfileSection,
-    optimizer: TorchNamed,
-    *,
-    fresh: bool = False,
-    whole_nodes: bool = False,
-) -> Profile:
-    """The cached profile of this model on these devices; else a new measurement, which is cached. `whole_nodes`: a process may
-    use all devices of its node. Collective."""
-    model, cluster, world = setting.model, setting.cluster, setting.world
-    path = cache_path(model, cluster, options, repr(optimizer))
-    cached = world.first(_cached(path) if world.is_main and not fresh else None)
-    if cached is not None:
-        return Profile.parse(cached, path)
-    profile = profile_cluster(
-        model, cluster, world, options, optimizer_factory(optimizer), whole_nodes=whole_nodes
+    return measured(
+        session.model, session.cluster, session.world, job.profiler, job.train.optimizer, fresh=fresh, whole_nodes=whole_nodes
     )
-    if world.is_main:
-        profile.save(path)
-    world.barrier()
-    return profile
 
 
 def _check_profile(profile: Profile, model: Model, source: str) -> None:
@@ -209,14 +116,6 @@ def _check_profile(profile: Profile, model: Model, source: str) -> None:
         raise InputError(
             f"{source} is not a profile of this model ({'; '.join(faults)}); measure it with 'hetpipe profile'"
         )
-
-
-def _cached(path: str) -> Any:
-    """The profile in the cache; None where there is none, or one that is no longer readable."""
-    try:
-        return Profile.load(path).model_dump(mode="json") if Path(path).exists() else None
-    except InputError:
-        return None
 
 
 def planned_by_file(session: Session) -> Plan | None:
@@ -245,7 +144,8 @@ def planned(setting: Setting, profile: Profile, global_batch: int, options: Plan
     world = setting.world
     outcome: Any = None
     if world.is_main:
-        outcome = _try_plan(profile, setting.cluster, global_batch, options)
+        cluster, profile = alike(setting.cluster, profile) if setting.found else (setting.cluster, profile)
+        outcome = _try_plan(profile, cluster, global_batch, options)
     outcome = world.first(outcome)
     if isinstance(outcome, BaseException):
         raise outcome

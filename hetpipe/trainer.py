@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hetpipe import checkpoint
 from hetpipe.build import DTYPES, as_dtype, build_metric, build_scheduler, optimizer_factory
 from hetpipe.config import Job
+from hetpipe.confirm import DIFFERENT
 from hetpipe.data import EpochSampler, fetch, replica_slices
 from hetpipe.footprint import with_memory
 from hetpipe.formats import InputError
@@ -44,6 +45,7 @@ from hetpipe.timeline import Span, Timeline
 from hetpipe.whereabouts import resume, resumes_from
 
 EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
+NOTED_STEP = 12  # of a run: after it, steps that are far from their prediction are noted
 SCHEDULED = ("lr", "momentum", "betas")  # what a schedule changes in an optimizer's parameter groups
 
 
@@ -220,7 +222,19 @@ class _Run:
             self._save(done)
         if self.world.is_main:
             activity.advance(progress_text(loss, self.result))
+            if done - self.result.first_step == NOTED_STEP:
+                self._note_difference()
         self._log_seconds = time.perf_counter() - began
+
+    def _note_difference(self) -> None:
+        predicted, measured = self.result.predicted, self.result.median_step_seconds
+        if predicted is not None and measured > (1 + DIFFERENT) * predicted.step_seconds:
+            say(
+                f"note: a step takes {human_seconds(measured)}, predicted {human_seconds(predicted.step_seconds)}: the profile no "
+                "longer holds, or other work keeps the machines busy; 'hetpipe profile' measures the devices and links as they "
+                "are now",
+                style="yellow",
+            )
 
     def _write_line(self, folder: Path, done: int, loss: float, norm: float | None) -> None:
         line: dict[str, Any] = {

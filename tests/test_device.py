@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.cluster import Cluster, DeviceType
+from hetpipe.cluster import DeviceType
 from hetpipe.device import (
     Emulation,
     MemoryMeter,
     Pacer,
     Stopwatch,
-    as_it_is,
     module_bytes,
     one_thread,
     static_storages,
@@ -213,40 +212,3 @@ def test_a_gpus_memory_is_not_all_for_tensors(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=24 * 2**30))
     assert 21 * 2**30 < usable_bytes(torch.device("cuda", 0)) < 23 * 2**30
 
-
-GIB = 2**30
-CARDS = Cluster.parse(
-    {
-        "format": "hetpipe.cluster/1",
-        "device_types": {"rtx3090": {"memory": "24 GiB"}, "gtx1080ti": {"memory": "11 GiB"}},
-        "nodes": [{"name": "n0", "devices": {"rtx3090": 1, "gtx1080ti": 2}}],
-    },
-    "the test's",
-)
-
-
-def test_gpus_that_are_as_declared_but_for_what_a_card_lacks_of_its_nominal_size() -> None:
-    there = {"n0/0": ("NVIDIA GeForce RTX 3090", round(23.69 * GIB)), "n0/1": ("NVIDIA GeForce GTX 1080 Ti", 11 * GIB),
-             "n0/2": ("NVIDIA GeForce GTX 1080 Ti", round(10.9 * GIB))}  # fmt: skip
-    cluster, notes = as_it_is(CARDS, there)
-    assert {kind: found.memory for kind, found in cluster.device_types.items()} == {
-        "rtx3090": round(23.69 * GIB), "gtx1080ti": round(10.9 * GIB),
-    }  # fmt: skip
-    assert notes == [
-        "note: device type 'rtx3090' counts with the 23.69 GiB of n0/0, a NVIDIA GeForce RTX 3090",
-        "note: device type 'gtx1080ti' counts with the 10.90 GiB of n0/2, a NVIDIA GeForce GTX 1080 Ti",
-    ]
-    larger = {device: (name, 2 * size) for device, (name, size) in there.items()}
-    assert as_it_is(CARDS, larger) == (CARDS, [])
-
-
-def test_gpus_that_are_others_than_declared() -> None:
-    old, new = ("NVIDIA GeForce GTX 1080 Ti", 11 * GIB), ("NVIDIA GeForce RTX 3090", 24 * GIB)
-    with pytest.raises(InputError) as caught:
-        as_it_is(CARDS, {"n0/0": old, "n0/1": old, "n0/2": new})
-    assert str(caught.value) == (
-        "device n0/0 is of type 'rtx3090' with 24.00 GiB in the cluster file, but is a NVIDIA GeForce GTX 1080 Ti with 11.00 GiB: "
-        "correct the type's memory, or write the node's devices in the order of its GPUs; device type 'gtx1080ti' stands for "
-        "unlike GPUs: NVIDIA GeForce GTX 1080 Ti (device n0/1), NVIDIA GeForce RTX 3090 (device n0/2); give each a type of its own"
-    )
-    assert as_it_is(CARDS, {"n0/0": ("NVIDIA A10", 24 * GIB)})[1] == ["note: device type 'rtx3090' is a NVIDIA A10"]
