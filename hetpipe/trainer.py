@@ -229,10 +229,10 @@ class _Run:
     def _note_difference(self) -> None:
         predicted, measured = self.result.predicted, self.result.median_step_seconds
         if predicted is not None and measured > (1 + DIFFERENT) * predicted.step_seconds:
+            times = f"{human_seconds(measured)}, predicted {human_seconds(predicted.step_seconds)}"
             say(
-                f"note: a step takes {human_seconds(measured)}, predicted {human_seconds(predicted.step_seconds)}: the profile no "
-                "longer holds, or other work keeps the machines busy; 'hetpipe profile' measures the devices and links as they "
-                "are now",
+                f"note: a step takes {times}: the profile no longer holds, or other work keeps the machines busy; 'hetpipe "
+                "profile' measures the devices and links as they are now",
                 style="yellow",
             )
 

@@ -179,7 +179,7 @@ def test_steps_that_are_far_from_their_prediction_are_noted(tmp_path: Path, capf
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
     assert len(said) == 1
     assert re.fullmatch(
-        r"note: a step takes [\d.]+ ms, predicted [\d.]+ µs: .* 'hetpipe profile' measures the devices and links as they are now",
+        r"note: a step takes [\d.]+ ms, predicted [\d.]+ [µm]s: .* 'hetpipe profile' measures the devices and links as they are now",
         said[0],
     )
 
