@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -17,9 +18,10 @@ from hetpipe.catalogue import Catalogue, load_choice
 from hetpipe.cluster import Cluster
 from hetpipe.config import Job
 from hetpipe.fastspeed.command import app as convert
-from hetpipe.formats import Document, InputError, make_folder, write_text
+from hetpipe.formats import Document, InputError, check_folder, check_output, write_text
 from hetpipe.front import Front
 from hetpipe.launch import RankFailure, end_server, root_cause, start_server, whereabouts
+from hetpipe.limits import MOST_BATCH
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
@@ -44,6 +46,11 @@ FORMATS: dict[str, type[Document]] = {
 }  # fmt: skip
 
 
+def _is_main() -> bool:
+    """Whether this process is the one that writes files: of those that torchrun started, the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
@@ -58,8 +65,9 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
-    make_folder(output.parent)
     job = Job.read(job_file, settings or ())
+    if _is_main():
+        check_output(output)
     start_server(job.model.name)
     from hetpipe.start import profile_everywhere
     from hetpipe.tables import profile_table
@@ -80,7 +88,7 @@ def plan(
     profile: ProfileFile,
     cluster: ClusterFile,
     global_batch: Annotated[
-        int, typer.Option("--global-batch", min=1, help="Samples of one optimizer step.")
+        int, typer.Option("--global-batch", min=1, max=MOST_BATCH, help="Samples of one optimizer step.")
     ],
     partitioner: Annotated[str, typer.Option(help="auto, or another by name.")] = "auto",
     schedule: Annotated[Literal["auto", "gpipe", "1f1b"], typer.Option()] = "auto",
@@ -109,6 +117,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find who computes what: replicas, stages, shares; with a lower bound and the gap to it."""
+    from hetpipe.draw import PICTURES
     from hetpipe.planner import make_plan
     from hetpipe.report import plan_table
 
@@ -127,6 +136,9 @@ def plan(
 
         run_front(measured, machines, global_batch, options, (output, csv, plans), as_json, (out, err))
         return
+    check_output(output)
+    if output is not None and output.suffix.lower() in PICTURES:
+        raise InputError(f"cannot write {output}: a plan is written as .json, which 'hetpipe show' draws")
     if isinstance(machines, Catalogue) or csv is not None or plans is not None:
         what = (
             f"{cluster} is a catalogue"
@@ -161,6 +173,7 @@ def simulate(
     from hetpipe.simulator import simulate as run
     from hetpipe.trace import save_trace
 
+    check_output(trace)
     found, measured, machines = Plan.load(plan), Profile.load(profile), Cluster.load(cluster)
     timeline = with_memory(run(found, measured, machines), found, measured, machines)
     for warning in timeline.warnings:
@@ -195,10 +208,11 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a plan: as a table and a Gantt chart, or as a picture of the partition."""
-    from hetpipe.draw import draw_plan
+    from hetpipe.draw import PICTURES, draw_plan
     from hetpipe.report import plan_table, text_gantt
     from hetpipe.simulator import simulate as run
 
+    check_output(output, *PICTURES)
     found = Plan.load(plan)
     measured = Profile.load(profile) if profile is not None else None
     machines = Cluster.load(cluster) if cluster is not None else None
@@ -229,6 +243,9 @@ def train(
     if plan is not None:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
     job.check_files()
+    for section in (job.log, job.checkpoint) if _is_main() else ():
+        if section is not None:
+            check_folder(section.folder)
     start_server(job.model.name)
     from hetpipe.start import train_everywhere, train_rank
     from hetpipe.tables import train_table
@@ -266,6 +283,7 @@ def export(
     from hetpipe.export import export as run
     from hetpipe.export import parse_blocks
 
+    check_output(output)
     machines = Cluster.load(cluster) if cluster is not None else None
     found = run(Plan.load(plan), to, cluster=machines, blocks=parse_blocks(blocks))
     if output is not None:
@@ -301,6 +319,8 @@ def import_(
     """Turn a profile that another planner published into profile.json and cluster.yaml."""
     from hetpipe.importers import ImportOptions, import_published, parse_quantities
 
+    check_output(output)
+    check_output(cluster_output)
     links, sizes = parse_quantities(link, inside or (), memory or ())
     options = ImportOptions(
         model=model, nodes=nodes, zone=zone, link=links.pop("", None), inside=links, memory=sizes,
@@ -378,6 +398,9 @@ def main(run: Callable[[], object] = app) -> NoReturn:
     """Run the command line and end the process with its exit code."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a job's package.module:function may lie here, as under python -m
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
     try:
         run()
         code = 0

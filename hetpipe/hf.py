@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hetpipe.checkpoint import read_state
-from hetpipe.formats import InputError, make_folder, read_mapping, write_text
+from hetpipe.formats import InputError, check_folder, make_folder, read_mapping, write_text
 from hetpipe.model import named_layers
 from hetpipe.weights import tensors_of
 
@@ -111,9 +111,18 @@ class TransformersLayer(Protocol):
     stored_names: dict[str, str]  # own name → the name under which save_pretrained stores it
 
 
+def check_new_folder(folder: str | Path) -> None:
+    """InputError if `export_weights` could not write into this folder, or would write beside what is there."""
+    check_folder(folder)
+    occupied = sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+    if occupied:
+        raise InputError(f"the folder {folder} is not empty (it holds {occupied[0]!r}); name a new one")
+
+
 def export_weights(layers: nn.Sequential, checkpoint: Path, folder: str | Path) -> Path:
     """Write a checkpoint's weights as a folder that transformers loads: config.json, and safetensors files of about 1 GiB.
     `layers` says what belongs where; it may be on the meta device. No more than one file's tensors are in memory at a time."""
+    check_new_folder(folder)
     origin = _origin(layers)
     read_state(checkpoint)
     saved = TensorFiles(
@@ -125,9 +134,6 @@ def export_weights(layers: nn.Sequential, checkpoint: Path, folder: str | Path) 
         raise InputError(f"checkpoint {checkpoint} has no {missing[0].removeprefix('model.')!r} ({len(missing)} tensors of the "
                          "model are not in it): it was saved from another model")  # fmt: skip
     target = make_folder(folder)
-    occupied = sorted(path.name for path in target.iterdir())
-    if occupied:
-        raise InputError(f"the folder {target} is not empty (it holds {occupied[0]!r}); name a new one")
     origin.write_config(target, _write_shards(shards, saved, target))
     if origin.folder is not None:
         for path in sorted({p for pattern in COMPANIONS for p in origin.folder.path.glob(pattern)}):

@@ -106,7 +106,7 @@ def test_nothing_fits_ends_with_3_and_writes_the_csv(run: Command, folder: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*OPTIONS, "-o", "front.pdf"), "cannot write front.pdf: a front is written as .json, .svg or .png"),
+        ((*OPTIONS, "-o", "front.pdf"), "cannot write 'front.pdf': unknown suffix '.pdf'; known: .json, .svg, .png"),
         ((*OPTIONS, "--time-limit", 0), "time_limit_seconds must be a positive number, got 0.0"),
         ((*OPTIONS, "--max-price-per-hour", 0), "max_price_per_hour must be a positive number, got 0.0"),
         ((*OPTIONS, "--partitioner", "atuo"), "unknown partitioner 'atuo'; did you mean 'auto'?"),
