@@ -20,12 +20,13 @@ from hetpipe.formats import (
     Number,
     Positive,
     Samples,
+    Seed,
     Strict,
     read_mapping,
     read_yaml,
     shown,
 )
-from hetpipe.limits import LARGEST_INTEGER, MOST_COUNT
+from hetpipe.limits import LARGEST_INTEGER
 from hetpipe.partition import Problem, ScheduleChoice
 from hetpipe.plan import Backend, Plan
 from hetpipe.profiles import Profile
@@ -131,7 +132,7 @@ class TrainSection(Strict):
     optimizer: TorchNamed = TorchNamed(name="AdamW")
     scheduler: SchedulerSection | None = None
     clip_norm: Annotated[Number, Field(gt=0)] | None = None
-    seed: Annotated[int, Field(strict=True, ge=-MOST_COUNT, le=MOST_COUNT)] = 0
+    seed: Seed = 0
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     evaluate_samples: Count | None = None
     check_replicas_every: Positive = 100

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -111,6 +111,7 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=limits.MOST_COUNT), Before
 Samples = Annotated[int, Field(strict=True, ge=1, le=limits.MOST_BATCH), BeforeValidator(_whole)]
 DeviceCount = Annotated[int, Field(strict=True, ge=1, le=limits.MOST_DEVICES), BeforeValidator(_whole)]
 LayerNumber = Annotated[int, Field(strict=True, ge=0, le=limits.MOST_LAYERS), BeforeValidator(_whole)]
+Seed = Annotated[int, Field(strict=True, ge=-limits.MOST_COUNT, le=limits.MOST_COUNT), BeforeValidator(_whole)]
 Factor = Annotated[float, Field(strict=True, ge=0, le=limits.MOST_FACTOR)]
 Price = Annotated[float, Field(strict=True, ge=0, le=limits.MOST_PRICE)]
 Name = Annotated[str, Field(min_length=1, max_length=limits.MOST_CHARACTERS)]
@@ -195,7 +196,9 @@ def validated(model: type[M], data: Any, source: str, what: str) -> M:
 
 
 class Document(Strict):
-    """A model that lives in a YAML or JSON file of its own."""
+    """A model that lives in a YAML or JSON file of its own. `called`: what it is in messages, if not its class's name."""
+
+    called: ClassVar[str | None] = None
 
     @classmethod
     def parse(cls, data: Any, source: str) -> Self:
@@ -206,7 +209,7 @@ class Document(Strict):
         (expected,) = get_args(cls.model_fields["format"].annotation)
         if data.get("format", expected) != expected:
             raise InputError(f"{source}: its format is {shown(data['format'])}, expected {expected!r}")
-        return validated(cls, data, source, f"{cls.__name__.lower()} file")
+        return validated(cls, data, source, cls.called or f"{cls.__name__.lower()} file")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

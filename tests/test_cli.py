@@ -293,9 +293,9 @@ def test_a_folder_of_a_job_that_cannot_be_written_is_said_before_ranks_start(
 def test_numbers_of_plan_are_finite_and_positive(run: Command, folder: Folder) -> None:
     for option, value, message in (
         ("--global-batch", "1" + "0" * 30, "1048576"),
-        ("--deadline-seconds-per-step", "nan", "nan"),
+        ("--deadline-seconds-per-step", "nan", "greater than or equal to 0"),
         ("--deadline-seconds-per-step", "1e400", "deadline_seconds_per_step must be a positive number, got inf"),
-        ("--max-price-per-hour", "nan", "nan"),
+        ("--max-price-per-hour", "nan", "greater than or equal to 0"),
         ("--time-limit", "-1", "time_limit_seconds must be a positive number, got -1.0"),
         ("--time-limit", "nan", "time_limit_seconds must be a positive number, got nan"),
     ):
