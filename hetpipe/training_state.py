@@ -73,24 +73,24 @@ class TrainerState(Document):
     def check(self, own_state: Mapping[str, Any] | None, groups: int, source: str) -> None:
         """Compare with a new schedule's own plain state (None: there is none) and the number of the optimizer's groups: an
         InputError lists the keys whose values are not of the kind that the schedule wants."""
-        faults = _differences(self.scheduler_state, own_state, "scheduler_state")
+        faults = differences(self.scheduler_state, own_state, "scheduler_state")
         if len(self.scheduled) != groups:
             faults.append(f"scheduled: {len(self.scheduled)} groups of parameters, the optimizer has {groups}")
         if faults:
             raise InputError(f"{source}: {len(faults)} fault(s) in this checkpoint\n{listed(faults)}")
 
 
-def _differences(saved: Any, own: Any, where: str) -> list[str]:
+def differences(saved: Any, own: Any, where: str) -> list[str]:
     """The places where what was saved is of another kind than what the schedule itself has there."""
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         faults = [f"{where}.{key}: not there" for key in own if key not in saved]
         faults += [f"{where}: unknown key {shown(key)}" for key in saved if key not in own]
-        return faults + [f for key in own if key in saved for f in _differences(saved[key], own[key], f"{where}.{key}")]
+        return faults + [f for key in own if key in saved for f in differences(saved[key], own[key], f"{where}.{key}")]
     if isinstance(own, list) and isinstance(saved, list):
         if len(own) != len(saved):
             return [f"{where}: {len(saved)} values, the schedule has {len(own)}"]
         pairs = enumerate(zip(saved, own, strict=True))
-        return [f for i, (there, here) in pairs for f in _differences(there, here, f"{where}.{i}")]
+        return [f for i, (there, here) in pairs for f in differences(there, here, f"{where}.{i}")]
     wanted = "count" if where.rpartition(".")[2] in COUNTERS else _kind(own)
     fits = _counts(saved) if wanted == "count" else _kind(saved) == wanted
     return [] if own is None or fits else [f"{where}: {shown(saved)} is no {wanted}"]

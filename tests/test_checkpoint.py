@@ -27,7 +27,7 @@ from hetpipe.tables import train_table
 from hetpipe.trainer import _plain, _resumed, train_reference
 from hetpipe.training_state import TrainerState
 from hetpipe.world import World
-from tests.jobs import Folder, train
+from tests.jobs import STATE, Folder, train
 
 ALONE = World(rank=0, size=1, device_id="n0/0", rank_of={"n0/0": 0}, ranks=(0,), control=None)
 
@@ -45,14 +45,6 @@ def steps(layers: nn.Sequential, optimizer: torch.optim.Optimizer, count: int, f
         optimizer.step()
 
 
-STATE: dict[str, Any] = {
-    "loss": 0.5,
-    "sampler": {"samples": 50, "seed": 0, "shuffle": True, "epoch": 1, "position": 10},
-    "optimizer": "AdamW",
-    "scheduler": "StepLR",
-    "scheduler_state": {"step_size": 3, "last_epoch": 3, "base_lrs": [0.1]},
-    "scheduled": [{"lr": 0.1, "momentum": None, "betas": [0.9, 0.999]}],
-}
 WHOLE = {"format": "hetpipe.checkpoint/1", "step": 4, **STATE}
 DELETED = object()
 
