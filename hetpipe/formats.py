@@ -258,10 +258,10 @@ def read_text(path: str | Path, most_bytes: int = MOST_YAML_BYTES) -> str:
     except UnicodeDecodeError:
         raise InputError(f"cannot read {path}: it is not UTF-8 text") from None
     except (OSError, ValueError) as error:
-        raise InputError(cut(f"cannot read {path}: {_reason(error)}")) from None
+        raise InputError(cut(f"cannot read {path}: {reason(error)}")) from None
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason(error: OSError | ValueError) -> str:
     """Why the system refuses a path."""
     return str(error.strerror) if isinstance(error, OSError) else "no file can have this name"
 
@@ -293,7 +293,7 @@ def _probe(folder: Path, name: str) -> None:
             there = there.parent
         handle, temporary = tempfile.mkstemp(dir=there, prefix=f".{name}.")
     except (OSError, ValueError) as error:
-        raise InputError(cut(f"cannot write {name}{' ' * bool(name)}into the folder {folder}: {_reason(error)}")) from None
+        raise InputError(cut(f"cannot write {name}{' ' * bool(name)}into the folder {folder}: {reason(error)}")) from None
     os.close(handle)
     os.unlink(temporary)
 
@@ -315,7 +315,7 @@ def make_folder(path: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, ValueError) as error:
-        raise InputError(cut(f"cannot write into the folder {folder}: {_reason(error)}")) from None
+        raise InputError(cut(f"cannot write into the folder {folder}: {reason(error)}")) from None
 
 
 def write_text(path: str | Path, text: str) -> None:

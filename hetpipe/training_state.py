@@ -86,7 +86,7 @@ def differences(saved: Any, own: Any, where: str) -> list[str]:
         faults = [f"{where}.{key}: not there" for key in own if key not in saved]
         faults += [f"{where}: unknown key {shown(key)}" for key in saved if key not in own]
         return faults + [f for key in own if key in saved for f in differences(saved[key], own[key], f"{where}.{key}")]
-    if isinstance(own, list) and isinstance(saved, list):
+    if isinstance(own, list | tuple) and isinstance(saved, list | tuple):
         if len(own) != len(saved):
             return [f"{where}: {len(saved)} values, the schedule has {len(own)}"]
         pairs = enumerate(zip(saved, own, strict=True))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe import registry
-from hetpipe.formats import InputError, cut, listed, shown
+from hetpipe.formats import InputError, cut, listed, reason, shown
 from hetpipe.limits import MOST_COUNT
 from hetpipe.model import Tensors, as_tuple
 from hetpipe.training_state import differences
@@ -63,13 +63,17 @@ def one_layer(
 def read_checkpoint(path: str) -> dict[str, Any]:
     """A file that FastSpeed saved: `epoch`, `model` and `optimizer`, read as tensors and plain values only."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of torch's, about formats that it then refuses
-            state = torch.load(path, map_location="cpu", weights_only=True)
+        file = open(path, "rb")  # noqa: SIM115
+    except (OSError, ValueError) as error:
+        raise InputError(cut(f"cannot read the checkpoint {path}: {reason(error)}")) from None
+    try:
+        with file, warnings.catch_warnings(action="ignore"):  # of torch's, about formats that it then refuses
+            state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged file, or one with code in it, comes to
-        reason = "it is damaged, or it is no file of tensors and plain values alone (others could run code, and are not read)"
-        if isinstance(error, OSError) and error.strerror:
-            reason = error.strerror
-        raise InputError(cut(f"cannot read the checkpoint {path}: {reason}")) from error
+        raise InputError(
+            f"cannot read the checkpoint {cut(path, 200)}: it is damaged, or it is no file of tensors and plain values alone "
+            "(others could run code, and are not read)"
+        ) from error
     missing = [
         key for key in ("epoch", "model", "optimizer") if not isinstance(state, dict) or key not in state
     ]
