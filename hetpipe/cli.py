@@ -18,11 +18,10 @@ from hetpipe.catalogue import Catalogue, load_choice
 from hetpipe.cluster import Cluster
 from hetpipe.config import Job
 from hetpipe.fastspeed.command import app as convert
-from hetpipe.formats import Document, InputError, check_folder, check_output, write_text
+from hetpipe.formats import Document, InputError, check_folder, check_output, clipped, exit_code, write_text
 from hetpipe.front import Front
 from hetpipe.launch import RankFailure, end_server, root_cause, start_server, whereabouts
 from hetpipe.limits import MOST_BATCH
-from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.weights_command import export_weights
@@ -367,16 +366,6 @@ def schema(
     _print_json(FORMATS[name].model_json_schema())
 
 
-def exit_code(error: BaseException) -> int:
-    """The code with which a command ends after this error; for a failed rank, that of the rank's own error."""
-    kinds = [type(error).__name__]
-    if isinstance(error, RankFailure) and error.report is not None:
-        kinds = [error.report.kind]
-    if isinstance(error, InputError) or kinds[0] in ("InputError", "DataError"):
-        return 2
-    return 3 if isinstance(error, PartitionError) or kinds[0] == "PartitionError" else 1
-
-
 def _report(error: BaseException, code: int) -> None:
     """The message, last of all that is printed; behind a traceback where it is nobody's input that is wrong."""
     message = str(error)
@@ -384,13 +373,15 @@ def _report(error: BaseException, code: int) -> None:
         if code == 1:
             sys.stderr.write(error.report.trace)
         else:
-            message = (error.report.error or message).removeprefix(f"{error.report.kind}: ")
+            message = error.report.error or message
     elif code == 1 and not isinstance(error, RankFailure):
         sys.stderr.write("".join(traceback.format_exception(error)))
         root = root_cause(error)
         message = f"{type(root).__name__}: {root}"
         if "RANK" in os.environ:
             message = f"{whereabouts(int(os.environ['RANK']))}: {message}"
+    if code != 1:
+        message = clipped(message)
     err.print(f"error: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 

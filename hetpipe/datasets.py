@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hetpipe.formats import InputError
+
 Sample = tuple[Tensor, Tensor]
-
-
-class DataError(ValueError):
-    """Data that cannot be read or cannot be used as asked."""
 
 
 class Samples(Dataset[Sample], ABC):
@@ -112,7 +110,7 @@ def text(
     if limit_bytes is not None:
         require_count("limit_bytes", limit_bytes)
     if not 0 <= test_fraction < 1:
-        raise DataError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
+        raise InputError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
     paths = _standard_library() if files is None else _expand([files] if isinstance(files, str) else files)
     corpus = _read(paths, limit_bytes)
     test_bytes = round(len(corpus) * test_fraction)
@@ -125,7 +123,7 @@ def text(
 
 def _windows(name: str, part: Tensor, context: int) -> ByteWindows:
     if len(part) <= context:
-        raise DataError(
+        raise InputError(
             f"text: the {name} part has {len(part)} bytes, one sample of context {context} needs "
             f"{context + 1}: give more text, a shorter context or another test_fraction"
         )
@@ -137,7 +135,7 @@ def _standard_library() -> list[Path]:
     folder = Path(sysconfig.get_path("stdlib"))
     paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_sysconfigdata"))
     if not paths:
-        raise DataError(f"text: no Python source in the standard library's folder {folder}; name `files`")
+        raise InputError(f"text: no Python source in the standard library's folder {folder}; name `files`")
     return paths
 
 
@@ -147,13 +145,13 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
     for pattern in patterns:
         matches = [Path(match) for match in glob.glob(str(Path(pattern).expanduser()), recursive=True)]
         if not matches:
-            raise DataError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
+            raise InputError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
         here = {match for match in matches if match.is_file()}
         if not here:
-            raise DataError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
+            raise InputError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
         found |= here
     if not found:
-        raise DataError("text: files is an empty list: name at least one file, or leave it out")
+        raise InputError("text: files is an empty list: name at least one file, or leave it out")
     return sorted(found)
 
 
@@ -165,13 +163,13 @@ def _read(paths: Sequence[Path], limit_bytes: int | None) -> Tensor:
         try:
             parts.append(path.read_bytes())
         except OSError as error:
-            raise DataError(f"text: cannot read {path}: {error.strerror}") from error
+            raise InputError(f"text: cannot read {path}: {error.strerror}") from error
         size += len(parts[-1]) + 1
         if limit_bytes is not None and size > limit_bytes:
             break
     corpus = bytearray(b"\n".join(parts)[:limit_bytes])
     if not corpus:
-        raise DataError(f"text: the {len(paths)} files are empty, the first is {paths[0]}")
+        raise InputError(f"text: the {len(paths)} files are empty, the first is {paths[0]}")
     return torch.frombuffer(corpus, dtype=torch.uint8)
 
 
@@ -198,12 +196,12 @@ def cifar10(folder: str, normalize: bool = True, limit: int | None = None) -> Da
     try:
         found = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
-        raise DataError(
+        raise InputError(
             f"cifar10: cannot read the folder {path}: {error.strerror}; expected there: {', '.join(expected)}"
         ) from error
     missing = [name for name in expected if name not in found]
     if missing:
-        raise DataError(
+        raise InputError(
             f"cifar10: the folder {path} lacks {', '.join(missing)} (CIFAR-10's binary version has them); "
             f"found: {', '.join(found[:10]) or 'nothing'}{', …' if len(found) > 10 else ''}"
         )
@@ -223,9 +221,9 @@ def _cifar10_records(path: Path) -> Tensor:
     try:
         content = bytearray(path.read_bytes())
     except OSError as error:
-        raise DataError(f"cifar10: cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cifar10: cannot read {path}: {error.strerror}") from error
     if not content or len(content) % CIFAR10_RECORD_BYTES:
-        raise DataError(
+        raise InputError(
             f"cifar10: {path} has {len(content)} bytes, not a positive multiple of {CIFAR10_RECORD_BYTES} "
             "(one label and 3 x 32 x 32 pixels an image): is it whole, and the binary version?"
         )
@@ -233,7 +231,7 @@ def _cifar10_records(path: Path) -> Tensor:
     worst = int(records[:, 0].argmax())
     label = int(records[worst, 0])
     if label > 9:
-        raise DataError(f"cifar10: {path} gives image {worst} the label {label}; labels are 0 to 9")
+        raise InputError(f"cifar10: {path} gives image {worst} the label {label}; labels are 0 to 9")
     return records
 
 
@@ -265,6 +263,6 @@ def random_classification(
 
 
 def require_count(name: str, value: object, function: str = "text") -> None:
-    """DataError unless the value is an integer of at least 1."""
+    """InputError unless the value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise DataError(f"{function}: {name} must be an integer of at least 1, got {value!r}")
+        raise InputError(f"{function}: {name} must be an integer of at least 1, got {value!r}")

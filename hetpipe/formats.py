@@ -30,6 +30,12 @@ class InputError(ValueError):
     exit_code = 2
 
 
+def exit_code(error: BaseException) -> int:
+    """The code with which a command ends after this error: the error's own, or 1."""
+    code = getattr(error, "exit_code", 1)
+    return code if isinstance(code, int) else 1
+
+
 class Faults(ValueError):
     """Several faults that a validator found; each is told on a line of its own."""
 
@@ -60,6 +66,13 @@ def shown(value: Any) -> str:
 def told(wrong: Sequence[T], tell: Callable[[T], str]) -> list[str]:
     """A fault for each of them, worded only as far as a message shows it."""
     return [tell(item) for item in wrong[:MOST_LINES]] + [""] * (len(wrong) - MOST_LINES)
+
+
+def clipped(message: str) -> str:
+    """A message, whoever wrote it, in at most ten lines of a thousand characters."""
+    lines = message.splitlines()
+    kept = lines if len(lines) <= MOST_LINES else lines[: MOST_LINES - 1]
+    return "\n".join([cut(line, 1_000) for line in kept] + [f"… and {len(lines) - len(kept)} more lines"] * (kept != lines))
 
 
 def listed(faults: Sequence[str]) -> str:
@@ -164,7 +177,7 @@ def _keys(model: type[BaseModel]) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
-def _explain(error: ValidationError) -> list[str]:
+def explained(error: ValidationError) -> list[str]:
     """Every fault: where, what, and what was given."""
     lines = []
     for item in error.errors(include_url=False):
@@ -191,7 +204,7 @@ def validated(model: type[M], data: Any, source: str, what: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        faults = _explain(error)
+        faults = explained(error)
         raise InputError(f"{source}: {len(faults)} fault(s) in this {what}\n{listed(faults)}") from None
 
 

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from hetpipe.cluster import Device
-from hetpipe.formats import InputError
+from hetpipe.formats import exit_code
 
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed",
            "Connection refused", "recvValue failed", "Timed out waiting", "NCCL communicator was aborted",
@@ -34,13 +34,14 @@ GRACE_SECONDS = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What one rank says when it ends: its result, or its error."""
+    """What one rank says when it ends: its result, or its error, and the exit code that the error means."""
 
     rank: int
     time: float
     result: Any = None
     error: str | None = None
     kind: str = ""
+    code: int = 1
     where: str = ""
     trace: str = ""
 
@@ -51,12 +52,13 @@ class Report:
 
 
 class RankFailure(RuntimeError):
-    """A rank failed; the message names rank, stage and device. `report` (None if it ended without one) has its
-    kind and its traceback."""
+    """A rank failed; the message names rank, stage and device. `report` (None if it ended without one) has the message
+    alone, its kind, its exit code (which is that of this error) and its traceback."""
 
     def __init__(self, message: str, report: Report | None) -> None:
         super().__init__(message)
         self.report = report
+        self.exit_code = report.code if report is not None else 1
 
 
 # In a rank: says where it is ("rank 3, replica 0 stage 1, device n0/1, in 1F3") for its report; and the way to the launcher.
@@ -106,12 +108,12 @@ def _child(
         result = program(*arguments)
         _send(pipe, Report(rank=rank, time=time.time(), result=result))
     except BaseException as error:
-        code = 1
         root = root_cause(error)
-        message = f"{type(root).__name__}: {root}" if not isinstance(root, InputError) else str(root)
+        code = exit_code(root)
+        message = str(root) if code != 1 else f"{type(root).__name__}: {root}"
         with contextlib.suppress(OSError):
             _send(pipe, Report(rank=rank, time=time.time(), error=message, kind=type(root).__name__, where=whereabouts(rank),
-                               trace="".join(traceback.format_exception(error))))  # fmt: skip
+                               trace="".join(traceback.format_exception(error)), code=code))  # fmt: skip
     pipe.close()
     sys.stdout.flush()
     sys.stderr.flush()

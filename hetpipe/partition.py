@@ -18,6 +18,8 @@ class PartitionError(Exception):
     which layer, how many bytes; `missing_bytes` is the last as a number, and `needed_bytes` what the stage that does not
     fit needs, where they are known."""
 
+    exit_code = 3
+
     def __init__(
         self,
         message: str,

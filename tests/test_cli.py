@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hetpipe import cli
-from hetpipe.formats import InputError
+from hetpipe.formats import InputError, exit_code
 from hetpipe.launch import RankFailure, Report
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
@@ -379,13 +378,27 @@ def test_no_plan_that_fits_ends_with_3(run: Command, folder: Folder) -> None:
         (PartitionError("x"), 3),
         (OSError("disk full"), 1),
         (RankFailure("x", None), 1),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="DataError")), 2),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="PartitionError")), 3),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="ZeroDivisionError")), 1),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x", code=2)), 2),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x", code=3)), 3),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x")), 1),
     ],
 )
 def test_exit_codes(error: BaseException, code: int) -> None:
-    assert cli.exit_code(error) == code
+    assert exit_code(error) == code
+
+
+def test_a_message_has_ten_lines_whoever_wrote_it(
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("first\n" + "x" * 10**6 + "\ny" * 10**5)
+
+    monkeypatch.setattr("hetpipe.start.run_everywhere", refuse)
+    found = run("train", "job.yaml")
+    lines = found.err.splitlines()
+    assert found.code == 2
+    assert (len(lines), lines[0], lines[-1]) == (10, "error: first", "… and 99993 more lines")
+    assert len(lines[1]) == 1_000
 
 
 def test_anything_else_ends_with_1_and_a_traceback_before_the_message(

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hetpipe.data import fetch
-from hetpipe.datasets import DataError, Samples, cifar10, random_classification, text
+from hetpipe.datasets import Samples, cifar10, random_classification, text
+from hetpipe.formats import InputError
 
 CIFAR10_PIECE = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar-10-batches-bin"
 
@@ -61,21 +62,21 @@ def test_text_says_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_bytes(b"abc")
     (tmp_path / "empty.txt").write_bytes(b"")
     short = str(tmp_path / "short.txt")
-    with pytest.raises(DataError, match="training part has 3 bytes, one sample of context 3 needs 4"):
+    with pytest.raises(InputError, match="training part has 3 bytes, one sample of context 3 needs 4"):
         text(context=3, files=short, test_fraction=0)
-    with pytest.raises(DataError, match="test part has 1 bytes, one sample of context 1 needs 2"):
+    with pytest.raises(InputError, match="test part has 1 bytes, one sample of context 1 needs 2"):
         text(context=1, files=short, test_fraction=0.34)
-    with pytest.raises(DataError, match=r"no file matches '.*none\*'"):
+    with pytest.raises(InputError, match=r"no file matches '.*none\*'"):
         text(files=[str(tmp_path / "none*")])
-    with pytest.raises(DataError, match=r"is a folder: write .*/\*\*/\*\.txt"):
+    with pytest.raises(InputError, match=r"is a folder: write .*/\*\*/\*\.txt"):
         text(files=[str(tmp_path)])
-    with pytest.raises(DataError, match="the 1 files are empty"):
+    with pytest.raises(InputError, match="the 1 files are empty"):
         text(files=str(tmp_path / "empty.txt"))
-    with pytest.raises(DataError, match="files is an empty list"):
+    with pytest.raises(InputError, match="files is an empty list"):
         text(files=[])
-    with pytest.raises(DataError, match="test_fraction must be from 0 to below 1, got 1"):
+    with pytest.raises(InputError, match="test_fraction must be from 0 to below 1, got 1"):
         text(test_fraction=1)
-    with pytest.raises(DataError, match="context must be an integer of at least 1, got 0"):
+    with pytest.raises(InputError, match="context must be an integer of at least 1, got 0"):
         text(context=0)
 
 
@@ -92,22 +93,22 @@ def test_cifar10_planes_labels_and_scale(tmp_path: Path) -> None:
 
 def test_cifar10_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"cannot read the folder .*nowhere: No such file.*expected there: data_b"
+        InputError, match=r"cannot read the folder .*nowhere: No such file.*expected there: data_b"
     ):
         cifar10(str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"lacks data_batch_1.bin, .*test_batch.bin .*; found: nothing"):
+    with pytest.raises(InputError, match=r"lacks data_batch_1.bin, .*test_batch.bin .*; found: nothing"):
         cifar10(str(tmp_path))
     write_cifar10(tmp_path)
     (tmp_path / "data_batch_2.bin").unlink()
     with pytest.raises(
-        DataError, match=r"lacks data_batch_2.bin \(.*found: data_batch_1.bin, data_batch_3.bin"
+        InputError, match=r"lacks data_batch_2.bin \(.*found: data_batch_1.bin, data_batch_3.bin"
     ):
         cifar10(str(tmp_path))
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * 3074)
-    with pytest.raises(DataError, match=r"data_batch_2.bin has 3074 bytes, not a positive multiple of 3073"):
+    with pytest.raises(InputError, match=r"data_batch_2.bin has 3074 bytes, not a positive multiple of 3073"):
         cifar10(str(tmp_path))
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * 3073 + b"\x0b" + b"\0" * 3072)
-    with pytest.raises(DataError, match=r"data_batch_2.bin gives image 1 the label 11; labels are 0 to 9"):
+    with pytest.raises(InputError, match=r"data_batch_2.bin gives image 1 the label 11; labels are 0 to 9"):
         cifar10(str(tmp_path))
 
 
@@ -131,7 +132,7 @@ def test_random_classification_is_seeded_and_learnable() -> None:
     held_out, labels = fetch(first.test, torch.arange(8))
     assert torch.equal(torch.cdist(held_out, centres).argmin(1), labels)
     with pytest.raises(
-        DataError, match="random_classification: samples must be an integer of at least 1, got 0"
+        InputError, match="random_classification: samples must be an integer of at least 1, got 0"
     ):
         random_classification(0)
 

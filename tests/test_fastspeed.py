@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from hetpipe.config import Job
-from hetpipe.datasets import DataError
 from hetpipe.fastspeed import FastSpeed, Params, dict_samples
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import DROPPED
@@ -256,7 +255,7 @@ def test_params_and_other_refusals(tmp_path: Path) -> None:
         made.train(None, None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="returns dict, expected an nn.Module"):
         one_layer("builtins:dict")
-    with pytest.raises(DataError, match="sample 1 has no 'ids'; it has input_ids, attention_mask"):
+    with pytest.raises(InputError, match="sample 1 has no 'ids'; it has input_ids, attention_mask"):
         dict_samples("tests.fastspeed_parts:dicts", ["ids"], {"samples": 4}).train[1]
 
 
