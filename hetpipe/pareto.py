@@ -131,7 +131,7 @@ def make_front(
         allow_recompute=allow_recompute, memory_reserve=memory_reserve,
     )  # fmt: skip
     search = Search(problem, choice, limits, progress)
-    with Planners(partitioner, problem, max(1, min(workers, choice.size))) as planners:
+    with Planners(partitioner, max(1, min(workers, choice.size))) as planners:
         search.run(planners)
     front = Front.of(
         [search.row(item) for item in search.items],
