@@ -5,6 +5,7 @@ Each function returns a DataSplits of map-style datasets. A sample is (inputs, t
 """
 
 import glob
+import os
 import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hetpipe.data_folder import data_folder
 from hetpipe.formats import InputError
 
 Sample = tuple[Tensor, Tensor]
@@ -143,7 +145,7 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
     """The files that paths and patterns name, sorted, each once."""
     found: set[Path] = set()
     for pattern in patterns:
-        matches = [Path(match) for match in glob.glob(str(Path(pattern).expanduser()), recursive=True)]
+        matches = [Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True)]
         if not matches:
             raise InputError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
         here = {match for match in matches if match.is_file()}
@@ -173,6 +175,7 @@ def _read(paths: Sequence[Path], limit_bytes: int | None) -> Tensor:
     return torch.frombuffer(corpus, dtype=torch.uint8)
 
 
+CIFAR10_FOLDER = "cifar-10-batches-bin"
 CIFAR10_IMAGE_SHAPE = (3, 32, 32)  # red, green, blue planes
 CIFAR10_RECORD_BYTES = 1 + 3 * 32 * 32  # one label byte, then the pixels
 CIFAR10_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -181,17 +184,18 @@ CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # per channel, of the 50,000 training i
 CIFAR10_DEVIATION = (0.2470, 0.2435, 0.2616)
 
 
-def cifar10(folder: str, normalize: bool = True, limit: int | None = None) -> DataSplits:
+def cifar10(folder: str | None = None, normalize: bool = True, limit: int | None = None) -> DataSplits:
     """CIFAR-10 (Krizhevsky 2009) from the folder of its binary version: float32 [3, 32, 32] and int64 [].
 
     Args:
-        folder: holds data_batch_1.bin to data_batch_5.bin and test_batch.bin; a piece of each is enough.
+        folder: holds data_batch_1.bin to data_batch_5.bin and test_batch.bin; a piece of each is enough. The default is
+            cifar-10-batches-bin in the folder that the environment variable HETPIPE_DATA names.
         normalize: subtract each channel's mean and divide by its deviation; else pixels lie in [0, 1].
         limit: the first so many training images, and test images; None for all.
     """
     if limit is not None:
         require_count("limit", limit, "cifar10")
-    path = Path(folder).expanduser()
+    path = Path(os.path.expanduser(folder)) if folder is not None else data_folder(CIFAR10_FOLDER, "give `folder`")
     expected = [*CIFAR10_TRAIN_FILES, *CIFAR10_TEST_FILES]
     try:
         found = sorted(entry.name for entry in path.iterdir())

@@ -8,8 +8,7 @@ import torch
 from hetpipe.data import fetch
 from hetpipe.datasets import Samples, cifar10, random_classification, text
 from hetpipe.formats import InputError
-
-CIFAR10_PIECE = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar-10-batches-bin"
+from tests.external import NEEDS_CIFAR10
 
 
 def write_cifar10(folder: Path, images_per_file: int = 2, label: int = 3) -> Path:
@@ -91,7 +90,18 @@ def test_cifar10_planes_labels_and_scale(tmp_path: Path) -> None:
     assert (len(limited.train), len(limited.test)) == (1, 1)  # type: ignore[arg-type]
 
 
-def test_cifar10_says_what_is_wrong(tmp_path: Path) -> None:
+def test_cifar10_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HETPIPE_DATA", raising=False)
+    unset = "no folder 'cifar-10-batches-bin': HETPIPE_DATA is not set; set HETPIPE_DATA to the folder that holds it, or give"
+    with pytest.raises(InputError, match=f"^{unset} `folder`$"):
+        cifar10()
+    monkeypatch.setenv("HETPIPE_DATA", str(tmp_path))
+    with pytest.raises(InputError, match=f"the folder {tmp_path} of HETPIPE_DATA has none; set HETPIPE_DATA to"):
+        cifar10()
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    with pytest.raises(InputError, match="cifar-10-batches-bin lacks data_batch_1.bin"):
+        cifar10()
+    (tmp_path / "cifar-10-batches-bin").rmdir()
     with pytest.raises(
         InputError, match=r"cannot read the folder .*nowhere: No such file.*expected there: data_b"
     ):
@@ -112,9 +122,9 @@ def test_cifar10_says_what_is_wrong(tmp_path: Path) -> None:
         cifar10(str(tmp_path))
 
 
-@pytest.mark.skipif(not CIFAR10_PIECE.is_dir(), reason="no piece of the real CIFAR-10 beside the repository")
+@NEEDS_CIFAR10
 def test_cifar10_real_piece_is_normalised() -> None:
-    splits = cifar10(str(CIFAR10_PIECE))
+    splits = cifar10()
     images, labels = fetch(splits.train, torch.arange(5085))
     assert images.shape == (5085, 3, 32, 32)
     assert labels.bincount().tolist() == pytest.approx([508.5] * 10, rel=0.15)
