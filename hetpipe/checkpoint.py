@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from hetpipe.formats import InputError, read_mapping, write_text
+from hetpipe.formats import InputError, write_text
+from hetpipe.training_state import TrainerState
 from hetpipe.world import World
 
 STATE_FILE = "trainer.json"
@@ -118,14 +119,9 @@ def save(
     return final
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> TrainerState:
     """The plain part of a checkpoint."""
-    state = read_mapping(checkpoint / STATE_FILE)
-    if not isinstance(state, dict) or state.get("format") != "hetpipe.checkpoint/1":
-        raise InputError(
-            f"{checkpoint} is not a checkpoint of hetpipe: its {STATE_FILE} has no format hetpipe.checkpoint/1"
-        )
-    return state
+    return TrainerState.load(checkpoint / STATE_FILE)
 
 
 def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | None, world: World) -> None:

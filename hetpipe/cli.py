@@ -18,9 +18,10 @@ from hetpipe.cluster import Cluster
 from hetpipe.config import Job
 from hetpipe.exchange_command import export, import_published
 from hetpipe.fastspeed.command import app as convert
-from hetpipe.formats import Document, InputError, make_folder
+from hetpipe.formats import Document, InputError, check_folder, check_output
 from hetpipe.front import Front
 from hetpipe.launch import start_server
+from hetpipe.limits import MOST_BATCH
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.progress import Activity
@@ -56,6 +57,9 @@ def _version(wanted: bool) -> None:
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None: ...
+def _is_main() -> bool:
+    """Whether this process is the one that writes files: of those that torchrun started, the first."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _print_json(value: Any) -> None:
@@ -72,8 +76,9 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
-    make_folder(output.parent)
     job = Job.read(job_file, settings or ())
+    if _is_main():
+        check_output(output)
     start_server(job.model.name)
     with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
         from hetpipe.start import profile_everywhere
@@ -95,7 +100,7 @@ def plan(
     profile: ProfileFile,
     cluster: ClusterFile,
     global_batch: Annotated[
-        int, typer.Option("--global-batch", min=1, help="Samples of one optimizer step.")
+        int, typer.Option("--global-batch", min=1, max=MOST_BATCH, help="Samples of one optimizer step.")
     ],
     partitioner: Annotated[str, typer.Option(help="auto, or another by name.")] = "auto",
     schedule: Annotated[Literal["auto", "gpipe", "1f1b"], typer.Option()] = "auto",
@@ -128,6 +133,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find who computes what: replicas, stages, shares; with a lower bound and the gap to it."""
+    from hetpipe.draw import PICTURES
     from hetpipe.planner import make_plan
     from hetpipe.report import plan_table
 
@@ -147,6 +153,9 @@ def plan(
 
         run_front(measured, machines, global_batch, options, (output, csv, plans), as_json, out)
         return
+    check_output(output)
+    if output is not None and output.suffix.lower() in PICTURES:
+        raise InputError(f"cannot write {output}: a plan is written as .json, which 'hetpipe show' draws")
     if isinstance(machines, Catalogue) or csv is not None or plans is not None:
         what = (
             f"{cluster} is a catalogue"
@@ -179,6 +188,7 @@ def simulate(
     from hetpipe.tables import step_table
     from hetpipe.trace import save_trace
 
+    check_output(trace)
     found, measured, machines = Plan.load(plan), Profile.load(profile), Cluster.load(cluster)
     timeline = with_memory(run(found, measured, machines), found, measured, machines)
     for warning in timeline.warnings:
@@ -214,10 +224,11 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a plan: as a table and a Gantt chart, or as a picture of the partition."""
-    from hetpipe.draw import draw_plan
+    from hetpipe.draw import PICTURES, draw_plan
     from hetpipe.report import plan_table, text_gantt
     from hetpipe.simulator import simulate as run
 
+    check_output(output, *PICTURES)
     found = Plan.load(plan)
     measured = Profile.load(profile) if profile is not None else None
     machines = Cluster.load(cluster) if cluster is not None else None
@@ -248,6 +259,9 @@ def train(
     if plan is not None:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
     job.check_files()
+    for section in (job.log, job.checkpoint) if _is_main() else ():
+        if section is not None:
+            check_folder(section.folder)
     start_server(job.model.name)
     with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
         from hetpipe.start import train_everywhere, train_rank

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError, write_text
+from hetpipe.formats import InputError, check_output, write_text
 from hetpipe.plan import Plan
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -32,6 +32,7 @@ def export(
     from hetpipe.export import export as run
     from hetpipe.export import parse_blocks
 
+    check_output(output)
     machines = Cluster.load(cluster) if cluster is not None else None
     found = run(Plan.load(plan), to, cluster=machines, blocks=parse_blocks(blocks))
     if output is not None:
@@ -67,6 +68,8 @@ def import_published(
     from hetpipe.importers import ImportOptions, parse_quantities
     from hetpipe.importers import import_published as run
 
+    check_output(output)
+    check_output(cluster_output)
     links, sizes = parse_quantities(link, inside or (), memory or ())
     options = ImportOptions(
         model=model, nodes=nodes, zone=zone, link=links.pop("", None), inside=links, memory=sizes,

@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 the input is wrong, 3 no plan fits, 128 + n stopped by sig
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shlex
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
+from hetpipe.formats import clipped, exit_code
 from hetpipe.launch import RankFailure, end_server, report_of
 from hetpipe.progress import debugging, say
 from hetpipe.pulse import LAUNCHED, PeerLostError, first_to_say, is_echo, stop_pulse, verdict
@@ -26,6 +28,9 @@ def main(run: Callable[[], object]) -> NoReturn:
     """Run a command line and end the process with its exit code."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a job's package.module:function may lie here, as under python -m
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
     own = None  # the error that ends this process, if it is its own
     try:
         signal.signal(signal.SIGTERM, _stop)
@@ -56,19 +61,14 @@ def _stop(number: int, _: FrameType | None) -> NoReturn:
     raise RunStopped(number)
 
 
-def exit_code(error: BaseException) -> int:
-    """The code with which a command ends after this error; for a failed rank, that of the rank's own error."""
-    return int(getattr(error, "exit_code", 1))
-
-
 def last_words(error: Exception, code: int) -> str:
     """What is said of it, last of all that is printed."""
     if isinstance(error, RunStopped):
         return f"{error}; {how_to_resume(error.resume)}"
     if isinstance(error, RankFailure):
-        return f"{error}; {how_to_resume(error.resume)}" if code == 1 else str(error.report and error.report.error)
+        return f"{error}; {how_to_resume(error.resume)}" if code == 1 else clipped(str(error.report and error.report.error))
     if code != 1:
-        return str(error)
+        return clipped(str(error))
     report = report_of(error, int(os.environ.get("RANK", "0")))
     if "RANK" not in os.environ:
         return str(report.error)

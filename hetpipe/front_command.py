@@ -11,8 +11,8 @@ from rich.console import Console
 
 from hetpipe.catalogue import Catalogue, choice_of
 from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError, write_text
-from hetpipe.front_report import draw_front, front_csv, front_table
+from hetpipe.formats import check_folder, check_output, write_text
+from hetpipe.front_report import check_picture, draw_front, front_csv, front_table
 from hetpipe.pareto import Found, make_front
 from hetpipe.partition import PartitionError
 from hetpipe.profiles import Profile
@@ -33,9 +33,7 @@ def run_front(
     out: Console,
 ) -> None:
     """The command; PartitionError, after everything is written, if no sub-cluster has a plan."""
-    output = outputs[0]
-    if output is not None and output.suffix.lower() not in (".json", ".svg", ".png"):
-        raise InputError(f"cannot write {output}: a front is written as .json, .svg or .png (and --csv FILE)")
+    _check(outputs)
     workers = CORES if choice_of(source).size > FEW_ROWS else 1
     with Activity("planning") as activity:
         found = make_front(
@@ -51,6 +49,17 @@ def run_front(
             out.print(f"written to {path}", markup=False, soft_wrap=True)
     if not found.front.front:
         raise PartitionError(f"no sub-cluster has a plan; of the largest: {found.front.largest.reason}")
+
+
+def _check(outputs: Outputs) -> None:
+    """InputError where one of them cannot be written: known before the search."""
+    output, table, plans = outputs
+    check_output(output, ".json", ".svg", ".png")
+    if output is not None and output.suffix.lower() != ".json":
+        check_picture(output)
+    check_output(table)
+    if plans is not None:
+        check_folder(plans)
 
 
 def _write(found: Found, outputs: Outputs) -> list[Path]:

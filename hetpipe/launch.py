@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from hetpipe.cluster import Device
 from hetpipe.forkserver import Forkserver
+from hetpipe.formats import exit_code
 from hetpipe.progress import say
 from hetpipe.pulse import LAUNCHED, Beat, KeyValueStore, is_echo, part_for_beats, read_beats, stop_pulse
 from hetpipe.stopping import RunStopped
@@ -76,8 +77,8 @@ def report_of(error: BaseException, rank: int) -> Report:
     return Report(
         rank=rank,
         time=time.time(),
-        error=str(root) if hasattr(root, "exit_code") else f"{type(root).__name__}: {root}",
-        code=getattr(root, "exit_code", 1),
+        error=str(root) if exit_code(root) != 1 else f"{type(root).__name__}: {root}",
+        code=exit_code(root),
         where=whereabouts(rank),
         line=_line(root),
         resume=resume(),

@@ -31,13 +31,13 @@ from hetpipe.catalogue import Catalogue, Choice, Counts, choice_of
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.front import Front, Planned, Row, Status, nodes_text, planned
+from hetpipe.limits import MOST_SUBCLUSTERS
 from hetpipe.partition import PartitionError, Problem, ScheduleChoice, default_reserve
 from hetpipe.plan import Backend, Plan, Proof
 from hetpipe.planner import option_faults
 from hetpipe.profiles import Profile
 from hetpipe.workers import Planners, Solved
 
-MOST_ROWS = 4_000
 SECONDS = 50.0  # for all together, where no limit is given
 EACH_SECONDS, LEAST_SECONDS = 10.0, 0.5  # for the search of one sub-cluster
 FIRST = 0.7  # part of the time in which every row is to have a plan
@@ -112,9 +112,9 @@ def make_front(
     if isinstance(source, Cluster):
         source = source.with_links(profile.links)
     choice = choice_of(source)
-    if choice.size > MOST_ROWS:
+    if choice.size > MOST_SUBCLUSTERS:
         raise InputError(
-            f"{choice.size} sub-clusters are more than {MOST_ROWS}; give the catalogue narrower ranges of nodes"
+            f"{choice.size} sub-clusters are more than {MOST_SUBCLUSTERS}; give the catalogue narrower ranges of nodes"
         )
     limits = {
         "max_price_per_hour": max_price_per_hour,
@@ -133,7 +133,7 @@ def make_front(
         allow_recompute=allow_recompute, memory_reserve=memory_reserve,
     )  # fmt: skip
     search = Search(problem, choice, limits, progress)
-    with Planners(partitioner, problem, max(1, min(workers, choice.size))) as planners:
+    with Planners(partitioner, max(1, min(workers, choice.size))) as planners:
         search.run(planners)
     front = Front.of(
         [search.row(item) for item in search.items],

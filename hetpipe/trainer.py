@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from hetpipe import checkpoint
 from hetpipe.build import DTYPES, as_dtype, build_metric, build_scheduler, optimizer_factory
 from hetpipe.config import Job
 from hetpipe.confirm import DIFFERENT
-from hetpipe.data import EpochSampler, fetch, replica_slices
+from hetpipe.data import EpochSampler, SamplerState, fetch, replica_slices
 from hetpipe.footprint import with_memory
 from hetpipe.formats import InputError
 from hetpipe.model import Tensors
@@ -42,6 +43,7 @@ from hetpipe.shares import shares_for
 from hetpipe.simulator import simulate
 from hetpipe.stopping import RunStopped, StopRequest
 from hetpipe.timeline import Span, Timeline
+from hetpipe.training_state import TrainerState
 from hetpipe.whereabouts import resume, resumes_from
 
 EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
@@ -335,33 +337,33 @@ class _Run:
         state = checkpoint.read_state(newest)
         self._restore(newest, state)
         if self.world.is_main:
-            say(_resumed(newest, int(state["step"]), self.total))
-        resumes_from(f"step {state['step']}, {newest}")
-        self.result.loss_before = state.get("loss")
-        return int(state["step"])
+            say(_resumed(newest, state.step, self.total))
+        resumes_from(f"step {state.step}, {newest}")
+        self.result.loss_before = state.loss
+        return state.step
 
-    def _restore(self, newest: Path, state: dict[str, Any]) -> None:
+    def _restore(self, newest: Path, state: TrainerState) -> None:
         assert self.parallel is not None
-        missing = [key for key in ("step", "sampler", "optimizer", "scheduler") if key not in state]
-        if missing:
-            raise InputError(
-                f"checkpoint {newest} lacks {missing} in {checkpoint.STATE_FILE}: another version saved it"
-            )
-        for what, own in (("optimizer", self.train_job.optimizer.name), ("scheduler", self._scheduler_name)):
-            if state[what] != own:
+        for what, saved, own in (
+            ("optimizer", state.optimizer, self.train_job.optimizer.name),
+            ("scheduler", state.scheduler, self._scheduler_name),
+        ):
+            if saved != own:
                 raise InputError(
-                    f"checkpoint {newest} was saved with the {what} {state[what]}, the job has {own}: go on with the "
+                    f"checkpoint {newest} was saved with the {what} {saved}, the job has {own}: go on with the "
                     "same one, or name another checkpoint.folder to start anew"
                 )
+        own_state = _plain(self.scheduler.state_dict()) if self.scheduler is not None else None
+        state.check(own_state, len(self.optimizer.param_groups), str(newest / checkpoint.STATE_FILE))
         checkpoint.load(newest, self.parallel.stage, self.optimizer, self.world)
         try:
-            self.sampler.load_state_dict(state["sampler"])
+            self.sampler.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
         except ValueError as error:
             raise InputError(f"checkpoint {newest}: {error}") from error
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler_state"])
-            for group, values in zip(self.optimizer.param_groups, state["scheduled"], strict=True):
-                group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+            self.scheduler.load_state_dict(state.scheduler_state or {})
+            for group, values in zip(self.optimizer.param_groups, state.scheduled, strict=True):
+                group.update(values.model_dump(exclude_none=True))
 
     @property
     def _scheduler_name(self) -> str | None:
@@ -370,7 +372,7 @@ class _Run:
     def _save(self, step: int) -> None:
         assert self.parallel is not None and self.job.checkpoint is not None
         extra = {
-            "loss": self.result.losses[-1],
+            "loss": self.result.losses[-1] if math.isfinite(self.result.losses[-1]) else None,
             "sampler": dict(self.sampler.state_dict()),
             "optimizer": self.train_job.optimizer.name,
             "scheduler": self._scheduler_name,

@@ -30,6 +30,7 @@ from hetpipe.plan import Backend
 from hetpipe.weights import empty_names, tensors_of
 from hetpipe.whereabouts import describe_with
 from hetpipe.world import World
+from tests.jobs import STATE
 from tests.ranks import make_plan
 from tests.transparency import open_engine
 
@@ -160,6 +161,6 @@ def _train(
         "losses": losses, "held": held, "state": {name: tensor.detach() for name, tensor in state.items()},
     }  # fmt: skip
     if saved is not None:
-        found["checkpoint"] = str(checkpoint.save(saved, 3, engine.stage, optimizer, {}, world, 1))
+        found["checkpoint"] = str(checkpoint.save(saved, 3, engine.stage, optimizer, STATE, world, 1))
     engine.close()
     return found

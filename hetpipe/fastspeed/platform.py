@@ -29,7 +29,7 @@ from hetpipe.config import PlanSection, ProfileSection, TorchNamed
 from hetpipe.data import EpochSampler
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.convert import MODEL, accumulated, manual_plan, measured_sizes
-from hetpipe.fastspeed.module import as_one_layer, load_weights, read_checkpoint
+from hetpipe.fastspeed.module import as_one_layer, load_optimizer, load_weights, read_checkpoint
 from hetpipe.formats import InputError, make_folder
 from hetpipe.model import Loss, Model, Tensors, as_tuple, as_value
 from hetpipe.plan import Plan
@@ -202,7 +202,7 @@ class FastSpeed:
         )
         optimizer = torch.optim.Adam(engine.parameters(), lr=section.learning_rate)
         if state is not None:
-            optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(optimizer, state, str(path))
             first = state["epoch"] + 1
         losses, kept = [], list[float]()
         began = time.perf_counter()
