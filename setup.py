@@ -52,6 +52,7 @@ setup(
         "typer>=0.12",
         "rich>=13",
         "safetensors>=0.5",
+        "filelock>=3.12",
     ],
     extras_require={
         "test": [

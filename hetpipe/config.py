@@ -126,7 +126,8 @@ class SchedulerSection(TorchNamed):
 
 class TrainSection(Strict):
     """The loop: `steps`, or `epochs` of the data. Afterwards the loss of `evaluate_samples` of the test samples is measured
-    (by default as many as a few steps train)."""
+    (by default as many as a few steps train). `on_nonfinite`: what a step does whose loss, or gradient, is infinite or no number:
+    it ends the run, is left out, or is taken like any other."""
 
     global_batch: Samples
     steps: Positive | None = None
@@ -138,6 +139,7 @@ class TrainSection(Strict):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     evaluate_samples: Count | Literal["all"] | None = None
     check_replicas_every: Positive = 100
+    on_nonfinite: Literal["stop", "skip", "ignore"] = "stop"
 
     @model_validator(mode="after")
     def _length(self) -> Self:

@@ -73,7 +73,8 @@ def last_words(error: Exception, code: int) -> str:
     if "RANK" not in os.environ:
         return str(report.error)
     first = str(error) if isinstance(error, PeerLostError) else verdict() if report.is_echo else None
-    return f"{first or f'{report.where}: {report.error}'}; {how_to_resume(resume())}"
+    own = f"{report.where}: {report.error}" if report.where else report.error
+    return f"{first or own}; {how_to_resume(resume())}"
 
 
 def _of_another(error: Exception) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from hetpipe.forkserver import serve; serve()"
 _LENGTH, _EXIT = struct.Struct("<q"), struct.Struct("<qq")  # of a request; (process, how `waitpid` says it ended, or −1: started)
 _STARTED = -1
+PRINTED = (1, 2)  # where a process prints: standard output, standard error
 
 
 class Forkserver:
@@ -49,11 +50,11 @@ class Forkserver:
             theirs.close()
 
     def fork(self, program: Callable[..., NoReturn], arguments: Sequence[Any], pipe: Connection) -> int:
-        """Run `program(*arguments, pipe)`, which ends its process, in a new one; that one's number. ChildProcessError if the
-        server is gone."""
+        """Run `program(*arguments, pipe)`, which ends its process, in a new one, which prints where this one does; that one's
+        number. ChildProcessError if the server is gone."""
         request = pickle.dumps((program, tuple(arguments)))
         try:
-            socket.send_fds(self._socket, [_LENGTH.pack(len(request))], [pipe.fileno()])
+            socket.send_fds(self._socket, [_LENGTH.pack(len(request))], [pipe.fileno(), *PRINTED])
             self._socket.sendall(request)
             while True:
                 process, status = self._read()
@@ -165,20 +166,24 @@ class _Server:
 
     def start(self) -> bool:
         """Fork a process as the next request says; False where there will be no more."""
-        header, descriptors, _, _ = socket.recv_fds(self.channel, _LENGTH.size, 1)
+        header, descriptors, _, _ = socket.recv_fds(self.channel, _LENGTH.size, 1 + len(PRINTED))
         request = _receive(self.channel, *_LENGTH.unpack(header)) if len(header) == _LENGTH.size else None
         if request is None or not descriptors:
             return False
         child = os.fork()
         if child == 0:
-            self.become(request, descriptors[0])
-        os.close(descriptors[0])
+            self.become(request, *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
         self.children.add(child)
         self.channel.sendall(_EXIT.pack(child, _STARTED))
         return True
 
-    def become(self, request: bytes, pipe: int) -> NoReturn:
+    def become(self, request: bytes, pipe: int, *printed: int) -> NoReturn:
         """This process is the new one."""
+        for given, own in zip(printed, PRINTED, strict=True):
+            os.dup2(given, own)
+            os.close(given)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.channel.close()

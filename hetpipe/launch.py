@@ -28,7 +28,7 @@ from hetpipe.forkserver import Forkserver
 from hetpipe.formats import exit_code
 from hetpipe.progress import say
 from hetpipe.pulse import LAUNCHED, Beat, KeyValueStore, is_echo, part_for_beats, read_beats, stop_pulse
-from hetpipe.stopping import RunStopped
+from hetpipe.stopping import RunError, RunStopped
 from hetpipe.whereabouts import resume, whereabouts
 
 _WRAPPERS = ("failed to run forward:", "Failed to run stage backward:")
@@ -38,7 +38,8 @@ GRACE_SECONDS = 1.5
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What one rank says when it ends: its result, or its error: the message, where the rank was, the line of code that raised
-    it, what the run can go on from, the traceback, and the code with which a command ends after it."""
+    it, what the run can go on from, the traceback, and the code with which a command ends after it. `where` is empty for an
+    error of all ranks."""
 
     rank: int
     time: float
@@ -74,12 +75,13 @@ class RankFailure(RuntimeError):
 def report_of(error: BaseException, rank: int) -> Report:
     """What this rank says of the error that ends it."""
     root = root_cause(error)
+    of_all = isinstance(root, RunError)
     return Report(
         rank=rank,
         time=time.time(),
-        error=str(root) if exit_code(root) != 1 else f"{type(root).__name__}: {root}",
+        error=str(root) if exit_code(root) != 1 or of_all else f"{type(root).__name__}: {root}",
         code=exit_code(root),
-        where=whereabouts(rank),
+        where="" if of_all else whereabouts(rank),
         line=_line(root),
         resume=resume(),
         trace="".join(traceback.format_exception(error)),
@@ -314,6 +316,8 @@ class _Watch:
         first = min(
             (r for r in self.reports.values() if r.error is not None), key=lambda r: (r.is_echo, r.time)
         )
+        if not first.where:
+            return RankFailure(str(first.error), first, first.resume or resume)
         where = first.where if "device" in first.where else f"{first.where}, device {self.devices[first.rank].id}"
         return RankFailure(f"{where}: {first.error}", first, first.resume or resume)
 

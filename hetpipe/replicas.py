@@ -27,6 +27,12 @@ class ReplicaMismatchError(RuntimeError):
     """Replicas of a layer hold different parameters."""
 
 
+def is_finite(*tensors: Tensor) -> bool:
+    """Whether all numbers of these tensors are. (Their sum tells: one pass, and one number to wait for.)"""
+    sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in tensors if t.is_floating_point()]
+    return all(bool(torch.isfinite(s)) for s in sums)
+
+
 class _Work(Protocol):
     def wait(self) -> object: ...
 
@@ -266,6 +272,10 @@ class GradientSync:
                 total += float(torch.linalg.vector_norm(bucket.flat, dtype=torch.float64)) ** 2
         return total
 
+    def is_finite(self) -> bool:
+        """Whether all numbers of this rank's gradients are."""
+        return is_finite(*(bucket.flat for bucket in self._buckets))
+
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""
         for bucket in self._buckets:
@@ -296,8 +306,17 @@ class GradientSync:
                 "changed them outside the optimizer step, or the optimizers differ; restart from the last checkpoint"
             )
 
+    def forget(self) -> None:
+        """No parameter has a gradient."""
+        for bucket in self._buckets:
+            for parameter, _ in bucket.views:
+                parameter.grad = None
+            for copy, _ in bucket.copies:
+                copy.grad = None
+
     def close(self) -> None:
-        """Remove the hooks and release the buckets."""
+        """Remove the hooks, and release the buckets with the gradients in them."""
+        self.forget()
         for bucket in self._buckets:
             for handle in bucket.handles:
                 handle.remove()  # type: ignore[attr-defined]

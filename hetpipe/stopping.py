@@ -1,10 +1,15 @@
-"""Being told to stop: SIGTERM (a scheduler's, with some seconds left) and Ctrl-C end a run after the step in which it is."""
+"""Why runs end before their time: for a reason of all ranks, or because they are told to: SIGTERM (a scheduler's, with some
+seconds left) and Ctrl-C end a run after the step in which it is."""
 
 from __future__ import annotations
 
 import signal
 from contextlib import suppress
 from types import FrameType, TracebackType
+
+
+class RunError(RuntimeError):
+    """A run cannot go on, for a reason that all ranks know and that is not one's own: its message says all."""
 
 
 class RunStopped(Exception):

@@ -54,7 +54,7 @@ def train_table(result: TrainResult) -> RenderableType:
     summary = result.summary()
     rows = [("steps", f"{summary['steps']}{'' if result.losses else ' (the run was finished: none was left to do)'}")]
     if result.losses:
-        rows.append(("loss", f"{summary['first_loss']:.4f} → {summary['last_loss']:.4f}"))
+        rows.append(("loss", f"{result.losses[0]:.4f} → {result.losses[-1]:.4f}"))
     elif result.loss_before is not None:
         rows.append(("loss", f"{result.loss_before:.4f}"))
     if result.step_seconds:

@@ -52,7 +52,7 @@ class Scheduled(Strict):
 
 class TrainerState(Document):
     """Step, place in the data, optimizer and schedule. `loss` is that of the last step; `scheduler_state` is what the schedule's
-    `state_dict` has in plain values."""
+    `state_dict` has in plain values; `tensors` is how many lie beside it; `job` is what the run depended on (see `resume`)."""
 
     called: ClassVar[str] = "checkpoint"
     format: Literal["hetpipe.checkpoint/1"]
@@ -63,6 +63,8 @@ class TrainerState(Document):
     scheduler: Name | None
     scheduler_state: dict[str, Any] | None
     scheduled: tuple[Scheduled, ...]
+    tensors: Count | None = None
+    job: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:

@@ -6,7 +6,7 @@ import atexit
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -67,6 +67,18 @@ class World:
         values = [value]
         dist.broadcast_object_list(values, src=min(self.ranks), group=self.control)
         return values[0]
+
+    def on_main(self, action: Callable[[], object]) -> None:
+        """Done by the main process while the others wait; what it raises, all raise."""
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                action()
+            except Exception as raised:
+                error = raised
+        error = self.first(error)
+        if error is not None:
+            raise error
 
     def barrier(self) -> None:
         """Wait for all."""
