@@ -45,6 +45,10 @@ def sailor_times(scale: float, optimizer: float = 0.24) -> dict[str, list[float]
 
 @pytest.fixture
 def sailor(tmp_path: Path) -> Path:
+    return write_sailor(tmp_path)
+
+
+def write_sailor(tmp_path: Path) -> Path:
     """One model on two device types; `fast` at degrees 1 and 2, `slow` at 1 and at 4, of which there are no sizes."""
     times = {
         "fast": {"1": {"1": sailor_times(1), "2": sailor_times(0.6, 0.12)}, "4": {"1": sailor_times(3)}},
@@ -209,6 +213,10 @@ SIZES = {"hidden_size": 8, "sequence_length": 16, "attention_heads": 2, "vocabul
 
 @pytest.fixture
 def fasop(tmp_path: Path) -> Path:
+    return write_fasop(tmp_path)
+
+
+def write_fasop(tmp_path: Path) -> Path:
     for name, row in {
         "net_A100_1": [1, 2, 2, 3],
         "net_A100_2": [1, 1, 1, 2],
