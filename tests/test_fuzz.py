@@ -43,8 +43,9 @@ from tests.test_importers import SIZES, write_fasop, write_sailor
 from tests.test_metis import METIS, write_metis
 from tests.zoo import ZOO, transformers_model
 
-pytestmark = pytest.mark.slow
-FUZZ = settings(**UNHURRIED, max_examples=5_000 if settings.get_current_profile_name() == "fuzz" else 300)
+MANY = settings.get_current_profile_name() == "fuzz"
+FUZZ = settings(**UNHURRIED, max_examples=5_000 if MANY else 300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7_200 if MANY else 300)]
 SECONDS = 10.0  # of processor time
 
 
