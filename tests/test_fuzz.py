@@ -30,8 +30,8 @@ from hetpipe.fastspeed.module import load_optimizer, load_weights, read_checkpoi
 from hetpipe.formats import clipped, exit_code
 from hetpipe.front import Front
 from hetpipe.importers import ImportOptions, import_published
+from hetpipe.resume import plain
 from hetpipe.runlog import trim_metrics
-from hetpipe.trainer import _plain
 from hetpipe.weights import materialise
 from tests import fastspeed_parts as parts
 from tests.commands import Command, Said
@@ -257,12 +257,12 @@ def test_the_state_of_a_run(tmp_path: Path) -> None:
     def resume() -> None:
         optimizer, scheduler = parts_of_training()
         state = checkpoint.read_state(tmp_path)
-        state.check(_plain(scheduler.state_dict()), 1, str(tmp_path))
+        state.check(plain(scheduler.state_dict()), 1, str(tmp_path))
         scheduler.load_state_dict(state.scheduler_state or {})
         optimizer.param_groups[0].update(state.scheduled[0].model_dump(exclude_none=True))
         optimizer.step()
 
-    own = _plain(parts_of_training()[1].state_dict())
+    own = plain(parts_of_training()[1].state_dict())
     whole = {"format": "hetpipe.checkpoint/1", "step": 3, **STATE, "scheduler_state": own, "scheduled": [{"lr": 0.1}]}
     file = tmp_path / checkpoint.STATE_FILE
     file.write_text(json.dumps(whole))
