@@ -6,7 +6,7 @@ import atexit
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from hetpipe.cluster import Cluster, Node
 from hetpipe.formats import InputError
+from hetpipe.pulse import start_pulse, stop_pulse
 
 # A message of a training step that takes longer means a lost peer; measuring, planning, loading and saving, where ranks wait
 # for one, may take long.
@@ -26,14 +27,15 @@ LONG_TIMEOUT = max(TIMEOUT, timedelta(seconds=float(os.environ.get("HETPIPE_LONG
 @dataclass(frozen=True, kw_only=True)
 class World:
     """This process among all. `rank_of` maps device ids to global ranks; `device_id` is this process's (None: it has no part in
-    the cluster); `control` is a CPU group for small messages over `ranks`; `slow` is another, for what may take long (None:
-    `control` is one)."""
+    the cluster); `hosts` are the host names of all ranks; `control` is a CPU group for small messages over `ranks`; `slow` is
+    another, for what may take long (None: `control` is one)."""
 
     rank: int
     size: int
     device_id: str | None
     rank_of: Mapping[str, int]
     ranks: tuple[int, ...]
+    hosts: tuple[str, ...] = ()
     control: dist.ProcessGroup | None
     slow: dist.ProcessGroup | None = None
 
@@ -66,6 +68,18 @@ class World:
         dist.broadcast_object_list(values, src=min(self.ranks), group=self.control)
         return values[0]
 
+    def on_main(self, action: Callable[[], object]) -> None:
+        """Done by the main process while the others wait; what it raises, all raise."""
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                action()
+            except Exception as raised:
+                error = raised
+        error = self.first(error)
+        if error is not None:
+            raise error
+
     def barrier(self) -> None:
         """Wait for all."""
         self.sum([0.0])
@@ -88,7 +102,8 @@ class World:
             for timeout in (TIMEOUT, LONG_TIMEOUT)
         )
         return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
-                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, control=control, slow=slow)  # fmt: skip
+                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, hosts=self.hosts,
+                     control=control, slow=slow)  # fmt: skip
 
 
 def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None:
@@ -119,6 +134,7 @@ def connect(*, use_cuda: bool) -> None:
         )
         return
     dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=LONG_TIMEOUT)
+    start_pulse(dist.get_rank(), dist.get_world_size(), 2 * TIMEOUT.total_seconds())
     atexit.register(_leave)
 
 
@@ -154,7 +170,9 @@ def _check_group(*, use_cuda: bool) -> None:
 def _leave() -> None:
     """At the end of a script that ended well, end the process group: left to the interpreter, gloo's running threads can abort
     the process. After an exception nothing is waited for: peers are told by the closing connection."""
-    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+    error = getattr(sys, "last_value", None)
+    stop_pulse(f"{type(error).__name__}: {error}" if error is not None else None)
+    if dist.is_initialized() and error is None:
         dist.destroy_process_group()
 
 
@@ -200,6 +218,7 @@ def create_world(cluster: Cluster) -> World:
     )
     rank_of = bind_devices(cluster.nodes, places)
     mine = next((d for d, r in rank_of.items() if r == rank), None)
+    hosts = tuple(host for host, _, _ in places)
     return World(
-        rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), control=control
+        rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), hosts=hosts, control=control
     )
