@@ -108,7 +108,8 @@ def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cl
         torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
     cluster = cluster or discover_cluster(backend)
     world = create_world(cluster)
-    describe_with(lambda: f"rank {world.rank}, device {world.device_id}")
+    here = f"rank {world.rank}, device {world.device_id}"
+    describe_with(lambda: here)
     return world, cluster
 
 
@@ -247,7 +248,8 @@ def join(setting: Setting, profile: Profile, plan: Plan, backend: Backend = "tor
         name_places(_places(plan))
     if world.device_id in plan.device_ids:
         place = _places(plan)[world.device_id]
-        describe_with(lambda: f"rank {world.rank}, {place}, device {world.device_id}")
+        here = f"rank {world.rank}, {place}, device {world.device_id}"
+        describe_with(lambda: here)
 
     def device(device_id: str) -> torch.device:
         found = cluster.device(device_id)

@@ -123,7 +123,8 @@ def absolute(output: Tensor, targets: Tensor) -> Tensor:
 
 
 class Failing(nn.Module):
-    """A layer that fails at its forward number `step`, on one rank: by an error, by SIGKILL, or by never coming back."""
+    """A layer that fails at its forward number `step`, on one rank: by an error, by SIGKILL ("kill once": not again after a
+    restart), or by never coming back."""
 
     def __init__(self, how: str, step: int, only_rank: int) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class Failing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if type(x) is Tensor and os.environ.get("RANK") == str(self.only_rank):  # a real one, in training
             self.calls += 1
-            if self.calls == self.step:
+            if self.calls == self.step and not (self.how == "kill once" and Path("failed_at").exists()):
                 self.fail()
         return x
 
@@ -140,7 +141,7 @@ class Failing(nn.Module):
         Path("failed_at").write_text(str(time.time()))
         if self.how == "raise":
             raise ArithmeticError("this layer divides by the number of its friends")
-        if self.how == "kill":
+        if self.how in ("kill", "kill once"):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(3600)
 

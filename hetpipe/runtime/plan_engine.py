@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hetpipe.formats import InputError
 from hetpipe.model import Model, Tensors, Wanted, as_tuple, batch_size, evaluating, select
 from hetpipe.plan import Plan
+from hetpipe.rendezvous import give_back_at_exit
 from hetpipe.replicas import GradientSync
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.recorder import Recorder
@@ -41,6 +42,7 @@ class PlanEngine(ABC):
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self._denominator = 1.0
+        give_back_at_exit(self)
 
     @abstractmethod
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
