@@ -11,6 +11,10 @@ DEMO ?= $(PY) -m bench.demo.run configs/jobs/demo.yaml
 # three on two cores: ranks of emulated devices mostly wait
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
+# data that is not in the repository (CIFAR-10, other planners' profiles): tests that need it are skipped without it
+HETPIPE_DATA ?= $(abspath $(wildcard ../shared/data))
+export HETPIPE_DATA
+
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 STAMP := $(VENV)/.hetpipe-setup

@@ -52,6 +52,7 @@ setup(
         "typer>=0.12",
         "rich>=13",
         "safetensors>=0.5",
+        "filelock>=3.12",
     ],
     extras_require={
         "test": [
@@ -68,6 +69,6 @@ setup(
         "pipes": ["fairscale==0.4.13", "torchgpipe==0.0.7"],
         "trainers": ["accelerate>=1.15", "lightning>=2.6", "transformers>=5"],
     },
-    entry_points={"console_scripts": ["hetpipe = hetpipe.cli:main"]},
+    entry_points={"console_scripts": ["hetpipe = hetpipe.__main__:main"]},
     zip_safe=False,
 )

@@ -1,8 +1,8 @@
 """hetpipe: unequal pipeline and data parallelism for unequal devices.
 
 Measure (`profile_model`), plan (`make_plan`; `make_front` over a catalogue), predict (`simulate`), train (`Trainer`,
-or `wrap` for one's own loop; `auto` measures, plans and wraps). Each name is imported when it is first used, so that
-planning and simulating need no torch.
+or `wrap` for one's own loop, with `save_checkpoint` and `load_checkpoint`; `auto` measures, plans and wraps). Each name
+is imported when it is first used, so that planning and simulating need no torch.
 """
 
 from importlib import import_module
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetpipe.autowrap import auto
+    from hetpipe.autowrap import UnusedRank, auto
+    from hetpipe.own_checkpoint import load_checkpoint, save_checkpoint
     from hetpipe.pareto import make_front
     from hetpipe.planner import make_plan
     from hetpipe.profiler import profile_model
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from hetpipe.simulator import simulate
     from hetpipe.trainer import Trainer
 
-__all__ = ["Trainer", "__version__", "auto", "make_front", "make_plan", "profile_model", "simulate", "wrap"]
+__all__ = ["Trainer", "UnusedRank", "__version__", "auto", "load_checkpoint", "make_front", "make_plan", "profile_model",
+           "save_checkpoint", "simulate", "wrap"]  # fmt: skip
 
 __version__ = "0.1.0"
 
@@ -31,10 +33,13 @@ if (_ROOT / "setup.py").is_file():
 
 _HOMES = {
     "Trainer": "hetpipe.trainer",
+    "UnusedRank": "hetpipe.autowrap",
     "auto": "hetpipe.autowrap",
+    "load_checkpoint": "hetpipe.own_checkpoint",
     "make_front": "hetpipe.pareto",
     "make_plan": "hetpipe.planner",
     "profile_model": "hetpipe.profiler",
+    "save_checkpoint": "hetpipe.own_checkpoint",
     "simulate": "hetpipe.simulator",
     "wrap": "hetpipe.runtime",
 }

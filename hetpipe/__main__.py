@@ -1,6 +1,16 @@
-"""`python -m hetpipe`."""
+"""The command `hetpipe`, and `python -m hetpipe`: heeds Ctrl-C while everything is still being imported."""
 
-from hetpipe.cli import main
+import os
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from hetpipe import cli
+    except KeyboardInterrupt:
+        os._exit(130)
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-
 from torch import nn
 
+from hetpipe.cache import measured
 from hetpipe.cluster import Cluster
 from hetpipe.config import PlanSection, ProfileSection, TorchNamed
 from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.runtime.own_loop import check_same_model
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.session import Setting, join, measured, meet, planned
+from hetpipe.session import Setting, join, meet, planned
 from hetpipe.split import trace_boundaries
+
+
+class UnusedRank(Exception):
+    """The plan is faster without this rank's device: it has nothing to do, and may end (with exit code 0)."""
 
 
 def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFunction, *, global_batch: int,
@@ -27,20 +30,19 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     measurement is kept in `.hetpipe/profiles` and used again for the same model on the same devices.
 
     The plan is `engine.plan`; `engine.replica` says which of its replicas this rank belongs to. Modules stay in the mode they
-    are in: what `.eval()` froze stays frozen. A rank whose device the plan leaves unused ends here, with exit code 0 and a line
-    that says so. InputError if an argument is wrong, PartitionError if no plan fits.
+    are in: what `.eval()` froze stays frozen. UnusedRank on a rank without which the plan is faster: nobody waits for it, so
+    it may end. InputError if an argument is wrong, PartitionError if no plan fits.
     """
     world, machines = meet(cluster)
     inputs, targets = sample
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
     whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss)
     trace_boundaries(model, inputs)  # a layer that does not take the sample is known before anything is measured
-    setting = Setting(world=world, cluster=machines, model=whole)
-    profile = measured(setting, ProfileSection(), TorchNamed(name=optimizer))
+    setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None)
+    profile = measured(whole, machines, world, ProfileSection(), TorchNamed(name=optimizer))
     plan = planned(setting, profile, global_batch, PlanSection(partitioner=partitioner))
     engine = join(setting, profile, plan)
     if engine is None:
-        print(f"hetpipe: rank {world.rank} ends: the plan is faster without device {world.device_id}", file=sys.stderr)
-        raise SystemExit(0)
+        raise UnusedRank(f"rank {world.rank} is not used: the plan is faster without device {world.device_id}")
     check_same_model(engine)
     return engine

@@ -15,7 +15,7 @@ from torch import nn
 from hetpipe import registry
 from hetpipe.config import Job, LossSection, Named, SchedulerSection, TorchNamed
 from hetpipe.data import MapDataset, fetch
-from hetpipe.datasets import DataError, DataSplits
+from hetpipe.datasets import DataSplits
 from hetpipe.formats import InputError, nearest
 from hetpipe.model import LOSSES, Loss, Model, accuracy, cross_entropy
 from hetpipe.runtime.base import Metric
@@ -48,7 +48,7 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str)
                 raise InputError(f"{what} has no argument {name!r}{nearest(name, known)}")
     try:
         return function(**arguments)
-    except (InputError, DataError) as error:
+    except InputError as error:
         raise InputError(f"{what}: {error}") from error
     except (TypeError, ValueError) as error:
         raise InputError(f"{what} refuses its arguments {dict(arguments)}: {error}") from error

@@ -9,7 +9,6 @@ import unicodedata
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from hetpipe.formats import InputError
@@ -151,12 +150,6 @@ class Canvas:
                 rotation=90 if w.upright else 0, ha="center" if w.upright else _ANCHOR[w.anchor],
                 va="center" if w.upright else "baseline", parse_math=False, usetex=False,
             )  # fmt: skip
-
-
-def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file, with its folder."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_bytes(content)
 
 
 def _corners(box: Box) -> list[tuple[float, float]]:

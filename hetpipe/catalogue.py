@@ -12,7 +12,19 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from hetpipe.cluster import Cluster, DeviceType, Link, LinkBetween, Node, RuntimeOverhead
-from hetpipe.formats import Document, InputError, Strict, nearest, read_mapping
+from hetpipe.formats import (
+    DeviceCount,
+    Document,
+    Faults,
+    InputError,
+    Name,
+    Strict,
+    nearest,
+    read_mapping,
+    shown,
+    told,
+)
+from hetpipe.limits import MOST_DEVICES, MOST_SUBCLUSTERS
 
 Counts = tuple[int, ...]
 
@@ -21,10 +33,10 @@ def _range(value: Any) -> Any:
     """`3` or `"0..8"` as (first, last), both included."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
-    match = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", str(value))
+    match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:\.\.\s*([0-9]{1,9})\s*)?", str(value))
     if match is None:
         raise ValueError(
-            f"cannot read {value!r}; write a number of nodes, such as 2, or a range, such as 0..8"
+            f"cannot read {shown(value)}; write a number of nodes, such as 2, or a range, such as 0..8"
         )
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
@@ -37,8 +49,9 @@ def _range_text(value: tuple[int, int]) -> int | str:
     return value[0] if value[0] == value[1] else f"{value[0]}..{value[1]}"
 
 
+_NodeCount = Annotated[int, Field(strict=True, ge=0, le=MOST_DEVICES)]
 Range = Annotated[
-    tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
+    tuple[_NodeCount, _NodeCount],
     BeforeValidator(_range),
     PlainSerializer(_range_text),
     WithJsonSchema(
@@ -55,7 +68,7 @@ Range = Annotated[
 class Template(Strict):
     """A kind of node that can be had: its devices, and the link between them."""
 
-    devices: Annotated[dict[str, Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    devices: Annotated[dict[Name, DeviceCount], Field(min_length=1)]
     link: Link | None = None
 
 
@@ -63,9 +76,9 @@ class Catalogue(Document):
     """Nodes to choose from. `links` joins two nodes of the named templates (twice the same: two such nodes)."""
 
     format: Literal["hetpipe.catalogue/1"]
-    device_types: Annotated[dict[str, DeviceType], Field(min_length=1)]
-    templates: Annotated[dict[Annotated[str, Field(pattern=r"^[^/\s]+$")], Template], Field(min_length=1)]
-    nodes: Annotated[dict[str, Range], Field(min_length=1)]
+    device_types: Annotated[dict[Name, DeviceType], Field(min_length=1)]
+    templates: Annotated[dict[Annotated[Name, Field(pattern=r"^[^/\s]+$")], Template], Field(min_length=1)]
+    nodes: Annotated[dict[Name, Range], Field(min_length=1)]
     link: Link | None = None
     links: tuple[LinkBetween, ...] = ()
     runtime_overhead: RuntimeOverhead = RuntimeOverhead()
@@ -73,17 +86,22 @@ class Catalogue(Document):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         types, names = list(self.device_types), list(self.templates)
-        faults = [f"template {name!r}: unknown device type {kind!r}{nearest(kind, types)}"
-                  for name, template in self.templates.items() for kind in template.devices
-                  if kind not in types]  # fmt: skip
-        faults += [f"nodes: unknown template {name!r}{nearest(name, names)}"
-                   for name in self.nodes if name not in names]  # fmt: skip
-        faults += [f"links: unknown template {end!r}{nearest(end, names)}"
-                   for link in self.links for end in link.between if end not in names]  # fmt: skip
+        strange = [(name, kind) for name, template in self.templates.items() for kind in template.devices
+                   if kind not in self.device_types]  # fmt: skip
+        faults = told(strange, lambda x: f"template {x[0]!r}: unknown device type {x[1]!r}{nearest(x[1], types)}")
+        unknown = [name for name in self.nodes if name not in self.templates]
+        faults += told(unknown, lambda name: f"nodes: unknown template {name!r}{nearest(name, names)}")
+        ends = [end for link in self.links for end in link.between if end not in self.templates]
+        faults += told(ends, lambda end: f"links: unknown template {end!r}{nearest(end, names)}")
         if all(last == 0 for _, last in self.nodes.values()):
             faults.append("nodes: no template may be taken even once, so there is nothing to choose from")
+        devices = sum(
+            last * sum(self.templates[name].devices.values()) for name, (_, last) in self.nodes.items() if name in self.templates
+        )
+        if devices > MOST_DEVICES:
+            faults.append(f"nodes: all of them have {devices} devices, the most of a cluster are {MOST_DEVICES}")
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Faults(faults)
         return self
 
     def cluster(self, counts: Counts) -> Cluster:
@@ -147,6 +165,11 @@ def choice_of(source: Catalogue | Cluster) -> Choice:
     if isinstance(source, Catalogue):
         return Choice(tuple(source.nodes), tuple(source.nodes.values()), source.cluster)
     groups = alike(source)
+    if 2 ** min(len(groups), 99) > 2 * MOST_SUBCLUSTERS:
+        raise InputError(
+            f"the cluster has {len(groups)} kinds of nodes, and so more than {MOST_SUBCLUSTERS} sub-clusters: write a catalogue "
+            "of fewer templates"
+        )
     names = _group_names(groups)
 
     def part(counts: Counts) -> Cluster:
@@ -163,26 +186,32 @@ def alike(cluster: Cluster) -> list[list[Node]]:
     """The nodes in groups: alike are nodes with the same devices whose links, inside and to every other node, are the same,
     so that swapping two of them changes nothing. (That is transitive: what is like the first of a group is like all of it.)"""
     own = {frozenset(link.between): Link(**link.model_dump(exclude={"between"})) for link in cluster.links}
+    partners: dict[str, set[str]] = {node.name: set() for node in cluster.nodes}
+    for link in cluster.links:
+        a, b = link.between
+        partners[a].add(b)
+        partners[b].add(a)
 
-    def link(a: Node, b: Node) -> Link | None:
-        return own.get(frozenset([a.name, b.name]), a.link if a is b and a.link is not None else cluster.link)
+    def inside(node: Node) -> Link | None:
+        return own.get(frozenset([node.name]), node.link if node.link is not None else cluster.link)
+
+    def between(a: Node, other: str) -> Link | None:
+        return own.get(frozenset([a.name, other]), cluster.link)
 
     def same(a: Node, b: Node) -> bool:
-        others = [node for node in cluster.nodes if node is not a and node is not b]
-        return (
-            list(a.devices.items()) == list(b.devices.items())
-            and link(a, a) == link(b, b)
-            and all(link(a, other) == link(b, other) for other in others)
-        )
+        others = (partners[a.name] | partners[b.name]) - {a.name, b.name}  # all others have the cluster's link to both
+        return all(between(a, other) == between(b, other) for other in others)
 
     groups: list[list[Node]] = []
+    alone: dict[Any, list[list[Node]]] = {}  # the groups by what a node is by itself
     for node in cluster.nodes:
-        for group in groups:
-            if same(node, group[0]):
-                group.append(node)
-                break
-        else:
-            groups.append([node])
+        found = alone.setdefault((*node.devices.items(), inside(node)), [])
+        group = next((group for group in found if same(node, group[0])), None)
+        if group is None:
+            group = []
+            found.append(group)
+            groups.append(group)
+        group.append(node)
     return groups
 
 
@@ -203,6 +232,6 @@ def load_choice(path: Path) -> Catalogue | Cluster:
         return Catalogue.parse(data, str(path))
     if isinstance(named, str) and not named.startswith(("hetpipe.cluster/", "hetpipe.catalogue/")):
         raise InputError(
-            f"{path}: its format is {named!r}, expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"
+            f"{path}: its format is {shown(named)}, expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"
         )
     return Cluster.parse(data, str(path))

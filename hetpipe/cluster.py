@@ -10,20 +10,37 @@ from typing import Annotated, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from hetpipe.formats import Bytes, BytesPerSecond, Document, InputError, Seconds, Strict, nearest
+from hetpipe.formats import (
+    Bytes,
+    BytesPerSecond,
+    DeviceCount,
+    Document,
+    Factor,
+    Faults,
+    Flag,
+    InputError,
+    Name,
+    Price,
+    Seconds,
+    Strict,
+    nearest,
+    shown,
+    told,
+)
+from hetpipe.limits import MOST_DEVICES, MOST_FACTOR
 
 
 class Emulate(Strict):
     """A CPU rank whose every compute action lasts `slowdown` times what it takes on this host."""
 
-    slowdown: Annotated[float, Field(ge=1.0)]
+    slowdown: Annotated[float, Field(strict=True, ge=1.0, le=MOST_FACTOR)]
 
 
 class DeviceType(Strict):
     """One kind of device: its memory in bytes and its price in currency units per hour."""
 
     memory: Bytes
-    price_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    price_per_hour: Price = 0.0
     emulate: Emulate | None = None
 
 
@@ -44,7 +61,7 @@ class Link(Strict):
             sizes = [size for size, _ in self.points]
             if len(sizes) < 2 or any(b <= a for a, b in pairwise(sizes)):
                 raise ValueError(
-                    f"'points' needs at least two [bytes, seconds] of increasing bytes, got sizes {sizes}"
+                    f"'points' needs at least two [bytes, seconds] of increasing bytes, got sizes {shown(sizes)}"
                 )
         return self
 
@@ -63,16 +80,16 @@ class Link(Strict):
 class LinkBetween(Link):
     """The link of one pair of nodes (twice the same node: inside it)."""
 
-    between: tuple[str, str]
+    between: tuple[Name, Name]
 
 
 class Node(Strict):
     """A machine: how many devices of which type, in the order of their local ranks, and the link between them."""
 
-    name: Annotated[str, Field(pattern=r"^[^/\s]+$")]
-    devices: Annotated[dict[str, Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    name: Annotated[Name, Field(pattern=r"^[^/\s]+$")]
+    devices: Annotated[dict[Name, DeviceCount], Field(min_length=1)]
     link: Link | None = None
-    host: str | None = None
+    host: Name | None = None
 
 
 class RuntimeOverhead(Strict):
@@ -90,11 +107,11 @@ class RuntimeOverhead(Strict):
 
     device_bytes: Bytes = 0
     action_seconds: Seconds = 0.0
-    parameter_copies: Annotated[float, Field(ge=0)] = 0.0
-    backward_workspace: Annotated[float, Field(ge=0)] = 0.0
-    allocator_factor: Annotated[float, Field(ge=1)] = 1.0
+    parameter_copies: Factor = 0.0
+    backward_workspace: Factor = 0.0
+    allocator_factor: Annotated[Factor, Field(ge=1)] = 1.0
     receive_buffers: Literal["step", "one"] = "step"
-    overlap_transfers: bool = True
+    overlap_transfers: Flag = True
 
 
 class Device(NamedTuple):
@@ -110,7 +127,7 @@ class Cluster(Document):
     """Unequal devices on nodes, and what joins them."""
 
     format: Literal["hetpipe.cluster/1"]
-    device_types: Annotated[dict[str, DeviceType], Field(min_length=1)]
+    device_types: Annotated[dict[Name, DeviceType], Field(min_length=1)]
     nodes: Annotated[tuple[Node, ...], Field(min_length=1)]
     link: Link | None = None
     links: tuple[LinkBetween, ...] = ()
@@ -118,21 +135,23 @@ class Cluster(Document):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        faults = []
-        types = list(self.device_types)
-        names = [node.name for node in self.nodes]
-        faults += [
-            f"node name {name!r} is given {count} times"
-            for name, count in Counter(names).items()
-            if count > 1
-        ]
-        faults += [f"node {node.name!r}: unknown device type {kind!r}{nearest(kind, types)}"
-                   for node in self.nodes for kind in node.devices if kind not in types]  # fmt: skip
-        faults += [f"links: unknown node {end!r}{nearest(end, names)}"
-                   for link in self.links for end in link.between if end not in names]  # fmt: skip
+        types, names = list(self.device_types), Counter(node.name for node in self.nodes)
+        several = [name for name, count in names.items() if count > 1]
+        faults = told(several, lambda name: f"node name {name!r} is given {names[name]} times")
+        strange = [(node.name, kind) for node in self.nodes for kind in node.devices if kind not in self.device_types]
+        faults += told(strange, lambda x: f"node {x[0]!r}: unknown device type {x[1]!r}{nearest(x[1], types)}")
+        ends = [end for link in self.links for end in link.between if end not in names]
+        faults += told(ends, lambda end: f"links: unknown node {end!r}{nearest(end, list(names))}")
+        if self.device_count > MOST_DEVICES:
+            faults.append(f"the nodes have {self.device_count} devices, the most of a cluster are {MOST_DEVICES}")
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Faults(faults)
         return self
+
+    @property
+    def device_count(self) -> int:
+        """How many devices there are."""
+        return sum(sum(node.devices.values()) for node in self.nodes)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -157,10 +176,12 @@ class Cluster(Document):
     def device(self, device_id: str) -> Device:
         """The device with this id; InputError naming the nearest id if there is none."""
         if device_id not in self._by_id:
-            raise InputError(
-                f"the cluster has no device {device_id!r}{nearest(device_id, list(self._by_id))}"
-            )
+            raise InputError(self.unknown(device_id))
         return self._by_id[device_id]
+
+    def unknown(self, device_id: str) -> str:
+        """What is said of an id that no device has."""
+        return f"the cluster has no device {shown(device_id)}{nearest(device_id, list(self._by_id))}"
 
     def type_of(self, device_id: str) -> DeviceType:
         """The device type (memory, price) of one device."""

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from hetpipe.cluster import Cluster
-from hetpipe.formats import Document, InputError, Strict, read_mapping, read_yaml
+from hetpipe.formats import (
+    Count,
+    Document,
+    Flag,
+    InputError,
+    Name,
+    Number,
+    Positive,
+    Samples,
+    Seed,
+    Strict,
+    read_mapping,
+    read_yaml,
+    shown,
+)
+from hetpipe.limits import LARGEST_INTEGER
 from hetpipe.partition import Problem, ScheduleChoice
 from hetpipe.plan import Backend, Plan
 from hetpipe.profiles import Profile
-
-Positive = Annotated[int, Field(ge=1)]
 
 
 def _refuse_text(data: Any) -> Any:
@@ -27,8 +41,8 @@ def _refuse_text(data: Any) -> Any:
 class Named(Strict):
     """Something of the registry by `name`, or a function by `target` (`package.module:function`), with its `args`."""
 
-    name: str | None = None
-    target: str | None = None
+    name: Name | None = None
+    target: Name | None = None
     args: dict[str, Any] = {}
 
     @model_validator(mode="before")
@@ -59,10 +73,10 @@ class ModelSection(Named):
 class LossSection(Strict):
     """A loss of the registry, or a function (output, targets) → mean; `weight` says over what it is the mean."""
 
-    name: str | None = None
-    target: str | None = None
+    name: Name | None = None
+    target: Name | None = None
     weight: Literal["samples", "tokens"] = "samples"
-    ignore_index: int = -100
+    ignore_index: Annotated[int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = -100
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -72,14 +86,15 @@ class LossSection(Strict):
 
 
 class PlanSection(Strict):
-    """How to plan, or which plan `file` to use."""
+    """How to plan, or which plan `file` to use. `memory_reserve`: the fraction of each device's memory that is left free (by
+    default 0.08; nothing on emulated devices, or where the cluster file has a `runtime_overhead`)."""
 
-    partitioner: str = "auto"
+    partitioner: Name = "auto"
     schedule: ScheduleChoice = "auto"
     backend: Backend = "torch"
-    file: str | None = None
-    allow_recompute: bool = True
-    memory_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    file: Name | None = None
+    allow_recompute: Flag = True
+    memory_reserve: Annotated[Number, Field(ge=0, lt=1)] | None = None
 
 
 class TorchNamed(Strict):
@@ -87,7 +102,7 @@ class TorchNamed(Strict):
 
     model_config = {"extra": "allow", "frozen": True}
 
-    name: str
+    name: Name
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -97,28 +112,34 @@ class TorchNamed(Strict):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
+        for key, value in data.items() if isinstance(data, Mapping) else ():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{shown(key)} is {value}; write a finite number")
         return _refuse_text(data)  # torch's own signature says which keys there are
 
 
 class SchedulerSection(TorchNamed):
     """A class of torch.optim.lr_scheduler; `warmup_steps` puts a linear warm-up before it (for LinearLR: is it)."""
 
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Count = 0
 
 
 class TrainSection(Strict):
-    """The loop: `steps`, or `epochs` of the data."""
+    """The loop: `steps`, or `epochs` of the data. Afterwards the loss of `evaluate_samples` of the test samples is measured
+    (by default as many as a few steps train). `on_nonfinite`: what a step does whose loss, or gradient, is infinite or no number:
+    it ends the run, is left out, or is taken like any other."""
 
-    global_batch: Positive
+    global_batch: Samples
     steps: Positive | None = None
     epochs: Positive | None = None
     optimizer: TorchNamed = TorchNamed(name="AdamW")
     scheduler: SchedulerSection | None = None
-    clip_norm: Annotated[float, Field(gt=0)] | None = None
-    seed: int = 0
+    clip_norm: Annotated[Number, Field(gt=0)] | None = None
+    seed: Seed = 0
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    evaluate_samples: Annotated[int, Field(ge=0)] | None = None
+    evaluate_samples: Count | Literal["all"] | None = None
     check_replicas_every: Positive = 100
+    on_nonfinite: Literal["stop", "skip", "ignore"] = "stop"
 
     @model_validator(mode="after")
     def _length(self) -> Self:
@@ -130,25 +151,25 @@ class TrainSection(Strict):
 class CheckpointSection(Strict):
     """Where and how often to save; training resumes from the newest checkpoint there unless `resume` is false."""
 
-    folder: str
+    folder: Name
     every_steps: Positive = 100
     keep: Positive = 3
-    resume: bool = True
+    resume: Flag = True
 
 
 class LogSection(Strict):
     """Where results go (metrics.jsonl, plan.json, profile.json, trace.json, summary.json) and how often a line is written."""
 
-    folder: str
+    folder: Name
     every_steps: Positive = 10
 
 
 class ProfileSection(Strict):
     """How to measure: micro-batch sizes (1 is always one of them) and repeats."""
 
-    microbatch_sizes: tuple[Positive, ...] = (1, 2, 4, 8)
+    microbatch_sizes: tuple[Samples, ...] = (1, 2, 4, 8)
     repeats: Positive = 5
-    cache: str | None = None
+    cache: Name | None = None
 
 
 class Job(Document):
@@ -158,8 +179,8 @@ class Job(Document):
     model: ModelSection
     data: Named
     loss: LossSection = LossSection(name="cross_entropy")
-    cluster: str | None = None
-    profile: str | None = None
+    cluster: Name | None = None
+    profile: Name | None = None
     profiler: ProfileSection = ProfileSection()
     plan: PlanSection = PlanSection()
     train: TrainSection
@@ -199,7 +220,7 @@ class Job(Document):
 
 
 def _locate(name: str | None, base: Path) -> str | None:
-    if name is None or Path(name).exists() or not (base / name).exists():
+    if name is None or os.path.exists(name) or not os.path.exists(base / name):
         return name
     return str(base / name)
 
@@ -210,19 +231,16 @@ def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, A
         key, equals, text = setting.partition("=")
         if not equals or not key:
             raise InputError(
-                f"cannot read the setting {setting!r}; write key=value, for example train.steps=50"
+                f"cannot read the setting {shown(setting)}; write key=value, for example train.steps=50"
             )
-        try:
-            value = read_yaml(text)
-        except yaml.YAMLError as error:
-            raise InputError(f"cannot read the value of the setting {setting!r}: {error}") from None
+        value = read_yaml(text, f"the value of the setting {shown(setting)}")
         *path, last = key.split(".")
         place = data
         for part in path:
             inner = place.get(part)
             if inner is not None and not isinstance(inner, dict):
                 raise InputError(
-                    f"the setting {setting!r} goes into {part!r}, which is {inner!r} and has no keys"
+                    f"the setting {shown(setting)} goes into {shown(part)}, which is {shown(inner)} and has no keys"
                 )
             place[part] = dict(inner) if inner is not None else {}
             place = place[part]

@@ -115,15 +115,6 @@ def replica_slices(batch: Tensor, shares: Sequence[int]) -> list[Tensor]:
     return list(torch.split(batch, list(shares)))
 
 
-def split(batch: Tensor, microbatch_sizes: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-    """The micro-batches of each replica: entry [r][i] has `microbatch_sizes[r][i]` samples.
-
-    The parts follow each other in the batch: replica 0's micro-batches in order, then replica 1's.
-    """
-    parts = replica_slices(batch, [sum(sizes) for sizes in microbatch_sizes])
-    return [replica_slices(part, sizes) for part, sizes in zip(parts, microbatch_sizes, strict=True)]
-
-
 class MapDataset(Protocol):
     """A map-style dataset; `__getitems__(indices)` is used where it has one."""
 

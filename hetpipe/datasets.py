@@ -5,6 +5,7 @@ Each function returns a DataSplits of map-style datasets. A sample is (inputs, t
 """
 
 import glob
+import os
 import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hetpipe.data_folder import data_folder
+from hetpipe.formats import InputError
+
 Sample = tuple[Tensor, Tensor]
-
-
-class DataError(ValueError):
-    """Data that cannot be read or cannot be used as asked."""
 
 
 class Samples(Dataset[Sample], ABC):
@@ -112,7 +112,7 @@ def text(
     if limit_bytes is not None:
         require_count("limit_bytes", limit_bytes)
     if not 0 <= test_fraction < 1:
-        raise DataError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
+        raise InputError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
     paths = _standard_library() if files is None else _expand([files] if isinstance(files, str) else files)
     corpus = _read(paths, limit_bytes)
     test_bytes = round(len(corpus) * test_fraction)
@@ -125,7 +125,7 @@ def text(
 
 def _windows(name: str, part: Tensor, context: int) -> ByteWindows:
     if len(part) <= context:
-        raise DataError(
+        raise InputError(
             f"text: the {name} part has {len(part)} bytes, one sample of context {context} needs "
             f"{context + 1}: give more text, a shorter context or another test_fraction"
         )
@@ -137,7 +137,7 @@ def _standard_library() -> list[Path]:
     folder = Path(sysconfig.get_path("stdlib"))
     paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_sysconfigdata"))
     if not paths:
-        raise DataError(f"text: no Python source in the standard library's folder {folder}; name `files`")
+        raise InputError(f"text: no Python source in the standard library's folder {folder}; name `files`")
     return paths
 
 
@@ -145,15 +145,15 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
     """The files that paths and patterns name, sorted, each once."""
     found: set[Path] = set()
     for pattern in patterns:
-        matches = [Path(match) for match in glob.glob(str(Path(pattern).expanduser()), recursive=True)]
+        matches = [Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True)]
         if not matches:
-            raise DataError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
+            raise InputError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
         here = {match for match in matches if match.is_file()}
         if not here:
-            raise DataError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
+            raise InputError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
         found |= here
     if not found:
-        raise DataError("text: files is an empty list: name at least one file, or leave it out")
+        raise InputError("text: files is an empty list: name at least one file, or leave it out")
     return sorted(found)
 
 
@@ -165,16 +165,17 @@ def _read(paths: Sequence[Path], limit_bytes: int | None) -> Tensor:
         try:
             parts.append(path.read_bytes())
         except OSError as error:
-            raise DataError(f"text: cannot read {path}: {error.strerror}") from error
+            raise InputError(f"text: cannot read {path}: {error.strerror}") from error
         size += len(parts[-1]) + 1
         if limit_bytes is not None and size > limit_bytes:
             break
     corpus = bytearray(b"\n".join(parts)[:limit_bytes])
     if not corpus:
-        raise DataError(f"text: the {len(paths)} files are empty, the first is {paths[0]}")
+        raise InputError(f"text: the {len(paths)} files are empty, the first is {paths[0]}")
     return torch.frombuffer(corpus, dtype=torch.uint8)
 
 
+CIFAR10_FOLDER = "cifar-10-batches-bin"
 CIFAR10_IMAGE_SHAPE = (3, 32, 32)  # red, green, blue planes
 CIFAR10_RECORD_BYTES = 1 + 3 * 32 * 32  # one label byte, then the pixels
 CIFAR10_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -183,27 +184,28 @@ CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # per channel, of the 50,000 training i
 CIFAR10_DEVIATION = (0.2470, 0.2435, 0.2616)
 
 
-def cifar10(folder: str, normalize: bool = True, limit: int | None = None) -> DataSplits:
+def cifar10(folder: str | None = None, normalize: bool = True, limit: int | None = None) -> DataSplits:
     """CIFAR-10 (Krizhevsky 2009) from the folder of its binary version: float32 [3, 32, 32] and int64 [].
 
     Args:
-        folder: holds data_batch_1.bin to data_batch_5.bin and test_batch.bin; a piece of each is enough.
+        folder: holds data_batch_1.bin to data_batch_5.bin and test_batch.bin; a piece of each is enough. The default is
+            cifar-10-batches-bin in the folder that the environment variable HETPIPE_DATA names.
         normalize: subtract each channel's mean and divide by its deviation; else pixels lie in [0, 1].
         limit: the first so many training images, and test images; None for all.
     """
     if limit is not None:
         require_count("limit", limit, "cifar10")
-    path = Path(folder).expanduser()
+    path = Path(os.path.expanduser(folder)) if folder is not None else data_folder(CIFAR10_FOLDER, "give `folder`")
     expected = [*CIFAR10_TRAIN_FILES, *CIFAR10_TEST_FILES]
     try:
         found = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
-        raise DataError(
+        raise InputError(
             f"cifar10: cannot read the folder {path}: {error.strerror}; expected there: {', '.join(expected)}"
         ) from error
     missing = [name for name in expected if name not in found]
     if missing:
-        raise DataError(
+        raise InputError(
             f"cifar10: the folder {path} lacks {', '.join(missing)} (CIFAR-10's binary version has them); "
             f"found: {', '.join(found[:10]) or 'nothing'}{', …' if len(found) > 10 else ''}"
         )
@@ -223,9 +225,9 @@ def _cifar10_records(path: Path) -> Tensor:
     try:
         content = bytearray(path.read_bytes())
     except OSError as error:
-        raise DataError(f"cifar10: cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cifar10: cannot read {path}: {error.strerror}") from error
     if not content or len(content) % CIFAR10_RECORD_BYTES:
-        raise DataError(
+        raise InputError(
             f"cifar10: {path} has {len(content)} bytes, not a positive multiple of {CIFAR10_RECORD_BYTES} "
             "(one label and 3 x 32 x 32 pixels an image): is it whole, and the binary version?"
         )
@@ -233,7 +235,7 @@ def _cifar10_records(path: Path) -> Tensor:
     worst = int(records[:, 0].argmax())
     label = int(records[worst, 0])
     if label > 9:
-        raise DataError(f"cifar10: {path} gives image {worst} the label {label}; labels are 0 to 9")
+        raise InputError(f"cifar10: {path} gives image {worst} the label {label}; labels are 0 to 9")
     return records
 
 
@@ -265,6 +267,6 @@ def random_classification(
 
 
 def require_count(name: str, value: object, function: str = "text") -> None:
-    """DataError unless the value is an integer of at least 1."""
+    """InputError unless the value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise DataError(f"{function}: {name} must be an integer of at least 1, got {value!r}")
+        raise InputError(f"{function}: {name} must be an integer of at least 1, got {value!r}")

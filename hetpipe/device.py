@@ -13,14 +13,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hetpipe.cluster import DeviceType
 from hetpipe.formats import InputError
+from hetpipe.partition import DEFAULT_RESERVE
 from hetpipe.profiles import Measurement
-
-USABLE_PART = 0.92  # of a GPU's memory; the rest is for the CUDA context, the libraries and fragmentation
 
 
 def usable_bytes(gpu: torch.device) -> int:
     """What tensors may take of a GPU's memory."""
-    return int(USABLE_PART * torch.cuda.get_device_properties(gpu).total_memory)
+    return int((1 - DEFAULT_RESERVE) * torch.cuda.get_device_properties(gpu).total_memory)
 
 
 def torch_device(device_type: DeviceType, local_rank: int) -> torch.device:

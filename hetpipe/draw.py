@@ -21,11 +21,10 @@ from hetpipe.canvas import (
     fitting,
     printable,
     text_width,
-    write_bytes,
 )
 from hetpipe.cluster import Cluster
 from hetpipe.cost import Costs
-from hetpipe.formats import InputError, write_text
+from hetpipe.formats import check_output, write_bytes, write_text
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.profiles import Profile
 from hetpipe.report import (
@@ -44,6 +43,7 @@ from hetpipe.report import (
 from hetpipe.timeline import Span, Timeline
 from hetpipe.trace import by_device
 
+PICTURES = (".svg", ".png", ".html")
 # Okabe and Ito 2008: told apart by the colour-blind too
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#8C564B")
 _UNKNOWN, _SYNC, _OPTIMIZER = "#5b7083", "#8f8f8f", "#1a1a1a"
@@ -366,9 +366,8 @@ def draw_plan(
     The more is given the more is shown: names (profile), device types (cluster), widths by time (both), and
     who works when (timeline). InputError for another suffix, or where these do not belong together.
     """
+    check_output(path, *PICTURES)
     suffix = Path(path).suffix.lower()
-    if suffix not in (".svg", ".png", ".html"):
-        raise InputError(f"cannot draw {str(path)!r}: unknown suffix {suffix!r}; known: .svg, .png, .html")
     if suffix == ".html":
         write_text(path, plan_page(plan, profile=profile, cluster=cluster, timeline=timeline))
         return

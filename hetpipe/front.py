@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hetpipe.cluster import Cluster
 from hetpipe.cost import Costs, sync_segments
-from hetpipe.formats import Document, Strict
+from hetpipe.formats import Bytes, Count, DeviceCount, Document, Flag, Name, Number, Positive, Samples, Strict
 from hetpipe.plan import Plan, Proof
 from hetpipe.profiles import Profile
 
@@ -22,21 +22,21 @@ class Planned(Strict):
     `partitions` counts them by the layers of their stages: {"13-12-13-12": 3}. `gradient_sync_seconds` is what the gradient sums
     add to the step; of it, `embedding_sync_seconds` the sums of tied parameters, which come last."""
 
-    step_seconds: float
-    price_per_million_samples: float
-    samples_per_second: float
-    pipeline_seconds: float
-    gradient_sync_seconds: float
-    embedding_sync_seconds: float
-    optimizer_seconds: float
-    peak_bytes: int
-    gap: float | None
+    step_seconds: Number
+    price_per_million_samples: Number
+    samples_per_second: Annotated[Number, Field(allow_inf_nan=True, gt=0)]
+    pipeline_seconds: Number
+    gradient_sync_seconds: Number
+    embedding_sync_seconds: Number
+    optimizer_seconds: Number
+    peak_bytes: Bytes
+    gap: Number | None
     proof: Proof | None
-    replicas: int
-    microbatch_sizes: tuple[int, ...]
-    stages: tuple[int, ...]
-    tensor_parallel: tuple[int, ...]
-    partitions: dict[str, int]
+    replicas: DeviceCount
+    microbatch_sizes: tuple[Positive, ...]
+    stages: tuple[Positive, ...]
+    tensor_parallel: tuple[Positive, ...]
+    partitions: dict[Name, Count]
 
 
 class Row(Strict):
@@ -47,15 +47,15 @@ class Row(Strict):
     planned. No plan of the class that was searched has a step below `lower_bound_seconds`; `reason` says what decided. Where
     memory did, a stage needs `needed_bytes` on a device, of which `missing_bytes` are not there."""
 
-    nodes: dict[str, int]
-    devices: dict[str, int]
-    price_per_hour: float
+    nodes: dict[Name, Count]
+    devices: dict[Name, Count]
+    price_per_hour: Number
     status: Status
-    on_front: bool = False
-    lower_bound_seconds: float | None = None
+    on_front: Flag = False
+    lower_bound_seconds: Number | None = None
     reason: str | None = None
-    missing_bytes: int | None = None
-    needed_bytes: int | None = None
+    missing_bytes: Bytes | None = None
+    needed_bytes: Bytes | None = None
     plan: Planned | None = None
 
 
@@ -64,11 +64,11 @@ class Front(Document):
     price per million samples and in seconds per step."""
 
     format: Literal["hetpipe.front/1"] = "hetpipe.front/1"
-    model: str
-    global_batch: Annotated[int, Field(ge=1)]
-    partitioner: str
-    max_price_per_hour: float | None = None
-    deadline_seconds_per_step: float | None = None
+    model: Name
+    global_batch: Samples
+    partitioner: Name
+    max_price_per_hour: Number | None = None
+    deadline_seconds_per_step: Number | None = None
     rows: tuple[Row, ...]
 
     @property

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hetpipe.catalogue import Catalogue, choice_of
 from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError, write_text
-from hetpipe.front_report import draw_front, front_csv, front_table
+from hetpipe.formats import check_folder, check_output, write_text
+from hetpipe.front_report import check_picture, draw_front, front_csv, front_table
 from hetpipe.pareto import Found, make_front
 from hetpipe.partition import PartitionError
 from hetpipe.profiles import Profile
+from hetpipe.progress import Activity
 
 FEW_ROWS = 12  # up to so many, processes would take longer to start than to plan
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -30,21 +30,15 @@ def run_front(
     options: dict[str, Any],
     outputs: Outputs,
     as_json: bool,
-    consoles: tuple[Console, Console],
+    out: Console,
 ) -> None:
     """The command; PartitionError, after everything is written, if no sub-cluster has a plan."""
-    out, err = consoles
-    output = outputs[0]
-    if output is not None and output.suffix.lower() not in (".json", ".svg", ".png"):
-        raise InputError(f"cannot write {output}: a front is written as .json, .svg or .png (and --csv FILE)")
-    columns = (TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TextColumn("{task.description}", markup=False))  # fmt: skip
+    _check(outputs)
     workers = CORES if choice_of(source).size > FEW_ROWS else 1
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("bounds", total=None)
+    with Activity("planning") as activity:
         found = make_front(
             profile, source, global_batch, **options, workers=workers,
-            progress=lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
+            progress=lambda done, total, text: activity.say(f"{done} of {total} sub-clusters, {text}"),
         )  # fmt: skip
     written = _write(found, outputs)
     if as_json:
@@ -55,6 +49,17 @@ def run_front(
             out.print(f"written to {path}", markup=False, soft_wrap=True)
     if not found.front.front:
         raise PartitionError(f"no sub-cluster has a plan; of the largest: {found.front.largest.reason}")
+
+
+def _check(outputs: Outputs) -> None:
+    """InputError where one of them cannot be written: known before the search."""
+    output, table, plans = outputs
+    check_output(output, ".json", ".svg", ".png")
+    if output is not None and output.suffix.lower() != ".json":
+        check_picture(output)
+    check_output(table)
+    if plans is not None:
+        check_folder(plans)
 
 
 def _write(found: Found, outputs: Outputs) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetpipe.formats import InputError, make_folder
+from hetpipe.formats import InputError, check_output, write_bytes
 from hetpipe.front import Front, Row, Status, nodes_text, price_per_million_samples
 from hetpipe.report import human_seconds
 
@@ -146,13 +147,10 @@ def _shape(row: Row) -> str:
 def draw_front(front: Front, path: Path) -> None:
     """Seconds per step against price per million samples: the front, what lost, and lower bounds of what was not planned.
     Written as SVG or PNG by the file's ending."""
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise InputError(f"cannot draw {path}: a picture of a front ends in .svg or .png")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("a picture of a front needs matplotlib: pip install 'hetpipe[viz]'") from None
+    check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 5.2), dpi=144, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(
@@ -160,10 +158,18 @@ def draw_front(front: Front, path: Path) -> None:
         title=f"{front.model}, {front.global_batch} samples a step",
     )  # fmt: skip
     _paint(axes, front)
-    make_folder(path.parent)
-    figure.savefig(
-        path, format=path.suffix.lower()[1:], metadata={"Date": None} if path.suffix == ".svg" else None
-    )
+    suffix, buffer = path.suffix.lower(), io.BytesIO()
+    figure.savefig(buffer, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else None)
+    write_bytes(path, buffer.getvalue())
+
+
+def check_picture(path: Path) -> None:
+    """InputError where `draw_front` could not write such a file."""
+    check_output(path, ".svg", ".png")
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise InputError("a picture of a front needs matplotlib: pip install 'hetpipe[viz]'") from None
 
 
 def _paint(axes: Any, front: Front) -> None:

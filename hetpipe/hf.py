@@ -4,10 +4,11 @@ a few layers at a time."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hetpipe.checkpoint import read_state
-from hetpipe.formats import InputError, make_folder, read_mapping, write_text
+from hetpipe.formats import InputError, check_folder, cut, make_folder, read_mapping, shown, write_text
 from hetpipe.model import named_layers
 from hetpipe.weights import tensors_of
 
@@ -52,7 +53,7 @@ class TensorFiles:
                 with safe_open(file, framework="pt") as content:
                     result[at : at + rows] = content.get_slice(name)[at : at + rows]
         except (SafetensorError, OSError) as error:
-            raise InputError(f"cannot read {name!r} from {file}: {error}") from error
+            raise InputError(cut(f"cannot read {shown(name)} from {file}: {error}")) from error
         return result
 
 
@@ -61,36 +62,48 @@ def _names_in(file: Path) -> dict[str, Path]:
         with safe_open(file, framework="pt") as content:
             return dict.fromkeys(content.keys(), file)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"cannot read {file}: {error}") from error
+        raise InputError(cut(f"cannot read {file}: {error}")) from error
+
+
+def plain_mapping(file: Path) -> dict[str, Any]:
+    """A JSON file that holds a mapping."""
+    found = read_mapping(file)
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: expected a mapping, found a {type(found).__name__}")
+    return found
 
 
 class WeightFolder(TensorFiles):
-    """A folder that `save_pretrained` wrote."""
+    """A folder that `save_pretrained` wrote; `config` is what its config.json holds."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder).expanduser()
-        if not (self.path / "config.json").is_file():
-            raise InputError(f"{self.path} is no folder of save_pretrained: it has no config.json")
+        self.path = Path(os.path.expanduser(folder))
+        file = self.path / "config.json"
+        if not os.path.isfile(file):
+            raise InputError(f"{cut(str(self.path), 200)} is no folder of save_pretrained: it has no config.json")
+        self.config = plain_mapping(file)
         super().__init__(self._find())
 
     def _find(self) -> dict[str, Path]:
         """Tensor name → file."""
-        if (self.path / WEIGHTS).is_file():
+        if os.path.isfile(self.path / WEIGHTS):
             return _names_in(self.path / WEIGHTS)
-        if not (self.path / INDEX).is_file():
+        if not os.path.isfile(self.path / INDEX):
             raise InputError(
                 f"{self.path} has neither {WEIGHTS} nor {INDEX}; load it with transformers and save it again with "
                 "save_pretrained, which writes safetensors"
             )
-        index = read_mapping(self.path / INDEX)
-        try:
-            files = {str(name): self.path / str(file) for name, file in index["weight_map"].items()}
-        except (KeyError, TypeError, AttributeError):
-            raise InputError(f"{self.path / INDEX} has no weight_map of tensor names to files") from None
-        missing = sorted({file.name for file in files.values() if not file.is_file()})
+        names = plain_mapping(self.path / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+            raise InputError(f"{self.path / INDEX} has no weight_map of tensor names to files")
+        for name, file in names.items():
+            if file in (".", "..") or os.path.basename(file) != file:
+                raise InputError(f"{self.path / INDEX}: weight_map says that {shown(name)} is in {shown(file)}; only files in "
+                                 "this folder itself are read")  # fmt: skip
+        missing = sorted({file for file in names.values() if not os.path.isfile(self.path / file)})
         if missing:
-            raise InputError(f"{self.path} lacks {missing}, which its {INDEX} names")
-        return files
+            raise InputError(f"{self.path} lacks {shown(missing)}, which its {INDEX} names")
+        return {name: self.path / file for name, file in names.items()}
 
 
 class Transformers(Protocol):
@@ -111,9 +124,18 @@ class TransformersLayer(Protocol):
     stored_names: dict[str, str]  # own name → the name under which save_pretrained stores it
 
 
+def check_new_folder(folder: str | Path) -> None:
+    """InputError if `export_weights` could not write into this folder, or would write beside what is there."""
+    check_folder(folder)
+    occupied = sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+    if occupied:
+        raise InputError(f"the folder {folder} is not empty (it holds {occupied[0]!r}); name a new one")
+
+
 def export_weights(layers: nn.Sequential, checkpoint: Path, folder: str | Path) -> Path:
     """Write a checkpoint's weights as a folder that transformers loads: config.json, and safetensors files of about 1 GiB.
     `layers` says what belongs where; it may be on the meta device. No more than one file's tensors are in memory at a time."""
+    check_new_folder(folder)
     origin = _origin(layers)
     read_state(checkpoint)
     saved = TensorFiles(
@@ -125,9 +147,6 @@ def export_weights(layers: nn.Sequential, checkpoint: Path, folder: str | Path) 
         raise InputError(f"checkpoint {checkpoint} has no {missing[0].removeprefix('model.')!r} ({len(missing)} tensors of the "
                          "model are not in it): it was saved from another model")  # fmt: skip
     target = make_folder(folder)
-    occupied = sorted(path.name for path in target.iterdir())
-    if occupied:
-        raise InputError(f"the folder {target} is not empty (it holds {occupied[0]!r}); name a new one")
     origin.write_config(target, _write_shards(shards, saved, target))
     if origin.folder is not None:
         for path in sorted({p for pattern in COMPANIONS for p in origin.folder.path.glob(pattern)}):

@@ -1,135 +1,92 @@
 """Starting ranks on one machine, and telling what went wrong first. Under torchrun the same rank program runs unchanged.
 
-Ranks are forked from a server process that has imported torch once. The parent watches them: when one fails, it collects what all
-report, ends every process, and raises a RankFailure about the first cause (a killed process, else the earliest error that is not
-only the echo of a lost peer).
+Ranks are forked from a server process that has imported torch once (`forkserver`). The parent watches them: when one fails, it
+collects what all report, ends every process, and raises a RankFailure about the first cause (a killed process, else the earliest
+error that is not only the echo of a lost peer).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from hetpipe.cluster import Device
-from hetpipe.formats import InputError
+from hetpipe.forkserver import Forkserver
+from hetpipe.formats import exit_code
+from hetpipe.progress import say
+from hetpipe.pulse import LAUNCHED, Beat, KeyValueStore, is_echo, part_for_beats, read_beats, stop_pulse
+from hetpipe.stopping import RunError, RunStopped
+from hetpipe.whereabouts import resume, whereabouts
 
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed",
-           "Connection refused", "recvValue failed", "Timed out waiting", "NCCL communicator was aborted",
-           "remote process exited", "Software caused connection abort")  # fmt: skip
 _WRAPPERS = ("failed to run forward:", "Failed to run stage backward:")
 GRACE_SECONDS = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What one rank says when it ends: its result, or its error."""
+    """What one rank says when it ends: its result, or its error: the message, where the rank was, the line of code that raised
+    it, what the run can go on from, the traceback, and the code with which a command ends after it. `where` is empty for an
+    error of all ranks."""
 
     rank: int
     time: float
     result: Any = None
     error: str | None = None
-    kind: str = ""
+    code: int = 1
     where: str = ""
+    line: str = ""
+    resume: str = ""
     trace: str = ""
+    stopped: RunStopped | None = None
 
     @property
     def is_echo(self) -> bool:
         """Whether the error only says that a peer is gone."""
-        return self.error is not None and any(echo in self.error for echo in _ECHOES)
+        return self.error is not None and is_echo(self.error)
 
 
 class RankFailure(RuntimeError):
-    """A rank failed; the message names rank, stage and device. `report` (None if it ended without one) has its
-    kind and its traceback."""
+    """A rank failed; the message names rank, stage and device. `report` (None if it ended without one) has the code to exit with
+    and the traceback; `resume` is what the run can go on from."""
 
-    def __init__(self, message: str, report: Report | None) -> None:
+    def __init__(self, message: str, report: Report | None, resume: str = "") -> None:
         super().__init__(message)
-        self.report = report
+        self.report, self.resume = report, resume
+
+    @property
+    def exit_code(self) -> int:
+        """That of the rank's own error."""
+        return self.report.code if self.report is not None else 1
 
 
-# In a rank: says where it is ("rank 3, replica 0 stage 1, device n0/1, in 1F3") for its report; and the way to the launcher.
-_where: Callable[[], str] | None = None
-_parent: Connection | None = None
-
-
-def describe_with(where: Callable[[], str] | None) -> None:
-    """Say, from now on, where this rank is, in its error report."""
-    global _where
-    _where = where
-
-
-def name_places(places: Mapping[str, str]) -> None:
-    """Tell the launcher (if there is one) which stage each device holds, so that it can name the stage of a killed rank."""
-    if _parent is not None:
-        _send(_parent, dict(places))
-
-
-def whereabouts(rank: int) -> str:
-    """Where this rank is now."""
-    return _where() if _where is not None else f"rank {rank}"
-
-
-def _send(pipe: Connection, message: Report | dict[str, str]) -> None:
-    pipe.send_bytes(
-        pickle.dumps(message)
-    )  # not pipe.send: torch would put tensors into shared memory that dies with the sender
-
-
-def _child(
-    program: Callable[..., Any],
-    arguments: Sequence[Any],
-    environment: Mapping[str, str],
-    rank: int,
-    pipe: Connection,
-) -> None:
-    global _parent
-    _parent = pipe
-    threading.Thread(target=_end_with_the_launcher, daemon=True).start()
-    os.environ.update(environment)
-    _use_threads(int(environment["OMP_NUM_THREADS"]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # for programs that a rank may start
-    code = 0
-    try:
-        result = program(*arguments)
-        _send(pipe, Report(rank=rank, time=time.time(), result=result))
-    except BaseException as error:
-        code = 1
-        root = root_cause(error)
-        message = f"{type(root).__name__}: {root}" if not isinstance(root, InputError) else str(root)
-        with contextlib.suppress(OSError):
-            _send(pipe, Report(rank=rank, time=time.time(), error=message, kind=type(root).__name__, where=whereabouts(rank),
-                               trace="".join(traceback.format_exception(error))))  # fmt: skip
-    pipe.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # no destructors: a process group whose peers are gone would wait in them
-
-
-def _use_threads(count: int) -> None:
-    import torch
-
-    torch.set_num_threads(count)  # the variable alone comes too late: the server has imported torch
-
-
-def _end_with_the_launcher() -> None:
-    """A launcher that was killed cannot end its ranks: each ends itself."""
-    launcher = multiprocessing.parent_process()
-    if launcher is not None:
-        launcher.join()
-        os._exit(1)
+def report_of(error: BaseException, rank: int) -> Report:
+    """What this rank says of the error that ends it."""
+    root = root_cause(error)
+    of_all = isinstance(root, RunError)
+    return Report(
+        rank=rank,
+        time=time.time(),
+        error=str(root) if exit_code(root) != 1 or of_all else f"{type(root).__name__}: {root}",
+        code=exit_code(root),
+        where="" if of_all else whereabouts(rank),
+        line=_line(root),
+        resume=resume(),
+        trace="".join(traceback.format_exception(error)),
+        stopped=root if isinstance(root, RunStopped) else None,
+    )
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -141,6 +98,53 @@ def root_cause(error: BaseException) -> BaseException:
     ):
         error = error.__cause__
     return error
+
+
+def _line(error: BaseException) -> str:
+    """The innermost line of code that is in no installed package."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename and f.line]
+    return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}: {frames[-1].line}" if frames else ""
+
+
+class _Parent(NamedTuple):
+    """What a rank takes over from the process that starts it, whenever the server was started."""
+
+    environment: dict[str, str]
+    folder: str
+    path: list[str]
+
+
+def _rank(program: bytes, like: _Parent, rank: int, pipe: Connection) -> NoReturn:
+    """A rank's process, from its start to its end."""
+    os.environ.clear()
+    os.environ.update(like.environment)
+    os.chdir(like.folder)
+    sys.path[:] = like.path
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # for programs that a rank may start
+    report, words = None, None
+    try:
+        _use_threads(int(os.environ["OMP_NUM_THREADS"]))
+        run, arguments = pickle.loads(program)
+        report = Report(rank=rank, time=time.time(), result=run(*arguments))
+        content = pickle.dumps(report)
+    except BaseException as error:
+        report = report_of(error, rank)
+        words = report.error
+        content = pickle.dumps(report)
+    stop_pulse(words)
+    with contextlib.suppress(OSError):
+        pipe.send_bytes(content)  # not pipe.send: torch would put tensors into shared memory that dies with the sender
+    pipe.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if words is None else 1)  # no destructors: a process group whose peers are gone would wait in them
+
+
+def _use_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)  # the variable alone comes too late: the server has imported torch
 
 
 def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[str, str]:
@@ -158,73 +162,99 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[st
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        LAUNCHED: "1",
     }
+
+
+_server: Forkserver | None = None
 
 
 def start_server(model: str | None = None) -> None:
     """Let the process from which ranks are forked begin to import what all of them need, with the named model; returns at once.
     Called before this process imports torch, both import at the same time. A server that is there stays as it is. Under
     torchrun, which has started the ranks, there is none."""
-    if "RANK" in os.environ:
+    global _server
+    if "RANK" in os.environ or (_server is not None and _server.is_alive):
         return
+    end_server()  # what is left of one that was killed
     preload = ["hetpipe.runtime.engine", "hetpipe.start", "hetpipe.trainer"]
-    preload += [f"hetpipe.models.{model}"] if model is not None else []
-    multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
-    resource_tracker.ensure_running()  # first, since starting it ends the blocking of signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # in the server: Ctrl-C is for this process
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    atexit.unregister(end_server)
+    atexit.register(end_server)
+    _server = Forkserver(preload + ([f"hetpipe.models.{model}"] if model is not None else []))
 
 
 def end_server() -> None:
-    """End it at once, whatever it still imports, so that nobody waits for what it might print; its ranks are gone."""
-    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # `_stop` would wait for its imports
-    if server is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(server, signal.SIGKILL)
+    """End it at once, whatever it still imports, so that nobody waits for what it might print; its ranks end with it."""
+    global _server
+    if _server is not None:
+        _server.end()
+        _server = None
 
 
 def start_ranks(
     program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device], model: str | None = None
 ) -> list[Any]:
     """Run `program(*arguments)` in one process for each of `devices` and return their results in rank order. `program` must be a
-    module-level function; `model`: see `start_server`. RankFailure (after every process is gone) if one fails."""
+    module-level function of a module that can be imported; `model`: see `start_server`. RankFailure (after every process is
+    gone) if one fails. SIGTERM and Ctrl-C ask the ranks to stop; a second one ends them at once."""
     start_server(model)
+    assert _server is not None
+    from hetpipe.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
+
+    store = _store()
+    content = pickle.dumps((program, list(arguments)))
+    watch = _Watch(_server, devices, part_for_beats(part_of_start(store, len(devices), 1)))
+    try:
+        for rank in range(len(devices)):
+            mine, theirs = Pipe(duplex=False)
+            watch.pipes.append(mine)
+            like = _Parent({**os.environ, **rank_environment(devices, rank, store.port)}, os.getcwd(), sys.path)
+            watch.processes.append(_server.fork(_rank, (content, like, rank), theirs))
+            theirs.close()
+        with _told_to_stop(watch.ask_to_stop):
+            return watch.run()
+    finally:
+        watch.end_all()
+
+
+def _store() -> Any:
+    """The store where ranks meet, which listens on this machine's own address only."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("forkserver")
-    processes, pipes = [], []
-    for rank in range(len(devices)):
-        mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_child,
-            args=(program, list(arguments), rank_environment(devices, rank, store.port), rank, theirs),
-            daemon=True,
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)
+        port = listener.getsockname()[1]
+        return TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
         )
-        process.start()
-        theirs.close()
-        processes.append(process)
-        pipes.append(mine)
+
+
+@contextmanager
+def _told_to_stop(ask: Callable[[int], None]) -> Iterator[None]:
+    """SIGTERM and Ctrl-C call `ask(signal)`."""
+    kinds = (signal.SIGTERM, signal.SIGINT)
     try:
-        return _Watch(processes, pipes, devices).run()
+        before = {kind: signal.signal(kind, lambda number, _: ask(number)) for kind in kinds}
+    except ValueError:  # not the main thread: signals are somebody else's
+        before = {}
+    try:
+        yield
     finally:
-        _end_all(processes)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 class _Watch:
-    """The parent's view of its ranks: what they reported, which are gone, and what stage each device holds."""
+    """The parent's view of its ranks: what they reported, and which are gone."""
 
-    def __init__(
-        self, processes: Sequence[Any], pipes: Sequence[Connection], devices: Sequence[Device]
-    ) -> None:
-        self.processes, self.pipes, self.devices = processes, pipes, devices
+    def __init__(self, server: Forkserver, devices: Sequence[Device], store: KeyValueStore) -> None:
+        self.server, self.devices, self.store = server, devices, store
+        self.processes: list[int] = []
+        self.pipes: list[Connection] = []
         self.reports: dict[int, Report] = {}
         self.exit_codes: dict[int, int] = {}
-        self.places: dict[str, str] = {}
+        self.asked: int | None = None  # by which signal the run was asked to stop
 
     def run(self) -> list[Any]:
         """Wait for all results; RankFailure as soon as one rank fails and the others have had time to say why."""
@@ -239,30 +269,37 @@ class _Watch:
 
     def collect(self, timeout: float | None) -> None:
         """Read what comes within `timeout` seconds (None: until something comes)."""
-        waiting: list[Any] = [
-            p.sentinel for rank, p in enumerate(self.processes) if rank not in self.exit_codes
-        ]
-        waiting += [
-            pipe
-            for rank, pipe in enumerate(self.pipes)
-            if rank not in self.reports and rank not in self.exit_codes
-        ]
+        waiting: list[Any] = [self.server.fileno()]
+        waiting += [p for rank, p in enumerate(self.pipes) if rank not in self.reports and rank not in self.exit_codes]
         ready = wait(waiting, timeout)
+        try:
+            ended: dict[int, int] = dict(self.server.ended()) if self.server.fileno() in ready else {}
+        except EOFError:
+            raise RankFailure("the process that holds the ranks was killed, and they with it", None) from None
         for rank, (process, pipe) in enumerate(zip(self.processes, self.pipes, strict=True)):
-            if pipe in ready or process.sentinel in ready:
+            if pipe in ready or process in ended:
                 self._read(rank, pipe)
-            if process.sentinel in ready:
-                process.join()
-                self.exit_codes[rank] = process.exitcode
+            if process in ended:
+                self.exit_codes[rank] = ended[process]
 
     def _read(self, rank: int, pipe: Connection) -> None:
         with contextlib.suppress(EOFError, OSError):
-            while rank not in self.reports and pipe.poll():
-                message = pickle.loads(pipe.recv_bytes())
-                if isinstance(message, Report):
-                    self.reports[rank] = message
-                else:
-                    self.places.update(message)
+            if rank not in self.reports and pipe.poll():
+                self.reports[rank] = pickle.loads(pipe.recv_bytes())
+
+    def ask_to_stop(self, number: int) -> None:
+        """Tell all ranks to stop after the step in which they are; asked by the same signal again, end them."""
+        if self.asked == number:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        self.asked = number
+        say(f"{signal.Signals(number).name}: stopping after this step; once more ends it at once")
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for rank, process in enumerate(self.processes):
+            if rank not in self.exit_codes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
 
     def failed(self) -> bool:
         """Whether a rank has reported an error, or ended without a word."""
@@ -270,40 +307,52 @@ class _Watch:
             rank not in self.reports for rank in self.exit_codes
         )
 
-    def failure(self) -> RankFailure:
-        """The first cause: a silent death, else the earliest error that is not an echo."""
+    def failure(self) -> Exception:
+        """The first cause: a stop that was asked for, a silent death, else the earliest error that is not an echo."""
+        beats = self._beats()
+        resume = next((b.resume for b in beats.values() if b.resume), "")
         silent = [rank for rank in sorted(self.exit_codes) if rank not in self.reports]
+        stopped = next((r.stopped for r in self.reports.values() if r.stopped is not None), None)
+        if self.asked is not None and (stopped is not None or silent):
+            return stopped.by(self.asked) if stopped is not None else RunStopped(self.asked, resume=resume)
         if silent:
-            rank, code = silent[0], self.exit_codes[silent[0]]
-            how = (
-                f"was killed by {signal.Signals(-code).name}"
-                if code < 0
-                else f"ended with exit code {code} and no message"
-            )
-            hint = (
-                " (the system kills processes like this when memory runs out)"
-                if code == -signal.SIGKILL
-                else ""
-            )
-            return RankFailure(f"rank {rank}, {self._place(rank)} {how}{hint}", None)
+            return RankFailure(self._death(silent[0], beats.get(silent[0])), None, resume)
         first = min(
             (r for r in self.reports.values() if r.error is not None), key=lambda r: (r.is_echo, r.time)
         )
-        where = first.where if "device" in first.where else f"{first.where}, {self._place(first.rank)}"
-        return RankFailure(f"{where}: {first.error}", first)
+        if not first.where:
+            return RankFailure(str(first.error), first, first.resume or resume)
+        where = first.where if "device" in first.where else f"{first.where}, device {self.devices[first.rank].id}"
+        return RankFailure(f"{where}: {first.error}", first, first.resume or resume)
 
-    def _place(self, rank: int) -> str:
-        device = self.devices[rank].id
-        return f"{self.places[device]}, device {device}" if device in self.places else f"device {device}"
+    def _death(self, rank: int, beat: Beat | None) -> str:
+        code = self.exit_codes[rank]
+        place = beat.place if beat is not None and beat.place else f"device {self.devices[rank].id}"
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code} and no message"
+        )
+        hint = " (the system kills processes like this when memory runs out)" if code == -signal.SIGKILL else ""
+        return f"rank {rank}, {place} {how}{hint}" + (f"; {beat.last_seen}" if beat is not None else "")
 
+    def _beats(self) -> dict[int, Beat]:
+        with contextlib.suppress(RuntimeError):
+            return read_beats(self.store, range(len(self.processes)))
+        return {}
 
-def _end_all(processes: Sequence[Any]) -> None:
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
-    deadline = time.monotonic() + 2.0
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
+    def end_all(self) -> None:
+        """Every process is gone when this returns."""
+        for pipe in self.pipes:
+            pipe.close()
+        for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
+            self._signal(number)
+            with contextlib.suppress(EOFError):
+                self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.exit_codes) < len(self.processes) and time.monotonic() < deadline:
+            wait([self.server.fileno()], max(0.0, deadline - time.monotonic()))
+            ended = dict(self.server.ended())
+            self.exit_codes |= {rank: ended[p] for rank, p in enumerate(self.processes) if p in ended}

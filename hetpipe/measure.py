@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hetpipe.cluster import Cluster, Device, LinkBetween
 from hetpipe.config import ProfileSection
 from hetpipe.device import Emulation, torch_device
 from hetpipe.formats import InputError
 from hetpipe.model import Model
-from hetpipe.profiler import Measured, OptimizerFactory, assemble, check_sizes, measure_device, provenance
+from hetpipe.profiler import (
+    Measured,
+    OptimizerFactory,
+    assemble,
+    check_sizes,
+    measure_device,
+    provenance,
+)
 from hetpipe.profiles import Measurement, Profile
+from hetpipe.progress import Activity
 from hetpipe.world import World
 
 HOST = "host"  # the table by which emulated devices are paced
@@ -53,7 +57,7 @@ def profile_cluster(
             lambda: _run(model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True),
         )
     done: list[Measured] = []
-    for turn in _turns(cluster, [device for device, _ in who.values()]):
+    for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
         results = []
         for device in (d for d in mine if d.id in turn):
             emulation = _emulation(cluster, device.type, host.measurement if host else None)
@@ -120,15 +124,18 @@ def _emulation(cluster: Cluster, kind: str, host: Measurement | None) -> Emulati
     return Emulation(slowdown=spec.emulate.slowdown, host=host, memory_bytes=spec.memory)
 
 
-def _turns(cluster: Cluster, devices: Sequence[Device]) -> list[set[str]]:
-    """Devices that measure at the same time: emulated ones and GPUs together, plain CPUs one after another."""
-    together, alone = set(), []
-    for device in devices:
-        if cluster.device_types[device.type].emulate is None and not torch.cuda.is_available():
-            alone.append({device.id})
-        else:
+def turns(cluster: Cluster, host_of: Mapping[Device, str]) -> list[set[str]]:
+    """Ids of the devices that measure at the same time: emulated ones and GPUs together; then plain CPUs, one a host. Pure."""
+    together, rounds, waiting = set[str](), list[set[str]](), Counter[str]()
+    for device, host in host_of.items():
+        if cluster.device_types[device.type].emulate is not None or torch.cuda.is_available():
             together.add(device.id)
-    return ([together] if together else []) + alone
+            continue
+        if waiting[host] == len(rounds):
+            rounds.append(set())
+        rounds[waiting[host]].add(device.id)
+        waiting[host] += 1
+    return ([together] if together else []) + rounds
 
 
 def _alone(world: World, rank: int, measure: Callable[[], Measured]) -> Measured:
@@ -147,17 +154,8 @@ def _run(
     emulation: Emulation | None,
     visible: bool,
 ) -> Measured:
-    bar = Progress(
-        TextColumn("measuring {task.fields[kind]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar if visible else nullcontext():
-        task = bar.add_task("", total=len(model.layers) * (len(sizes) + 1), kind=kind)
+    total = len(model.layers) * (len(sizes) + 1)
+    with Activity(f"measuring {kind}", total, shown=visible) as activity:
         return measure_device(
             model,
             kind,
@@ -167,86 +165,71 @@ def _run(
             repeats=repeats,
             emulation=emulation,
             processor_time=kind == HOST,
-            advance=lambda what: bar.update(task, advance=1, description=what),
+            advance=activity.advance,
         )
 
 
-def measure_links(cluster: Cluster, world: World) -> list[LinkBetween]:
-    """Latency and bandwidth between every two nodes, and inside every node with two ranks: half of a round trip of a few
-    bytes, and of 4 MiB less that. Collective."""
+class Pair(NamedTuple):
+    """Two nodes (or one twice), and a rank on each."""
+
+    a: str
+    b: str
+    left: int
+    right: int
+
+
+def node_pairs(cluster: Cluster, world: World) -> list[Pair]:
+    """Inside every node with two ranks, and between every two nodes."""
     of_node: dict[str, list[int]] = {}
     for device in cluster.devices:
         if device.id in world.rank_of:
             of_node.setdefault(device.node, []).append(world.rank_of[device.id])
     names = list(of_node)
-    pairs = [(a, a, of_node[a][0], of_node[a][1]) for a in names if len(of_node[a]) > 1]
-    pairs += [(a, b, of_node[a][0], of_node[b][0]) for i, a in enumerate(names) for b in names[i + 1 :]]
-    found = []
-    for a, b, left, right in pairs:
-        result = _ping_pong(world.rank, left, right) if world.rank in (left, right) else None
-        seconds = next(v for v in world.gather(result) if v is not None)
-        small, large = seconds
-        found.append(
-            LinkBetween(between=(a, b), latency=small, bandwidth=LARGE_BYTES / max(large - small, 1e-9))
-        )
+    found = [Pair(a, a, of_node[a][0], of_node[a][1]) for a in names if len(of_node[a]) > 1]
+    return found + [
+        Pair(a, b, of_node[a][0], of_node[b][0]) for i, a in enumerate(names) for b in names[i + 1 :]
+    ]
+
+
+def measure_links(cluster: Cluster, world: World) -> list[LinkBetween]:
+    """Latency and bandwidth between every two nodes, and inside every node with two ranks: half of a round trip of a few
+    bytes, and of 4 MiB less that. Collective."""
+    found, pairs = [], node_pairs(cluster, world)
+    with Activity("measuring links", len(pairs), shown=world.is_main) as activity:
+        for pair in pairs:
+            small, large = map(statistics.median, ping_pong(world, pair, (16, LARGE_BYTES), LINK_REPEATS))
+            bandwidth = LARGE_BYTES / max(large - small, 1e-9)
+            found.append(LinkBetween(between=(pair.a, pair.b), latency=small, bandwidth=bandwidth))
+            activity.advance(f"{pair.a} – {pair.b}")
     return found
 
 
-def _ping_pong(rank: int, left: int, right: int) -> tuple[float, float] | None:
+def ping_pong(world: World, pair: Pair, sizes: Sequence[int], repeats: int) -> list[list[float]]:
+    """Seconds one way of each repeat, for each size, on every rank. Collective."""
+    times = _as_one_of_both(world.rank, pair, sizes, repeats) if world.rank in (pair.left, pair.right) else None
+    return next(found for rank, found in zip(world.ranks, world.gather(times), strict=True) if rank == pair.left)
+
+
+def _as_one_of_both(rank: int, pair: Pair, sizes: Sequence[int], repeats: int) -> list[list[float]]:
     device = (
         torch.device("cuda", torch.cuda.current_device())
         if torch.cuda.is_available() and dist.get_backend() != "gloo"
         else torch.device("cpu")
     )
-    medians = []
-    for size in (16, LARGE_BYTES):
+    found = []
+    for size in sizes:
         message, times = torch.zeros(size, dtype=torch.uint8, device=device), []
-        for _ in range(LINK_REPEATS + 3):
+        for _ in range(repeats + 3):
             time.sleep(0.001)
             began = time.perf_counter()
-            if rank == left:
-                dist.send(message, right)
-                dist.recv(message, right)
+            if rank == pair.left:
+                dist.send(message, pair.right)
+                dist.recv(message, pair.right)
             else:
-                dist.recv(message, left)
-                dist.send(message, left)
+                dist.recv(message, pair.left)
+                dist.send(message, pair.left)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append((time.perf_counter() - began) / 2)
-        medians.append(statistics.median(times[3:]))
-    return (medians[0], medians[1]) if rank == left else None
-
-
-def cache_path(model: Model, cluster: Cluster, options: ProfileSection, optimizer: str) -> str:
-    """Where the profile of this model, on these device types, with these versions, is kept."""
-    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.layers.named_parameters()]
-    sample = [
-        (tuple(t.shape[1:]), str(t.dtype))
-        for t in (model.inputs if isinstance(model.inputs, tuple) else (model.inputs,))
-    ]
-    content: list[Any] = [
-        model.name,
-        repr(model.layers),
-        _settings(model),
-        shapes,
-        sample,
-        model.loss.weight,
-        options.model_dump(),
-        optimizer,
-        torch.__version__,
-        os.uname().nodename,
-        {k: v.model_dump() for k, v in cluster.device_types.items()},
-        [(n.name, n.devices, n.host) for n in cluster.nodes],
-    ]
-    digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-    return os.path.join(options.cache or os.path.join(".hetpipe", "profiles"), f"{model.name}-{digest}.json")
-
-
-def _settings(model: Model) -> list[Any]:
-    """Numbers and texts that modules keep beside what they print (heads of an attention, or how it is computed)."""
-    found = []
-    for name, module in model.layers.named_modules():
-        own = {k: v for k, v in vars(module).items() if isinstance(v, int | float | str) and k != "training"}
-        attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        found.append((name, sorted(own.items()), attention))
+        found.append(times[3:])
     return found

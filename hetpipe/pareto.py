@@ -31,13 +31,13 @@ from hetpipe.catalogue import Catalogue, Choice, Counts, choice_of
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.front import Front, Planned, Row, Status, nodes_text, planned
-from hetpipe.partition import PartitionError, Problem, ScheduleChoice
+from hetpipe.limits import MOST_SUBCLUSTERS
+from hetpipe.partition import PartitionError, Problem, ScheduleChoice, default_reserve
 from hetpipe.plan import Backend, Plan, Proof
 from hetpipe.planner import option_faults
 from hetpipe.profiles import Profile
 from hetpipe.workers import Planners, Solved
 
-MOST_ROWS = 4_000
 SECONDS = 50.0  # for all together, where no limit is given
 EACH_SECONDS, LEAST_SECONDS = 10.0, 0.5  # for the search of one sub-cluster
 FIRST = 0.7  # part of the time in which every row is to have a plan
@@ -99,28 +99,30 @@ def make_front(
     max_price_per_hour: float | None = None,
     deadline_seconds_per_step: float | None = None,
     allow_recompute: bool = True,
-    memory_reserve: float = 0.0,
+    memory_reserve: float | None = None,
     time_limit_seconds: float | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Found:
     """The Pareto front over all sub-clusters of a catalogue, or of a cluster taken as one. A price per hour or a
-    deadline leaves out the rows that are over it. `time_limit_seconds` is for all together (50, or half a second for
-    each if they are many); so many `workers` plan at a time, each in a process of its own if they are more than one.
-    InputError if an argument is wrong; rows without a plan say why."""
+    deadline leaves out the rows that are over it. `memory_reserve`: see `make_plan`. `time_limit_seconds` is for all
+    together (50, or half a second for each if they are many); so many `workers` plan at a time, each in a process of its
+    own if they are more than one. InputError if an argument is wrong; rows without a plan say why."""
     name = registry.partitioner(partitioner).name
     if isinstance(source, Cluster):
         source = source.with_links(profile.links)
     choice = choice_of(source)
-    if choice.size > MOST_ROWS:
+    if choice.size > MOST_SUBCLUSTERS:
         raise InputError(
-            f"{choice.size} sub-clusters are more than {MOST_ROWS}; give the catalogue narrower ranges of nodes"
+            f"{choice.size} sub-clusters are more than {MOST_SUBCLUSTERS}; give the catalogue narrower ranges of nodes"
         )
     limits = {
         "max_price_per_hour": max_price_per_hour,
         "deadline_seconds_per_step": deadline_seconds_per_step,
         "time_limit_seconds": time_limit_seconds,
     }
+    if memory_reserve is None:
+        memory_reserve = default_reserve(choice.whole())
     faults = option_faults(global_batch, memory_reserve, limits)
     if all(kind.price_per_hour == 0 for kind in choice.whole().device_types.values()):
         faults.append("the front weighs price against time, but no device type has a price_per_hour")
@@ -131,7 +133,7 @@ def make_front(
         allow_recompute=allow_recompute, memory_reserve=memory_reserve,
     )  # fmt: skip
     search = Search(problem, choice, limits, progress)
-    with Planners(partitioner, problem, max(1, min(workers, choice.size))) as planners:
+    with Planners(partitioner, max(1, min(workers, choice.size))) as planners:
         search.run(planners)
     front = Front.of(
         [search.row(item) for item in search.items],

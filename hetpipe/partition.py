@@ -6,17 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from hetpipe.cluster import Cluster
+from hetpipe.cluster import Cluster, RuntimeOverhead
 from hetpipe.plan import Backend, Plan, Proof
 from hetpipe.profiles import Profile
 
 ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
+DEFAULT_RESERVE = 0.08  # of a GPU's memory, for the CUDA context, the libraries, communicators and fragmentation
+
+
+def default_reserve(cluster: Cluster) -> float:
+    """The part of each device's memory that plans leave free unless told otherwise: nothing where the cluster file says what
+    the framework takes (`runtime_overhead`), or where all devices are emulated, whose memory counts tensors only."""
+    emulated = all(kind.emulate is not None for kind in cluster.device_types.values())
+    return 0.0 if emulated or cluster.runtime_overhead != RuntimeOverhead() else DEFAULT_RESERVE
 
 
 class PartitionError(Exception):
     """No plan fits, or (`out_of_time`) none was found. Commands print it and exit with 3. The message says which device type,
     which layer, how many bytes; `missing_bytes` is the last as a number, and `needed_bytes` what the stage that does not
     fit needs, where they are known."""
+
+    exit_code = 3
 
     def __init__(
         self,
@@ -37,8 +47,8 @@ class Problem:
     `schedule` "auto" lets the planner choose gpipe (depth m) or 1f1b with depths n − s, 2(n − s) − 1 or 3(n − s) − 2; "1f1b"
     leaves the latter; "gpipe" only the first. `backend` torch has all of them, fairscale and torchgpipe run gpipe only, keep a
     replica on one node, and sum gradients after backward (`simulator.sync_times`).
-    `memory_reserve` is the fraction of each device's memory that plans leave free. `time_limit_seconds` ends a search with
-    the best plan so far and what is proven of it (None: the partitioner's own limit).
+    `memory_reserve` is the fraction of each device's memory that plans leave free (see `default_reserve`).
+    `time_limit_seconds` ends a search with the best plan so far and what is proven of it (None: the partitioner's own limit).
     """
 
     cluster: Cluster

@@ -11,7 +11,21 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from hetpipe.cluster import Cluster
-from hetpipe.formats import Bytes, Document, InputError, Strict
+from hetpipe.formats import (
+    Bytes,
+    Document,
+    Faults,
+    Flag,
+    InputError,
+    LayerNumber,
+    Name,
+    Number,
+    Samples,
+    Strict,
+    listed,
+    shown,
+    told,
+)
 from hetpipe.profiles import Profile
 from hetpipe.schedule import ScheduleName, check_depths, default_depths
 
@@ -22,10 +36,10 @@ Backend = Literal["torch", "fairscale", "torchgpipe"]
 class StagePlan(Strict):
     """Layers [lo, hi) on one device (more than one: a tensor-parallel group). `warmup`: forwards before the first backward."""
 
-    layers: tuple[Annotated[int, Field(ge=0)], int]
-    devices: Annotated[tuple[str, ...], Field(min_length=1)]
-    recompute: bool = False
-    warmup: Annotated[int, Field(ge=1)] | None = None
+    layers: tuple[LayerNumber, LayerNumber]
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
+    recompute: Flag = False
+    warmup: Samples | None = None
 
     @property
     def device(self) -> str:
@@ -36,7 +50,7 @@ class StagePlan(Strict):
 class ReplicaPlan(Strict):
     """One pipeline and the sizes of its micro-batches."""
 
-    microbatch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    microbatch_sizes: Annotated[tuple[Samples, ...], Field(min_length=1)]
     stages: Annotated[tuple[StagePlan, ...], Field(min_length=1)]
 
     @property
@@ -72,18 +86,18 @@ class Prediction(Strict):
     that is the cheapest under a deadline, no other within it costs less than `lower_bound_price_per_million_samples`, and gap
     and proof are of the price."""
 
-    step_seconds: float
-    pipeline_seconds: float
-    gradient_sync_seconds: float
-    optimizer_seconds: float
-    samples_per_second: float
-    price_per_hour: float
-    price_per_million_samples: float
-    peak_bytes: dict[str, Bytes]
-    lower_bound_seconds: float | None = None
-    lower_bound_price_per_million_samples: float | None = None
-    fluid_bound_seconds: float | None = None
-    gap: float | None = None
+    step_seconds: Number
+    pipeline_seconds: Number
+    gradient_sync_seconds: Number
+    optimizer_seconds: Number
+    samples_per_second: Annotated[Number, Field(allow_inf_nan=True, gt=0)]  # infinite where no layer takes time
+    price_per_hour: Number
+    price_per_million_samples: Number
+    peak_bytes: dict[Name, Bytes]
+    lower_bound_seconds: Number | None = None
+    lower_bound_price_per_million_samples: Number | None = None
+    fluid_bound_seconds: Number | None = None
+    gap: Number | None = None
     proof: Proof | None = None
 
 
@@ -92,10 +106,10 @@ class Plan(Document):
     it was made for, and priced as; any that can run it may."""
 
     format: Literal["hetpipe.plan/1"] = "hetpipe.plan/1"
-    model: str
-    global_batch: Annotated[int, Field(ge=1)]
+    model: Name
+    global_batch: Samples
     schedule: ScheduleName = "1f1b"
-    partitioner: str = "by hand"
+    partitioner: Name = "by hand"
     backend: Backend = "torch"
     replicas: Annotated[tuple[ReplicaPlan, ...], Field(min_length=1)]
     predicted: Prediction | None = None
@@ -109,21 +123,18 @@ class Plan(Document):
                 f"the micro-batches of all replicas sum to {total} samples, but global_batch is {self.global_batch}"
             )
         used = Counter(d for replica in self.replicas for stage in replica.stages for d in stage.devices)
-        faults += [
-            f"device {d!r} is used {count} times; a device holds one stage"
-            for d, count in used.items()
-            if count > 1
-        ]
+        several = [device for device, count in used.items() if count > 1]
+        faults += told(several, lambda d: f"device {d!r} is used {used[d]} times; a device holds one stage")
         ends = {replica.stages[-1].layers[1] for replica in self.replicas}
         if len(ends) > 1:
-            faults.append(f"the replicas cover different numbers of layers: {sorted(ends)}")
+            faults.append(f"the replicas cover different numbers of layers: {shown(sorted(ends))}")
         for r, replica in enumerate(self.replicas):
             try:
                 check_depths(replica.depths(self.schedule))
             except ValueError as error:
                 faults.append(f"replica {r}: {error}")
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Faults(faults)
         return self
 
     @property
@@ -169,19 +180,12 @@ class Plan(Document):
                 f"its global batch is {self.global_batch}, but {global_batch} is asked for (train.global_batch or --global-batch)"
             )
         if faults:
-            raise InputError(
-                f"{source} does not fit; make a new one with 'hetpipe plan':\n"
-                + "\n".join(f"  {fault}" for fault in faults)
-            )
+            raise InputError(f"{source} does not fit; make a new one with 'hetpipe plan':\n{listed(faults)}")
 
     def _cluster_faults(self, cluster: Cluster) -> list[str]:
-        faults = []
-        for device_id in self.device_ids:
-            try:
-                cluster.device(device_id)
-            except InputError as error:
-                faults.append(f"it was made for another cluster: {error}")
         kinds = {d.id: (d.node, d.type) for d in cluster.devices}
+        strange = [device for device in self.device_ids if device not in kinds]
+        faults = told(strange, lambda d: f"it was made for another cluster: {cluster.unknown(d)}")
         for r, replica in enumerate(self.replicas):
             for s, stage in enumerate(replica.stages):
                 if len({kinds[d] for d in stage.devices if d in kinds}) > 1:

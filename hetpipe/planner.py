@@ -10,7 +10,7 @@ from hetpipe import registry
 from hetpipe.bounds import fluid_bound, fluid_price
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem, ScheduleChoice, Solution
+from hetpipe.partition import PartitionError, Problem, ScheduleChoice, Solution, default_reserve
 from hetpipe.plan import Backend, Plan, Prediction, Proof
 from hetpipe.profiles import Profile
 from hetpipe.simulator import simulate
@@ -27,11 +27,12 @@ def make_plan(
     max_price_per_hour: float | None = None,
     deadline_seconds_per_step: float | None = None,
     allow_recompute: bool = True,
-    memory_reserve: float = 0.0,
+    memory_reserve: float | None = None,
     time_limit_seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """The plan of the named partitioner, with its prediction. InputError if an argument is wrong,
+    """The plan of the named partitioner, with its prediction. `memory_reserve`: see `Problem`; None takes
+    `partition.default_reserve`. InputError if an argument is wrong,
     PartitionError if no plan fits."""
     found = registry.partitioner(partitioner)
     limits = {
@@ -39,6 +40,8 @@ def make_plan(
         "deadline_seconds_per_step": deadline_seconds_per_step,
         "time_limit_seconds": time_limit_seconds,
     }
+    if memory_reserve is None:
+        memory_reserve = default_reserve(cluster)
     faults = option_faults(global_batch, memory_reserve, limits)
     prices = (cluster.device_types[device.type].price_per_hour for device in cluster.devices)
     if deadline_seconds_per_step is not None and not any(prices):

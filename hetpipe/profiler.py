@@ -65,12 +65,13 @@ class Clock:
         self.pacer.finish(seconds)
 
 
-def _leaf(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The same values, as what enters a layer from elsewhere."""
     return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
 
 
 @dataclass(frozen=True)
-class _LayerRun:
+class LayerRun:
     """Forward and backward of one layer (the last with the loss) as actions that can be timed."""
 
     layer: nn.Module
@@ -105,7 +106,7 @@ class _SizeRun:
 
     def __init__(self, model: Model, device: torch.device, size: int) -> None:
         inputs, targets = (move(x, device) for x in model.sample(size))
-        self.size, self.tensors, self.loss = size, as_tuple(inputs), _loss_of(model, targets)
+        self.size, self.tensors, self.loss = size, as_tuple(inputs), loss_of(model, targets)
         self.forward: list[float] = []
         self.backward: list[float] = []
         self.spreads: list[float] = []
@@ -117,29 +118,30 @@ class _SizeRun:
 
     def measure(self, name: str, layer: nn.Module, clock: Clock, index: int, repeats: int, *, last: bool) -> None:
         """Median forward and backward seconds of the next layer, and their relative spread."""
-        received = _leaf(self.tensors)
+        received = leaves(self.tensors)
         try:
-            self.tensors = _leaf(as_tuple(layer(as_value([t.clone() for t in received]))))
+            self.tensors = leaves(as_tuple(layer(as_value([t.clone() for t in received]))))
         except ValueError as error:  # BatchNorm's, of a single value
             raise InputError(
                 f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, which a plan may have: "
                 f"{error}"
             ) from error
-        run = _LayerRun(layer, received, self.loss if last else None)
-        times = _time_layer(run, clock, index, self.size, repeats)
+        run = LayerRun(layer, received, self.loss if last else None)
+        times = time_layer(run, clock, index, self.size, repeats)
         self.forward.append(statistics.median(f for f, _ in times))
         self.backward.append(statistics.median(b for _, b in times))
         totals = sorted(f + b for f, b in times)
         self.spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
 
 
-def _loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
+def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
+    """The loss of the last layer's output for these targets."""
     count = max(1, model.loss.count(targets))
     return lambda output: model.loss.share(output, targets, count)
 
 
-def _time_layer(
-    run: _LayerRun, clock: Clock, index: int, size: int, repeats: int
+def time_layer(
+    run: LayerRun, clock: Clock, index: int, size: int, repeats: int
 ) -> list[tuple[float, float]]:
     """(forward, backward) seconds of each repeat; one before them warms up allocations and the parameters' first gradients."""
     times = []
@@ -232,9 +234,9 @@ def measure_device(
                             raise
                         del runs[number:]
                         break
-                    advance(f"layer {index}, {run.text}")
+                    advance(f"layer {index + 1} of {len(model.layers)} ({name}), {run.text}")
                 steps.measure(layer, clock, index, repeats)
-            advance(f"layer {index}, optimizer")
+            advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
     measurement = Measurement(
         device_type=device_type,
         microbatch_sizes=tuple(run.size for run in runs),
@@ -260,7 +262,7 @@ def saved_bytes(model: Model, device: torch.device) -> list[int]:
                 meter.exclude |= static_storages(layer)
                 before = meter.used
                 output = layer(as_value([alias(t) if t.requires_grad else t for t in tensors]))
-                loss = _loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
+                loss = loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
                 found.append(meter.used - before)
                 kept += meter.held
                 tensors = tuple(

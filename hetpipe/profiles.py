@@ -10,10 +10,22 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hetpipe.cluster import LinkBetween
-from hetpipe.formats import Document, InputError, Strict, nearest
+from hetpipe.formats import (
+    Bytes,
+    DeviceCount,
+    Document,
+    Factor,
+    Faults,
+    InputError,
+    Name,
+    Samples,
+    Strict,
+    nearest,
+    shown,
+)
+from hetpipe.limits import MOST_LAYERS, MOST_SECONDS
 
-Count = Annotated[int, Field(ge=0)]
-Times = tuple[Annotated[float, Field(ge=0)], ...]
+Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
 
 
@@ -22,33 +34,33 @@ class LayerProfile(Strict):
     layers save is counted with the first of them, parameters never. `tied` names a group of layers that share a
     parameter of `tied_parameter_bytes` (part of `parameter_bytes` in each of them)."""
 
-    name: str
-    parameter_bytes: Count
-    output_bytes_per_sample: Count
-    saved_bytes_per_sample: Count
-    buffer_bytes: Count = 0
-    tied: str | None = None
-    tied_parameter_bytes: Count = 0
+    name: Name
+    parameter_bytes: Bytes
+    output_bytes_per_sample: Bytes
+    saved_bytes_per_sample: Bytes
+    buffer_bytes: Bytes = 0
+    tied: Name | None = None
+    tied_parameter_bytes: Bytes = 0
 
 
 class Measurement(Strict):
     """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
     A tensor-parallel degree above 1 carries its own parameter and saved bytes per device."""
 
-    device_type: str
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    microbatch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    device_type: Name
+    tensor_parallel: DeviceCount = 1
+    microbatch_sizes: Annotated[tuple[Samples, ...], Field(min_length=1)]
     forward_seconds: tuple[Times, ...]
     backward_seconds: tuple[Times, ...]
     optimizer_seconds: Times
-    parameter_bytes: tuple[Count, ...] | None = None
-    saved_bytes_per_sample: tuple[Count, ...] | None = None
+    parameter_bytes: tuple[Bytes, ...] | None = None
+    saved_bytes_per_sample: tuple[Bytes, ...] | None = None
 
     @model_validator(mode="after")
     def _rectangular(self) -> Self:
         rows = len(self.microbatch_sizes)
         if any(b <= a for a, b in zip(self.microbatch_sizes, self.microbatch_sizes[1:], strict=False)):
-            raise ValueError(f"microbatch_sizes must increase, got {list(self.microbatch_sizes)}")
+            raise ValueError(f"microbatch_sizes must increase, got {shown(list(self.microbatch_sizes))}")
         for name in ("forward_seconds", "backward_seconds"):
             if len(getattr(self, name)) != rows:
                 raise ValueError(f"{name} has {len(getattr(self, name))} rows for {rows} microbatch_sizes")
@@ -84,19 +96,19 @@ class Measurement(Strict):
 class OptimizerProfile(Strict):
     """How many bytes of optimizer state a parameter byte brings (AdamW 2, SGD with momentum 1, SGD 0)."""
 
-    state_bytes_per_parameter_byte: Annotated[float, Field(ge=0)]
+    state_bytes_per_parameter_byte: Factor
 
 
 class Profile(Document):
     """A measured model. `host` holds the plain speed of the machine that emulates devices, from which they are paced."""
 
     format: Literal["hetpipe.profile/1"]
-    model: str
-    layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]
+    model: Name
+    layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1, max_length=MOST_LAYERS)]
     measurements: tuple[Measurement, ...]
     links: tuple[LinkBetween, ...] = ()
     optimizer: OptimizerProfile
-    input_bytes_per_sample: Count = 0
+    input_bytes_per_sample: Bytes = 0
     host: Measurement | None = None
     provenance: dict[str, Any] = {}
 
@@ -119,7 +131,7 @@ class Profile(Document):
                 faults.append(f"{name} is given twice")
             seen.add(key)
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Faults(faults)
         return self
 
     @cached_property

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from hetpipe.pulse import stop_pulse
+
 POLL_SECONDS = 0.05
 
 
@@ -40,14 +42,14 @@ def fresh_part(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     in the store: rank 0 opens a round whenever it starts, the others join the newest that is still open, and once all have
     joined, it is closed for ever.
     """
-    rounds = PrefixStore(f"hetpipe/{size} ranks", store)
+    rounds = PrefixStore(_rounds(size), store)
     deadline = time.monotonic() + timeout.total_seconds()
     joined: int = rounds.add("opened", 1) if rank == 0 else 0
     while True:
         newest = rounds.add("opened", 0)
         closed = newest > 0 and rounds.check([f"{newest}/closed"])
         if closed and newest == joined:
-            return PrefixStore(f"{joined}/store", rounds)
+            return part_of_start(store, size, joined)
         if not closed and newest != joined:
             joined = newest
             rounds.set(_joins(joined, rank), "")
@@ -61,6 +63,15 @@ def fresh_part(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
                 f"{f'ranks {late}' if late else 'rank 0'}: is the command running on every host?"
             )
         time.sleep(POLL_SECONDS)
+
+
+def part_of_start(store: Store, size: int, number: int) -> Store:
+    """What `fresh_part` gives the ranks that are the first to meet in `store` (number 1), the second, …"""
+    return PrefixStore(f"{_rounds(size)}/{number}/store", store)
+
+
+def _rounds(size: int) -> str:
+    return f"hetpipe/{size} ranks"
 
 
 def _joins(number: int, rank: int) -> str:
@@ -78,7 +89,9 @@ def leave() -> None:
     the interpreter ends is stopped where it must not be, and the process aborts ("terminate called without an active
     exception"). These threads end with their group, and a group when nothing refers to it any more. After an exception nothing
     is waited for: peers are told by the closing connection."""
-    if getattr(sys, "last_value", None) is not None:
+    error = getattr(sys, "last_value", None)
+    stop_pulse(f"{type(error).__name__}: {error}" if error is not None else None)
+    if error is not None:
         return
     for holder in list(_holders):
         holder.close()

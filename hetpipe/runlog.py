@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from hetpipe.config import Job
-from hetpipe.formats import make_folder, write_text
+from hetpipe.folders import claimed
+from hetpipe.formats import write_text
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.runtime.base import Evaluation
 from hetpipe.timeline import Timeline
 from hetpipe.trace import save_trace
+from hetpipe.world import World
 
 WARMUP_STEPS = 2
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
@@ -44,6 +38,8 @@ class TrainResult:
     first_step: int = 0
     loss_before: float | None = None
     evaluation: Evaluation | None = None
+    evaluated_samples: int = 0
+    test_samples: int = 0
     measured: Timeline | None = None
     predicted: Timeline | None = None
     overrun_fraction: float = 0.0
@@ -67,31 +63,41 @@ class TrainResult:
 
     def summary(self) -> dict[str, Any]:
         """The result as plain numbers."""
+        losses = [number(loss) for loss in self.losses]
         found: dict[str, Any] = {
-            "steps": self.first_step + len(self.losses),
+            "steps": self.first_step + len(losses),
             "samples": self.samples,
-            "first_loss": self.losses[0] if self.losses else None,
-            "last_loss": self.losses[-1] if self.losses else self.loss_before,
+            "first_loss": losses[0] if losses else None,
+            "last_loss": losses[-1] if losses else self.loss_before,
             "measured_step_seconds": self.median_step_seconds,
             "samples_per_second": self.samples_per_second,
             "overrun_fraction": self.overrun_fraction,
-            "losses": self.losses,
+            "losses": losses,
         }
         if self.predicted is not None:
             found["predicted_step_seconds"] = self.predicted.step_seconds
         if self.evaluation is not None:
-            found |= {"test_loss": self.evaluation.loss, "test_accuracy": self.evaluation.metric}
+            found |= {"test_loss": number(self.evaluation.loss), "test_accuracy": self.evaluation.metric,
+                      "test_samples": self.evaluated_samples}  # fmt: skip
         if self.measured is not None:
             found["peak_bytes"] = self.peak_bytes
             found["utilisation"] = {d: 1 - b for d, b in self.measured.bubble_fraction().items()}
         return found
 
 
-def make_folders(job: Job) -> None:
-    """The folders of the log and of checkpoints, so that a run does not end, after hours, because it cannot write."""
-    for section in (job.log, job.checkpoint):
-        if section is not None:
-            make_folder(section.folder)
+def number(value: float) -> float | None:
+    """The value as JSON has it: None where it is infinite or no number."""
+    return value if math.isfinite(value) else None
+
+
+@contextmanager
+def claim(job: Job, world: World) -> Iterator[None]:
+    """The job's folders for this run alone (see `folders.claimed`): by the main rank, what it hears all hear. Collective."""
+    sections = {"checkpoint.folder": job.checkpoint, "log.folder": job.log}
+    folders = {key: section.folder for key, section in sections.items() if section is not None}
+    with ExitStack() as stack:
+        world.on_main(lambda: stack.enter_context(claimed(folders)))
+        yield
 
 
 def trim_metrics(path: Path, step: int) -> None:
@@ -106,35 +112,6 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")  # cut off when the run was killed
-
-
-class ProgressBar:
-    """A bar on standard error: what is done (steps, batches), the time it took and will take, and `text`, what is known so far.
-    `lasting`: the full bar stays on the screen."""
-
-    def __init__(self, title: str, start: int, total: int, *, lasting: bool) -> None:
-        self._bar = Progress(
-            TextColumn(title),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=(console := Console(stderr=True)),
-            transient=not lasting,
-            disable=not (lasting or console.is_terminal),
-        )
-        self._task = self._bar.add_task("", total=total, completed=start)
-
-    def __enter__(self) -> Callable[[str], None]:
-        self._bar.start()
-        return self._advance
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def _advance(self, text: str) -> None:
-        self._bar.update(self._task, advance=1, description=text)
 
 
 def progress_text(loss: float, result: TrainResult) -> str:

@@ -29,11 +29,6 @@ def default_depths(schedule: ScheduleName, n: int, m: int) -> tuple[int, ...]:
     return tuple(max(1, min(m, m if schedule == "gpipe" else n - s)) for s in range(n))
 
 
-def deep_depths(n: int, m: int) -> tuple[int, ...]:
-    """1F1B with depths 2(n − s) − 1: a round trip more of slack per stage, for memory where there is room."""
-    return tuple(max(1, min(m, 2 * (n - s) - 1)) for s in range(n))
-
-
 def stage_actions(stage: int, depth: int, m: int) -> list[Action]:
     """The actions of one stage in order: `depth` forwards, then backward and forward in turn, then the last backwards.
 

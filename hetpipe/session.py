@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from rich.console import Console
 
-from hetpipe.build import build_data, build_model, check_training, optimizer_factory
+from hetpipe.build import build_data, build_model, check_training
+from hetpipe.cache import measured
 from hetpipe.cluster import Cluster
-from hetpipe.config import Job, PlanSection, ProfileSection, TorchNamed
+from hetpipe.config import Job, PlanSection
 from hetpipe.cost import Costs
 from hetpipe.datasets import DataSplits
-from hetpipe.device import Emulation, module_bytes, torch_device, usable_bytes
+from hetpipe.device import Emulation, module_bytes, torch_device
+from hetpipe.discover import alike, as_it_is, cards, discover_cluster, note_missing_gpus
 from hetpipe.formats import InputError
-from hetpipe.launch import describe_with, name_places
-from hetpipe.measure import cache_path, profile_cluster
 from hetpipe.model import Model, named_layers
 from hetpipe.plan import Backend, Plan
 from hetpipe.planner import make_plan
-from hetpipe.profiler import default_type_name
 from hetpipe.profiles import Profile
+from hetpipe.progress import Activity, say
 from hetpipe.runtime.backends import (
     check_backend,
     check_cluster,
@@ -34,16 +30,18 @@ from hetpipe.runtime.backends import (
     seat,
 )
 from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.whereabouts import describe_with
 from hetpipe.world import World, connect, create_world
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Who trains what where: all that measuring, planning and joining need."""
+    """Who trains what where: all that measuring, planning and joining need. `found`: no file declares the cluster."""
 
     world: World
     cluster: Cluster
     model: Model
+    found: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,51 +52,6 @@ class Session(Setting):
     data: DataSplits
 
 
-def discover_cluster(backend: Backend = "torch") -> Cluster:
-    """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names. A process stands for
-    the device of its local rank; where the back end drives a replica from one process, the first for all GPUs of its host.
-    Of a GPU's memory, CUDA and the libraries keep a part. Collective."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    agent = int(os.environ.get("GROUP_RANK", "0"))
-    own = []
-    if torch.cuda.is_available():
-        indices = [local]
-        if drives_a_replica(backend):
-            indices = list(range(torch.cuda.device_count())) if local == 0 else []
-        for index in indices:
-            gpu = torch.device("cuda", index)
-            own.append((agent, index, default_type_name(gpu), usable_bytes(gpu)))
-    else:
-        per_host = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host
-        own.append((agent, local, "cpu", memory))
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, own)
-    return _cluster_of([row for part in parts for row in part])
-
-
-def _cluster_of(rows: Sequence[tuple[int, int, str, int]]) -> Cluster:
-    """The cluster of devices (agent, index, type, bytes of memory)."""
-    nodes: dict[int, dict[str, int]] = {}
-    types: dict[str, dict[str, int]] = {}
-    for agent, _, kind, memory in sorted(rows):
-        counts = nodes.setdefault(agent, {})
-        if kind in counts and list(counts)[-1] != kind:
-            order = [row[2] for row in sorted(rows) if row[0] == agent]
-            raise InputError(
-                f"the devices of agent {agent} are, by local rank, {order}; a node lists each type once, so put equal ones "
-                "beside each other with CUDA_VISIBLE_DEVICES"
-            )
-        counts[kind] = counts.get(kind, 0) + 1
-        types[kind] = {"memory": min(memory, types.get(kind, {}).get("memory", memory))}
-    document = {
-        "format": "hetpipe.cluster/1",
-        "device_types": types,
-        "nodes": [{"name": f"n{a}", "devices": c} for a, c in sorted(nodes.items())],
-    }
-    return Cluster.parse(document, "the devices found")
-
-
 def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cluster]:
     """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. Collective."""
     check_cluster(backend, cluster)
@@ -106,19 +59,29 @@ def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cl
     connect(use_cuda=torch.cuda.is_available() and not emulated)
     if not torch.cuda.is_available() or emulated:
         torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
-    cluster = cluster or discover_cluster(backend)
+    declared, cluster = cluster, cluster or discover_cluster(backend)
     world = create_world(cluster)
-    here = f"rank {world.rank}, device {world.device_id}"
-    describe_with(lambda: here)
+    describe_with(f"device {world.device_id}")
+    if declared is not None and torch.cuda.is_available() and not emulated:
+        cluster, notes = as_it_is(cluster, cards(world, backend, cluster))
+        for note in notes if world.is_main else ():
+            say(note, style="yellow")
+    if world.is_main:
+        note_missing_gpus(world, cluster)
     return world, cluster
 
 
 def open_session(job: Job) -> Session:
     """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
-    world, cluster = meet(job.read_cluster(), job.plan.backend)
-    check_training(job)
-    data = build_data(job)
-    return Session(job=job, world=world, cluster=cluster, model=build_model(job, data.train), data=data)
+    with Activity("starting", shown=os.environ.get("RANK", "0") == "0") as activity:
+        activity.say(f"waiting for all {os.environ.get('WORLD_SIZE', '1')} ranks")
+        world, cluster = meet(job.read_cluster(), job.plan.backend)
+        check_training(job)
+        activity.say(f"building the data {job.data.label!r}")
+        data = build_data(job)
+        activity.say(f"building the model {job.model.label!r}")
+        model = build_model(job, data.train)
+    return Session(job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None)
 
 
 def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
@@ -129,31 +92,9 @@ def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
         _check_profile(profile, session.model, job.profile)
         return profile
     whole_nodes = drives_a_replica(job.plan.backend)
-    return measured(session, job.profiler, job.train.optimizer, fresh=fresh, whole_nodes=whole_nodes)
-
-
-def measured(
-    setting: Setting,
-    options: ProfileSection,
-    optimizer: TorchNamed,
-    *,
-    fresh: bool = False,
-    whole_nodes: bool = False,
-) -> Profile:
-    """The cached profile of this model on these devices; else a new measurement, which is cached. `whole_nodes`: a process may
-    use all devices of its node. Collective."""
-    model, cluster, world = setting.model, setting.cluster, setting.world
-    path = cache_path(model, cluster, options, repr(optimizer))
-    cached = world.first(_cached(path) if world.is_main and not fresh else None)
-    if cached is not None:
-        return Profile.parse(cached, path)
-    profile = profile_cluster(
-        model, cluster, world, options, optimizer_factory(optimizer), whole_nodes=whole_nodes
+    return measured(
+        session.model, session.cluster, session.world, job.profiler, job.train.optimizer, fresh=fresh, whole_nodes=whole_nodes
     )
-    if world.is_main:
-        profile.save(path)
-    world.barrier()
-    return profile
 
 
 def _check_profile(profile: Profile, model: Model, source: str) -> None:
@@ -175,14 +116,6 @@ def _check_profile(profile: Profile, model: Model, source: str) -> None:
         raise InputError(
             f"{source} is not a profile of this model ({'; '.join(faults)}); measure it with 'hetpipe profile'"
         )
-
-
-def _cached(path: str) -> Any:
-    """The profile in the cache; None where there is none, or one that is no longer readable."""
-    try:
-        return Profile.load(path).model_dump(mode="json") if Path(path).exists() else None
-    except InputError:
-        return None
 
 
 def planned_by_file(session: Session) -> Plan | None:
@@ -211,7 +144,8 @@ def planned(setting: Setting, profile: Profile, global_batch: int, options: Plan
     world = setting.world
     outcome: Any = None
     if world.is_main:
-        outcome = _try_plan(profile, setting.cluster, global_batch, options)
+        cluster, profile = alike(setting.cluster, profile) if setting.found else (setting.cluster, profile)
+        outcome = _try_plan(profile, cluster, global_batch, options)
     outcome = world.first(outcome)
     if isinstance(outcome, BaseException):
         raise outcome
@@ -219,9 +153,8 @@ def planned(setting: Setting, profile: Profile, global_batch: int, options: Plan
 
 
 def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: PlanSection) -> Any:
-    console = Console(stderr=True)
     try:
-        with console.status("planning") as status:
+        with Activity("planning") as activity:
             plan = make_plan(
                 profile,
                 cluster,
@@ -231,7 +164,7 @@ def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: Pl
                 backend=options.backend,
                 allow_recompute=options.allow_recompute,
                 memory_reserve=options.memory_reserve,
-                progress=lambda message: status.update(f"planning: {message}"),
+                progress=activity.say,
             )
         return plan.model_dump(mode="json")
     except Exception as error:  # goes to every rank, which raises it
@@ -244,30 +177,28 @@ def join(setting: Setting, profile: Profile, plan: Plan, backend: Backend = "tor
     plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
     check_backend(backend, plan)
     world = seat(setting.world, backend, plan)
-    if world.is_main:
-        name_places(_places(plan))
     if world.device_id in plan.device_ids:
-        place = _places(plan)[world.device_id]
-        here = f"rank {world.rank}, {place}, device {world.device_id}"
-        describe_with(lambda: here)
+        describe_with(f"{_place(plan, world.device_id)}, device {world.device_id}", lambda: "loading its layers")
 
     def device(device_id: str) -> torch.device:
         found = cluster.device(device_id)
         return torch_device(cluster.device_types[found.type], found.index)
 
-    engine = open_engine(backend, model, plan, world, device, lambda d: _emulation(cluster, profile, plan, d))
+    with Activity("starting: loading the layers", shown=setting.world.is_main):
+        engine = open_engine(backend, model, plan, world, device, lambda d: _emulation(cluster, profile, plan, d))
     if engine is not None:
-        describe_with(lambda: f"{engine.name}, in {engine.doing}")
+        describe_with(engine.place, lambda: engine.doing)
     return engine
 
 
-def _places(plan: Plan) -> dict[str, str]:
-    """Device → "replica 0 stage 1"."""
-    return {
-        stage.device: f"replica {r} stage {s}"
+def _place(plan: Plan, device: str) -> str:
+    """`replica 0 stage 1`."""
+    return next(
+        f"replica {r} stage {s}"
         for r, replica in enumerate(plan.replicas)
         for s, stage in enumerate(replica.stages)
-    }
+        if stage.device == device
+    )
 
 
 def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -> Emulation | None:

@@ -116,6 +116,13 @@ class TensorSpec:
         """An uninitialised tensor of this shape."""
         return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.requires_grad)
 
+    def filled(self) -> Tensor:
+        """Numbers of this shape on the CPU, always the same; zeros where they are no floating-point numbers."""
+        if not self.dtype.is_floating_point:
+            return torch.zeros(self.shape, dtype=self.dtype)
+        drawn = torch.randn(self.shape, dtype=self.dtype, generator=torch.Generator().manual_seed(0))
+        return drawn.requires_grad_(self.requires_grad)
+
     @property
     def size_bytes(self) -> int:
         """Bytes of the tensor."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from hetpipe.cluster import Cluster
+from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.report import human_bytes, human_seconds, utilisation_table
+from hetpipe.timeline import Timeline
 
 if TYPE_CHECKING:
     from hetpipe.runlog import TrainResult
@@ -50,7 +54,7 @@ def train_table(result: TrainResult) -> RenderableType:
     summary = result.summary()
     rows = [("steps", f"{summary['steps']}{'' if result.losses else ' (the run was finished: none was left to do)'}")]
     if result.losses:
-        rows.append(("loss", f"{summary['first_loss']:.4f} → {summary['last_loss']:.4f}"))
+        rows.append(("loss", f"{result.losses[0]:.4f} → {result.losses[-1]:.4f}"))
     elif result.loss_before is not None:
         rows.append(("loss", f"{result.loss_before:.4f}"))
     if result.step_seconds:
@@ -67,12 +71,15 @@ def train_table(result: TrainResult) -> RenderableType:
                 )
             )
     if result.evaluation is not None:
-        rows.append(("test loss", f"{result.evaluation.loss:.4f}"))
+        of = "" if result.evaluated_samples == result.test_samples else f" of {result.test_samples}"
+        rows.append(("test loss", f"{result.evaluation.loss:.4f} ({result.evaluated_samples}{of} samples)"))
         if result.evaluation.metric is not None:
             rows.append(("test accuracy", f"{result.evaluation.metric:.2%}"))
     if result.overrun_fraction > 0.01:
         over = f"emulated devices overran by {result.overrun_fraction:.1%} of the time"
         rows.append(("not valid", f"{over}: timings are wrong; use greater slowdowns"))
+    if result.evaluation is not None and result.evaluated_samples < result.test_samples:
+        rows.append(("", "train.evaluate_samples: all takes all of them"))
     for name, value in rows:
         table.add_row(name, value)
     parts: list[RenderableType] = [table]
@@ -93,3 +100,26 @@ def memory_table(result: TrainResult) -> Table:
     for device, size in sorted(result.peak_bytes.items()):
         table.add_row(device, human_bytes(size), human_bytes(predicted[device]) if device in predicted else "")
     return table
+
+
+def step_table(timeline: Timeline, plan: Plan, cluster: Cluster) -> RenderableType:
+    """A predicted step: its seconds and what they are made of, and how busy and how full each device is."""
+    parts = {"pipeline": timeline.pipeline_seconds, "gradient sums": timeline.sync_seconds,
+             "optimizer": timeline.optimizer_seconds}  # fmt: skip
+    inside = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in parts.items())
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("step", f"{human_seconds(timeline.step_seconds)} ({inside})")
+    if timeline.step_seconds > 0:
+        facts.add_row("samples per second", f"{plan.global_batch / timeline.step_seconds:.2f}")
+    bubbles = timeline.bubble_fraction()
+    facts.add_row("bubble", f"{sum(bubbles.values()) / max(1, len(bubbles)):.1%} of the devices' time, on average")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("stage", "device", "busy", "bubble", "peak memory", "of"):
+        table.add_column(name, justify="left" if name in ("stage", "device") else "right")
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            for device in stage.devices:
+                bubble = bubbles.get(device, 1.0)
+                table.add_row(f"r{r} s{s}", f"{device} {cluster.device(device).type}", f"{1 - bubble:.1%}", f"{bubble:.1%}",
+                              human_bytes(timeline.peak_bytes[device]), human_bytes(cluster.type_of(device).memory))  # fmt: skip
+    return Group(facts, table)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hetpipe.datasets import DataError, DataSplits, require_count
+from hetpipe.datasets import DataSplits, require_count
+from hetpipe.formats import InputError
 
 PAD, END, UNKNOWN, FIRST = 0, 1, 2, 3  # T5's own: padding (and the start of the target), end of text
 SPECIAL = 4
@@ -147,7 +148,7 @@ def _sources(package: str) -> list[str]:
     folder = root / package
     paths = [p for p in sorted(folder.rglob("*.py")) if not _left_out(p.relative_to(root).parts)]
     if not paths:
-        raise DataError(f"no Python source in {folder}: is {package!r} a package of the standard library?")
+        raise InputError(f"no Python source in {folder}: is {package!r} a package of the standard library?")
     return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
 
@@ -174,6 +175,6 @@ def _check(length: int, vocabulary: int, test_fraction: float, function: str) ->
     for name, value, least in (("length", length, 3), ("vocabulary", vocabulary, SPECIAL + 1)):
         require_count(name, value, function)
         if value < least:
-            raise DataError(f"{function}: {name} must be at least {least}, got {value}")
+            raise InputError(f"{function}: {name} must be at least {least}, got {value}")
     if not 0 <= test_fraction < 1:
-        raise DataError(f"{function}: test_fraction must be from 0 to below 1, got {test_fraction!r}")
+        raise InputError(f"{function}: test_fraction must be from 0 to below 1, got {test_fraction!r}")

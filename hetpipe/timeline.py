@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, overload
 
-SpanKind = Literal["F", "B", "send", "sync", "optimizer", "wait"]
+SpanKind = Literal["F", "B", "send", "sync", "optimizer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """One interval on one device: `kind` F, B, send (with `microbatch`), sync, optimizer, wait. Seconds since the step began."""
+    """One interval on one device: `kind` F, B, send (with `microbatch`), sync, optimizer. Seconds since the step began."""
 
     device: str
     replica: int

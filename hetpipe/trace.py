@@ -79,7 +79,7 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
     """Trace events for ui.perfetto.dev and chrome://tracing: a process per named timeline ("predicted", …).
 
     Each device is a thread, in the order of replicas and stages; what may overlap its work (transfers, sums
-    of gradients, waits) has threads of its own, so that no two events of a thread overlap. A timeline's memory
+    of gradients) has threads of its own, so that no two events of a thread overlap. A timeline's memory
     becomes a counter per device.
     """
     events: list[dict[str, Any]] = []

@@ -3,46 +3,51 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
-from hetpipe import checkpoint
 from hetpipe.build import DTYPES, as_dtype, build_metric, build_scheduler, optimizer_factory
 from hetpipe.config import Job
+from hetpipe.confirm import DIFFERENT
 from hetpipe.data import EpochSampler, fetch, replica_slices
+from hetpipe.folders import check_room
 from hetpipe.footprint import with_memory
-from hetpipe.formats import InputError
-from hetpipe.launch import describe_with
 from hetpipe.model import Tensors
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
+from hetpipe.progress import Activity, duration, say
+from hetpipe.report import human_seconds
+from hetpipe.resume import Saved
 from hetpipe.runlog import (
     METRICS_FILE,
     SUMMARY_FILE,
     WARMUP_STEPS,
-    ProgressBar,
     TrainResult,
-    make_folders,
+    claim,
+    number,
     progress_text,
     trim_metrics,
     write_folder,
 )
 from hetpipe.runtime.base import Evaluation
+from hetpipe.runtime.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.session import Session, join, obtain_plan, obtain_profile, open_session, planned_by_file
 from hetpipe.shares import shares_for
 from hetpipe.simulator import simulate
+from hetpipe.stopping import RunStopped, StopRequest
 from hetpipe.timeline import Span, Timeline
+from hetpipe.whereabouts import resume
 
-SCHEDULED = ("lr", "momentum", "betas")  # what a schedule changes in an optimizer's parameter groups
+EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
+NOTED_STEP = 12  # of a run: after it, steps that are far from their prediction are noted
 
 
 class Trainer:
@@ -54,38 +59,46 @@ class Trainer:
     def run(self, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
         """Measure, plan (unless given) and train. The main rank gets the result, the others None."""
         session = open_session(self.job)
+        with claim(self.job, session.world):
+            return self._run(session, plan, profile)
+
+    def _run(self, session: Session, plan: Plan | None, profile: Profile | None) -> TrainResult | None:
         if session.world.is_main:
-            make_folders(self.job)
             _note_modes(session)
         plan = plan or planned_by_file(session)  # a fault in it is known before anything is measured
         profile = profile or obtain_profile(session)
         plan = plan or obtain_plan(session, profile)
         plan = plan.model_copy(update={"backend": self.job.plan.backend})  # whatever it was made for
+        if (section := self.job.checkpoint) is not None:
+            needed = state_bytes(profile)
+            session.world.on_main(lambda: check_room(section.folder, needed, "a checkpoint of this model"))
         engine = join(session, profile, plan, self.job.plan.backend)
         if engine is None:
             return None
-        result = _Run(self.job, session, engine, plan).train()
+        predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
+        result = _Run(self.job, session, engine, plan).train(predicted)
         if not engine.world.is_main:
             return None
-        result.predicted = with_memory(
-            simulate(plan, profile, session.cluster), plan, profile, session.cluster
-        )
         folder = Path(self.job.log.folder) if self.job.log is not None else None
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
             write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
         return result
 
 
+def state_bytes(profile: Profile) -> int:
+    """About the bytes of a checkpoint: parameters, what the optimizer keeps of them, and buffers."""
+    once = {layer.tied: layer.tied_parameter_bytes for layer in profile.layers if layer.tied is not None}
+    own = sum(layer.parameter_bytes - layer.tied_parameter_bytes for layer in profile.layers)
+    buffers = sum(layer.buffer_bytes for layer in profile.layers)
+    return round((own + sum(once.values())) * (1 + profile.optimizer.state_bytes_per_parameter_byte) + buffers)
+
+
 def _note_modes(session: Session) -> None:
     """Say which modules the model's function left in evaluation mode, since they train so."""
     still = [name for name, module in session.model.layers.named_modules() if name and not module.training]
     if still:
-        _say(f"note: {len(still)} modules are in evaluation mode and stay in it (the first: {still[0]!r}); where that is not "
+        say(f"note: {len(still)} modules are in evaluation mode and stay in it (the first: {still[0]!r}); where that is not "
              "meant, call .train() on the model where it is built")  # fmt: skip
-
-
-def _say(message: str) -> None:
-    Console(stderr=True).print(message, markup=False, soft_wrap=True)
 
 
 def train_reference(job: Job) -> TrainResult:
@@ -97,7 +110,6 @@ def train_reference(job: Job) -> TrainResult:
     try:
         return _Run(job, session, ReferenceEngine(session.model.layers, session.model.loss), None).train()
     finally:
-        describe_with(None)
         if not joined:
             dist.destroy_process_group()
 
@@ -117,19 +129,27 @@ class _Run:
         self.sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
         self.total = job.train.steps or job.train.epochs * self.sampler.batches_per_epoch  # type: ignore[operator]
         self.result = TrainResult(plan=plan)
+        self.saved: Saved | None = None
+        if self.parallel is not None and job.checkpoint is not None:
+            self.saved = Saved(job=job, section=job.checkpoint, engine=self.parallel, model=session.model.layers,
+                               optimizer=self.optimizer, scheduler=self.scheduler, sampler=self.sampler)  # fmt: skip
         self._batches: list[int] = []
         self._log_seconds = 0.0
         self._stepped = False
 
-    def train(self) -> TrainResult:
-        """All steps, then the evaluation."""
+    def train(self, predicted: Timeline | None = None) -> TrainResult:
+        """All steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it did."""
         start = self._resume()
-        self.result.first_step = start
+        self.result.first_step, self.result.predicted = start, predicted
+        if self.world.is_main and predicted is not None and start < self.total:
+            say(_outlook(self.total - start, predicted.step_seconds))
         if self.world.is_main and self.job.log is not None:
             trim_metrics(Path(self.job.log.folder) / METRICS_FILE, start)
         batches = self.sampler.forever()
         began = None
-        with self._progress("training", start, self.total, lasting=True) as advance:
+        with self._activity("training", self.total, done=start, lasting=True) as activity, StopRequest() as stop:
+            if self.parallel is not None:
+                self.parallel.steps, self.parallel.ask_to_stop = start, lambda: bool(stop)
             for step in range(start, self.total):
                 now = time.perf_counter()
                 if began is not None:
@@ -139,7 +159,9 @@ class _Run:
                 if step == start + WARMUP_STEPS - 1 and self.parallel is not None:
                     for recorder in self.parallel.recorders:
                         recorder.pacer.overrun_seconds = 0.0
-                self._after(step, loss, norm, advance)
+                self._after(step, loss, norm, activity)
+                if self.parallel is not None and self.parallel.asked_to_stop:
+                    raise RunStopped(stop.number or signal.SIGTERM, step + 1, resume())
         self._finish_timing(began)
         self.result.evaluation = self._evaluate()
         self._collect()
@@ -152,19 +174,32 @@ class _Run:
 
     def _step(self, step: int, batch: torch.Tensor) -> tuple[float, float | None]:
         torch.manual_seed((self.train_job.seed + self.world.rank) * 1_000_003 + step)
-        loss = self.engine.step(*self._share(self.session.data.train, batch))
-        norm = (
-            self.engine.clip_grad_norm_(self.train_job.clip_norm)
-            if self.train_job.clip_norm is not None
-            else None
-        )
-        self._optimize()
+        share = self._share(self.session.data.train, batch)
+        loss, norm = self.engine.step(*share), None
+        if self._goes_on(step + 1, loss, share):
+            if self.train_job.clip_norm is not None:
+                norm = self.engine.clip_grad_norm_(self.train_job.clip_norm)
+            self._optimize()
         if self.scheduler is not None:
             self.scheduler.step()
         self.result.losses.append(loss)
         self._batches.append(len(batch))
         self.result.samples += len(batch)
         return loss, norm
+
+    def _goes_on(self, step: int, loss: float, share: tuple[Tensors | None, Tensors | None]) -> bool:
+        """Whether the optimizer takes this step; NonFiniteError where the run is to stop. The same on all ranks."""
+        if self.parallel is None or self.parallel.finite or self.train_job.on_nonfinite == "ignore":
+            return True
+        what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+        if self.train_job.on_nonfinite == "skip":
+            if self.world.is_main:
+                say(f"note: step {step} is left out: {what}", style="yellow")
+            return False
+        raise NonFiniteError(
+            f"step {step}: {what}; the first number that is not finite is in {origin(self.parallel, *share)}; a smaller "
+            "train.optimizer.lr or train.clip_norm may help; train.on_nonfinite: skip leaves such a step out"
+        )
 
     def _share(self, dataset: Any, batch: torch.Tensor) -> tuple[Tensors | None, Tensors | None]:
         """This rank's inputs and targets of a global batch: the first stage's, the last stage's, both, or none."""
@@ -198,10 +233,10 @@ class _Run:
             meter.add(state, "optimizer state")
         self._stepped = True
 
-    def _after(self, step: int, loss: float, norm: float | None, advance: Callable[[str], None]) -> None:
+    def _after(self, step: int, loss: float, norm: float | None, activity: Activity) -> None:
         """Log, check and save; its time is not part of the step."""
         began, done = time.perf_counter(), step + 1
-        log, save = self.job.log, self.job.checkpoint
+        log = self.job.log
         last = done == self.total
         due = last or (log is not None and done % log.every_steps == 0)
         whole = (
@@ -214,21 +249,34 @@ class _Run:
                 self.result.measured = self._measured()
         if self.world.is_main and log is not None and due:
             self._write_line(Path(log.folder), done, loss, norm)
-        if save is not None and self.parallel is not None and (last or done % save.every_steps == 0):
-            self._save(done)
+        stopping = self.parallel is not None and self.parallel.asked_to_stop
+        if self.saved is not None and (last or stopping or done % self.saved.section.every_steps == 0):
+            self.saved.save(done, loss)
         if self.world.is_main:
-            advance(progress_text(loss, self.result))
+            activity.advance(progress_text(loss, self.result))
+            if done - self.result.first_step == NOTED_STEP:
+                self._note_difference()
         self._log_seconds = time.perf_counter() - began
+
+    def _note_difference(self) -> None:
+        predicted, measured = self.result.predicted, self.result.median_step_seconds
+        if predicted is not None and measured > (1 + DIFFERENT) * predicted.step_seconds:
+            times = f"{human_seconds(measured)}, predicted {human_seconds(predicted.step_seconds)}"
+            say(
+                f"note: a step takes {times}: the profile no longer holds, or other work keeps the machines busy; 'hetpipe "
+                "profile' measures the devices and links as they are now",
+                style="yellow",
+            )
 
     def _write_line(self, folder: Path, done: int, loss: float, norm: float | None) -> None:
         line: dict[str, Any] = {
             "step": done,
             "epoch": self.sampler.epoch,
-            "loss": loss,
+            "loss": number(loss),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
         if norm is not None:
-            line["grad_norm"] = norm
+            line["grad_norm"] = number(norm)
         if self.result.step_seconds:
             line |= {
                 "step_seconds": self.result.step_seconds[-1],
@@ -271,23 +319,24 @@ class _Run:
         )
 
     def _evaluate(self) -> Evaluation | None:
-        """The whole test set (or `evaluate_samples` of it) in global batches: mean loss and, for classes, accuracy."""
-        test = self.session.data.test
-        count = len(test) if test is not None else 0  # type: ignore[arg-type]
-        if self.train_job.evaluate_samples is not None:
-            count = min(count, self.train_job.evaluate_samples)
+        """The test samples (as many as `evaluate_samples` says) in global batches: mean loss and, for classes, accuracy."""
+        test, wanted = self.session.data.test, self.train_job.evaluate_samples
+        count = self.result.test_samples = len(test) if test is not None else 0  # type: ignore[arg-type]
+        if wanted != "all":
+            count = min(count, EVALUATED_STEPS * self.train_job.global_batch if wanted is None else wanted)
         if count == 0:
             return None
+        self.result.evaluated_samples = count
         metric = build_metric(self.session.model.loss)
         sums = [0.0, 0.0]
         weight = 0
         batches = torch.split(torch.arange(count), self.train_job.global_batch)
-        with self._progress("evaluating", 0, len(batches), lasting=False) as advance:
+        with self._activity("evaluating", len(batches)) as activity:
             for batch in batches:
                 found = self.engine.evaluate(*self._share(test, batch), metric)
                 sums = [sums[0] + found.loss * found.weight, sums[1] + (found.metric or 0.0) * found.weight]
                 weight += found.weight
-                advance(f"loss {sums[0] / max(1, weight):.4f}")
+                activity.advance(f"loss {sums[0] / max(1, weight):.4f}")
         mean = [value / max(1, weight) for value in sums]
         return Evaluation(mean[0], mean[1] if metric is not None else None, weight)
 
@@ -303,94 +352,17 @@ class _Run:
         self.result.peak_bytes = {row[0]: row[1] for row in rows if row[1] is not None}
 
     def _resume(self) -> int:
-        section = self.job.checkpoint
-        if section is None or self.parallel is None:
+        state = self.saved.restore(self.total) if self.saved is not None else None
+        if state is None:
             return 0
-        found = self.world.first([str(p) for p in checkpoint.list_checkpoints(section.folder)])
-        if not found:
-            return 0
-        newest = Path(found[-1])
-        if not section.resume:
-            raise InputError(
-                f"checkpoint.resume is false, but {section.folder} holds checkpoints of an earlier run (the newest is "
-                f"{newest.name}), among which new ones would be lost; name another folder, or remove that one"
-            )
-        state = checkpoint.read_state(newest)
-        self._restore(newest, state)
-        if self.world.is_main:
-            _say(_resumed(newest, int(state["step"]), self.total))
-        self.result.loss_before = state.get("loss")
-        return int(state["step"])
+        self.result.loss_before = state.loss
+        return state.step
 
-    def _restore(self, newest: Path, state: dict[str, Any]) -> None:
-        assert self.parallel is not None
-        missing = [key for key in ("step", "sampler", "optimizer", "scheduler") if key not in state]
-        if missing:
-            raise InputError(
-                f"checkpoint {newest} lacks {missing} in {checkpoint.STATE_FILE}: another version saved it"
-            )
-        for what, own in (("optimizer", self.train_job.optimizer.name), ("scheduler", self._scheduler_name)):
-            if state[what] != own:
-                raise InputError(
-                    f"checkpoint {newest} was saved with the {what} {state[what]}, the job has {own}: go on with the "
-                    "same one, or name another checkpoint.folder to start anew"
-                )
-        checkpoint.load(newest, self.parallel.stage, self.optimizer, self.world)
-        try:
-            self.sampler.load_state_dict(state["sampler"])
-        except ValueError as error:
-            raise InputError(f"checkpoint {newest}: {error}") from error
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler_state"])
-            for group, values in zip(self.optimizer.param_groups, state["scheduled"], strict=True):
-                group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-
-    @property
-    def _scheduler_name(self) -> str | None:
-        return self.train_job.scheduler.name if self.train_job.scheduler is not None else None
-
-    def _save(self, step: int) -> None:
-        assert self.parallel is not None and self.job.checkpoint is not None
-        extra = {
-            "loss": self.result.losses[-1],
-            "sampler": dict(self.sampler.state_dict()),
-            "optimizer": self.train_job.optimizer.name,
-            "scheduler": self._scheduler_name,
-            "scheduler_state": _plain(self.scheduler.state_dict()) if self.scheduler else None,
-            "scheduled": [{k: g[k] for k in SCHEDULED if k in g} for g in self.optimizer.param_groups],
-        }
-        checkpoint.save(
-            self.job.checkpoint.folder,
-            step,
-            self.parallel.stage,
-            self.optimizer,
-            extra,
-            self.world,
-            self.job.checkpoint.keep,
-        )
-
-    def _progress(
-        self, title: str, start: int, total: int, *, lasting: bool
-    ) -> AbstractContextManager[Callable[[str], None]]:
-        if self.world.is_main:
-            return ProgressBar(title, start, total, lasting=lasting)
-        return nullcontext(lambda _: None)
+    def _activity(self, title: str, total: int, *, done: int = 0, lasting: bool = False) -> Activity:
+        return Activity(title, total, done=done, lasting=lasting, shown=self.world.is_main)
 
 
-def _resumed(newest: Path, step: int, total: int) -> str:
-    """What is said of the checkpoint from which a run goes on, or with which it had ended."""
-    anew = "to start anew, name another checkpoint.folder, or remove that one"
-    if step >= total:
-        return f"this run is finished: {newest} is of step {step}, the job has {total}; to go on, give it more steps; {anew}"
-    return f"resuming from {newest}; {anew}"
-
-
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a scheduler's state that JSON can hold (nested schedulers included, functions not)."""
-    kept: dict[str, Any] = {}
-    for key, value in state.items():
-        if key == "_schedulers":
-            kept[key] = [_plain(inner) for inner in value]
-        elif isinstance(value, int | float | str | bool | list | type(None)):
-            kept[key] = value
-    return kept
+def _outlook(steps: int, seconds: float) -> str:
+    """How long a run is going to take."""
+    text = f"{steps} steps of {human_seconds(seconds)} (predicted): about {duration(steps * seconds)}"
+    return text + ("; --set train.steps=N trains fewer" if steps * seconds > 3600 else "")

@@ -58,7 +58,7 @@ def process_group() -> Iterator[None]:
     ("terminate called without an active exception") or hangs. So what holds the group belongs into the function.
     """
     if "RANK" in os.environ:
-        connect(use_cuda=torch.cuda.is_available())
+        connect(use_cuda=torch.cuda.is_available(), watched=False)
     yield
     gc.collect()  # models in cycles go before their group, too
     if dist.is_initialized():

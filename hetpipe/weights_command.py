@@ -28,8 +28,10 @@ def export_weights(
 ) -> None:
     """Write the weights of a trained model of transformers (gpt2, bert, llama, t5) as a folder for `from_pretrained`."""
     from hetpipe.build import build_layers
+    from hetpipe.hf import check_new_folder
     from hetpipe.hf import export_weights as export
 
+    check_new_folder(output)
     job = Job.read(job_file, settings or ())
     found = checkpoint if checkpoint is not None else _newest(job, job_file)
     export(build_layers(job), found, output)

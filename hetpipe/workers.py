@@ -16,13 +16,6 @@ from hetpipe.planner import with_prediction
 _planner: list[Partitioner] = []  # of a worker process
 
 
-def planner_for(name: str, whole: Problem) -> Partitioner:
-    """The named partitioner for parts of one cluster: one that has `within` may share its tables between them."""
-    found = registry.partitioner(name)
-    within = getattr(found, "within", None)
-    return found if within is None else within(whole)
-
-
 class Solved(NamedTuple):
     """A plan, and how long its search took."""
 
@@ -31,20 +24,20 @@ class Solved(NamedTuple):
 
 
 class Planners:
-    """Plans problems that are parts of `whole`, up to `count` at a time; a context."""
+    """Plans problems by the named partitioner, up to `count` at a time; a context."""
 
-    def __init__(self, name: str, whole: Problem, count: int) -> None:
+    def __init__(self, name: str, count: int) -> None:
         self.count = count
         if count > 1:
             self._pool: Executor = ProcessPoolExecutor(
                 count,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_begin,
-                initargs=(name, whole),
+                initargs=(name,),
             )
             self._solve: Callable[[Problem], Solved] = _solve_there
         else:
-            planner = planner_for(name, whole)
+            planner = registry.partitioner(name)
             self._pool, self._solve = _Here(), lambda problem: _solve(planner, problem)
 
     def __enter__(self) -> Planners:
@@ -70,8 +63,8 @@ class _Here(Executor):
         return future
 
 
-def _begin(name: str, whole: Problem) -> None:
-    _planner.append(planner_for(name, whole))
+def _begin(name: str) -> None:
+    _planner.append(registry.partitioner(name))
 
 
 def _solve_there(problem: Problem) -> Solved:

@@ -6,7 +6,7 @@ import atexit
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from hetpipe.cluster import Cluster, Node
 from hetpipe.formats import InputError
+from hetpipe.pulse import start_pulse
 from hetpipe.rendezvous import leave, meet_ranks
 
 # A message of a training step that takes longer means a lost peer; measuring, planning, loading and saving, where ranks wait
@@ -27,14 +28,15 @@ LONG_TIMEOUT = max(TIMEOUT, timedelta(seconds=float(os.environ.get("HETPIPE_LONG
 @dataclass(frozen=True, kw_only=True)
 class World:
     """This process among all. `rank_of` maps device ids to global ranks; `device_id` is this process's (None: it has no part in
-    the cluster); `control` is a CPU group for small messages over `ranks`; `slow` is another, for what may take long (None:
-    `control` is one)."""
+    the cluster); `hosts` are the host names of all ranks; `control` is a CPU group for small messages over `ranks`; `slow` is
+    another, for what may take long (None: `control` is one)."""
 
     rank: int
     size: int
     device_id: str | None
     rank_of: Mapping[str, int]
     ranks: tuple[int, ...]
+    hosts: tuple[str, ...] = ()
     control: dist.ProcessGroup | None
     slow: dist.ProcessGroup | None = None
 
@@ -67,6 +69,18 @@ class World:
         dist.broadcast_object_list(values, src=min(self.ranks), group=self.control)
         return values[0]
 
+    def on_main(self, action: Callable[[], object]) -> None:
+        """Done by the main process while the others wait; what it raises, all raise."""
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                action()
+            except Exception as raised:
+                error = raised
+        error = self.first(error)
+        if error is not None:
+            raise error
+
     def barrier(self) -> None:
         """Wait for all."""
         self.sum([0.0])
@@ -89,7 +103,8 @@ class World:
             for timeout in (TIMEOUT, LONG_TIMEOUT)
         )
         return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
-                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, control=control, slow=slow)  # fmt: skip
+                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, hosts=self.hosts,
+                     control=control, slow=slow)  # fmt: skip
 
 
 def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None:
@@ -101,9 +116,9 @@ def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None
         )
 
 
-def connect(*, use_cuda: bool) -> None:
+def connect(*, use_cuda: bool, watched: bool = True) -> None:
     """Join the process group that torchrun or `hetpipe train` prepared (or a world of one); gloo, with NCCL where there
-    are GPUs. A group that is there already must have what the devices need."""
+    are GPUs. A group that is there already must have what the devices need. `watched`: ranks give signs of life."""
     if use_cuda and "RANK" in os.environ:
         _take_gpu()
     if dist.is_initialized():
@@ -112,8 +127,13 @@ def connect(*, use_cuda: bool) -> None:
     # Its functions keep, as their default, the group that there is when they are imported, which then never ends.
     import torch.distributed.nn.functional  # noqa: F401
 
-    store, rank, size = meet_ranks(LONG_TIMEOUT) if "RANK" in os.environ else (dist.HashStore(), 0, 1)  # type: ignore[attr-defined]
     backends = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
+    if "RANK" in os.environ:
+        store, rank, size = meet_ranks(LONG_TIMEOUT)
+        if watched and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # else the store ends with rank 0
+            start_pulse(store, rank, size, 2 * TIMEOUT.total_seconds())
+    else:
+        store, rank, size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
     dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=LONG_TIMEOUT)
     atexit.unregister(leave)
     atexit.register(leave)  # once
@@ -202,6 +222,7 @@ def create_world(cluster: Cluster) -> World:
     )
     rank_of = bind_devices(cluster.nodes, places)
     mine = next((d for d, r in rank_of.items() if r == rank), None)
+    hosts = tuple(host for host, _, _ in places)
     return World(
-        rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), control=control
+        rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), hosts=hosts, control=control
     )

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hetpipe.formats import InputError, nearest
+from hetpipe.formats import InputError, cut, nearest, shown
 from hetpipe.hf import WeightFolder
+from hetpipe.limits import MOST_LAYERS, MOST_WIDTH
 from hetpipe.model import Tensors, as_value
 from hetpipe.models._parts import require_choice
 from hetpipe.weights import tensors_of
@@ -175,18 +176,45 @@ def configure(
     if weights is None:
         size = next(iter(sizes)) if size is None else size
         require_choice(name, "size", size, tuple(sizes))
-        settings = kind(**{**_without_special_tokens(kind, changes), **sizes[size], **options})
-        return settings, None
+        preset = {**_without_special_tokens(kind, changes), **sizes[size], **options}
+        return _settings(lambda: kind(**preset), kind, f"{name}: {shown(dict(changes))}"), None
     if size is not None:
         raise ValueError(
             f"{name}: give size {size!r} or weights {weights!r}, whose config.json says the size, and not both"
         )
     folder = WeightFolder(weights)
-    config, _ = kind.get_config_dict(folder.path)
-    if config.get("model_type") != kind.model_type:
-        raise ValueError(f"{name}: {folder.path} holds a model of type {config.get('model_type')!r}, expected "
+    if folder.config.get("model_type") != kind.model_type:
+        raise InputError(f"{name}: {folder.path} holds a model of type {shown(folder.config.get('model_type'))}, expected "
                          f"{kind.model_type!r}")  # fmt: skip
-    return kind.from_dict(config, **options), folder
+    # what begins with _ is transformers' own, and may name code to be fetched
+    config = {key: value for key, value in folder.config.items() if not key.startswith("_")}
+    return _settings(lambda: kind.from_dict(config, **options), kind, str(folder.path / "config.json")), folder
+
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
+_SIZES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "d_kv", "head_dim", "num_attention_heads",
+          "n_head", "num_heads", "num_key_value_heads", "vocab_size", "type_vocab_size", "max_position_embeddings",
+          "n_positions", "relative_attention_num_buckets")  # fmt: skip
+
+
+def _settings(make: Callable[[], PreTrainedConfig], kind: type[PreTrainedConfig], source: str) -> PreTrainedConfig:
+    """The configuration; an InputError names `source` and the key that transformers refuses, or that no model can have."""
+    settings = _tried(make, f"{source}: {kind.__name__} refuses it")
+    for key, value in vars(settings).items():
+        most = MOST_LAYERS if key in _LAYERS else MOST_WIDTH if key in _SIZES else None
+        if most is not None and isinstance(value, int) and not 1 <= value <= most:
+            raise InputError(f"{source}: {key} is {shown(value)}; it must be from 1 to {most}")
+    return settings
+
+
+T = TypeVar("T")
+
+
+def _tried(make: Callable[[], T], failure: str) -> T:
+    try:
+        return make()
+    except Exception as error:  # whatever transformers and torch say of a value
+        raise InputError(cut(f"{failure}: {' '.join(str(error).split()) or type(error).__name__}", 600)) from error
 
 
 def _without_special_tokens(kind: type[PreTrainedConfig], changes: Mapping[str, Any]) -> dict[str, None]:
@@ -202,8 +230,9 @@ def _without_special_tokens(kind: type[PreTrainedConfig], changes: Mapping[str, 
 
 def empty_model(model: type[M], config: PreTrainedConfig, folder: WeightFolder | None) -> M:
     """The model of transformers on the meta device. What it ties but the folder has as two different tensors is untied."""
+    source = str(folder.path / "config.json") if folder is not None else f"these arguments of {model.__name__}"
     with torch.device("meta"):
-        built = model(config)
+        built = _tried(lambda: model(config), f"{source}: no model can be built")
     for target, source in list(built.all_tied_weights_keys.items()):
         both = folder is not None and target in folder and source in folder
         if folder is not None and both and not torch.equal(folder.read(target), folder.read(source)):

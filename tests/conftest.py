@@ -31,10 +31,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """`hetpipe arguments…` in this process, as the shell would start it, but for the server of ranks, which tests share."""
-    from hetpipe import cli
+    from hetpipe import cli, exits
 
     monkeypatch.setattr(cli, "start_server", lambda _: None)
-    monkeypatch.setattr(cli, "end_server", lambda: None)
+    monkeypatch.setattr(exits, "end_server", lambda: None)
 
     def command(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["hetpipe", *map(str, arguments)])

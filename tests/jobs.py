@@ -26,6 +26,15 @@ TWO_AND_ONE = (
     {"cuts": [4, 2], "sizes": [3, 3, 2]},
     {"cuts": [6], "sizes": [2, 2]},
 )  # n0/0, n0/1 beside n1/0: 12 samples
+# The plain part of a checkpoint, but for its step.
+STATE: dict[str, Any] = {
+    "loss": 0.5,
+    "sampler": {"samples": 50, "seed": 0, "shuffle": True, "epoch": 1, "position": 10},
+    "optimizer": "AdamW",
+    "scheduler": "StepLR",
+    "scheduler_state": {"step_size": 3, "last_epoch": 3, "base_lrs": [0.1]},
+    "scheduled": [{"lr": 0.1, "momentum": None, "betas": [0.9, 0.999]}],
+}
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import hetpipe.world
 from hetpipe import checkpoint
 from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
-from hetpipe.launch import describe_with, name_places
 from hetpipe.model import Loss, as_tuple, cross_entropy, mse, select
 from hetpipe.plan import Plan
 from hetpipe.replicas import ReplicaMismatchError
+from hetpipe.whereabouts import describe_with
 from hetpipe.world import World
 from tests.nets import batch, build
 from tests.ranks import make_plan
@@ -220,6 +220,15 @@ def be_deaf(folder: str) -> None:
     time.sleep(600)
 
 
+def kill_the_server(folder: str) -> None:
+    """Rank 1 kills the process that it was forked from."""
+    rank = note_pid(folder)
+    wait_for_pids(folder, 3)
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def give_what_cannot_be_sent(folder: str) -> Any:
     """Rank 1's result is a local function."""
     return (lambda: None) if note_pid(folder) == 1 else None
@@ -251,14 +260,7 @@ def stumble_in_training(world: World, folder: str, what: str) -> None:
     inputs = torch.zeros(11, 4)
     engine = open_engine(world, plan, layers, inputs, inputs, Loss(function=mse))
     assert engine is not None
-    name_places(
-        {
-            s.device: f"replica {r} stage {i}"
-            for r, row in enumerate(plan.replicas)
-            for i, s in enumerate(row.stages)
-        }
-    )
-    describe_with(lambda: f"{engine.name}, in {engine.recorder.current}")
+    describe_with(engine.place, lambda: engine.doing)
     mine = inputs[:8] if engine.replica == 0 else inputs[8:]
     engine.step(mine, mine)
 
@@ -266,7 +268,9 @@ def stumble_in_training(world: World, folder: str, what: str) -> None:
 # ---- one's own loop ----
 
 
-def own_loop(plan: Plan, seeds: tuple[int, ...] = (), tokens: bool = False) -> dict[str, Any]:
+def own_loop(
+    plan: Plan, seeds: tuple[int, ...] = (), tokens: bool = False, folder: str | None = None
+) -> dict[str, Any]:
     """What a user writes: a model, a plan, an optimizer, a loop."""
     net = "tied" if tokens else "blocks"
     inputs, targets = batch(net, 32, 0)
@@ -289,16 +293,59 @@ def own_loop(plan: Plan, seeds: tuple[int, ...] = (), tokens: bool = False) -> d
         return {"message": str(error)}
     shares = tuple(replica.samples for replica in plan.replicas)
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.2, momentum=0.9)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        losses.append(
-            engine.step(share(inputs, shares, engine.replica), share(targets, shares, engine.replica))
-        )
-        engine.clip_grad_norm_(0.5)
-        optimizer.step()
-    found = engine.evaluate(share(inputs, shares, engine.replica), share(targets, shares, engine.replica))
-    return {"losses": losses, "state": dict(engine.stage.state_dict()), "evaluation": found}
+    batch_of_all = share(inputs, shares, engine.replica), share(targets, shares, engine.replica)
+
+    def train(steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            losses.append(engine.step(*batch_of_all))
+            engine.clip_grad_norm_(0.5)
+            optimizer.step()
+        return losses
+
+    losses = train(3)
+    found = engine.evaluate(*batch_of_all)
+    state = {name: value.clone() for name, value in engine.state_dict().items()}
+    heard = {"losses": losses, "state": state, "evaluation": found, "names": [n for n, _ in engine.named_parameters()]}
+    if folder is not None:
+        heard |= saved_and_loaded(engine, optimizer, folder, train)
+        twice = [torch.cat([x, x]) for x in batch_of_all]  # type: ignore[list-item]
+        engine.step(*batch_of_all)
+        try:
+            engine.step(*twice)  # more samples than planned
+        except InputError:
+            heard["stale"] = [name for name, p in engine.named_parameters() if p.grad is not None]
+        engine.step(*batch_of_all)
+        engine.close()
+        heard["kept"] = [name for name, p in engine.named_parameters() if p.grad is not None]
+    return heard
+
+
+def saved_and_loaded(engine: Any, optimizer: torch.optim.Optimizer, folder: str, train: Any) -> dict[str, Any]:
+    """Two steps; back to before them, by a checkpoint and by a state, and the same two again; and what is refused."""
+    assert hetpipe.load_checkpoint(engine, optimizer, folder) == 0
+    hetpipe.save_checkpoint(engine, optimizer, folder, 3)
+    state = {name: value.clone() for name, value in engine.state_dict().items()}
+    first = train(2)
+    step = hetpipe.load_checkpoint(engine, optimizer, folder)
+    again = train(2)
+    engine.load_state_dict(state)
+    back = all(torch.equal(value, state[name]) for name, value in engine.state_dict().items())
+    refused = []
+    name = next(iter(state))
+    less = {key: value for key, value in state.items() if key != name}
+    for wrong in ({**state, "99.weight": torch.ones(1)}, {**less, name: torch.ones(1, 2, 3)}, less):
+        try:
+            engine.load_state_dict(wrong)
+        except InputError as error:
+            refused.append(str(error))
+    plain = torch.optim.SGD(engine.parameters(), lr=0.2)
+    try:
+        hetpipe.load_checkpoint(engine, plain, folder)
+    except InputError as error:
+        refused.append(str(error))
+    return {"first": first, "again": again, "step": step, "back": back, "refused": refused}
 
 
 def automatic(cluster: Cluster, folder: str) -> dict[str, Any]:
@@ -317,12 +364,12 @@ def automatic(cluster: Cluster, folder: str) -> dict[str, Any]:
             engine.step(engine.share(select(inputs, rows)), engine.share(select(targets, rows)))
         )
         optimizer.step()
-    code = None
+    unused = None
     try:
         hetpipe.auto(build("blocks"), sample, mse, global_batch=1, cluster=cluster, optimizer="SGD")
-    except SystemExit as end:
-        code = end.code
-    return {"losses": losses, "state": dict(engine.stage.state_dict()), "devices": engine.plan.device_ids, "exit": code}
+    except hetpipe.UnusedRank as error:
+        unused = str(error)
+    return {"losses": losses, "state": engine.state_dict(), "devices": engine.plan.device_ids, "unused": unused}
 
 
 def alone(plan: Plan) -> dict[str, Any]:

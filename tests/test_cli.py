@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from hetpipe import cli
-from hetpipe.formats import InputError
+import hetpipe
+from hetpipe.formats import InputError, exit_code
 from hetpipe.launch import RankFailure, Report
 from hetpipe.partition import PartitionError
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
+from hetpipe.report import human_bytes, human_seconds
+from hetpipe.stopping import RunStopped
 from tests.commands import Command, finish, start
 from tests.jobs import Folder, train
 
@@ -34,7 +37,8 @@ PLANNING = ("--profile", "profile.json", "--cluster", "cluster.yaml")
 
 def test_plan_prints_a_table_or_json_and_writes_the_same(run: Command, folder: Folder) -> None:
     shown = run("plan", *PLANNING, "--global-batch", 12, "-o", "new.json")
-    assert (shown.code, shown.err) == (0, "")
+    assert shown.code == 0
+    assert all(line.startswith("planning") for line in shown.err.splitlines())
     assert "n0/0" in shown.out
     printed = run("plan", *PLANNING, "--global-batch", 12, "--json")
     assert printed.code == 0
@@ -57,13 +61,25 @@ def test_plan_takes_a_partitioner_a_schedule_and_a_price(run: Command, folder: F
     assert "recompute" not in run("plan", *PLANNING, "--global-batch", 12, "--no-recompute").out.lower()
 
 
+def test_the_version_and_a_short_help(run: Command) -> None:
+    assert run("--version") == (0, f"hetpipe {hetpipe.__version__}\n", "")
+    for command in ((), ("plan",), ("train",)):
+        assert run(*command, "-h").code == 0
+    assert "--show-completion" in run("-h").out
+
+
 def test_simulate_prints_a_gantt_or_json_and_writes_a_trace(run: Command, folder: Folder) -> None:
     options = ("simulate", "--plan", "plan.json", *PLANNING)
     shown = run(*options, "--trace", "trace.json")
     assert shown.code == 0
-    assert "n1/0" in shown.out
     assert folder.read("trace.json")["traceEvents"]
     found = json.loads(run(*options, "--json").out)
+    step, pipeline = (human_seconds(found[name]) for name in ("step_seconds", "pipeline_seconds"))
+    assert f"step                {step} (pipeline {pipeline}, " in shown.out
+    for device, peak in found["peak_bytes"].items():
+        (row,) = [line for line in shown.out.splitlines() if f" {device} cpu " in line]
+        assert f"{found['bubble_fraction'][device]:.1%}" in row
+        assert f"{human_bytes(peak)}   1.00 GiB" in row
     assert found["step_seconds"] == pytest.approx(
         found["pipeline_seconds"] + found["gradient_sync_seconds"] + found["optimizer_seconds"])  # fmt: skip
     assert set(found["peak_bytes"]) == set(found["bubble_fraction"]) == {"n0/0", "n0/1", "n1/0"}
@@ -214,10 +230,13 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
         (("simulate", "--plan", "profile.json", *PLANNING), "expected 'hetpipe.plan/1'"),
         (("show", "nowhere.json"), "cannot read nowhere.json: No such file or directory"),
         (("show", "plan.json", "-o", "plan.jpeg"), "plan.jpeg"),
-        (("profile", "job.yaml", "-o", "job.yaml/profile.json"), "cannot write into the folder job.yaml: "),
+        (
+            ("profile", "job.yaml", "-o", "job.yaml/profile.json"),
+            "cannot write profile.json into the folder job.yaml: Not a directory",
+        ),
         (
             ("plan", *PLANNING, "--global-batch", "12", "-o", "job.yaml/x/plan.json"),
-            "into the folder job.yaml/x: ",
+            "cannot write plan.json into the folder job.yaml/x: Not a directory",
         ),
         (
             ("schema", "plans"),
@@ -232,6 +251,73 @@ def test_wrong_arguments_end_with_2(
     assert (found.code, found.out) == (2, "")
     assert message in found.err
     assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", *PLANNING, "--global-batch", "12", "-o"),
+        ("plan", *PLANNING, "--global-batch", "12", "--pareto", "--csv"),
+        ("simulate", "--plan", "plan.json", *PLANNING, "--trace"),
+        ("profile", "job.yaml", "-o"),
+        ("export", "plan.json", "--to", "torchrun", "-o"),
+        ("import", "sailor", ".", "--model", "x", "-o"),
+        ("import", "sailor", ".", "--model", "x", "--cluster-output"),
+        ("convert", "fastspeed", "plan.json", "-o"),
+    ],
+    ids=lambda arguments: f"{arguments[0]} {arguments[-1]}",
+)
+def test_an_output_that_cannot_be_written_is_said_before_the_work(
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        pytest.fail("it worked first")
+
+    for place in ("planner.make_plan", "front_command.make_front", "simulator.simulate", "start.profile_everywhere",
+                  "export.export", "importers.import_published", "fastspeed.command.convert"):  # fmt: skip
+        monkeypatch.setattr(f"hetpipe.{place}", work)
+    (folder.path / "there").mkdir()
+    before = sorted(folder.path.rglob("*"))
+    for name in (".", "there", "job.yaml/x", "x" * 300, "/dev/null"):
+        found = run(*arguments, name)
+        assert (found.code, found.out) == (2, "")
+        assert found.err.startswith("error: cannot write ")
+        assert sorted(folder.path.rglob("*")) == before
+
+
+def test_a_picture_of_a_plan_is_drawn_by_show(run: Command, folder: Folder) -> None:
+    """`plan -o plan.svg` wrote JSON into it."""
+    found = run("plan", *PLANNING, "--global-batch", 12, "-o", "plan.svg")
+    assert found.code == 2
+    assert found.err == "error: cannot write plan.svg: a plan is written as .json, which 'hetpipe show' draws\n"
+    assert not (folder.path / "plan.svg").exists()
+
+
+@pytest.mark.parametrize("section", ["log", "checkpoint"])
+def test_a_folder_of_a_job_that_cannot_be_written_is_said_before_ranks_start(
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    monkeypatch.setattr("hetpipe.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    found = run("train", "job.yaml", "--set", f"{section}.folder=job.yaml/x")
+    assert (found.code, found.err) == (2, "error: cannot write into the folder job.yaml/x: Not a directory\n")
+    for name in ('"a\\0b"', '"a\\ud800b"', '""', "x" * 2_000):
+        found = run("train", "job.yaml", "--set", f"{section}.folder={name}")
+        assert (found.code, found.out) == (2, "")
+        assert len(found.err) < 500
+
+
+def test_numbers_of_plan_are_finite_and_positive(run: Command, folder: Folder) -> None:
+    for option, value, message in (
+        ("--global-batch", "1" + "0" * 30, "1048576"),
+        ("--deadline-seconds-per-step", "nan", "greater than or equal to 0"),
+        ("--deadline-seconds-per-step", "1e400", "deadline_seconds_per_step must be a positive number, got inf"),
+        ("--max-price-per-hour", "nan", "greater than or equal to 0"),
+        ("--time-limit", "-1", "time_limit_seconds must be a positive number, got -1.0"),
+        ("--time-limit", "nan", "time_limit_seconds must be a positive number, got nan"),
+    ):
+        found = run("plan", *PLANNING, "--global-batch", "12", option, value)
+        assert (found.code, found.out) == (2, "")
+        assert message in found.err
 
 
 @pytest.mark.parametrize(
@@ -250,20 +336,6 @@ def test_wrong_usage_ends_with_2(
     found = run(*arguments)
     assert (found.code, found.out) == (2, "")
     assert message in found.err
-
-
-def test_real_devices_without_a_gpu_are_noted(
-    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cluster file of someone else's GPUs runs on any machine, but not without a word."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("hetpipe.start.run_everywhere", lambda *_: None)
-    for name in ("cluster.yaml", "profile.json"):
-        file = folder.path / name
-        file.write_text(file.read_text().replace("cpu", "a100"))
-    found = run("train", "job.yaml")
-    assert found.code == 0
-    assert found.err.startswith("note: no GPU is found here, so devices of type a100 are plain CPU processes")
 
 
 def test_several_nodes_of_gpus_need_torchrun(
@@ -309,16 +381,31 @@ def test_no_plan_that_fits_ends_with_3(run: Command, folder: Folder) -> None:
         (PartitionError("x"), 3),
         (OSError("disk full"), 1),
         (RankFailure("x", None), 1),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="DataError")), 2),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="PartitionError")), 3),
-        (RankFailure("x", Report(rank=0, time=0.0, error="x", kind="ZeroDivisionError")), 1),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x", code=2)), 2),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x", code=3)), 3),
+        (RankFailure("x", Report(rank=0, time=0.0, error="x")), 1),
+        (RunStopped(signal.SIGTERM, 17), 143),
     ],
 )
 def test_exit_codes(error: BaseException, code: int) -> None:
-    assert cli.exit_code(error) == code
+    assert exit_code(error) == code
 
 
-def test_anything_else_ends_with_1_and_a_traceback_before_the_message(
+def test_a_message_has_ten_lines_whoever_wrote_it(
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("first\n" + "x" * 10**6 + "\ny" * 10**5)
+
+    monkeypatch.setattr("hetpipe.start.run_everywhere", refuse)
+    found = run("train", "job.yaml")
+    lines = found.err.splitlines()
+    assert found.code == 2
+    assert (len(lines), lines[0], lines[-1]) == (10, "error: first", "… and 99993 more lines")
+    assert len(lines[1]) == 1_000
+
+
+def test_anything_else_ends_with_1_the_line_that_raised_it_and_the_message(
     run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -327,8 +414,14 @@ def test_anything_else_ends_with_1_and_a_traceback_before_the_message(
     monkeypatch.setattr("hetpipe.start.run_everywhere", broken)
     found = run("train", "job.yaml")
     assert found.code == 1
-    assert found.err.startswith("Traceback")
-    assert found.err.splitlines()[-1] == "error: ZeroDivisionError: of us all"
+    line, message = found.err.splitlines()[-2:]
+    assert 'test_cli.py:' in line
+    assert 'in broken: raise ZeroDivisionError("of us all")' in line
+    assert line.endswith("(HETPIPE_LOG=debug shows the whole traceback)")
+    assert message == "error: ZeroDivisionError: of us all"
+    assert "Traceback" not in found.err
+    monkeypatch.setenv("HETPIPE_LOG", "debug")
+    assert "Traceback" in run("train", "job.yaml").err
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(
@@ -376,7 +469,7 @@ def test_profile_then_train_as_a_new_user_types_them(run: Command, folder: Folde
         "data 'cifar10': cifar10: cannot read the folder nowhere: No such",
         "data={name: cifar10, args: {folder: nowhere}}",
     )
-    wrong(2, "cannot write into the folder job.yaml: File exists", "log.folder=job.yaml")
+    wrong(2, "cannot write into the folder job.yaml: Not a directory", "log.folder=job.yaml")
     folder.cluster(2, memory="1 KiB")
     wrong(3, "no plan fits the memory of the cluster: layer 1 ('block0') alone needs 35.64 KiB on a 'cpu'")
 

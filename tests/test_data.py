@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hetpipe.data import EpochSampler, fetch, replica_slices, split
+from hetpipe.data import EpochSampler, fetch, replica_slices
 
 samples_and_batch = st.tuples(st.integers(1, 60), st.integers(1, 70))
 
@@ -85,15 +85,6 @@ def test_wrong_sizes_and_states_name_both_numbers() -> None:
     state["position"] = 7
     with pytest.raises(ValueError, match="stands at sample 7 of epoch 0, outside an epoch of 5 samples"):
         EpochSampler(5, 2).load_state_dict(state)
-
-
-@given(st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=1, max_size=4))
-@settings(max_examples=50)
-def test_split_covers_the_batch_in_order(microbatch_sizes: list[list[int]]) -> None:
-    batch = torch.arange(sum(map(sum, microbatch_sizes)))
-    parts = split(batch, microbatch_sizes)
-    assert [[len(part) for part in replica] for replica in parts] == microbatch_sizes
-    assert flat([part for replica in parts for part in replica]) == batch.tolist()
 
 
 def test_replica_slices() -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hetpipe.data import fetch
-from hetpipe.datasets import DataError, Samples, cifar10, random_classification, text
-
-CIFAR10_PIECE = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar-10-batches-bin"
+from hetpipe.datasets import Samples, cifar10, random_classification, text
+from hetpipe.formats import InputError
+from tests.external import NEEDS_CIFAR10
 
 
 def write_cifar10(folder: Path, images_per_file: int = 2, label: int = 3) -> Path:
@@ -61,21 +61,21 @@ def test_text_says_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_bytes(b"abc")
     (tmp_path / "empty.txt").write_bytes(b"")
     short = str(tmp_path / "short.txt")
-    with pytest.raises(DataError, match="training part has 3 bytes, one sample of context 3 needs 4"):
+    with pytest.raises(InputError, match="training part has 3 bytes, one sample of context 3 needs 4"):
         text(context=3, files=short, test_fraction=0)
-    with pytest.raises(DataError, match="test part has 1 bytes, one sample of context 1 needs 2"):
+    with pytest.raises(InputError, match="test part has 1 bytes, one sample of context 1 needs 2"):
         text(context=1, files=short, test_fraction=0.34)
-    with pytest.raises(DataError, match=r"no file matches '.*none\*'"):
+    with pytest.raises(InputError, match=r"no file matches '.*none\*'"):
         text(files=[str(tmp_path / "none*")])
-    with pytest.raises(DataError, match=r"is a folder: write .*/\*\*/\*\.txt"):
+    with pytest.raises(InputError, match=r"is a folder: write .*/\*\*/\*\.txt"):
         text(files=[str(tmp_path)])
-    with pytest.raises(DataError, match="the 1 files are empty"):
+    with pytest.raises(InputError, match="the 1 files are empty"):
         text(files=str(tmp_path / "empty.txt"))
-    with pytest.raises(DataError, match="files is an empty list"):
+    with pytest.raises(InputError, match="files is an empty list"):
         text(files=[])
-    with pytest.raises(DataError, match="test_fraction must be from 0 to below 1, got 1"):
+    with pytest.raises(InputError, match="test_fraction must be from 0 to below 1, got 1"):
         text(test_fraction=1)
-    with pytest.raises(DataError, match="context must be an integer of at least 1, got 0"):
+    with pytest.raises(InputError, match="context must be an integer of at least 1, got 0"):
         text(context=0)
 
 
@@ -90,30 +90,41 @@ def test_cifar10_planes_labels_and_scale(tmp_path: Path) -> None:
     assert (len(limited.train), len(limited.test)) == (1, 1)  # type: ignore[arg-type]
 
 
-def test_cifar10_says_what_is_wrong(tmp_path: Path) -> None:
+def test_cifar10_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HETPIPE_DATA", raising=False)
+    unset = "no folder 'cifar-10-batches-bin': HETPIPE_DATA is not set; set HETPIPE_DATA to the folder that holds it, or give"
+    with pytest.raises(InputError, match=f"^{unset} `folder`$"):
+        cifar10()
+    monkeypatch.setenv("HETPIPE_DATA", str(tmp_path))
+    with pytest.raises(InputError, match=f"the folder {tmp_path} of HETPIPE_DATA has none; set HETPIPE_DATA to"):
+        cifar10()
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    with pytest.raises(InputError, match="cifar-10-batches-bin lacks data_batch_1.bin"):
+        cifar10()
+    (tmp_path / "cifar-10-batches-bin").rmdir()
     with pytest.raises(
-        DataError, match=r"cannot read the folder .*nowhere: No such file.*expected there: data_b"
+        InputError, match=r"cannot read the folder .*nowhere: No such file.*expected there: data_b"
     ):
         cifar10(str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"lacks data_batch_1.bin, .*test_batch.bin .*; found: nothing"):
+    with pytest.raises(InputError, match=r"lacks data_batch_1.bin, .*test_batch.bin .*; found: nothing"):
         cifar10(str(tmp_path))
     write_cifar10(tmp_path)
     (tmp_path / "data_batch_2.bin").unlink()
     with pytest.raises(
-        DataError, match=r"lacks data_batch_2.bin \(.*found: data_batch_1.bin, data_batch_3.bin"
+        InputError, match=r"lacks data_batch_2.bin \(.*found: data_batch_1.bin, data_batch_3.bin"
     ):
         cifar10(str(tmp_path))
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * 3074)
-    with pytest.raises(DataError, match=r"data_batch_2.bin has 3074 bytes, not a positive multiple of 3073"):
+    with pytest.raises(InputError, match=r"data_batch_2.bin has 3074 bytes, not a positive multiple of 3073"):
         cifar10(str(tmp_path))
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * 3073 + b"\x0b" + b"\0" * 3072)
-    with pytest.raises(DataError, match=r"data_batch_2.bin gives image 1 the label 11; labels are 0 to 9"):
+    with pytest.raises(InputError, match=r"data_batch_2.bin gives image 1 the label 11; labels are 0 to 9"):
         cifar10(str(tmp_path))
 
 
-@pytest.mark.skipif(not CIFAR10_PIECE.is_dir(), reason="no piece of the real CIFAR-10 beside the repository")
+@NEEDS_CIFAR10
 def test_cifar10_real_piece_is_normalised() -> None:
-    splits = cifar10(str(CIFAR10_PIECE))
+    splits = cifar10()
     images, labels = fetch(splits.train, torch.arange(5085))
     assert images.shape == (5085, 3, 32, 32)
     assert labels.bincount().tolist() == pytest.approx([508.5] * 10, rel=0.15)
@@ -131,7 +142,7 @@ def test_random_classification_is_seeded_and_learnable() -> None:
     held_out, labels = fetch(first.test, torch.arange(8))
     assert torch.equal(torch.cdist(held_out, centres).argmin(1), labels)
     with pytest.raises(
-        DataError, match="random_classification: samples must be an integer of at least 1, got 0"
+        InputError, match="random_classification: samples must be an integer of at least 1, got 0"
     ):
         random_classification(0)
 

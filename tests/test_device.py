@@ -211,3 +211,4 @@ def test_meta_tensors_take_no_memory() -> None:
 def test_a_gpus_memory_is_not_all_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=24 * 2**30))
     assert 21 * 2**30 < usable_bytes(torch.device("cuda", 0)) < 23 * 2**30
+

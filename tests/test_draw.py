@@ -132,7 +132,7 @@ def test_labels_move_apart_but_stay_inside():
 
 
 def test_names_cannot_break_out_of_the_page():
-    names = ["<script>alert(1)</script>", "&\x01\ud83d\ude00", '"><b>', "日本語"]
+    names = ["<script>alert(1)</script>", "&\x01\U0001f600", '"><b>', "日本語"]
     evil = plan([(0, 4, "n0/0")], model="<script>x</script>")
     page = plan_page(evil, profile=profile(names, model="<script>x</script>"), cluster=CLUSTER)
     assert "<script" not in page

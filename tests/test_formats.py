@@ -265,6 +265,158 @@ class TestFiles:
         assert [path.name for path in target.parent.iterdir()] == ["file.json"]
 
 
+NO_NUMBERS = [True, "3", float("inf"), float("nan"), 10**400, -1, 1e301]
+NUMBERS = [
+    (Cluster, ("link", "bandwidth")),
+    (Cluster, ("link", "latency")),
+    (Cluster, ("device_types", "a", "memory")),
+    (Cluster, ("device_types", "a", "price_per_hour")),
+    (Cluster, ("nodes", 0, "devices", "a")),
+    (Cluster, ("runtime_overhead", "allocator_factor")),
+    (Plan, ("global_batch",)),
+    (Plan, ("replicas", 0, "microbatch_sizes", 1)),
+    (Plan, ("replicas", 0, "stages", 1, "layers", 1)),
+    (Profile, ("layers", 0, "parameter_bytes")),
+    (Profile, ("measurements", 0, "microbatch_sizes", 0)),
+    (Profile, ("measurements", 0, "forward_seconds", 0, 1)),
+    (Profile, ("measurements", 0, "optimizer_seconds", 1)),
+    (Profile, ("optimizer", "state_bytes_per_parameter_byte")),
+]
+
+
+@pytest.mark.parametrize(("cls", "path"), NUMBERS, ids=[".".join(map(str, path)) for _, path in NUMBERS])
+def test_a_number_is_a_finite_number_within_the_limits(cls: Any, path: tuple[Any, ...]) -> None:
+    quantity = path[-1] in ("bandwidth", "latency", "memory", "parameter_bytes")  # which may be text with a unit
+    for value in NO_NUMBERS:
+        document: Any = {
+            Cluster: cluster_document(runtime_overhead={}),
+            Plan: plan_document(),
+            Profile: make_profile({"a": [1.0, 1.0]}).model_dump(mode="json"),
+        }[cls]
+        place = document
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        if quantity and value == "3":
+            cls.parse(document, "x")
+            continue
+        with pytest.raises(InputError) as caught:
+            cls.parse(document, "the.file")
+        lines = str(caught.value).splitlines()
+        assert any(line.startswith(f"  {'.'.join(map(str, path))}: Input should be") for line in lines), (value, lines)
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    assert Plan.parse(plan_document(global_batch=4.0), "x").global_batch == 4
+    assert Cluster.parse(cluster_document(device_types={"a": {"memory": 2.4e10}}), "x").device_types["a"].memory == 24 * 10**9
+    refused(Plan, plan_document(global_batch=4.5), "global_batch: Input should be a valid integer (got 4.5)")
+
+
+@pytest.mark.parametrize("memory", ["1e400 GiB", "1e19 B"])
+def test_quantities_beyond_the_limit(memory: str) -> None:
+    refused(Cluster, cluster_document(device_types={"a": {"memory": memory}}), "device_types.a.memory: Input should be")
+
+
+class TestLimits:
+    def test_devices(self) -> None:
+        nodes = [{"name": f"n{i}", "devices": {"a": 60_000}} for i in range(2)]
+        refused(
+            Cluster, cluster_document(nodes=nodes), "the nodes have 120000 devices, the most of a cluster are 65536"
+        )
+        refused(
+            Cluster,
+            cluster_document(nodes=[{"name": "n0", "devices": {"a": 10**9}}]),
+            "nodes.0.devices.a: Input should be less than or equal to 65536 (got 1000000000)",
+        )
+
+    def test_layers(self) -> None:
+        document = make_profile({"a": [1.0]}).model_dump(mode="json")
+        refused(
+            Profile, document | {"layers": document["layers"] * 20_000}, "layers: Tuple should have at most 10000 items"
+        )
+        plan = plan_document()
+        plan["replicas"][0]["stages"][1]["layers"] = [1, 10**9]
+        refused(Plan, plan, "layers.1: Input should be less than or equal to 10000 (got 1000000000)")
+
+    def test_batch(self) -> None:
+        refused(Plan, plan_document(global_batch=10**9), "global_batch: Input should be less than or equal to 1048576")
+
+    def test_names(self) -> None:
+        refused(Plan, plan_document(model="x" * 5_000), "model: String should have at most 1000 characters (got 'xxx")
+
+
+class TestMessages:
+    def lines(self, document: Any, cls: Any = Cluster) -> list[str]:
+        with pytest.raises(InputError) as caught:
+            cls.parse(document, "the.file")
+        return str(caught.value).splitlines()
+
+    def test_ten_lines_and_how_many_more(self) -> None:
+        nodes = [{"name": f"n{i}", "devices": {f"b{i}": 1}} for i in range(2_000)]
+        lines = self.lines(cluster_document(nodes=nodes))
+        assert lines[0] == "the.file: 2000 fault(s) in this cluster file"
+        assert lines[1] == "  top level: node 'n0': unknown device type 'b0'; known: a"
+        assert (len(lines), lines[-1]) == (10, "  … and 1992 more")
+        lines = self.lines(cluster_document(**{f"key{i}": 1 for i in range(20)}))
+        assert (len(lines), lines[-1]) == (10, "  … and 12 more")
+
+    def test_nine_faults_are_all_told(self) -> None:
+        lines = self.lines(cluster_document(**{f"key{i}": 1 for i in range(9)}))
+        assert len(lines) == 10
+        assert lines[-1].startswith("  top level: unknown key 'key8'")
+
+    def test_a_fault_is_cut(self) -> None:
+        for document in (
+            cluster_document(format=["ha"] * 10**6),
+            cluster_document(nodes=[{"name": "n0", "devices": {"b" * 900: 1}}]),
+            cluster_document(**{"b" * 10**6: 1}),
+            cluster_document(device_types={"a": {"memory": "9" * 10**6}}),
+            cluster_document(device_types={"a\x1b[31m\n" * 100: {"memory": "x"}}),
+            plan_document(),
+        ):
+            text = "\n".join(self.lines(document))
+            assert all(len(line) <= 310 for line in text.splitlines())
+            assert "\x1b" not in text
+
+    def test_a_plan_for_another_cluster_of_thousands(self) -> None:
+        """Each device that is not there was looked for among all by likeness: minutes, and megabytes of names."""
+        plan = Plan.parse(
+            plan_document(
+                global_batch=8_000,
+                replicas=[
+                    {"microbatch_sizes": [2], "stages": [{"layers": [0, 3], "devices": [f"m{i}/0"]}]} for i in range(4_000)
+                ],
+            ),
+            "x",
+        )
+        with pytest.raises(InputError) as caught:
+            plan.check(cluster=make_cluster([{"a": 8}] * 500))
+        lines = str(caught.value).splitlines()
+        assert (len(lines), lines[-1]) == (10, "  … and 3992 more")
+        assert "… (4000 in all)" in lines[1]
+
+
+def test_file_sizes_are_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "large.yaml").write_text("a: " + "x" * 5_000_000)
+    with pytest.raises(InputError, match="it has 5000003 bytes, the most that is read are 4194304; a .json may have 268435456"):
+        read_mapping(tmp_path / "large.yaml")
+    monkeypatch.setattr("hetpipe.formats.MOST_FILE_BYTES", 1_000)
+    (tmp_path / "large.JSON").write_text("1" * 2_000)
+    with pytest.raises(InputError, match="large.JSON: it has 2000 bytes, the most that is read are 1000$"):
+        read_mapping(tmp_path / "large.JSON")
+
+
+@pytest.mark.parametrize("name", ["a\0b.json", "a\ud800.yaml", "x" * 5_000])
+def test_names_that_no_file_has(name: str) -> None:
+    with pytest.raises(InputError, match="^cannot read "):
+        read_mapping(name)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_mapping(tmp_path / "a.json") == {"a": 1}
+
+
 def test_nearest() -> None:
     assert nearest("gpt3", ["gpt", "mlp"]) == "; did you mean 'gpt'? known: gpt, mlp"
     assert nearest("zzz", ["gpt", "mlp"]) == "; known: gpt, mlp"

@@ -125,6 +125,67 @@ def test_wrong_folders(tmp_path: Path) -> None:
         t5.build(weights=str(tmp_path / "t5"))
 
 
+CONFIGS: list[tuple[Any, str]] = [
+    ([1, 2], r"config\.json: expected a mapping, found a list"),
+    (None, r"config\.json: expected a mapping, found a NoneType"),
+    ({"n_embd": -1}, r"config\.json: n_embd is -1; it must be from 1 to 16777216"),
+    ({"n_embd": 10**9}, r"config\.json: n_embd is 1000000000; it must be from 1 to 16777216"),
+    ({"n_layer": 10**9}, r"config\.json: n_layer is 1000000000; it must be from 1 to 10000"),
+    ({"n_head": 0}, r"config\.json: n_head is 0; it must be from 1 to 16777216"),
+    ({"n_head": 5}, r"config\.json: no model can be built: .*divisible"),
+    ({"vocab_size": "x"}, r"config\.json: GPT2Config refuses it: .*'vocab_size' expected int, got str"),
+    ({"vocab_size": 10**30}, r"config\.json is not usable: vocab_size: a whole number of about 30 digits"),
+    ({"activation_function": "nope"}, r"config\.json: no model can be built: 'nope'"),
+    ({"dtype": "nope"}, r"config\.json: GPT2Config refuses it: module 'torch' has no attribute 'nope'"),
+    ({"id2label": 5}, r"config\.json: GPT2Config refuses it: "),
+    ({"model_type": ["x"]}, r"gpt2: .* holds a model of type \['x'\], expected 'gpt2'"),
+]
+
+
+def test_damaged_and_foreign_configurations(tmp_path: Path) -> None:
+    transformers_model("gpt2", ZOO["gpt2"].config).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    whole = file.read_text()
+    for change, message in CONFIGS:
+        file.write_text(json.dumps({**json.loads(whole), **change} if isinstance(change, dict) else change))
+        with pytest.raises(InputError, match=message):
+            gpt2.build(weights=str(tmp_path))
+    file.write_text(whole[:100])
+    with pytest.raises(InputError, match=r"config\.json is not valid JSON: line "):
+        gpt2.build(weights=str(tmp_path))
+    code = {"_attn_implementation": "someone/kernel", "auto_map": {"AutoModel": "code--Model"}, "trust_remote_code": True}
+    file.write_text(json.dumps({**json.loads(whole), **code}))
+    assert gpt2.build(weights=str(tmp_path))[1].config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("arguments", [{"n_embd": -4}, {"n_layer": 10**9}, {"n_head": 5}, {"vocab_size": "x"}])
+def test_absurd_arguments_are_named(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(arguments)) + "|divisible"):
+        gpt2.build(**arguments)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x.safetensors", "..", "sub/x.safetensors", "", 5, None])
+def test_an_index_names_files_of_its_folder_only(tmp_path: Path, name: Any) -> None:
+    folder = tmp_path / "folder"
+    transformers_model("gpt2", ZOO["gpt2"].config).save_pretrained(folder)
+    (folder / "model.safetensors").rename(tmp_path / "x.safetensors")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "x.safetensors").symlink_to(tmp_path / "x.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"transformer.wte.weight": name}}))
+    with pytest.raises(InputError, match=r"index\.json(: weight_map says that 'transf| has no weight_map)|lacks \[''\]"):
+        gpt2.build(weights=str(folder))
+    # what a cache links to lies elsewhere, and is of the folder all the same
+    (folder / "model-1.safetensors").symlink_to(tmp_path / "x.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"transformer.wte.weight": "model-1.safetensors"}}')
+    materialise(gpt2.build(weights=str(folder)), 0, 0)
+
+
+@pytest.mark.parametrize("weights", ["~nobody-of-this-name/x", "x" * 5_000, "a\0b"])
+def test_names_that_no_folder_has(weights: str) -> None:
+    with pytest.raises(InputError, match="is no folder of save_pretrained"):
+        gpt2.build(weights=weights)
+
+
 def test_the_code_in_the_readme_of_models_runs(tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parent.parent / "models" / "README.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.prediction.runs import FOLDER
 from hetpipe import cli
 from hetpipe.cluster import Cluster, Link
 from hetpipe.formats import InputError
@@ -19,8 +18,8 @@ from hetpipe.importers.options import NodeSpec, parse_nodes
 from hetpipe.importers.sailor import curve_link
 from hetpipe.importers.transformer import gpt_bytes
 from hetpipe.profiles import Profile
+from tests.external import NEEDS_SAILOR, SAILOR
 
-needs_sailor = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"Sailor's published files are not in {FOLDER}")
 FLAT = [[0.0, 0.0, 2.0], 2e9]  # 2 GB/s at any size
 
 
@@ -190,12 +189,12 @@ def test_sailor_files_that_are_wrong(sailor: Path, file: str, change: Any, messa
     assert message in str(error.value)
 
 
-@needs_sailor
+@NEEDS_SAILOR
 @pytest.mark.parametrize(
     ("model", "layers"), [("OPT-350", 26), ("GPT-Neo-2.7", 34), ("LLAMA-3-8", 35), ("OPT-30", 50)]
 )
 def test_the_published_files(model: str, layers: int) -> None:
-    found = import_published("sailor", [FOLDER], ImportOptions(model=model, nodes="2xA100-40x4,1xV100-16x4"))
+    found = import_published("sailor", [SAILOR], ImportOptions(model=model, nodes="2xA100-40x4,1xV100-16x4"))
     assert len(found.profile.layers) == layers
     assert found.profile == Profile.parse(json.loads(found.profile.to_json()), "itself")
     assert found.cluster is not None

@@ -13,14 +13,25 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.launch import RankFailure, Report, rank_environment, start_ranks, start_server
+from hetpipe.forkserver import Forkserver
+from hetpipe.launch import (
+    RankFailure,
+    Report,
+    _store,
+    end_server,
+    rank_environment,
+    start_ranks,
+    start_server,
+)
 from tests.programs import (
     be_deaf,
     environment_of_rank,
     give_what_cannot_be_sent,
+    kill_the_server,
     large_result,
     misbehave,
     stumble_in_training,
+    wait_for_pids,
 )
 from tests.ranks import cluster_of, run_ranks
 
@@ -38,7 +49,7 @@ def alive(folder: Path) -> list[int]:
     return found
 
 
-def failure_of(folder: Path, program: Any, *arguments: Any, ranks: int, wait: float = 10.0) -> RankFailure:
+def failure_of(folder: Path, program: Any, *arguments: Any, ranks: int, wait: float = 60.0) -> RankFailure:
     """The failure that a program comes to, after which none of its processes is left. All within `wait` seconds of its start."""
     began = time.monotonic()
     with pytest.raises(RankFailure) as caught:
@@ -65,11 +76,12 @@ def test_results_come_in_rank_order_with_torchruns_environment() -> None:
 def test_the_server_of_ranks_is_spared_ctrl_c_and_this_process_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     before, seen = signal.pthread_sigmask(signal.SIG_BLOCK, []), list[set[int]]()
 
-    def fail() -> None:
+    def fail(*_: object, **__: object) -> None:
         seen.append({*signal.pthread_sigmask(signal.SIG_BLOCK, [])})
         raise OSError("no more processes")
 
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", fail)
+    end_server()
+    monkeypatch.setattr("subprocess.Popen", fail)
     with pytest.raises(OSError, match="no more processes"):
         start_server()
     assert seen == [{*before, signal.SIGINT}]
@@ -79,17 +91,62 @@ def test_the_server_of_ranks_is_spared_ctrl_c_and_this_process_is_not(monkeypatc
     assert len(seen) == 1
 
 
-def test_the_server_of_ranks_ends_at_once_while_it_imports() -> None:
+def test_the_server_of_ranks_ends_at_once_while_it_imports_and_leaves_nothing(tmp_path: Path) -> None:
+    """Also where the process that started it is killed."""
     code = (
-        "import os; from multiprocessing import forkserver; from hetpipe.launch import end_server, start_server; "
-        "end_server(); start_server(); end_server(); print(os.waitpid(forkserver._forkserver._forkserver_pid, 0)[1])"
+        "import os, signal, sys; from hetpipe import launch; launch.start_server(); launch.end_server(); launch.start_server(); "
+        "print(launch._server._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True).stdout == b"9\n"
+    surroundings = {**os.environ, "TMPDIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, env=surroundings)
+    assert run.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{int(run.stdout)}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{int(run.stdout)}").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_starts_ranks_is_spared_their_imports() -> None:
     code = "import sys, hetpipe.start; print(*{'hetpipe.trainer', 'hetpipe.runtime.engine', 'numba'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True).stdout == b"\n"
+
+
+def test_the_store_of_the_ranks_listens_on_this_machine_only() -> None:
+    before = {*_listening()}
+    store = _store()
+    (found,) = {*_listening()} - before
+    assert found == ("0100007F", store.port)  # 127.0.0.1, as /proc writes it
+
+
+def _listening() -> list[tuple[str, int]]:
+    """(address, port) on which a process of this machine listens."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [(row[1].split(":")[0], int(row[1].split(":")[1], 16)) for row in rows if row[3] == "0A"]
+
+
+def test_ranks_that_were_started_are_ended_if_a_later_one_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, started = Forkserver.fork, list[int]()
+
+    def fails(server: Forkserver, *given: Any) -> int:
+        if len(started) == 2:
+            wait_for_pids(str(tmp_path), 2)
+            raise OSError("no more processes")
+        started.append(fork(server, *given))
+        return started[-1]
+
+    monkeypatch.setattr(Forkserver, "fork", fails)
+    with pytest.raises(OSError, match="no more processes"):
+        start_ranks(misbehave, (str(tmp_path), "raise"), cluster_of(3).devices)
+    assert len(list(tmp_path.glob("*.pid"))) == 2
+    assert alive(tmp_path) == []
+
+
+def test_the_server_of_ranks_is_missed(tmp_path: Path) -> None:
+    """Killed, it takes its ranks with it."""
+    end_server()
+    failure = failure_of(tmp_path, start_ranks, kill_the_server, (str(tmp_path),), cluster_of(3).devices, ranks=3)
+    assert str(failure) == "the process that holds the ranks was killed, and they with it"
 
 
 def test_a_large_result_outlives_its_rank() -> None:
@@ -99,11 +156,11 @@ def test_a_large_result_outlives_its_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message", "kind"),
+    ("how", "message", "code"),
     [
-        ("raise", "rank 1, device n0/1: KeyError: 'no such thing'", "KeyError"),
-        ("input", "rank 1, device n0/1: line 3 of the file is not a number", "InputError"),
-        ("wrapped", "rank 1, device n0/1: OutOfMemoryError: out of memory on rank 1", "OutOfMemoryError"),
+        ("raise", "rank 1, device n0/1: KeyError: 'no such thing'", 1),
+        ("input", "rank 1, device n0/1: line 3 of the file is not a number", 2),
+        ("wrapped", "rank 1, device n0/1: OutOfMemoryError: out of memory on rank 1", 1),
         (
             "kill",
             "rank 1, device n0/1 was killed by SIGKILL (the system kills processes like this when memory runs out)",
@@ -113,14 +170,14 @@ def test_a_large_result_outlives_its_rank() -> None:
     ],
 )
 def test_the_first_cause_is_told_and_all_are_ended(
-    tmp_path: Path, how: str, message: str, kind: str | None
+    tmp_path: Path, how: str, message: str, code: int | None
 ) -> None:
     """The other ranks hang."""
     failure = failure_of(
         tmp_path, start_ranks, misbehave, (str(tmp_path), how), cluster_of(3).devices, ranks=3
     )
     assert str(failure) == message
-    assert (failure.report.kind if failure.report is not None else None) == kind
+    assert (failure.report.code if failure.report is not None else None) == code
 
 
 def test_ranks_that_do_not_heed_sigterm_are_ended(tmp_path: Path) -> None:
@@ -143,7 +200,7 @@ def test_a_layer_that_raises_in_training(tmp_path: Path) -> None:
     )
     assert (
         str(failure)
-        == "rank 1, replica 0 stage 1, device n0/1, in 1F2: ValueError: this layer has had enough"
+        == "rank 1, replica 0 stage 1, device n0/1, in 1F2 of step 1: ValueError: this layer has had enough"
     )
     assert failure.report is not None
     assert "in forward" in failure.report.trace
@@ -154,6 +211,7 @@ def test_a_rank_that_is_killed_in_training(tmp_path: Path) -> None:
         tmp_path, run_ranks, stumble_in_training, cluster_of(3, 1), str(tmp_path), "kill", ranks=4
     )
     assert str(failure).startswith("rank 1, replica 0 stage 1, device n0/1 was killed by SIGKILL")
+    assert "; last heard of at " in str(failure)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_every_action_is_timed(backend: Backend) -> None:
 @both
 def test_messages_name_the_replica_and_the_action(backend: Backend) -> None:
     assert asked(backend)["name"] == f"rank 0, replica 0 ({backend}), device n0/0, n0/1, n0/2"
-    assert asked(backend)["doing"] == "1F0"
+    assert asked(backend)["doing"] == "1F0 of step 1"
 
 
 # ---- BatchNorm ----

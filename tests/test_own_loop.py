@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hetpipe.checkpoint import list_checkpoints
 from hetpipe.device import one_thread
 from hetpipe.launch import start_ranks
 from hetpipe.model import Loss, cross_entropy, mse
@@ -25,7 +27,7 @@ def wrapped(plan: Plan, *arguments: Any, counts: tuple[int, ...] = (3, 2)) -> li
 
 
 @pytest.mark.parametrize("tokens", [False, True], ids=["samples", "tokens"])
-def test_a_loop_of_ones_own(tokens: bool) -> None:
+def test_a_loop_of_ones_own(tokens: bool, tmp_path: Path) -> None:
     net = "tied" if tokens else "blocks"
     model, (inputs, targets) = build(net), batch(net, 32, 0)
     engine = ReferenceEngine(
@@ -39,13 +41,29 @@ def test_a_loop_of_ones_own(tokens: bool) -> None:
             assert engine.clip_grad_norm_(0.5) > 0.5
             optimizer.step()
     truth = model.state_dict()
-    found = wrapped(PLAN, (), tokens)
+    found = wrapped(PLAN, (), tokens, str(tmp_path / "saved"))
     assert {name for result in found for name in result["state"]} == set(truth)
     for result in found:
         assert result["losses"] == pytest.approx(losses, abs=1e-10)
         assert result["evaluation"].loss == pytest.approx(engine.evaluate(inputs, targets).loss, abs=1e-10)
         for name, value in result["state"].items():
             assert torch.allclose(value, truth[name], rtol=0, atol=1e-10), name
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        assert set(result["names"]) == {name for name in result["state"] if name in parameters}
+        check_saving(result, tmp_path / "saved")
+
+
+def check_saving(result: dict[str, Any], folder: Path) -> None:
+    """What was saved goes on bit for bit; what is of something else is refused; no gradient outlives its use."""
+    assert (result["step"], result["back"], result["stale"], result["kept"]) == (3, True, [], [])
+    assert result["first"] == result["again"]
+    assert [p.name for p in list_checkpoints(folder)] == ["step-00000003"]
+    name = next(iter(result["state"]))
+    surplus, shape, lacks, plain = result["refused"]
+    assert "this is not a state of the model:\n  it has '99.weight', which the model has not" in surplus
+    assert f"\n  {name!r} has shape (1, 2, 3), in the model (" in shape
+    assert lacks.endswith(f"\n  it has no {name!r}")
+    assert "it has momentum_buffer; the job's optimizer keeps nothing" in plain
 
 
 def test_one_process_without_torchrun() -> None:

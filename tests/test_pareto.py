@@ -5,6 +5,7 @@ import io
 import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,7 +112,7 @@ class TestFront:
         assert slow.lower_bound_seconds <= step.step_seconds
 
     def test_a_sub_cluster_without_room_says_what_is_missing(self) -> None:
-        found = make_front(PROFILE, catalogue({"fast": "0..3"}, 8_000), 6).front
+        found = make_front(PROFILE, catalogue({"fast": "0..3"}, 8_000), 6, memory_reserve=0.0).front
         one, two, three = found.rows
         assert (one.status, one.plan, one.lower_bound_seconds) == ("infeasible", None, None)
         assert one.reason is not None
@@ -185,7 +186,7 @@ class TestFront:
             one = choice_of(catalogue({"fast": 1})).whole()
             return Solution(plan=Auto()(replace(problem, cluster=one, time_limit_seconds=None)).plan)
 
-        monkeypatch.setattr("hetpipe.workers.planner_for", lambda *_: slow)
+        monkeypatch.setattr("hetpipe.workers.registry", SimpleNamespace(partitioner=lambda _: slow))
         one, two = make_front(PROFILE, catalogue({"fast": "1..2"}), 6).front.rows
         assert sorted(calls) == [1, 2, 2]
         assert one.plan is not None
@@ -327,9 +328,7 @@ class TestPicture:
         draw_front(front(row(9, 9, status="infeasible", plan=None)), tmp_path / "empty.png")
 
     def test_another_ending(self, tmp_path: Any) -> None:
-        with pytest.raises(
-            InputError, match=r"cannot draw .*front.pdf: a picture of a front ends in .svg or .png"
-        ):
+        with pytest.raises(InputError, match=r"cannot write '.*front.pdf': unknown suffix '.pdf'; known: .svg, .png"):
             draw_front(front(row(2, 8)), tmp_path / "front.pdf")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import hetpipe
 from hetpipe.bounds import fluid_bound
+from hetpipe.cluster import Cluster
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.partitioners._search import Search
@@ -107,16 +108,31 @@ class TestOptions:
 
     def test_what_is_missing_is_a_number_too(self) -> None:
         with pytest.raises(PartitionError, match="needs 3.91 KiB .* which has 3.81 KiB: 100 bytes") as caught:
-            make_plan(PROFILE, make_cluster([{"a": 1}], memory=3900), 2)
+            make_plan(PROFILE, make_cluster([{"a": 1}], memory=3900), 2, memory_reserve=0.0)
         assert (caught.value.missing_bytes, caught.value.needed_bytes, caught.value.out_of_time) == (100, 4000, False)
         with pytest.raises(PartitionError, match="need 8000 bytes on device n0/0 .* 4100 bytes are missing") as caught:
-            make_plan(PROFILE, make_cluster([{"a": 1}], memory=3900), 2, partitioner="even")
+            make_plan(PROFILE, make_cluster([{"a": 1}], memory=3900), 2, partitioner="even", memory_reserve=0.0)
         assert (caught.value.missing_bytes, caught.value.needed_bytes) == (4100, 8000)
 
     def test_memory_reserve(self) -> None:
-        assert len(make_plan(PROFILE, make_cluster([{"a": 1}], memory=8000), 2).replicas) == 1
+        assert len(make_plan(PROFILE, make_cluster([{"a": 1}], memory=8000), 2, memory_reserve=0.0).replicas) == 1
         with pytest.raises(PartitionError, match=r"set the memory reserve of 10% to 0"):
             make_plan(PROFILE, make_cluster([{"a": 1}], memory=8000), 2, memory_reserve=0.1)
+
+    def test_a_part_of_the_memory_is_left_free_unless_the_cluster_says_what_the_framework_takes(self) -> None:
+        """One rule for GPUs that are declared and GPUs that are found; emulated devices count tensors only."""
+        full = make_cluster([{"a": 1}], memory=8000)
+        with pytest.raises(PartitionError, match=r"set the memory reserve of 8% to 0"):
+            make_plan(PROFILE, full, 2)
+        document = full.model_dump(mode="json", exclude_none=True)
+        told = Cluster.parse({**document, "runtime_overhead": {"receive_buffers": "one"}}, "the test's")
+        document["device_types"]["a"]["emulate"] = {"slowdown": 2.0}
+        emulated = Cluster.parse(document, "the test's")
+        for cluster in (told, emulated):
+            assert len(make_plan(PROFILE, cluster, 2).replicas) == 1
+        roomy = make_plan(PROFILE, make_cluster([{"a": 1}], memory=9000), 2)
+        assert roomy.predicted is not None
+        assert max(roomy.predicted.peak_bytes.values()) <= 9000 * 0.92
 
     @pytest.mark.parametrize(
         ("options", "message"),

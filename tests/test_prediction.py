@@ -11,10 +11,11 @@ import pytest
 from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import System, in_training, mean_error
 from bench.prediction.run import parts_of, run
-from bench.prediction.runs import FOLDER, read_runs
+from bench.prediction.runs import read_runs
 from hetpipe.cluster import RuntimeOverhead
 from hetpipe.formats import InputError
 from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
+from tests.external import NEEDS_SAILOR
 
 HEADER = (
     "file,cluster,model,nodes,gbs,mbs,pp,dp,tp,layers,stage_gpus,real_iter_s,red_grads_s,max_mem_bytes,flag"
@@ -101,9 +102,9 @@ def test_a_system_without_each_of_its_parts() -> None:
     assert less["without device_bytes"] == System(RuntimeOverhead(parameter_copies=1.0), 1.1, 1.2, 1e12)
 
 
-@pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the published files are not in {FOLDER}")
+@NEEDS_SAILOR
 def test_the_measured_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    run(FOLDER, as_json=True)
+    run(as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["overhead"]["device_bytes"] == pytest.approx(4573 * 2**20, rel=1e-3)
     assert (found["slowdown"], found["sums_slowdown"]) == (

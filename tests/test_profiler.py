@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from hetpipe.config import ProfileSection
 from hetpipe.device import Emulation
 from hetpipe.formats import InputError
 from hetpipe.launch import start_ranks
-from hetpipe.measure import cache_path, measurers, profile_cluster
+from hetpipe.measure import measurers, profile_cluster
 from hetpipe.model import LOSSES, Loss, Model, evaluating
 from hetpipe.profiler import (
     check_sizes,
@@ -29,7 +28,7 @@ from hetpipe.profiler import (
 )
 from hetpipe.profiles import Measurement, Profile
 from hetpipe.world import World
-from tests.ranks import _rank_program, cluster_of, run_ranks
+from tests.ranks import _rank_program, run_ranks
 from tests.user_parts import tied
 
 CPU = torch.device("cpu")
@@ -246,8 +245,8 @@ def test_a_layer_that_needs_more_than_one_sample_is_named() -> None:
 def test_progress_is_told_for_every_layer_size_and_optimizer_step() -> None:
     said: list[str] = []
     profile_model(model(nn.Linear(8, 8), nn.ReLU()), microbatch_sizes=[1, 2], repeats=1, advance=said.append)
-    assert said == ["layer 0, 1 sample", "layer 0, 2 samples", "layer 0, optimizer",
-                    "layer 1, 1 sample", "layer 1, 2 samples", "layer 1, optimizer"]  # fmt: skip
+    assert said == [f"layer {number} of 2 ({name}), {what}" for number, name in ((1, "0"), (2, "1"))
+                    for what in ("1 sample", "2 samples", "optimizer")]  # fmt: skip
 
 
 def test_a_layer_gets_its_values_once_for_all_that_is_timed_and_once_for_its_bytes() -> None:
@@ -345,41 +344,3 @@ def test_one_process_a_node_measures_all_types_of_its_node() -> None:
     assert sorted(m.device_type for m in first.measurements) == ["a", "b", "c"]
     assert first.provenance["devices"] == {"a": "n0/0", "b": "n1/0", "c": "n1/1"}
     assert [link.between for link in first.links] == [("n0", "n1")]
-
-
-class Repeated(nn.Module):
-    """What it does depends on a number that it does not print."""
-
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        self.times = times
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(self.times):
-            x = x.sin()
-        return x
-
-
-def test_the_cache_knows_what_changes_a_profile(tmp_path: Path) -> None:
-    options = ProfileSection(cache=str(tmp_path))
-    cluster, base = cluster_of(2), model(nn.Linear(8, 8), nn.ReLU())
-
-    def path(
-        made: Model = base, on: Cluster = cluster, how: ProfileSection = options, optimizer: str = "AdamW"
-    ) -> str:
-        return cache_path(made, on, how, optimizer)
-
-    others = [
-        path(model(nn.Linear(8, 9), nn.ReLU())),
-        path(model(nn.Linear(8, 8), nn.GELU())),
-        path(model(nn.Linear(8, 8), nn.ReLU(), name="other")),
-        path(model(nn.Linear(8, 8), Repeated(2))),
-        path(model(nn.Linear(8, 8), Repeated(4))),
-        path(on=cluster_of(1, 1)),
-        path(on=mixed()),
-        path(how=ProfileSection(cache=str(tmp_path), repeats=9)),
-        path(optimizer="SGD"),
-    ]
-    assert path() == path(model(nn.Linear(8, 8), nn.ReLU()))
-    assert len({path(), *others}) == 1 + len(others)
-    assert path().startswith(str(tmp_path))

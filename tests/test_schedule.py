@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetpipe.schedule
-from hetpipe.schedule import check_depths, deep_depths, default_depths, pipeline_actions, stage_actions
+from hetpipe.schedule import check_depths, default_depths, pipeline_actions, stage_actions
 
 
 def words(stage: int, depth: int, m: int) -> str:
@@ -28,8 +28,6 @@ def test_gpipe_is_all_forwards_then_all_backwards() -> None:
 
 def test_depths_stay_within_the_microbatches() -> None:
     assert default_depths("1f1b", 4, 2) == (2, 2, 2, 1)
-    assert deep_depths(3, 9) == (5, 3, 1)
-    assert deep_depths(3, 4) == (4, 3, 1)
 
 
 @given(st.integers(1, 6), st.integers(1, 12))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hetpipe.data import fetch
-from hetpipe.datasets import DataError
+from hetpipe.formats import InputError
 from hetpipe.texts import (
     END,
     FIRST,
@@ -84,5 +84,5 @@ def test_function_docs() -> None:
     ],
 )  # fmt: skip
 def test_message(make: object, message: str) -> None:
-    with pytest.raises(DataError, match=f"^{message}"):
+    with pytest.raises(InputError, match=f"^{message}"):
         make()  # type: ignore[operator]

@@ -38,6 +38,8 @@ def under_torchrun(folder: Folder, counts: Sequence[int], *arguments: str, **opt
     mark = str(folder.path)
     started = agents(counts, arguments, folder.path, mark, **options)
     try:
+        for agent in started:  # first of all: what the first one leaves behind is not the others
+            agent.wait(180)
         return [finish(agent, folder.path, mark, f"agent{i}") for i, agent in enumerate(started)]
     finally:
         for agent in started:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from hetpipe.cluster import Node
+from hetpipe.cluster import Cluster, Node
 from hetpipe.formats import InputError
-from hetpipe.world import bind_devices, connect
+from hetpipe.session import note_missing_gpus
+from hetpipe.world import World, bind_devices, connect
 from tests.programs import save_late, talk
 from tests.ranks import cluster_of, run_ranks
 
@@ -191,3 +193,22 @@ def test_loading_and_saving_may_take_longer_than_a_step(tmp_path: Path) -> None:
     first, last = run_ranks(save_late, cluster_of(2), str(tmp_path))
     assert first["losses"] == last["losses"]
     assert len(set(first["losses"])) == 1, "nothing is trained, and what is loaded is what was saved"
+
+
+def test_missing_gpus_are_noted_and_shared_cores_where_they_are_shared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster file of someone else's GPUs runs on any machine, but not without a word."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    cluster = cluster_of(2, 1)
+
+    def noted(cluster: Cluster, *hosts: str) -> str:
+        world = World(rank=0, size=3, device_id="n0/0", rank_of={}, ranks=(0, 1, 2), hosts=hosts, control=None)
+        note_missing_gpus(world, cluster)
+        return capsys.readouterr().err
+
+    gpus = Cluster.parse(yaml.safe_load(cluster.to_json().replace("cpu", "a100")), "gpus")
+    start = "note: no GPU is found, so devices of type a100 are plain CPU processes"
+    assert noted(gpus, "a", "b", "c") == f"{start}\n"  # nobody shares anything
+    assert noted(gpus, "a", "a", "b") == f"{start}, which share the cores of their host (2 on a)\n"
+    assert noted(cluster, "a", "a", "a") == ""

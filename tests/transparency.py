@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetpipe.device import Emulation, one_thread
-from hetpipe.launch import describe_with
 from hetpipe.model import Loss, Model, Tensors, accuracy, cross_entropy, mse, select, split_rows
 from hetpipe.plan import Backend, Plan
 from hetpipe.profiles import Measurement
@@ -21,6 +20,7 @@ from hetpipe.runtime.base import Engine, Evaluation
 from hetpipe.runtime.engine import TorchEngine
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.reference import ReferenceEngine
+from hetpipe.whereabouts import describe_with
 from hetpipe.world import World
 from tests.nets import LAYERS, batch, build
 from tests.ranks import make_plan
@@ -179,7 +179,7 @@ def train_cases(world: World, cases: list[Case], backend: Backend = "torch") -> 
     """A rank's part of all cases, one after the other."""
     results: list[Trained | None] = []
     for case in cases:
-        describe_with(lambda name=case.name: f"rank {world.rank}, device {world.device_id}, case {name!r}")  # type: ignore[misc]
+        describe_with(f"device {world.device_id}, case {case.name!r}")
         plan, layers = case.make_plan(), build(case.net, case.dtype)
         engine = open_engine(world, plan, layers, *batch(case.net, 3, 0, case.dtype), case.loss(),
                              emulation=AT_ONCE if case.emulated else None, backend=backend)  # fmt: skip

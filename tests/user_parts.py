@@ -124,7 +124,7 @@ def absolute(output: Tensor, targets: Tensor) -> Tensor:
 
 class Failing(nn.Module):
     """A layer that fails at its forward number `step`, on one rank: by an error, by SIGKILL ("kill once": not again after a
-    restart), or by never coming back."""
+    restart), by never coming back, or by giving numbers that are none, from then on or once."""
 
     def __init__(self, how: str, step: int, only_rank: int) -> None:
         super().__init__()
@@ -133,6 +133,8 @@ class Failing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if type(x) is Tensor and os.environ.get("RANK") == str(self.only_rank):  # a real one, in training
             self.calls += 1
+            if self.how.startswith("nan"):
+                return x * (torch.nan if self.calls == self.step or (self.how == "nan" and self.calls > self.step) else 1.0)
             if self.calls == self.step and not (self.how == "kill once" and Path("failed_at").exists()):
                 self.fail()
         return x

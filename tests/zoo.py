@@ -24,12 +24,13 @@ from transformers import (
 
 from bench.stage_memory.run import fill_stage
 from hetpipe import checkpoint
-from hetpipe.launch import describe_with
 from hetpipe.model import Loss, Tensors, cross_entropy
 from hetpipe.models import bert, gpt2, llama, t5
 from hetpipe.plan import Backend
 from hetpipe.weights import empty_names, tensors_of
+from hetpipe.whereabouts import describe_with
 from hetpipe.world import World
+from tests.jobs import STATE
 from tests.ranks import make_plan
 from tests.transparency import open_engine
 
@@ -125,7 +126,7 @@ def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]
     larger = gpt2.build(n_layer=8, n_embd=512, n_head=8, vocab_size=16_000)
     found: dict[str, dict[str, Any]] = {"memory": fill_stage(larger, *((0, 2), (2, 8), (8, 10))[world.rank])}
     for name, folder in folders.items():
-        describe_with(lambda name=name: f"rank {world.rank}, device {world.device_id}, {name}")  # type: ignore[misc]
+        describe_with(f"device {world.device_id}, {name}")
         saved = Path(folder).with_name(f"{name}-checkpoints")
         found[name] = _train(world, name, folder, "torch", saved)
         found[name]["otherwise"] = {
@@ -160,6 +161,6 @@ def _train(
         "losses": losses, "held": held, "state": {name: tensor.detach() for name, tensor in state.items()},
     }  # fmt: skip
     if saved is not None:
-        found["checkpoint"] = str(checkpoint.save(saved, 3, engine.stage, optimizer, {}, world, 1))
+        found["checkpoint"] = str(checkpoint.save(saved, 3, engine.stage, optimizer, STATE, world, 1))
     engine.close()
     return found

@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hetpipe.data_folder import find_data
 from hetpipe.profiles import Profile
 
-SAILOR = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "sailor"
+SAILOR = find_data("sailor")
 EFFICIENCY, LAUNCH_SECONDS = 0.45, 2e-4
 SIZES = (1, 2, 4, 8)
 SAMPLED = {"sailor:V100": "V100-16", "sailor:A100": "A100-40", "sailor:3090": "RTX-3090",
@@ -104,7 +105,7 @@ MODELS = {
 def profile(model: str, types: Sequence[str]) -> Profile | None:
     """A profile of these types; None if it is Sailor's and the measurements are not there."""
     if model.startswith("sailor:"):
-        return _measured(model.removeprefix("sailor:"), types) if SAILOR.is_dir() else None
+        return _measured(model.removeprefix("sailor:"), types, SAILOR) if SAILOR is not None else None
     layers = MODELS[model]
     return _parse(
         model,
@@ -146,10 +147,10 @@ def _times(kind: str, spec: Spec, layers: Sequence[Layer]) -> dict[str, Any]:
     }
 
 
-def _measured(model: str, types: Sequence[str]) -> Profile:
+def _measured(model: str, types: Sequence[str], folder: Path) -> Profile:
     """Sailor's measured layer times without tensor parallelism (float32, Adam), at the micro-batch sizes that all types have."""
-    sizes = json.loads((SAILOR / "layer_sizes.json").read_text())[model]["1"]
-    times = json.loads((SAILOR / "layer_times.json").read_text())[model]
+    sizes = json.loads((folder / "layer_sizes.json").read_text())[model]["1"]
+    times = json.loads((folder / "layer_times.json").read_text())[model]
     names = sorted(sizes, key=int)
     of = {kind: {int(b): d["1"] for b, d in times[SAMPLED[kind]].items() if "1" in d} for kind in types}
     common = sorted(set.intersection(*(set(found) for found in of.values())))

@@ -52,7 +52,7 @@ CASES += [Case(n, 3) for n in (96, 192, 768)] + [Case(n, 4) for n in (256, 1024)
 def problem(case: Case, per_device: int, memory: float, *, synthetic: bool = False) -> Problem:
     """Nodes of 8 devices (4 where there are only 8 in all) of one type each."""
     found: Profile | None
-    if SAILOR.is_dir() and not synthetic:
+    if SAILOR is not None and not synthetic:
         found, sizes = import_sailor(SAILOR, ImportOptions(model=MODEL)).profile, dict(TYPES)
     else:
         found, sizes = profile("gpt2-medium", list(SYNTHETIC)), dict(SYNTHETIC)

@@ -18,9 +18,10 @@ from bench.prediction.deepspeed import deepspeed_on_gh200
 from bench.prediction.earlier import earlier_runs
 from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import System, mean_error, predict_all
-from bench.prediction.runs import FOLDER, read_runs
+from bench.prediction.runs import read_runs
 from hetpipe.cli import main
 from hetpipe.cluster import RuntimeOverhead
+from hetpipe.data_folder import data_folder
 
 console = Console()
 GB = 1e9
@@ -60,11 +61,12 @@ def parts_of(system: System) -> dict[str, System]:
 
 def run(
     data: Annotated[
-        Path, typer.Option(help="Folder with Sailor's published files and the measured runs.")
-    ] = FOLDER,
+        Path | None, typer.Option(help="Folder with Sailor's published files and the measured runs; else HETPIPE_DATA's.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Print the table, the errors without each part, an earlier measurement, and the runs that three parts come from."""
+    data = data if data is not None else data_folder("sailor", "give --data")
     runs, system = read_runs(data / "measured_opt350_gh200.csv"), deepspeed_on_gh200(data)
     rows, others = predict_all(runs, data, system), predict_all(GPT_NEO_RUNS, data, system)
     earlier = predict_all(earlier_runs(runs), data, system)

@@ -9,7 +9,6 @@ from pathlib import Path
 from hetpipe.formats import InputError
 from hetpipe.plan import Plan, ReplicaPlan, StagePlan
 
-FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "sailor"
 DEVICES_PER_NODE = 4
 
 

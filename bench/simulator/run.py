@@ -23,10 +23,15 @@ from hetpipe.cli import main
 from hetpipe.cluster import Cluster
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
-from hetpipe.schedule import deep_depths, default_depths
+from hetpipe.schedule import default_depths
 from hetpipe.simulator import PipelineCosts, pipeline_times, simulate
 
 SHAPES = ((4, 8), (8, 64), (16, 128), (64, 512), (128, 1024))
+
+
+def deep_depths(n: int, m: int) -> tuple[int, ...]:
+    """1F1B with depths 2(n − s) − 1: a round trip more of slack per stage."""
+    return tuple(max(1, min(m, 2 * (n - s) - 1)) for s in range(n))
 
 
 def random_costs(n: int, m: int) -> PipelineCosts:

@@ -19,7 +19,7 @@ from hetpipe.cluster import Cluster
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import SAME
 from hetpipe.fastspeed.convert import Converted, convert
-from hetpipe.formats import InputError, read_yaml, write_text
+from hetpipe.formats import InputError, check_output, read_yaml, shown, write_text
 
 app = typer.Typer(help="Turn another trainer's config into a job.", no_args_is_help=True)
 
@@ -53,8 +53,10 @@ def fastspeed(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write the job (and for shares given by hand, its plan) that FastSpeed's args.json means, and say what is different."""
+    plan_file = output.with_suffix(".plan.json") if output.name else output
+    check_output(output)
+    check_output(plan_file)
     machines = Cluster.load(cluster) if cluster is not None else None
-    plan_file = output.with_suffix(".plan.json")
     found = convert(
         Arguments.load(source),
         data=_data_section(data),
@@ -81,15 +83,12 @@ def _data_section(text: str | None) -> Mapping[str, Any] | None:
     """`--data` as the job's data section."""
     if text is None:
         return None
-    try:
-        value = read_yaml(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"cannot read --data {text!r}: {error}") from None
+    value = read_yaml(text, f"--data {shown(text)}")
     if isinstance(value, str):
         return {"target" if ":" in value else "name": value}
     if not isinstance(value, dict):
         raise InputError(
-            f"cannot read --data {text!r}; write 'module:function' or '{{name: cifar10, args: {{…}}}}'"
+            f"cannot read --data {shown(text)}; write 'module:function' or '{{name: cifar10, args: {{…}}}}'"
         )
     return value
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hetpipe import registry
-from hetpipe.formats import InputError
+from hetpipe.formats import InputError, cut, listed, reason, shown
+from hetpipe.limits import MOST_COUNT
 from hetpipe.model import Tensors, as_tuple
+from hetpipe.training_state import differences
 from hetpipe.weights import materialise
 
 
@@ -61,21 +63,38 @@ def one_layer(
 def read_checkpoint(path: str) -> dict[str, Any]:
     """A file that FastSpeed saved: `epoch`, `model` and `optimizer`, read as tensors and plain values only."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        reason = (
-            error.strerror
-            if isinstance(error, OSError)
-            else "it is no file of tensors and plain values alone"
-        )
-        raise InputError(f"cannot read the checkpoint {path}: {reason}") from error
+        file = open(path, "rb")  # noqa: SIM115
+    except (OSError, ValueError) as error:
+        raise InputError(cut(f"cannot read the checkpoint {path}: {reason(error)}")) from None
+    try:
+        with file, warnings.catch_warnings(action="ignore"):  # of torch's, about formats that it then refuses
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file, or one with code in it, comes to
+        raise InputError(
+            f"cannot read the checkpoint {cut(path, 200)}: it is damaged, or it is no file of tensors and plain values alone "
+            "(others could run code, and are not read)"
+        ) from error
     missing = [
         key for key in ("epoch", "model", "optimizer") if not isinstance(state, dict) or key not in state
     ]
     if missing:
         raise InputError(f"{path} is no checkpoint of FastSpeed: it has no {', '.join(map(repr, missing))}")
+    _check(state, path)
     found: dict[str, Any] = state
     return found
+
+
+def _check(state: dict[Any, Any], path: str) -> None:
+    epoch, model, optimizer = state["epoch"], state["model"], state["optimizer"]
+    faults = []
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= MOST_COUNT:
+        faults.append(f"epoch: {shown(epoch)} is no number of epochs")
+    if not isinstance(model, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in model.items()):
+        faults.append("model: it is no mapping of names to tensors")
+    if not isinstance(optimizer, dict) or not {"state", "param_groups"} <= optimizer.keys():
+        faults.append("optimizer: it is no mapping with 'state' and 'param_groups'")
+    if faults:
+        raise InputError(f"{path}: {len(faults)} fault(s) in this checkpoint of FastSpeed\n{listed(faults)}")
 
 
 def load_weights(module: nn.Module, state: dict[str, Any], path: str) -> None:
@@ -83,4 +102,28 @@ def load_weights(module: nn.Module, state: dict[str, Any], path: str) -> None:
     try:
         module.load_state_dict(state["model"])
     except RuntimeError as error:
-        raise InputError(f"{path} holds the weights of another model: {error}") from error
+        raise InputError(cut(f"{path} holds the weights of another model: {' '.join(str(error).split())}", 600)) from error
+
+
+def load_optimizer(optimizer: torch.optim.Adam, state: dict[str, Any], path: str) -> None:
+    """Put a checkpoint's optimizer state into the optimizer; InputError where it is another one's."""
+    own = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(state["optimizer"])
+    except Exception as error:  # torch counts groups and parameters, and trusts the rest
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(cut(f"{path}: optimizer: it is not the state of this model's Adam: {text}", 600)) from error
+    faults = [
+        fault
+        for i, (group, before) in enumerate(zip(optimizer.param_groups, own, strict=True))
+        for key in before
+        for fault in differences(group.get(key), before[key], f"optimizer.param_groups.{i}.{key}")
+    ]
+    for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        values = optimizer.state.get(parameter, {})
+        shapes = {name: tuple(value.shape) for name, value in values.items() if isinstance(value, Tensor) and value.dim()}
+        wrong = {name: shape for name, shape in shapes.items() if shape != tuple(parameter.shape)}
+        if wrong or (values and not {"step", "exp_avg", "exp_avg_sq"} <= values.keys()):
+            faults.append(f"optimizer.state.{i}: {shown(wrong or list(values))}, the parameter has {tuple(parameter.shape)}")
+    if faults:
+        raise InputError(f"{path}: {len(faults)} fault(s) in this checkpoint of FastSpeed\n{listed(faults)}")

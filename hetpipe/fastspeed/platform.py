@@ -24,17 +24,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
+from hetpipe.cache import measured
 from hetpipe.config import PlanSection, ProfileSection, TorchNamed
 from hetpipe.data import EpochSampler
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.convert import MODEL, accumulated, manual_plan, measured_sizes
-from hetpipe.fastspeed.module import as_one_layer, load_weights, read_checkpoint
+from hetpipe.fastspeed.module import as_one_layer, load_optimizer, load_weights, read_checkpoint
 from hetpipe.formats import InputError, make_folder
 from hetpipe.model import Loss, Model, Tensors, as_tuple, as_value
 from hetpipe.plan import Plan
 from hetpipe.runtime import wrap
 from hetpipe.runtime.base import Engine
-from hetpipe.session import Setting, measured, meet, planned
+from hetpipe.session import Setting, meet, planned
 from hetpipe.shares import proportional_shares
 from hetpipe.world import World, connect
 
@@ -159,10 +160,9 @@ class FastSpeed:
         loss = Loss(function=self._loss, weight="tokens")
         layers = as_one_layer(copy.deepcopy(model), self.names)
         whole = Model(name=MODEL, layers=layers, inputs=inputs, targets=targets, loss=loss)
-        setting = Setting(world=world, cluster=self.cluster, model=whole)
-        profile = measured(
-            setting, ProfileSection(microbatch_sizes=measured_sizes(self.arguments)), TorchNamed(name="Adam")
-        )
+        setting = Setting(world=world, cluster=self.cluster, model=whole, found=True)
+        options = ProfileSection(microbatch_sizes=measured_sizes(self.arguments))
+        profile = measured(whole, self.cluster, world, options, TorchNamed(name="Adam"))
         plan = planned(
             setting, profile, self.arguments.batch_size, PlanSection(partitioner="uneven-data-parallel")
         )
@@ -202,7 +202,7 @@ class FastSpeed:
         )
         optimizer = torch.optim.Adam(engine.parameters(), lr=section.learning_rate)
         if state is not None:
-            optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(optimizer, state, str(path))
             first = state["epoch"] + 1
         losses, kept = [], list[float]()
         began = time.perf_counter()

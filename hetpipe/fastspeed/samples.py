@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hetpipe import registry
-from hetpipe.datasets import DataError, DataSplits
+from hetpipe.datasets import DataSplits
+from hetpipe.formats import InputError
 
 
 class DictSamples(Dataset[Any]):
@@ -25,7 +26,7 @@ class DictSamples(Dataset[Any]):
         inputs, label = self.samples[index]
         missing = [name for name in self.names if name not in inputs]
         if missing:
-            raise DataError(
+            raise InputError(
                 f"sample {index} has no {', '.join(map(repr, missing))}; it has {', '.join(inputs)}"
             )
         return tuple(inputs[name] for name in self.names), label

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hetpipe.formats import InputError, nearest
+from pydantic import ValidationError
+
+from hetpipe.formats import InputError, cut, explained, listed, nearest
 from hetpipe.importers.fasop import import_fasop
 from hetpipe.importers.metis import import_metis
 from hetpipe.importers.options import Imported, ImportOptions, parse_quantities
@@ -32,6 +35,11 @@ def import_published(layout: str, sources: Sequence[Path], options: ImportOption
     if layout not in LAYOUTS:
         raise InputError(f"unknown layout {layout!r}{nearest(layout, list(LAYOUTS))}")
     for source in sources:
-        if not source.exists():
-            raise InputError(f"cannot read {source}: no such file or folder")
-    return LAYOUTS[layout](sources, options)
+        if not os.path.exists(source):
+            raise InputError(f"cannot read {cut(str(source))}: no such file or folder")
+    try:
+        return LAYOUTS[layout](sources, options)
+    except ValidationError as error:  # numbers that are numbers, and yet make no profile or cluster
+        faults = explained(error)
+        what = f"{len(faults)} fault(s) in the {error.title} that these files of {layout} and the options make"
+        raise InputError(f"{', '.join(map(str, sources))}: {what}\n{listed(faults)}") from None

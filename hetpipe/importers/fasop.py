@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hetpipe.formats import InputError, nearest
+from hetpipe.formats import InputError, cut, nearest
 from hetpipe.importers.options import Imported, ImportOptions, given_cluster, numbers
 from hetpipe.importers.transformer import gpt_bytes
+from hetpipe.limits import MOST_LAYERS
 from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
 
 BACKWARD = 2.0  # backward over forward seconds
@@ -78,7 +79,7 @@ def _read(folder: Path, model: str) -> dict[tuple[str, int], list[float]]:
         raise InputError(f"{folder} is not a folder of MODEL_DEVICE_DEGREE.npy files")
     found, others = {}, set()
     for file in sorted(folder.glob("*.npy")):
-        match = re.fullmatch(r"(.+)_([^_]+)_(\d+)", file.stem)
+        match = re.fullmatch(r"(.+)_([^_]+)_([0-9]+)", file.stem)
         if match is None or not int(match[3]):
             continue
         others.add(match[1])
@@ -92,9 +93,10 @@ def _read(folder: Path, model: str) -> dict[tuple[str, int], list[float]]:
 
 def _array(file: Path) -> list[float]:
     try:
-        array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{file} is not a NumPy array of numbers: {error}") from None
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "fiu":
-        raise InputError(f"{file}: expected one row of numbers")
+        with file.open("rb") as content:
+            array = np.lib.format.read_array(content, allow_pickle=False)
+    except Exception as error:  # whatever NumPy says of a damaged file
+        raise InputError(cut(f"{file} is not a NumPy array of numbers: {' '.join(str(error).split())}")) from None
+    if array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) > MOST_LAYERS:
+        raise InputError(f"{file}: expected one row of numbers, at most {MOST_LAYERS}")
     return numbers([float(x) for x in array], str(file))

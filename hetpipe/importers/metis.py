@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetpipe.cluster import Cluster, Link
-from hetpipe.formats import InputError, read_mapping
+from hetpipe.formats import InputError, read_mapping, read_text, shown
 from hetpipe.importers.options import (
     Imported,
     ImportOptions,
@@ -32,7 +32,7 @@ from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profil
 
 FORWARD = 1 / 3
 MIB = 2**20
-_NAME = re.compile(r"DeviceType\.(\w+?)_tp(\d+)_bs(\d+)\.json")
+_NAME = re.compile(r"DeviceType\.(\w+?)_tp([0-9]+)_bs([0-9]+)\.json")
 
 
 class _File(NamedTuple):
@@ -169,19 +169,16 @@ def metis_cluster(clusterfile: Path, hostfile: Path, options: ImportOptions) -> 
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not lines:
         raise InputError(f"{path} names no host")
     return lines
 
 
 def _entry(line: str, entries: dict[str, Any], hostfile: Path) -> tuple[NodeSpec, dict[str, Any]]:
-    match = re.fullmatch(r"(\S+)\s+(?:slots=)?(\d+)", line)
+    match = re.fullmatch(r"(\S+)\s+(?:slots=)?([0-9]{1,6})", line)
     if match is None or not int(match[2]):
-        raise InputError(f"{hostfile}: cannot read {line!r}; expected an address and a number of devices")
+        raise InputError(f"{hostfile}: cannot read {shown(line)}; expected an address and a number of devices")
     entry = mapping(entries, "the clusterfile", match[1])
     kind = entry.get("instance_type")
     if not isinstance(kind, str):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement, product
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from hetpipe.cluster import Cluster, DeviceType, Link, LinkBetween, Node
-from hetpipe.formats import Bytes, BytesPerSecond, InputError
+from hetpipe.formats import Bytes, BytesPerSecond, InputError, cut, shown
+from hetpipe.limits import MOST_DEVICES, MOST_WIDTH
 from hetpipe.profiles import Profile
 
-_NODE = re.compile(r"(?:(\d+)x)?([A-Za-z][\w.+-]*?)x(\d+)")
+_NODE = re.compile(r"(?:([0-9]{1,6})x)?([A-Za-z][\w.+-]*?)x([0-9]{1,6})")
 # Vendor's data sheets, in GB, of devices whose name does not say it.
 _MEMORY = {
     "Titan-RTX": 24,
@@ -28,6 +28,10 @@ _MEMORY = {
     "P100": 16,
     "T4": 16,
 }
+
+
+MOST_NUMBER_BYTES = 16
+LARGEST = 1e18  # of a number in a published file
 
 
 class Imported(NamedTuple):
@@ -53,6 +57,14 @@ class ImportOptions:
     attention_heads: int = 0
     vocabulary: int = 0
     number_bytes: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "sequence_length", "attention_heads", "vocabulary"):
+            if not 0 <= getattr(self, name) <= MOST_WIDTH:
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option} must be from 0 to {MOST_WIDTH}, got {shown(getattr(self, name))}")
+        if not 1 <= self.number_bytes <= MOST_NUMBER_BYTES:
+            raise InputError(f"--number-bytes must be from 1 to {MOST_NUMBER_BYTES}, got {shown(self.number_bytes)}")
 
     def require(self, layout: str, *names: str) -> None:
         """InputError that names every option the layout needs and that is not given."""
@@ -105,9 +117,12 @@ def parse_nodes(text: str) -> list[NodeSpec]:
         match = _NODE.fullmatch(part.strip())
         if match is None or not int(match[3]) or match[1] == "0":
             raise InputError(
-                f"cannot read nodes {part.strip()!r}; write, for example, '4xGH-96x4' (nodes x type x devices of each)"
+                f"cannot read nodes {shown(part.strip())}; write, for example, '4xGH-96x4' (nodes x type x devices of each)"
             )
         found.append(NodeSpec(int(match[1] or 1), match[2], int(match[3])))
+    devices = sum(spec.nodes * spec.devices for spec in found)
+    if devices > MOST_DEVICES:
+        raise InputError(f"--nodes asks for {devices} devices, the most of a cluster are {MOST_DEVICES}")
     return found
 
 
@@ -136,13 +151,15 @@ def make_cluster(
         Node(name=f"n{i}", devices={kind: count}, link=inside(kind) if count > 1 else None)
         for i, (kind, count) in enumerate(zip(kinds, counts, strict=True))
     )
-    pairs = {(a, b): (kinds[a], kinds[b]) for a, b in combinations(range(len(kinds)), 2)}
-    links = {ends: between(*ends) for ends in set(pairs.values())}
-    usual = Counter(pairs.values()).most_common(1)[0][0] if pairs else None
+    of_kind = {kind: [i for i, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)}
+    pairs = {(a, b): len(of_kind[a]) * (len(of_kind[b]) - (a == b)) for a, b in combinations_with_replacement(of_kind, 2)}
+    links = {ends: between(*ends) for ends, count in pairs.items() if count}
+    usual = max(links, key=lambda ends: pairs[ends] / (1 + (ends[0] == ends[1]))) if links else None
     special = tuple(
-        LinkBetween(between=(f"n{a}", f"n{b}"), **dict(links[ends]))
-        for (a, b), ends in pairs.items()
-        if usual is not None and links[ends] != links[usual]
+        LinkBetween(between=(f"n{i}", f"n{j}"), **dict(link))
+        for (a, b), link in links.items()
+        if usual is not None and link != links[usual]
+        for i, j in (combinations(of_kind[a], 2) if a == b else product(of_kind[a], of_kind[b]))
     )
     return Cluster(
         format="hetpipe.cluster/1",
@@ -170,12 +187,12 @@ def given_cluster(options: ImportOptions) -> Cluster | None:
 
 
 def numbers(value: Any, where: str, count: int | None = None) -> list[float]:
-    """A list of finite numbers that are not negative, `count` of them."""
+    """A list of numbers that are not negative, `count` of them."""
     if not isinstance(value, list) or not all(
-        isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < float("inf") for x in value
+        isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= LARGEST for x in value
     ):
         raise InputError(
-            f"{where}: expected a list of numbers that are not negative, found {str(value)[:60]}"
+            f"{where}: expected a list of numbers that are not negative, up to {LARGEST:g}, found {shown(value)}"
         )
     if count is not None and len(value) != count:
         raise InputError(f"{where}: {len(value)} numbers for {count} layers")
@@ -186,9 +203,18 @@ def mapping(value: Any, where: str, key: str | None = None) -> dict[str, Any]:
     """A JSON object; with `key`, the object under that key."""
     found = value.get(key) if key is not None and isinstance(value, dict) else value
     if not isinstance(found, dict):
-        known = f"; known: {', '.join(sorted(value))}" if key is not None and isinstance(value, dict) else ""
-        raise InputError(f"{where}: expected an object{f' under {key!r}' if key else ''}{known}")
+        known = f"; known: {cut(', '.join(sorted(value)))}" if key is not None and isinstance(value, dict) else ""
+        raise InputError(f"{where}: expected an object{f' under {shown(key)}' if key else ''}{known}")
     return found
+
+
+def by_number(value: Any, where: str) -> dict[int, Any]:
+    """A JSON object whose keys are whole numbers from 1 on, by them."""
+    found = mapping(value, where)
+    wrong = [key for key in found if not re.fullmatch("[1-9][0-9]{0,8}", key)]
+    if wrong or not found:
+        raise InputError(f"{where}: expected keys that are numbers from 1 on, found {shown(wrong[0]) if wrong else 'none'}")
+    return {int(key): found[key] for key in sorted(found, key=int)}
 
 
 def split_by(total: float, weights: Sequence[float]) -> tuple[float, ...]:

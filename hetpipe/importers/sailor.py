@@ -22,8 +22,17 @@ from typing import Any
 import numpy as np
 
 from hetpipe.cluster import Cluster, Link
-from hetpipe.formats import InputError, nearest, read_mapping
-from hetpipe.importers.options import Imported, ImportOptions, make_cluster, mapping, numbers, parse_nodes
+from hetpipe.formats import InputError, cut, nearest, read_mapping, shown
+from hetpipe.importers.options import (
+    LARGEST,
+    Imported,
+    ImportOptions,
+    by_number,
+    make_cluster,
+    mapping,
+    numbers,
+    parse_nodes,
+)
 from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
 
 MEASURED_BLOCKS = 2  # of the layers that are all alike, how many the published measurements ran
@@ -36,12 +45,14 @@ def import_sailor(folder: Path, options: ImportOptions) -> Imported:
     sizes = _choose(read_mapping(folder / "layer_sizes.json"), options.model, "layer_sizes.json")
     if "1" not in sizes:
         raise InputError(f"layer_sizes.json: {options.model!r} has no sizes at tensor-parallel degree 1")
-    bytes_of = {int(degree): _sizes(rows, degree) for degree, rows in sizes.items()}
+    bytes_of = {degree: _sizes(rows, degree) for degree, rows in by_number(sizes, "layer_sizes.json").items()}
     measurements, left_out = [], []
-    for device in times:
-        for degree in sorted({int(d) for rows in times[device].values() for d in rows}):
+    for device, rows in times.items():
+        where = f"layer_times.json: {device}"
+        found = {size: by_number(row, f"{where}, micro-batch {size}") for size, row in by_number(rows, where).items()}
+        for degree in sorted({d for row in found.values() for d in row}):
             if degree in bytes_of:
-                measurements.append(_measurement(times[device], device, degree, bytes_of))
+                measurements.append(_measurement(found, device, degree, bytes_of))
             else:
                 left_out.append(f"{device} at degree {degree}")
     profile = Profile(
@@ -66,16 +77,21 @@ def sailor_cluster(folder: Path, options: ImportOptions) -> Cluster:
     zones = mapping(read_mapping(folder / "multizone_bandwidths_het.json"), "multizone_bandwidths_het.json")
 
     def inside(kind: str) -> Link:
-        curves = mapping(intra, "intra_node_bandwidths.json", kind)
-        return curve_link(curves[min(curves, key=int)], f"intra_node_bandwidths.json: {kind}")
+        where = f"intra_node_bandwidths.json: {kind}"
+        return curve_link(_fewest(mapping(intra, "intra_node_bandwidths.json", kind), where), where)
 
     def between(a: str, b: str) -> Link:
         where = f"multizone_bandwidths_het.json: {options.zone}"
         here = mapping(mapping(zones, where, options.zone), where, a)
-        there = mapping(mapping(mapping(here, where, min(here, key=int)), where, options.zone), where, b)
-        return curve_link(there[min(there, key=int)], f"{where}: {a} to {b}")
+        there = mapping(mapping(_fewest(here, where), where, options.zone), where, b)
+        return curve_link(_fewest(there, where), f"{where}: {a} to {b}")
 
     return make_cluster(parse_nodes(options.nodes), options, inside, between)
+
+
+def _fewest(curves: Any, where: str) -> Any:
+    """What is written of the smallest number of devices."""
+    return next(iter(by_number(curves, where).values()))
 
 
 def curve_link(curve: Any, where: str) -> Link:
@@ -87,16 +103,12 @@ def curve_link(curve: Any, where: str) -> Link:
     if (
         not isinstance(curve, list)
         or len(curve) != 2
-        or not isinstance(curve[1], int | float)
+        or not _is_number(curve[1])
         or not curve[1] > 0
     ):
-        raise InputError(f"{where}: expected [[a, b, c], greatest bytes per second], found {str(curve)[:60]}")
-    if (
-        not isinstance(curve[0], list)
-        or len(curve[0]) != 3
-        or not all(isinstance(x, int | float) for x in curve[0])
-    ):
-        raise InputError(f"{where}: expected three coefficients, found {str(curve[0])[:60]}")
+        raise InputError(f"{where}: expected [[a, b, c], greatest bytes per second], found {shown(curve)}")
+    if not isinstance(curve[0], list) or len(curve[0]) != 3 or not all(map(_is_number, curve[0])):
+        raise InputError(f"{where}: expected three coefficients, found {shown(curve[0])}")
     a, b, _ = curve[0]
     x = np.arange(-10, 12.5, 0.5)
     peak = -b / (2 * a) if a < 0 else np.inf
@@ -110,6 +122,10 @@ def curve_link(curve: Any, where: str) -> Link:
     return Link(points=tuple((round(s), float(t)) for s, t in zip(size[first:], seconds, strict=True)))
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
 def _choose(document: Any, model: str, where: str) -> dict[str, Any]:
     models = mapping(document, where)
     if model not in models:
@@ -121,13 +137,11 @@ def _ordered(rows: Any, where: str) -> list[Any]:
     """The values of {"0": …, "1": …, …} in order."""
     found = mapping(rows, where)
     if sorted(found) != sorted(str(i) for i in range(len(found))) or not found:
-        raise InputError(
-            f"{where}: expected layers '0' to '{len(found) - 1}', found {', '.join(sorted(found))[:80]}"
-        )
+        raise InputError(f"{where}: expected layers '0' to '{len(found) - 1}', found {cut(', '.join(sorted(found)), 80)}")
     return [found[str(i)] for i in range(len(found))]
 
 
-def _sizes(rows: Any, degree: str) -> dict[str, list[int]]:
+def _sizes(rows: Any, degree: int) -> dict[str, list[int]]:
     """Bytes of each layer: parameters, in, out, and what its forward leaves allocated."""
     where = f"layer_sizes.json: degree {degree}"
     layers = [mapping(row, where) for row in _ordered(rows, where)]
@@ -166,13 +180,13 @@ def _layers(sizes: dict[str, list[int]]) -> tuple[LayerProfile, ...]:
 
 
 def _measurement(
-    times: Any, device: str, degree: int, bytes_of: dict[int, dict[str, list[int]]]
+    times: dict[int, dict[int, Any]], device: str, degree: int, bytes_of: dict[int, dict[str, list[int]]]
 ) -> Measurement:
     """One device type at one degree: all micro-batch sizes that were measured at it."""
     sizes, rows = bytes_of[degree], {}
-    for size in sorted(int(s) for s in times if str(degree) in times[s]):
+    for size in (size for size in times if degree in times[size]):
         where = f"layer_times.json: {device}, micro-batch {size}, degree {degree}"
-        layers = [numbers(row, where, 3) for row in _ordered(times[str(size)][str(degree)], where)]
+        layers = [numbers(row, where, 3) for row in _ordered(times[size][degree], where)]
         if len(layers) != len(bytes_of[1]["out"]) or len(sizes["out"]) != len(layers):
             raise InputError(f"{where}: {len(layers)} layers, but layer_sizes.json has {len(sizes['out'])}")
         rows[size] = layers

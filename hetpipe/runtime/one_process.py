@@ -90,15 +90,10 @@ class OneProcessEngine(PlanEngine):
         )  # fmt: skip
 
     @property
-    def name(self) -> str:
-        """`rank 1, replica 1 (torchgpipe on n1/0, n1/1)`, for messages."""
+    def place(self) -> str:
+        """`replica 1 (torchgpipe), device n1/0, n1/1`, for messages."""
         where = ", ".join(stage.device for stage in self._replica_plan.stages)
-        return f"rank {self.world.rank}, replica {self.replica} ({self._library.name}), device {where}"
-
-    @property
-    def doing(self) -> str:
-        """The action that began last, for messages."""
-        return max(self._clocks, key=lambda clock: clock.began).current
+        return f"replica {self.replica} ({self._library.name}), device {where}"
 
     def _needed(self, sizes: Sequence[int]) -> list[list[bool]]:
         """Behind each stage but the last: does a gradient come back for the tensor, in any micro-batch? One size of micro-batches

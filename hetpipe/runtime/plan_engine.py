@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from hetpipe.formats import InputError
+from hetpipe.formats import InputError, listed
 from hetpipe.model import Model, Tensors, Wanted, as_tuple, batch_size, evaluating, select
 from hetpipe.plan import Plan
+from hetpipe.pulse import peers_named
 from hetpipe.rendezvous import give_back_at_exit
-from hetpipe.replicas import GradientSync
+from hetpipe.replicas import GradientSync, is_finite
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.shares import shares_for
@@ -42,6 +43,10 @@ class PlanEngine(ABC):
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self._denominator = 1.0
+        self.steps = 0  # begun so far
+        self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
+        self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
+        self.finite = True  # whether the loss and all gradients of the last step are: the same on all
         give_back_at_exit(self)
 
     @abstractmethod
@@ -57,17 +62,55 @@ class PlanEngine(ABC):
     @property
     def name(self) -> str:
         """`rank 3, replica 0 stage 1, device n0/1`, for messages."""
-        return f"rank {self.world.rank}, replica {self.replica} stage {self.index}, device {self.world.device_id}"
+        return f"rank {self.world.rank}, {self.place}"
+
+    @property
+    def place(self) -> str:
+        """`replica 0 stage 1, device n0/1`."""
+        return f"replica {self.replica} stage {self.index}, device {self.world.device_id}"
 
     @property
     def doing(self) -> str:
-        """The action that began last, for messages."""
-        return self.recorders[0].current
+        """The action that began last, and in which step, for messages."""
+        current = max(self.recorders, key=lambda r: r.began).current
+        return f"{current} of step {self.steps}" if self.steps else current
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This process's parameters; one without elements if it has none, since torch's optimizers refuse an empty list."""
         own = list(self.stage.parameters())
         return iter(own or [nn.Parameter(torch.empty(0, device=self.device))])
+
+    @property
+    def layers(self) -> nn.Sequential:
+        """The whole model; only this process's layers have their values here."""
+        return self._model.layers
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This process's parameters with their names in the whole model."""
+        return self.stage.named_parameters()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This process's parameters and buffers by their names in the whole model; all processes together have all of them."""
+        return dict(self.stage.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before
+        anything is changed, where it lacks a tensor of this process, has one that the model has not, or one of another shape."""
+        own = self.stage.state_dict()
+        strange = state.keys() - self.layers.state_dict().keys()
+        faults = [f"it has {name!r}, which the model has not" for name in sorted(strange)]
+        for name, tensor in own.items():
+            if name not in state:
+                faults.append(f"it has no {name!r}")
+            elif state[name].shape != tensor.shape:
+                faults.append(f"{name!r} has shape {tuple(state[name].shape)}, in the model {tuple(tensor.shape)}")
+        if faults:
+            raise InputError(f"{self.name}: this is not a state of the model:\n{listed(faults)}")
+        self.stage.load_state_dict({name: state[name] for name in own})
+
+    def parameters_are_finite(self) -> bool:
+        """Whether all numbers of the model's parameters are, on all devices. Collective."""
+        return self.world.sum([not is_finite(*(p.detach() for p in self.stage.parameters()))])[0] == 0
 
     def share(self, batch: Tensors) -> Tensors:
         """This replica's rows of a global batch, for `step`: its planned samples, or its part of a smaller (last) batch."""
@@ -140,6 +183,16 @@ class PlanEngine(ABC):
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """One global batch: every rank gives its replica's share (first stage: inputs; last stage: targets; a replica without
         samples: None or empty). Returns the loss of the whole global batch; gradients are ready on return."""
+        self.steps += 1
+        try:
+            with peers_named():
+                return self._step(inputs, targets)
+        except BaseException:
+            self.sync.forget()  # no optimizer takes a gradient of half a step, or of the step before
+            raise
+
+    def _step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
+        self.recorders[0].note("the agreement on shares")
         shares, self._denominator = self._agree(inputs, targets)
         for r, (samples, replica) in enumerate(zip(shares, self.plan.replicas, strict=True)):
             if samples > replica.samples:
@@ -149,21 +202,25 @@ class PlanEngine(ABC):
         self._begin_step()
         self.sync.begin(len(sizes))
         losses = self._train(sizes, inputs, targets) if sizes else []
-        self.recorders[0].current = "gradient sum"
+        self.recorders[0].note("the sum of gradients")
         self.sync.finish()
         local = float(torch.stack([loss.detach().double() for loss in losses]).sum()) if losses else 0.0
-        self.recorders[0].current = "loss sum"
-        return self.world.sum([local])[0]
+        self.recorders[0].note("the sum of losses")
+        loss, asked, odd = self.world.sum([local, self.ask_to_stop(), not self.sync.is_finite()])
+        self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
+        self.recorders[0].note("what follows the gradients")
+        return loss
 
     def _begin_step(self) -> None:
         for recorder in self.recorders:
             recorder.begin_step()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scale all gradients by the one global norm (each layer once however many replicas hold it). Returns the norm before."""
+        """Scale all gradients by the one global norm (each layer once however many replicas hold it). Returns the norm before. As
+        with torch's own, gradients are no numbers afterwards where the norm is none, on every rank."""
         norm = self.grad_norm()
         factor = max_norm / (norm + 1e-6)
-        if factor < 1.0:
+        if not factor >= 1.0:
             self.sync.scale(factor)
         return norm
 
@@ -175,15 +232,20 @@ class PlanEngine(ABC):
         self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
     ) -> Evaluation:
         """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch, on every rank."""
+        sums = [0.0, 0.0, 0.0, 0.0]
+        with evaluating(self.stage):
+            self.forward_only(inputs, targets, self._scorer(metric, sums))
+        loss, weight, hits, count = self.world.sum(sums)
+        return Evaluation(loss, hits / max(1.0, count) if metric is not None else None, int(weight))
+
+    def forward_only(self, inputs: Tensors | None, targets: Tensors | None, score: Score = lambda *_: None) -> None:
+        """Run a batch forward without gradients, every module in the mode it is in; `score(output, wanted)` for each micro-batch
+        where the outputs are. Collective."""
         shares, self._denominator = self._agree(inputs, targets)
         sizes = even_sizes(max(self._replica_plan.microbatch_sizes), shares[self.replica])
         self._begin_step()
-        sums = [0.0, 0.0, 0.0, 0.0]
         if sizes:
-            with evaluating(self.stage):
-                self._score(sizes, inputs, targets, self._scorer(metric, sums))
-        loss, weight, hits, count = self.world.sum(sums)
-        return Evaluation(loss, hits / max(1.0, count) if metric is not None else None, int(weight))
+            self._score(sizes, inputs, targets, score)
 
     def _scorer(self, metric: Metric | None, sums: list[float]) -> Score:
         def score(output: Tensors, wanted: Wanted) -> None:

@@ -44,6 +44,10 @@ class Recorder:
         if self.device.type == "cuda":
             self._first = self._event()
 
+    def note(self, what: str) -> None:
+        """What is done now, between actions, for messages."""
+        self.current, self._began = what, time.perf_counter()
+
     def finish(self, kind: str, index: int, size: int) -> None:
         """The action that began last ends now, or when its emulated time is over."""
         if self.seconds is not None:

@@ -4,6 +4,7 @@ here only."""
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,9 +14,13 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from hetpipe.model import Tensors, Wanted, as_tuple
+from hetpipe.progress import debugging
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.schedule import Action, pipeline_actions
 from hetpipe.split import Stage, TensorSpec
+
+if not debugging():  # an error is told by the rank that has it, without a drawing of all
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 
 _FORWARD = (_ComputationType.FORWARD, _ComputationType.SEND_F, _ComputationType.RECV_F)
 Ends = tuple[

@@ -1,0 +1,87 @@
+"""Where a number that is not finite comes from: which layer, on which device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+
+from hetpipe.model import Tensors, as_tuple, named_layers
+from hetpipe.replicas import is_finite
+from hetpipe.stopping import RunError
+
+if TYPE_CHECKING:
+    from hetpipe.runtime.plan_engine import PlanEngine
+
+
+class NonFiniteError(RunError):
+    """A loss or a gradient is infinite or no number."""
+
+
+class _Finding(NamedTuple):
+    """`kind`: the order in which findings explain each other; then the layers' order. `text` is what is said."""
+
+    kind: int
+    layer: int
+    text: str
+
+
+def origin(engine: PlanEngine, inputs: Tensors | None, targets: Tensors | None) -> str:
+    """Where the first number of the step just done that is not finite comes from: parameters, a layer's output (all forwards are
+    run once more), the loss, or a gradient. Collective."""
+    found = [*_of_parameters(engine), *_of_inputs(engine, inputs), *_of_forward(engine, inputs, targets), *_of_gradients(engine)]
+    everywhere = sorted(finding for part in engine.world.gather(found) for finding in part)
+    return everywhere[0].text if everywhere else "the loss itself, of outputs that are finite"
+
+
+def _layers(engine: PlanEngine) -> list[tuple[int, str, nn.Module]]:
+    numbers = {name: index for index, (name, _) in enumerate(named_layers(engine.layers))}
+    return [
+        (numbers[name], f"layer {numbers[name]} ({name!r}) of {engine.name}", layer)
+        for name, layer in named_layers(engine.stage)
+    ]
+
+
+def _of_parameters(engine: PlanEngine) -> list[_Finding]:
+    return [
+        _Finding(0, index, f"the parameters of {name}, already before the step")
+        for index, name, layer in _layers(engine)
+        if not is_finite(*(p.detach() for p in layer.parameters()))
+    ][:1]
+
+
+def _of_inputs(engine: PlanEngine, inputs: Tensors | None) -> list[_Finding]:
+    if inputs is None or not engine.is_first or is_finite(*as_tuple(inputs)):
+        return []
+    return [_Finding(1, 0, f"the inputs of {engine.name}: look at the data")]
+
+
+def _of_forward(engine: PlanEngine, inputs: Tensors | None, targets: Tensors | None) -> list[_Finding]:
+    found: list[_Finding] = []
+
+    def watch(index: int, name: str) -> Callable[..., None]:
+        def look(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+            entered, left = [t for value in given for t in as_tuple(value)], as_tuple(output)
+            traced = any(type(t) is not Tensor for t in left)  # fake tensors, which have no numbers
+            if not traced and is_finite(*entered) and not is_finite(*left):
+                found.append(_Finding(2, index, f"the output of {name}, whose inputs are finite"))
+
+        return look
+
+    handles = [layer.register_forward_hook(watch(index, name)) for index, name, layer in _layers(engine)]
+    try:
+        engine.forward_only(inputs, targets)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sorted(found)[:1]
+
+
+def _of_gradients(engine: PlanEngine) -> list[_Finding]:
+    """Backward goes from the last layer to the first: the last layer is where it began."""
+    return [
+        _Finding(3, -index, f"the gradients of {name}")
+        for index, name, layer in reversed(_layers(engine))
+        if not is_finite(*(p.grad for p in layer.parameters() if p.grad is not None))
+    ][:1]

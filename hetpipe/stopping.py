@@ -1,0 +1,61 @@
+"""Why runs end before their time: for a reason of all ranks, or because they are told to: SIGTERM (a scheduler's, with some
+seconds left) and Ctrl-C end a run after the step in which it is."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from types import FrameType, TracebackType
+
+
+class RunError(RuntimeError):
+    """A run cannot go on, for a reason that all ranks know and that is not one's own: its message says all."""
+
+
+class RunStopped(Exception):
+    """A run ended because signal `number` asked for it, after `step` (None: before its first). `resume` says what it goes on
+    from; empty: nothing is saved."""
+
+    def __init__(self, number: int, step: int | None = None, resume: str = "") -> None:
+        super().__init__(number, step, resume)
+        self.number, self.step, self.resume = number, step, resume
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell gives it for a process that a signal ended."""
+        return 128 + self.number
+
+    def by(self, number: int) -> RunStopped:
+        """The same, asked for by another signal."""
+        return RunStopped(number, self.step, self.resume)
+
+    def __str__(self) -> str:
+        when = f"after step {self.step}" if self.step is not None else "before the first step"
+        return f"stopped by {signal.Signals(self.number).name} {when}"
+
+
+class StopRequest:
+    """A context in which SIGTERM and SIGINT do not end the process but are remembered: `number` is the signal, None without one.
+    The same signal a second time ends it as ever. (Ctrl-C in torchrun's terminal reaches a rank as both.)"""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopRequest:
+        with suppress(ValueError):  # not the main thread: signals are somebody else's
+            for kind in (signal.SIGTERM, signal.SIGINT):
+                if signal.getsignal(kind) != signal.SIG_IGN:  # the launcher takes Ctrl-C for its ranks
+                    self._before[kind] = signal.signal(kind, self._take)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return self.number is not None
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        signal.signal(number, self._before[number])  # type: ignore[arg-type]
+        self.number = self.number or number

@@ -1,0 +1,155 @@
+"""Signs of life: who is gone is named, by all others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hetpipe import pulse
+from hetpipe.pulse import Beat, PeerLostError, Pulse, gone, peers_named, read_beats
+from hetpipe.whereabouts import describe_with, on_change, resumes_from
+
+
+class Store:
+    """A store in this process; `broken`: as it is when its host cannot be reached."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.broken = False
+
+    def _reach(self) -> None:
+        if self.broken:
+            raise RuntimeError("Connection reset by peer")
+
+    def set(self, key: str, value: str) -> None:
+        self._reach()
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        self._reach()
+        return self.values[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        self._reach()
+        return all(key in self.values for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        self._reach()
+        self.values[key] = str(int(self.values.get(key, "0")) + amount)
+        return int(self.values[key])
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.02)
+    yield Store()
+    describe_with("")
+    resumes_from("")
+    on_change(lambda: None)
+
+
+def beating(store: Store, rank: int, host: str) -> Pulse:
+    found = Pulse(store, rank, 3)
+    found.host = host
+    found.start()
+    return found
+
+
+def silence(found: Pulse) -> None:
+    """As when its process is killed: nothing more is written."""
+    found._over = True
+    found._changed.set()
+    found._thread.join()
+
+
+def test_a_rank_that_beats_no_more_is_named_with_what_it_was_doing(store: Store) -> None:
+    describe_with("replica 0 stage 1, device n1/0", lambda: "1F3 of step 17")
+    one, two, three = (beating(store, rank, host) for rank, host in enumerate(("a", "a", "b")))
+    assert one.verdict(0.3) is None
+    silence(two)
+    text = one.verdict(0.3)
+    assert text is not None
+    assert text.startswith("rank 1 on host a (replica 0 stage 1, device n1/0) is gone; last heard of at ")
+    assert text.endswith(", in 1F3 of step 17")
+    assert three.verdict(0.3) == text
+    for each in (one, three):
+        silence(each)
+
+
+def test_a_host_all_of_whose_ranks_are_silent_is_named_once() -> None:
+    def beat(rank: int, host: str, when: float) -> Beat:
+        return Beat(rank=rank, count=1, time=when, host=host, place=f"device n{rank}/0", doing=f"F{rank}")
+
+    beats = {0: beat(0, "a", 5.0), 1: beat(1, "b", 7.0), 2: beat(2, "b", 6.0)}
+    clock = time.strftime("%H:%M:%S", time.localtime(7.0))
+    assert gone([beats[1], beats[2]], beats) == (
+        "host b is gone or cut off, with all of its ranks (rank 1, device n1/0; rank 2, device n2/0); "
+        f"last heard of at {clock}, in F1"
+    )
+    assert gone([beats[2]], beats).startswith("rank 2 on host b (device n2/0) is gone; last heard of at ")
+
+
+def test_an_error_of_another_rank_comes_before_silence_and_who_ended_well_is_not_missed(store: Store) -> None:
+    one, two, three = (beating(store, rank, "a") for rank in range(3))
+    three.stop()
+    assert one.verdict(0.3) is None
+    two.stop("ValueError: of its own")
+    assert one.verdict(0.3) == "rank 1 on host a failed: ValueError: of its own"
+    silence(one)
+
+
+def test_a_store_out_of_reach_is_told_from_both_sides(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "h0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    one = beating(store, 0, "b")
+    store.broken = True
+    assert one.verdict(0.3) == (
+        "the job's store at h0:29500 cannot be reached: the host 'h0' is gone, or this host ('b') is cut off"
+    )
+    assert one.first_to_say("the same")
+    store.broken = False
+    assert one.first_to_say("the same")
+    assert not one.first_to_say("the same")
+    silence(one)
+
+
+def test_a_store_that_does_not_answer_is_out_of_reach(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "STORE_SECONDS", 0.1)
+    one, stuck = beating(store, 0, "b"), threading.Event()
+    silence(one)
+    monkeypatch.setattr(store, "check", lambda _: stuck.wait())
+    assert "cannot be reached" in str(one.verdict(0.3))
+    stuck.set()
+
+
+def test_who_is_silent_for_too_long_is_noticed_without_a_failure(store: Store) -> None:
+    one, two = beating(store, 0, "a"), beating(store, 1, "b")
+    assert one._lost(0.2) is None
+    silence(two)
+    assert one._lost(0.2) is None
+    time.sleep(0.3)
+    assert str(one._lost(0.2)).startswith("rank 1 on host b is gone")
+    silence(one)
+
+
+def test_the_place_and_what_a_run_resumes_from_are_written_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "BEAT_SECONDS", 600.0)
+    one = beating(store, 0, "a")
+    describe_with("device n0/0")
+    resumes_from("step 3, folder")
+    deadline = time.monotonic() + 20
+    while (beat := read_beats(store, [0])[0]).resume == "" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (beat.place, beat.resume) == ("device n0/0", "step 3, folder")
+    silence(one)
+
+
+def test_a_broken_connection_is_told_as_the_loss_of_a_rank(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "verdict", lambda: "rank 1 on host b is gone")
+    with pytest.raises(PeerLostError, match="^rank 1 on host b is gone$"), peers_named():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:3456")
+    with pytest.raises(RuntimeError, match="^of another kind$"), peers_named():
+        raise RuntimeError("of another kind")

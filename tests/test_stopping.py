@@ -1,0 +1,131 @@
+"""SIGTERM and Ctrl-C end a run after its step, saved, with the line that resumes it; the resumed run is the uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hetpipe.checkpoint import list_checkpoints
+from hetpipe.config import Job
+from hetpipe.start import run_everywhere, train_rank
+from tests.commands import agents, finish, processes, start
+from tests.jobs import Folder, train
+
+ENDLESS = train(steps=1_000_000, scheduler=None)
+
+
+def job(path: Path, **sections: object) -> Folder:
+    folder = Folder(path)
+    saved = {"folder": str(path / "saved"), "every_steps": 1000, "keep": 2}
+    folder.ready(**{"train": ENDLESS, "checkpoint": saved, **sections})
+    return folder
+
+
+def wait_for_steps(folder: Folder, lines: int = 3) -> None:
+    """The run has written so many lines of metrics."""
+    metrics, deadline = folder.path / "log/metrics.jsonl", time.monotonic() + 100
+    while (not metrics.exists() or metrics.read_text().count("\n") < lines) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert metrics.read_text().count("\n") >= lines
+
+
+def stopped_at(folder: Folder) -> int:
+    (saved,) = list_checkpoints(folder.path / "saved")
+    return int(json.loads((saved / "trainer.json").read_text())["step"])
+
+
+def check_resumed(folder: Folder, step: int) -> None:
+    """Three steps more give what as many steps in one go give, bit for bit."""
+    for name in ("saved", "whole"):
+        settings = [f"train.steps={step + 3}", f"checkpoint.folder={folder.path / name}"]
+        run_everywhere(Job.read(folder.path / "job.yaml", settings), train_rank)
+    ours, theirs = (tensors_of(list_checkpoints(folder.path / name)[-1]) for name in ("saved", "whole"))
+    assert ours.keys() == theirs.keys() != set()
+    assert all(tensor.equal(theirs[key]) for key, tensor in ours.items())
+
+
+def tensors_of(saved: Path) -> dict[str, Tensor]:
+    """Which replica wrote which is open."""
+    return {key: tensor for file in saved.glob("*.safetensors") for key, tensor in load_file(file).items()}
+
+
+def test_sigterm_ends_a_run_after_its_step_saved(tmp_path: Path) -> None:
+    folder = job(tmp_path)
+    process = start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, str(tmp_path))
+    wait_for_steps(folder)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process, tmp_path, str(tmp_path), timeout=60)
+    assert (ended.code, ended.leftover) == (143, [])
+    step = stopped_at(folder)
+    assert ended.err.splitlines()[-1] == (
+        f"stopped by SIGTERM after step {step}; start it again: hetpipe train job.yaml; it goes on from step {step}, "
+        f"{folder.path}/saved/step-{step:08d}"
+    )
+    assert "SIGTERM: stopping after this step; once more ends it at once" in ended.err
+    assert "Traceback" not in ended.err
+    check_resumed(folder, step)
+
+
+def test_ctrl_c_without_checkpoints_says_that_nothing_is_saved(tmp_path: Path) -> None:
+    folder = job(tmp_path, checkpoint=None)
+    process = start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, str(tmp_path))
+    wait_for_steps(folder)
+    process.send_signal(signal.SIGINT)
+    ended = finish(process, tmp_path, str(tmp_path), timeout=60)
+    assert (ended.code, ended.leftover) == (130, [])
+    assert re.fullmatch(
+        r"stopped by SIGINT after step \d+; nothing is saved \(a job's checkpoint section says where to save\); "
+        r"start it again: hetpipe train job.yaml",
+        ended.err.splitlines()[-1],
+    )
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.slow
+def test_torchruns_agent_stops_the_run_of_all(tmp_path: Path) -> None:
+    """SIGTERM to one of two agents, as a scheduler sends it to one host."""
+    folder = job(tmp_path)
+    mark = str(tmp_path)
+    started = agents([2, 1], ["train", "job.yaml"], tmp_path, mark)
+    try:
+        wait_for_steps(folder)
+        started[1].send_signal(signal.SIGTERM)
+        for agent in started:
+            agent.wait(60)
+        deadline = time.monotonic() + 10
+        while processes(mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert processes(mark) == []
+    finally:
+        for agent in started:
+            agent.kill()
+            agent.wait()
+    step = stopped_at(folder)
+    for number in (0, 1):
+        said = (tmp_path / f"agent{number}.err").read_text()
+        assert said.count(f"stopped by SIGTERM after step {step}; start the same torchrun command again on every host; ") == 1
+
+
+def test_before_the_first_step_nothing_is_lost_and_nothing_stays(tmp_path: Path) -> None:
+    """Ctrl-C and SIGTERM at any time while a run starts: no traceback, no process."""
+    folder = job(tmp_path)
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    print(f"seed {seed}")
+    for _ in range(6):
+        how, after = draw.choice([signal.SIGINT, signal.SIGTERM]), draw.uniform(0.2, 2.0)
+        process = start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, str(tmp_path))
+        time.sleep(after)
+        process.send_signal(how)
+        ended = finish(process, tmp_path, str(tmp_path), timeout=60)
+        assert (ended.code in (128 + how, -how), ended.leftover) == (True, []), (how, after, ended)
+        assert "Traceback" not in ended.err, (how, after, ended.err)
+    assert not list_checkpoints(folder.path / "saved")
