@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError, nearest
+from hetpipe.limits import MOST_LAYERS
 
 Tensors = Tensor | tuple[Tensor, ...]
 LossFunction = Callable[[Tensors, Tensors], Tensor]
@@ -188,6 +189,9 @@ class Model:
             )
         if len(self.layers) == 0:
             raise InputError(f"model {self.name!r} has no layers: its nn.Sequential is empty")
+        if len(self.layers) > MOST_LAYERS:
+            raise InputError(f"model {self.name!r} has {len(self.layers)} layers, the most that are planned are {MOST_LAYERS}: "
+                             "give children of several layers")  # fmt: skip
         if batch_size(self.inputs) == 0:
             raise InputError(f"the sample of model {self.name!r} holds no samples: give a batch of at least one")
 

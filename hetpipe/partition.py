@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hetpipe.cluster import Cluster, RuntimeOverhead
+from hetpipe.formats import InputError, shown
+from hetpipe.limits import MOST_BATCH
 from hetpipe.plan import Backend, Plan, Proof
 from hetpipe.profiles import Profile
 
@@ -66,6 +68,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.global_batch < 1:
             raise ValueError(f"global_batch must be at least 1, got {self.global_batch}")
+        if self.global_batch > MOST_BATCH:
+            raise InputError(f"global_batch must be at most {MOST_BATCH}, got {shown(self.global_batch)}")
         for kind in self.cluster.device_types:
             if any(kind in node.devices for node in self.cluster.nodes):
                 degrees = [m.tensor_parallel for m in self.profile.measurements if m.device_type == kind]

@@ -68,6 +68,7 @@ def test_a_module_at_two_positions_is_listed_twice() -> None:
     [
         (nn.Linear(2, 2), "model 'm': expected an nn.Sequential whose children are the layers, found Linear"),
         (nn.Sequential(), "model 'm' has no layers"),
+        (nn.Sequential(*[nn.ReLU()] * 20_000), "model 'm' has 20000 layers, the most that are planned are 10000"),
     ],
 )
 def test_what_is_no_model(layers: nn.Sequential, message: str) -> None:

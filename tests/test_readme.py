@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.commands import ROOT, Ended, finish, free_port, start
+from tests.commands import ROOT, THREADS_LEFT, Ended, finish, free_port, start
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALLER = {
@@ -96,6 +96,7 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
             for ended in run(together, tmp_path):
                 assert ended.code == 0, f"{shlex.join(words)}\n{ended.out}\n{ended.err}"
                 assert ended.leftover == []
+                assert THREADS_LEFT not in ended.err, ended.err
             together = []
         assert together == []
     for picture in ("plan.svg", "front.svg"):

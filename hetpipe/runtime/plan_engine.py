@@ -14,6 +14,7 @@ from hetpipe.formats import InputError, listed
 from hetpipe.model import Model, Tensors, Wanted, as_tuple, batch_size, evaluating, select
 from hetpipe.plan import Plan
 from hetpipe.pulse import peers_named
+from hetpipe.rendezvous import give_back_at_exit
 from hetpipe.replicas import GradientSync, is_finite
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.recorder import Recorder
@@ -46,6 +47,7 @@ class PlanEngine(ABC):
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
         self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
         self.finite = True  # whether the loss and all gradients of the last step are: the same on all
+        give_back_at_exit(self)
 
     @abstractmethod
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
