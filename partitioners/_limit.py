@@ -30,15 +30,19 @@ class Limit:
         self.seconds, self.timed, self.done = seconds, timed, done
         self.began, self.worked, self.counted = time.monotonic(), time.process_time(), 0.0 if done is None else done()
 
+    def spent(self) -> float:
+        """What of it is over, in seconds."""
+        passed = time.monotonic() - self.began
+        if self.timed:
+            return passed
+        if self.done is not None:
+            return max((self.done() - self.counted) / PER_SECOND, passed / FAR)
+        return max(min(passed, time.process_time() - self.worked), passed / FAR)
+
     def left(self) -> float:
-        """Seconds left by the clock."""
-        return self.seconds - (time.monotonic() - self.began)
+        """Seconds left; below zero when it is over."""
+        return self.seconds - self.spent()
 
     def late(self, grace: float = 0.0) -> bool:
         """Whether it is over, by more than so many seconds."""
-        seconds, passed = self.seconds + grace, time.monotonic() - self.began
-        if self.timed or passed > FAR * seconds:
-            return passed > seconds
-        if self.done is not None:
-            return self.done() - self.counted > seconds * PER_SECOND
-        return min(passed, time.process_time() - self.worked) > seconds
+        return self.left() < -grace

@@ -79,18 +79,18 @@ class Auto:
 
     def _exact(self, problem: Problem, seconds: float, simple: Sequence[Plan], counted: bool) -> Solution:
         """The joint search; with the counted planner's bound, where its own is far."""
-        clock, start = Limit(seconds), list(simple)
+        start, left = list(simple), seconds
         few = len(problem.cluster.devices) <= COUNTED_DEVICES
         large = None
         if counted and not few:
             large = Large(problem, self.name, time_limit_seconds=seconds / 2, counted=True, start=simple)
             large.find()
+            left = max(0.1, large.ends.left() + seconds / 2)
             start += [] if large.plan is None else [large.plan]
         if not start:
             refuse(problem)
         master = large.master if large is not None else Master(Columns(Stages(Kinds(problem)))) if counted else None
         lists, near = None if master is None else Shortlists(master), 1.0 if few else NEAR
-        left = seconds if problem.time_limit_seconds is None else max(0.1, clock.left())
         found = Search(problem, self.name, time_limit_seconds=left, start=start, shortlists=lists, near=near).run()
         step = simulate(found.plan, problem.profile, problem.cluster).step_seconds
         if large is None or large.plan is None or (found.lower_bound_seconds or 0.0) * FAR >= step:
