@@ -15,7 +15,7 @@ from hetpipe.batch_norm import check_batch_norm
 from hetpipe.config import Job, LossSection, Named, SchedulerSection, TorchNamed
 from hetpipe.data import MapDataset, fetch
 from hetpipe.datasets import DataSplits
-from hetpipe.formats import InputError, nearest
+from hetpipe.formats import InputError, cut, nearest, shown
 from hetpipe.loss_check import check_sample
 from hetpipe.loss_trial import ROWS
 from hetpipe.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
@@ -37,8 +37,9 @@ _SCHEDULERS_REFUSED = {
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
-def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> Any:
-    """Call with the job's arguments; an unknown one is named with the nearest known."""
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, *, theirs: bool = False) -> Any:
+    """Call with the job's arguments; an unknown one is named with the nearest known. What a function of the user's (`theirs`)
+    raises beside refusals of its arguments is its own fault, and is told with its traceback."""
     signature = inspect.signature(function)
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         known = [
@@ -51,8 +52,10 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str)
         return function(**arguments)
     except InputError as error:
         raise InputError(f"{what}: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{what} refuses its arguments {dict(arguments)}: {error}") from error
+    except Exception as error:
+        if theirs and not isinstance(error, TypeError | ValueError):
+            raise
+        raise InputError(f"{what} refuses its arguments {shown(dict(arguments))}: {cut(str(error))}") from error
 
 
 def _function(section: Named, find: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
@@ -61,7 +64,9 @@ def _function(section: Named, find: Callable[[str], Callable[..., Any]]) -> Call
 
 def build_data(job: Job) -> DataSplits:
     """The job's training and test samples."""
-    splits = _call(_function(job.data, registry.dataset), job.data.args, f"data {job.data.label!r}")
+    splits = _call(
+        _function(job.data, registry.dataset), job.data.args, f"data {job.data.label!r}", theirs=job.data.target is not None
+    )
     if isinstance(splits, tuple) and len(splits) == 2:
         splits = DataSplits(train=splits[0], test=splits[1])
     if not isinstance(splits, DataSplits):
@@ -116,7 +121,9 @@ def check_training(job: Job) -> None:
 def build_layers(job: Job) -> Any:
     """What the job's model function returns: an nn.Sequential, if it is right."""
     torch.manual_seed(job.train.seed)
-    layers = _call(_function(job.model, registry.model), job.model.args, f"model {job.model.label!r}")
+    layers = _call(
+        _function(job.model, registry.model), job.model.args, f"model {job.model.label!r}", theirs=job.model.target is not None
+    )
     return layers.to(DTYPES[job.train.dtype]) if isinstance(layers, nn.Sequential) else layers
 
 

@@ -33,7 +33,7 @@ def _range(value: Any) -> Any:
     """`3` or `"0..8"` as (first, last), both included."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
-    match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:\.\.\s*([0-9]{1,9})\s*)?", str(value))
+    match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:\.\.\s*([0-9]{1,18})\s*)?", str(value))
     if match is None:
         raise ValueError(
             f"cannot read {shown(value)}; write a number of nodes, such as 2, or a range, such as 0..8"

@@ -176,7 +176,9 @@ def start_server(model: str | None = None) -> None:
     global _server
     if "RANK" in os.environ or (_server is not None and _server.is_alive):
         return
+    end_server()  # what is left of one that was killed
     preload = ["hetpipe.runtime.engine", "hetpipe.start", "hetpipe.trainer"]
+    atexit.unregister(end_server)
     atexit.register(end_server)
     _server = Forkserver(preload + ([f"hetpipe.models.{model}"] if model is not None else []))
 

@@ -14,6 +14,7 @@ LARGEST_INTEGER = 2**63 - 1  # what 64 bits hold
 
 MOST_DEVICES = 65_536  # of a cluster, and so its nodes; planning is tested with 4,096
 MOST_WIDTH = 2**24  # features, words of a vocabulary, positions of a model
+MOST_LABELS = 2**17  # classes of a model of transformers, which names each
 MOST_LAYERS = 10_000  # of a model; planning is tested with a few thousand
 MOST_BATCH = 2**20  # samples of a step, and so its micro-batches
 MOST_SUBCLUSTERS = 4_000  # that a front is of; 0 to 8 nodes of each of three templates are 728

@@ -31,13 +31,14 @@ from hetpipe.schedule import ScheduleName, check_depths, default_depths
 
 Proof = Literal["exhaustive", "search-bound", "fluid"]
 Backend = Literal["torch", "fairscale", "torchgpipe"]
+DeviceId = Annotated[Name, Field(pattern=r"^[^/\s]+/[0-9]{1,6}$")]
 
 
 class StagePlan(Strict):
     """Layers [lo, hi) on one device (more than one: a tensor-parallel group). `warmup`: forwards before the first backward."""
 
     layers: tuple[LayerNumber, LayerNumber]
-    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
+    devices: Annotated[tuple[DeviceId, ...], Field(min_length=1)]
     recompute: Flag = False
     warmup: Samples | None = None
 

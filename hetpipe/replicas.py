@@ -7,7 +7,6 @@ acyclic over overlapping groups. A gradient lives in its bucket: `parameter.grad
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +30,29 @@ def is_finite(*tensors: Tensor) -> bool:
     """Whether all numbers of these tensors are. (Their sum tells: one pass, and one number to wait for.)"""
     sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in tensors if t.is_floating_point()]
     return all(bool(torch.isfinite(s)) for s in sums)
+
+
+def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
+    """A hash of the bits of these tensors, int64 [] on the first one's device, at least 0: Σ wordᵢ · oddᵢ mod 2⁶², so that two
+    rows of tensors that differ in one 32-bit word never have the same; others have it by chance once in 2⁶²."""
+    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+    for number, tensor in enumerate(tensors):
+        odd = (2 * number + 1) * _ODD % 2**62
+        for at, part in enumerate(torch.split(_words(tensor), _PART)):
+            places = torch.arange(at * _PART, at * _PART + len(part), device=part.device)
+            total += (part.long() * (places * _SPREAD + odd | 1)).sum().to(total.device)
+    return total & (2**62 - 1)
+
+
+_ODD, _SPREAD, _PART = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B8, 2**20  # two large numbers, the second even; words at a time
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as 32-bit words; the last ones of a few bytes filled up with zeros."""
+    bits = tensor.contiguous().reshape(-1).view(torch.uint8)
+    if bits.numel() % 4:
+        bits = torch.nn.functional.pad(bits, (0, -bits.numel() % 4))
+    return bits.view(torch.int32)
 
 
 class _Work(Protocol):
@@ -285,18 +307,16 @@ class GradientSync:
                     copy.grad.copy_(place)
 
     def check_equal(self) -> None:
-        """Compare a hash of each group's parameters over its owners; ReplicaMismatchError naming the group if they differ."""
+        """Compare a hash of each group's parameters over its owners; ReplicaMismatchError naming the group if they differ. The
+        hashes are made where the parameters are, and are all that leaves a device."""
         different = None
         for bucket in self._buckets:
-            if any(not torch.equal(copy.cpu(), p.cpu()) for p, _ in bucket.views for copy in self._copies.get(p, ())):
+            if any(not torch.equal(copy.to(p.device), p) for p, _ in bucket.views for copy in self._copies.get(p, ())):
                 different = different or bucket.group
             if bucket.process_group is None:
                 continue
-            digest = hashlib.blake2b(digest_size=7)
-            for parameter, _ in bucket.views:
-                digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-            mine = int.from_bytes(digest.digest(), "big")
-            extremes = torch.tensor([mine, -mine], dtype=torch.int64, device=self._device or bucket.flat.device)
+            own = fingerprint([parameter.detach() for parameter, _ in bucket.views]).to(self._device or bucket.flat.device)
+            extremes = torch.stack([own, -own])
             dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=bucket.process_group)
             if different is None and int(extremes[0]) != -int(extremes[1]):
                 different = bucket.group

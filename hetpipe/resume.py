@@ -126,7 +126,7 @@ class Saved:
                     f"checkpoint {newest} was saved with the {what} {saved}, the job has {own}: go on with the "
                     "same one, or name another checkpoint.folder to start anew"
                 )
-        own_state = _plain(self.scheduler.state_dict()) if self.scheduler is not None else None
+        own_state = plain(self.scheduler.state_dict()) if self.scheduler is not None else None
         state.check(own_state, len(self.optimizer.param_groups), str(newest / checkpoint.STATE_FILE))
         return compare(state.job, identity(self.job), newest)
 
@@ -145,7 +145,7 @@ class Saved:
             "sampler": dict(self.sampler.state_dict()),
             "optimizer": self.job.train.optimizer.name,
             "scheduler": self._scheduler_name,
-            "scheduler_state": _plain(self.scheduler.state_dict()) if self.scheduler else None,
+            "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler else None,
             "scheduled": [{k: g[k] for k in SCHEDULED if k in g} for g in self.optimizer.param_groups],
             "job": identity(self.job),
         }
@@ -163,12 +163,12 @@ def resumed(newest: Path, step: int, total: int) -> str:
     return f"resuming from {newest}; {anew}"
 
 
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+def plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a scheduler's state that JSON can hold (nested schedulers included, functions not)."""
     kept: dict[str, Any] = {}
     for key, value in state.items():
         if key == "_schedulers":
-            kept[key] = [_plain(inner) for inner in value]
+            kept[key] = [plain(inner) for inner in value]
         elif isinstance(value, int | float | str | bool | list | type(None)):
             kept[key] = value
     return kept

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetpipe.config import Job
 from hetpipe.folders import claimed
-from hetpipe.formats import write_text
+from hetpipe.formats import write_bytes, write_text
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.runtime.base import Evaluation
@@ -103,14 +103,14 @@ def claim(job: Job, world: World) -> Iterator[None]:
 def trim_metrics(path: Path, step: int) -> None:
     """Leave in the log what was written up to `step`, from which the run goes on: an earlier run's other lines are void."""
     if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_text(path, "".join(line for line in lines if _step_of(line) <= step))
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_bytes(path, b"".join(line for line in lines if _step_of(line) <= step))
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return float("inf")  # cut off when the run was killed
 
 

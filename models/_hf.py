@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hetpipe.formats import InputError, cut, nearest, shown
 from hetpipe.hf import WeightFolder
-from hetpipe.limits import MOST_LAYERS, MOST_WIDTH
+from hetpipe.limits import MOST_LABELS, MOST_LAYERS, MOST_WIDTH
 from hetpipe.model import Tensors, as_value
 from hetpipe.models._parts import require_choice
 from hetpipe.weights import tensors_of
@@ -177,7 +177,7 @@ def configure(
         size = next(iter(sizes)) if size is None else size
         require_choice(name, "size", size, tuple(sizes))
         preset = {**_without_special_tokens(kind, changes), **sizes[size], **options}
-        return _settings(lambda: kind(**preset), kind, f"{name}: {shown(dict(changes))}"), None
+        return _settings(preset, lambda: kind(**preset), f"{name}: {shown(dict(changes))}"), None
     if size is not None:
         raise ValueError(
             f"{name}: give size {size!r} or weights {weights!r}, whose config.json says the size, and not both"
@@ -188,23 +188,27 @@ def configure(
                          f"{kind.model_type!r}")  # fmt: skip
     # what begins with _ is transformers' own, and may name code to be fetched
     config = {key: value for key, value in folder.config.items() if not key.startswith("_")}
-    return _settings(lambda: kind.from_dict(config, **options), kind, str(folder.path / "config.json")), folder
+    source = str(folder.path / "config.json")
+    return _settings({**config, **options}, lambda: kind.from_dict(config, **options), source), folder
 
 
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
-_SIZES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "d_kv", "head_dim", "num_attention_heads",
-          "n_head", "num_heads", "num_key_value_heads", "vocab_size", "type_vocab_size", "max_position_embeddings",
-          "n_positions", "relative_attention_num_buckets")  # fmt: skip
+_MOST = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"), MOST_LAYERS),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "d_kv", "head_dim",
+                     "num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "vocab_size", "type_vocab_size",
+                     "max_position_embeddings", "n_positions", "relative_attention_num_buckets"), MOST_WIDTH),
+    "num_labels": MOST_LABELS,
+}  # fmt: skip
 
 
-def _settings(make: Callable[[], PreTrainedConfig], kind: type[PreTrainedConfig], source: str) -> PreTrainedConfig:
-    """The configuration; an InputError names `source` and the key that transformers refuses, or that no model can have."""
-    settings = _tried(make, f"{source}: {kind.__name__} refuses it")
-    for key, value in vars(settings).items():
-        most = MOST_LAYERS if key in _LAYERS else MOST_WIDTH if key in _SIZES else None
-        if most is not None and isinstance(value, int) and not 1 <= value <= most:
+def _settings(values: Mapping[str, Any], make: Callable[[], PreTrainedConfig], source: str) -> PreTrainedConfig:
+    """The configuration of these values; an InputError names `source` and the key that transformers refuses, or that no model can
+    have."""
+    for key, most in _MOST.items():
+        value = values.get(key)
+        if isinstance(value, int) and not 1 <= value <= most:
             raise InputError(f"{source}: {key} is {shown(value)}; it must be from 1 to {most}")
-    return settings
+    return _tried(make, f"{source}: transformers refuses it")
 
 
 T = TypeVar("T")

@@ -5,12 +5,17 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from hetpipe.limits import MOST_LAYERS, MOST_WIDTH
+
 
 def require_positive(model: str, values: Mapping[str, object]) -> None:
-    """Every value is an integer of at least 1, else a ValueError that names the first one that is not."""
+    """Every value is an integer of at least 1, and none is absurd, else a ValueError that names the first one that is not so."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{model}: {name} must be an integer of at least 1, got {value!r}")
+        most = MOST_LAYERS if name == "layers" else MOST_WIDTH
+        if value > most:
+            raise ValueError(f"{model}: {name} must be at most {most}, got {value}")
 
 
 def require_dropout(model: str, dropout: object) -> None:

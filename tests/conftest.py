@@ -5,9 +5,12 @@ ahead only what it finds by itself); and commands run in this process."""
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 from hypothesis import settings
 
 from tests.commands import Command, Said
@@ -28,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow, -count[item.path], item.path))
 
 
+@cache
+def command_line() -> Callable[[], object]:
+    """What typer makes of the app at each start, made once."""
+    from hetpipe import cli
+
+    return typer.main.get_command(cli.app)
+
+
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """`hetpipe arguments…` in this process, as the shell would start it, but for the server of ranks, which tests share."""
@@ -43,7 +54,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sys, "path", [*sys.path])
         monkeypatch.setenv("COLUMNS", "200")
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            cli.main(command_line())
         captured = capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return Said(ended.value.code, captured.out, captured.err)

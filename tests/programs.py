@@ -220,6 +220,15 @@ def be_deaf(folder: str) -> None:
     time.sleep(600)
 
 
+def kill_the_server(folder: str) -> None:
+    """Rank 1 kills the process that it was forked from."""
+    rank = note_pid(folder)
+    wait_for_pids(folder, 3)
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def give_what_cannot_be_sent(folder: str) -> Any:
     """Rank 1's result is a local function."""
     return (lambda: None) if note_pid(folder) == 1 else None

@@ -76,6 +76,11 @@ class TestCatalogue:
             ({"nodes": {"big": "some"}}, "cannot read 'some'; write a number of nodes, such as 2, or a range"),
             ({"nodes": {"big": -1}}, "cannot read -1"),
             ({"nodes": {"big": 0}}, "no template may be taken even once"),
+            ({"nodes": {"big": 10**9}}, "nodes.big.0: Input should be less than or equal to 65536 (got 1000000000)"),
+            ({"nodes": {"big": "0..99999999999999999999"}}, "nodes.big: cannot read '0..99999999999999999999'"),
+            ({"nodes": {"big": "0..70000"}}, "nodes.big.1: Input should be less than or equal to 65536 (got 70000)"),
+            ({"nodes": {"big": "0..60000"}}, "nodes: all of them have 180000 devices, the most of a cluster are 65536"),
+            ({"nodes": {"big": True}}, "nodes.big"),
             ({"templates": {"big": {"devices": {"c": 1}}, "small": {"devices": {"b": 1}}}},
              "template 'big': unknown device type 'c'"),
             ({"links": [{"between": ["big", "huge"], "bandwidth": 1}]}, "links: unknown template 'huge'"),
@@ -151,3 +156,11 @@ class TestLoad:
             InputError, match="'hetpipe.job/1', expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"
         ):
             load_choice(tmp_path / "x.yaml")
+
+
+def test_thousands_of_nodes_are_grouped_at_once() -> None:
+    """Each node was compared with every other, over the links to all others."""
+    cluster = make_cluster([{"a": 1}] * 3_000 + [{"a": 2}] * 3_000)
+    assert [len(group) for group in alike(cluster)] == [3_000, 3_000]
+    with pytest.raises(InputError, match="the cluster has 3000 kinds of nodes, and so more than 4000 sub-clusters"):
+        choice_of(make_cluster([{f"type{i}": 1} for i in range(3_000)]))

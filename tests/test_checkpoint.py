@@ -20,7 +20,7 @@ from hetpipe import checkpoint
 from hetpipe.config import Job
 from hetpipe.formats import InputError
 from hetpipe.launch import RankFailure
-from hetpipe.resume import _plain, resumed
+from hetpipe.resume import plain, resumed
 from hetpipe.runlog import TrainResult
 from hetpipe.start import run_everywhere, train_rank
 from hetpipe.tables import train_table
@@ -192,7 +192,7 @@ def schedule_state(**changes: Any) -> tuple[TrainerState, dict[str, Any]]:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     schedulers = torch.optim.lr_scheduler
     parts: list[Any] = [schedulers.LinearLR(optimizer, total_iters=2), schedulers.OneCycleLR(optimizer, 0.5, total_steps=9)]
-    own = _plain(schedulers.SequentialLR(optimizer, parts, milestones=[2]).state_dict())
+    own = plain(schedulers.SequentialLR(optimizer, parts, milestones=[2]).state_dict())
     saved = json.loads(json.dumps(own))
     for key, value in changes.items():
         place: Any = saved["_schedulers"][1]

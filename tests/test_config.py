@@ -78,6 +78,14 @@ def test_torch_names_keep_their_arguments() -> None:
         ({"train": {"global_batch": 0, "steps": 1}}, "train.global_batch: Input should be greater than or equal to 1 (got 0)"),
         ({"train": {"global_batch": 8, "steps": 0}}, "train.steps: Input should be greater than or equal to 1 (got 0)"),
         ({"train": {**ONE_STEP, "clip_norm": 0}}, "train.clip_norm: Input should be greater than 0 (got 0)"),
+        ({"train": {"global_batch": 10**9, "steps": 1}}, "train.global_batch: Input should be less than or equal to 1048576"),
+        ({"train": {**ONE_STEP, "seed": 10**14}}, "train.seed: Input should be less than or equal to 1000000000000"),
+        ({"train": {**ONE_STEP, "seed": "3"}}, "train.seed: Input should be a valid integer (got '3')"),
+        ({"train": {**ONE_STEP, "clip_norm": float("inf")}}, "train.clip_norm: Input should be a finite number (got inf)"),
+        ({"train": {**ONE_STEP, "clip_norm": True}}, "train.clip_norm: Input should be a valid number (got True)"),
+        ({"train": {**ONE_STEP, "optimizer": {"name": "SGD", "lr": float("nan")}}}, "train.optimizer: 'lr' is nan; write a"),
+        ({"checkpoint": {"folder": "c", "resume": "yes"}}, "checkpoint.resume: Input should be a valid boolean (got 'yes')"),
+        ({"log": {"folder": ""}}, "log.folder: String should have at least 1 character (got '')"),
         ({"train": {**ONE_STEP, "dtype": "float16"}}, "train.dtype: Input should be 'float32', 'float64' or 'bfloat16'"),
         ({"train": {**ONE_STEP, "optimizer": "AdamW"}}, "train.optimizer: write {name: AdamW}"),
         ({"train": {**ONE_STEP, "scheduler": "StepLR"}}, "train.scheduler: write {name: StepLR}"),
@@ -140,12 +148,26 @@ def test_an_empty_setting_takes_a_key_away(tmp_path: Path) -> None:
         ("train.stepz=1", "unknown key 'stepz'; did you mean 'steps'?"),
         ("trian.steps=1", "unknown key 'trian'; did you mean 'train'?"),
         ("train.steps=many", "train.steps: Input should be a valid integer"),
+        ("train.steps=1e400", "train.steps: Input should be a valid integer (got inf)"),
+        ("train.steps=true", "train.steps: Input should be a valid integer (got True)"),
+        ("train.steps=0x_", "cannot read the value of the setting 'train.steps=0x_': it is not valid YAML: line 1, column 1"),
+        ("train.steps=!!int abc", "it is not valid YAML: line 1, column 1: cannot read this as int"),
+        (f"train.steps={'9' * 5_000}", "it is not valid YAML: line 1, column 1: cannot read this as int (Exceeds the limit"),
+        (f"train.steps={'[' * 20_000}", "more than 100 levels of mappings and lists"),
+        ('log.folder="a\\0b"', "it is not usable: top level: the text holds a NUL character"),
+        (f"{'x.' * 2_000}y=1", "unknown key 'x'"),
     ],
 )
 def test_message_of_a_setting(tmp_path: Path, setting: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read(tmp_path, yaml.safe_dump(MINIMAL), setting)
     assert message in str(caught.value)
+
+
+def test_dates_are_text(tmp_path: Path) -> None:
+    found = read(tmp_path, yaml.safe_dump(MINIMAL), "log.folder=2001-02-03", "model.args.since=2001-99-99")
+    assert found.log is not None
+    assert (found.log.folder, found.model.args) == ("2001-02-03", {"since": "2001-99-99"})
 
 
 def test_settings_leave_what_they_were_given_alone() -> None:

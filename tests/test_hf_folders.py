@@ -131,13 +131,14 @@ CONFIGS: list[tuple[Any, str]] = [
     ({"n_embd": -1}, r"config\.json: n_embd is -1; it must be from 1 to 16777216"),
     ({"n_embd": 10**9}, r"config\.json: n_embd is 1000000000; it must be from 1 to 16777216"),
     ({"n_layer": 10**9}, r"config\.json: n_layer is 1000000000; it must be from 1 to 10000"),
+    ({"num_labels": 10**9}, r"config\.json: num_labels is 1000000000; it must be from 1 to 131072"),
     ({"n_head": 0}, r"config\.json: n_head is 0; it must be from 1 to 16777216"),
     ({"n_head": 5}, r"config\.json: no model can be built: .*divisible"),
-    ({"vocab_size": "x"}, r"config\.json: GPT2Config refuses it: .*'vocab_size' expected int, got str"),
+    ({"vocab_size": "x"}, r"config\.json: transformers refuses it: .*'vocab_size' expected int, got str"),
     ({"vocab_size": 10**30}, r"config\.json is not usable: vocab_size: a whole number of about 30 digits"),
     ({"activation_function": "nope"}, r"config\.json: no model can be built: 'nope'"),
-    ({"dtype": "nope"}, r"config\.json: GPT2Config refuses it: module 'torch' has no attribute 'nope'"),
-    ({"id2label": 5}, r"config\.json: GPT2Config refuses it: "),
+    ({"dtype": "nope"}, r"config\.json: transformers refuses it: module 'torch' has no attribute 'nope'"),
+    ({"id2label": 5}, r"config\.json: transformers refuses it: "),
     ({"model_type": ["x"]}, r"gpt2: .* holds a model of type \['x'\], expected 'gpt2'"),
 ]
 

@@ -45,6 +45,10 @@ def sailor_times(scale: float, optimizer: float = 0.24) -> dict[str, list[float]
 
 @pytest.fixture
 def sailor(tmp_path: Path) -> Path:
+    return write_sailor(tmp_path)
+
+
+def write_sailor(tmp_path: Path) -> Path:
     """One model on two device types; `fast` at degrees 1 and 2, `slow` at 1 and at 4, of which there are no sizes."""
     times = {
         "fast": {"1": {"1": sailor_times(1), "2": sailor_times(0.6, 0.12)}, "4": {"1": sailor_times(3)}},
@@ -143,7 +147,7 @@ def test_curves_neither_fall_to_zero_nor_turn_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "curve", [None, [[1, 2], 1e9], [[0, 0, 1], 0], [["a", 0, 1], 1e9], [[0, 0, -1], 1e9]]
+    "curve", [None, [[1, 2], 1e9], [[0, 0, 1], 0], [["a", 0, 1], 1e9], [[0, 0, -1], 1e9], [[0, 0, True], 1e9], [FLAT[0], 1e-320]]
 )
 def test_a_bad_curve_is_named(curve: Any) -> None:
     with pytest.raises(InputError, match="^here: "):
@@ -176,6 +180,18 @@ def test_a_bad_curve_is_named(curve: Any) -> None:
             "degree 1: act_mem_bytes: expected a list of numbers",
         ),
         ("layer_sizes.json", lambda d: d.pop("net"), "layer_sizes.json has no model 'net'; known: "),
+        ("layer_times.json", lambda d: d["net"]["fast"].update({"x": {}}), "layer_times.json: fast: expected keys that are num"),
+        ("layer_times.json", lambda d: d["net"]["fast"].update({"01": {}}), "expected keys that are numbers from 1 on, found '0"),
+        ("layer_times.json", lambda d: d["net"].update(fast=[1]), "layer_times.json: fast: expected an object"),
+        ("layer_sizes.json", lambda d: d["net"].update({"0": {}}), "layer_sizes.json: expected keys that are numbers from 1 on"),
+        ("layer_sizes.json", lambda d: d["net"]["1"]["2"].update(params_bytes=1e300), "numbers that are not negative, up to 1e+"),
+        (
+            "layer_times.json",
+            lambda d: d["net"]["fast"]["1"]["1"].update({"2": [1e12, 1, 1]}),
+            "that these files of sailor and the options make\n  forward_seconds.0.2: Input should be less than or equal",
+        ),
+        ("intra_node_bandwidths.json", lambda d: d.update(slow={"x": FLAT}), "slow: expected keys that are numbers from 1 on"),
+        ("intra_node_bandwidths.json", lambda d: d.update(slow={}), "slow: expected keys that are numbers from 1 on, found none"),
         ("intra_node_bandwidths.json", lambda d: d.pop("slow"), "an object under 'slow'; known: fast"),
         ("multizone_bandwidths_het.json", lambda d: d.pop("zone"), "an object under 'zone'"),
     ],
@@ -209,6 +225,10 @@ SIZES = {"hidden_size": 8, "sequence_length": 16, "attention_heads": 2, "vocabul
 
 @pytest.fixture
 def fasop(tmp_path: Path) -> Path:
+    return write_fasop(tmp_path)
+
+
+def write_fasop(tmp_path: Path) -> Path:
     for name, row in {
         "net_A100_1": [1, 2, 2, 3],
         "net_A100_2": [1, 1, 1, 2],
@@ -294,6 +314,26 @@ def test_nodes_as_text() -> None:
 def test_nodes_that_cannot_be_read(text: str) -> None:
     with pytest.raises(InputError, match="write, for example, '4xGH-96x4'"):
         parse_nodes(text)
+
+
+def test_absurd_numbers_of_nodes_and_sizes() -> None:
+    with pytest.raises(InputError, match="--nodes asks for 799999200000 devices, the most of a cluster are 65536"):
+        parse_nodes("999999xA100x800000")
+    with pytest.raises(InputError, match="cannot read nodes '9{20}"):
+        parse_nodes(f"{'9' * 5_000}xA100x8")
+    with pytest.raises(InputError, match=r"--hidden-size must be from 0 to 16777216, got 1000000000"):
+        ImportOptions(model="net", hidden_size=10**30)
+    with pytest.raises(InputError, match=r"--number-bytes must be from 1 to 16, got 0"):
+        ImportOptions(model="net", number_bytes=0)
+
+
+def test_thousands_of_nodes_are_made_by_kinds(sailor: Path) -> None:
+    """A list of all pairs of nodes took minutes and gigabytes."""
+    _, cluster = from_sailor(sailor, nodes="2000xfastx2,1xslowx4")
+    assert len(cluster.nodes) == 2_001
+    assert len(cluster.links) == 2_000
+    assert cluster.link_between("n0", "n1999").seconds(1e9) == pytest.approx(0.5)
+    assert cluster.link_between("n0", "n2000").seconds(1e9) == pytest.approx(1.0)
 
 
 def test_quantities() -> None:

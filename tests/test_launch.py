@@ -13,14 +13,25 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.launch import RankFailure, Report, end_server, rank_environment, start_ranks, start_server
+from hetpipe.forkserver import Forkserver
+from hetpipe.launch import (
+    RankFailure,
+    Report,
+    _store,
+    end_server,
+    rank_environment,
+    start_ranks,
+    start_server,
+)
 from tests.programs import (
     be_deaf,
     environment_of_rank,
     give_what_cannot_be_sent,
+    kill_the_server,
     large_result,
     misbehave,
     stumble_in_training,
+    wait_for_pids,
 )
 from tests.ranks import cluster_of, run_ranks
 
@@ -38,7 +49,7 @@ def alive(folder: Path) -> list[int]:
     return found
 
 
-def failure_of(folder: Path, program: Any, *arguments: Any, ranks: int, wait: float = 10.0) -> RankFailure:
+def failure_of(folder: Path, program: Any, *arguments: Any, ranks: int, wait: float = 60.0) -> RankFailure:
     """The failure that a program comes to, after which none of its processes is left. All within `wait` seconds of its start."""
     began = time.monotonic()
     with pytest.raises(RankFailure) as caught:
@@ -99,6 +110,43 @@ def test_the_server_of_ranks_ends_at_once_while_it_imports_and_leaves_nothing(tm
 def test_what_starts_ranks_is_spared_their_imports() -> None:
     code = "import sys, hetpipe.start; print(*{'hetpipe.trainer', 'hetpipe.runtime.engine', 'numba'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True).stdout == b"\n"
+
+
+def test_the_store_of_the_ranks_listens_on_this_machine_only() -> None:
+    before = {*_listening()}
+    store = _store()
+    (found,) = {*_listening()} - before
+    assert found == ("0100007F", store.port)  # 127.0.0.1, as /proc writes it
+
+
+def _listening() -> list[tuple[str, int]]:
+    """(address, port) on which a process of this machine listens."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [(row[1].split(":")[0], int(row[1].split(":")[1], 16)) for row in rows if row[3] == "0A"]
+
+
+def test_ranks_that_were_started_are_ended_if_a_later_one_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, started = Forkserver.fork, list[int]()
+
+    def fails(server: Forkserver, *given: Any) -> int:
+        if len(started) == 2:
+            wait_for_pids(str(tmp_path), 2)
+            raise OSError("no more processes")
+        started.append(fork(server, *given))
+        return started[-1]
+
+    monkeypatch.setattr(Forkserver, "fork", fails)
+    with pytest.raises(OSError, match="no more processes"):
+        start_ranks(misbehave, (str(tmp_path), "raise"), cluster_of(3).devices)
+    assert len(list(tmp_path.glob("*.pid"))) == 2
+    assert alive(tmp_path) == []
+
+
+def test_the_server_of_ranks_is_missed(tmp_path: Path) -> None:
+    """Killed, it takes its ranks with it."""
+    end_server()
+    failure = failure_of(tmp_path, start_ranks, kill_the_server, (str(tmp_path),), cluster_of(3).devices, ranks=3)
+    assert str(failure) == "the process that holds the ranks was killed, and they with it"
 
 
 def test_a_large_result_outlives_its_rank() -> None:

@@ -14,6 +14,10 @@ from tests.test_importers import write
 
 @pytest.fixture
 def metis(tmp_path: Path) -> Path:
+    return write_metis(tmp_path)
+
+
+def write_metis(tmp_path: Path) -> Path:
     """Two types; A100 also at degree 2 and at batch 2."""
     folder = tmp_path / "profile"
     folder.mkdir()

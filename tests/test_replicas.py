@@ -13,7 +13,7 @@ from torch import nn
 
 from hetpipe.cost import owner_segments
 from hetpipe.plan import Plan
-from hetpipe.replicas import PlanGroups, local_groups, plan_groups
+from hetpipe.replicas import PlanGroups, fingerprint, local_groups, plan_groups
 from hetpipe.split import make_stage, tied_layers
 from tests.programs import refusals, twenty_steps
 from tests.ranks import cluster_of, make_plan, run_ranks
@@ -172,3 +172,23 @@ def test_every_rank_refuses_wrong_input(refused: list[dict[str, Any]], what: str
 def test_after_a_refusal_training_goes_on(refused: list[dict[str, Any]]) -> None:
     assert len({result["loss"] for result in refused}) == 1
     assert refused[0]["loss"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
+def test_a_fingerprint_tells_any_two_words_apart_and_their_order(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randint(-100, 100, shape, generator=draw).to(dtype) for shape in ((7, 3), (1,), (2**20 + 5,))]
+    own = fingerprint(tensors)
+    assert own.dtype == torch.int64
+    assert 0 <= int(own) < 2**62
+    assert int(fingerprint([t.clone() for t in tensors])) == int(own)
+    for number, place in ((0, 0), (0, 20), (1, 0), (2, 2**20 + 4), (2, 77)):
+        other = [t.clone() for t in tensors]
+        other[number].view(-1)[place] += 1
+        assert int(fingerprint(other)) != int(own)
+    swapped = [tensors[0].flip(0), *tensors[1:]]
+    assert int(fingerprint(swapped)) != int(own)
+    assert int(fingerprint([tensors[1], tensors[0], tensors[2]])) != int(own)
+    if dtype.is_floating_point:
+        zeros = torch.zeros(3, dtype=dtype)
+        assert int(fingerprint([zeros])) != int(fingerprint([-zeros]))  # bits, not values

@@ -33,6 +33,7 @@ from hetpipe.importers.options import (
     numbers,
     parse_nodes,
 )
+from hetpipe.limits import LEAST_BYTES_PER_SECOND
 from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
 
 MEASURED_BLOCKS = 2  # of the layers that are all alike, how many the published measurements ran
@@ -114,7 +115,8 @@ def curve_link(curve: Any, where: str) -> Link:
     peak = -b / (2 * a) if a < 0 else np.inf
     rate = np.minimum(np.polyval(curve[0], np.minimum(x, peak)) * 1e9, curve[1])
     size = 2.0**x * 1e6
-    seconds = np.where(rate > 0, size / np.where(rate > 0, rate, 1.0), np.inf)
+    there = rate >= LEAST_BYTES_PER_SECOND
+    seconds = np.where(there, size / np.where(there, rate, 1.0), np.inf)
     first = int(np.argmin(seconds))
     if not np.isfinite(seconds[first]):
         raise InputError(f"{where}: the bandwidth is nowhere positive")

@@ -1,0 +1,198 @@
+"""A run that is killed again and again at random moments: is its end that of a run which never was?
+
+    python -m bench.kills.run [--kills 60] [--seed N]
+
+Kills one rank, the command, the server that its ranks are forked from, or all of them at once, at a random moment after the
+first step, or in the midst of saving; starts the same command again, and so on. At the end: the state of model and optimizer
+beside that of one uninterrupted run (bit for bit), every step in the log once, no process left after 15 s, nothing left in the
+temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+
+from hetpipe.checkpoint import list_checkpoints
+from hetpipe.cli import main
+
+MARK = "HETPIPE_KILLS_RUN"  # in the environment of a command and of all that it starts
+GONE_SECONDS = 15.0
+TORCHS_OWN = "torchinductor_"  # a cache that torch makes there, empty, when torch.distributed.pipelining is imported
+SAVED, LOG = "saved", "log"
+CLUSTER = {
+    "format": "hetpipe.cluster/1",
+    "device_types": {"cpu": {"memory": "1 GiB"}},
+    "nodes": [{"name": "n0", "devices": {"cpu": 2}}, {"name": "n1", "devices": {"cpu": 1}}],
+    "link": {"bandwidth": "1 GB/s", "latency": "10 us"},
+}
+FIRST, SECOND, WHOLE = ({"layers": layers, "devices": [device]}
+                        for layers, device in (([0, 4], "n0/0"), ([4, 6], "n0/1"), ([0, 6], "n1/0")))  # fmt: skip
+PLAN = {
+    "format": "hetpipe.plan/1", "model": "mlp", "global_batch": 12, "schedule": "1f1b", "partitioner": "by hand",
+    "replicas": [
+        {"microbatch_sizes": [3, 3, 2], "stages": [FIRST, SECOND]},
+        {"microbatch_sizes": [2, 2], "stages": [WHOLE]},
+    ],
+}  # fmt: skip
+JOB = {
+    "format": "hetpipe.job/1",
+    "model": {"name": "mlp", "args": {"layers": 4, "width": 32, "inputs": 8, "outputs": 4}},
+    "data": {"name": "random_classification", "args": {"samples": 50, "inputs": 8, "classes": 4}},
+    "cluster": "cluster.yaml",
+    "profile": "profile.json",
+    "plan": {"file": "plan.json"},
+    "train": {"global_batch": 12, "steps": 1_000_000, "optimizer": {"name": "AdamW", "lr": 0.001}, "clip_norm": 1.0,
+              "scheduler": {"name": "StepLR", "step_size": 100, "warmup_steps": 5}},
+    "checkpoint": {"folder": SAVED, "every_steps": 3, "keep": 2},
+    "log": {"folder": LOG, "every_steps": 1},
+}  # fmt: skip
+
+
+class Victim:
+    """The command in a folder of its own, started as often as need be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.temporary = folder, folder / "temporary"
+        self.temporary.mkdir(parents=True)
+        for name, content in (("cluster.yaml", CLUSTER), ("plan.json", PLAN), ("job.yaml", JOB)):
+            (folder / name).write_text(json.dumps(content) if name.endswith("json") else yaml.safe_dump(content))
+        self.environment = {**os.environ, MARK: str(folder), "TMPDIR": str(self.temporary)}
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """`hetpipe arguments…`; what it says is added to output."""
+        with (self.folder / "output").open("ab") as said:
+            return subprocess.Popen([sys.executable, "-m", "hetpipe", *arguments], cwd=self.folder, env=self.environment,
+                                    stdout=said, stderr=said, stdin=subprocess.DEVNULL)  # fmt: skip
+
+    def finish(self, *arguments: str) -> None:
+        """The same, to its end, which must be a good one."""
+        if self.start(*arguments).wait(600) != 0:
+            raise RuntimeError((self.folder / "output").read_text()[-3000:])
+
+    def processes(self) -> list[int]:
+        """Those of the command that live: itself, the server of ranks, its ranks."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                ours = f"{MARK}={self.folder}".encode() in (process / "environ").read_bytes().split(b"\0")
+                if ours and (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                    found.append(int(process.name))
+            except OSError:
+                continue
+        return sorted(found)
+
+    def step(self) -> int:
+        """How many steps are in the log."""
+        return len(self.steps())
+
+    def steps(self) -> list[int]:
+        """The steps in the log."""
+        log = self.folder / LOG / "metrics.jsonl"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return any((self.folder / SAVED).glob("*.partial"))
+
+
+def kill_once(victim: Victim, draw: random.Random, what: str, in_saving: bool) -> tuple[float, list[int]]:
+    """Start the command, kill `what` of it after its first step; seconds until all is gone, and what is not after 15."""
+    command, before = victim.start("train", "job.yaml"), victim.step()
+    while victim.step() <= before:
+        if command.poll() is not None:
+            raise RuntimeError((victim.folder / "output").read_text()[-3000:])
+        time.sleep(0.02)
+    time.sleep(draw.uniform(0.0, 1.5))
+    deadline = time.monotonic() + 10
+    while in_saving and not victim.saving() and time.monotonic() < deadline:
+        pass
+    alive = victim.processes()
+    server, ranks = alive[1], alive[2:]
+    chosen = {"a rank": [draw.choice(ranks)], "the command": [command.pid], "the server": [server], "all": alive}[what]
+    for process in chosen:
+        os.kill(process, signal.SIGKILL)
+    began = time.monotonic()
+    while (left := [p for p in victim.processes() if p != os.getpid()]) and time.monotonic() - began < GONE_SECONDS:
+        time.sleep(0.05)
+    seconds = time.monotonic() - began
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    command.wait()
+    return seconds, left
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the newest checkpoint."""
+    newest = list_checkpoints(folder / SAVED)[-1]
+    return {key: tensor for file in newest.glob("*.safetensors") for key, tensor in load_file(file).items()}
+
+
+def run(kills: int = 60, seed: Annotated[int | None, typer.Option(help="Drawn if not given.")] = None) -> None:
+    """Kill a run so many times, and compare its end."""
+    seed = seed if seed is not None else random.SystemRandom().randrange(2**32)
+    console, draw, root = Console(), random.Random(seed), Path(tempfile.mkdtemp(prefix="hetpipe-kills-"))
+    console.print(f"seed {seed}, {kills} kills")
+    victim, whole = Victim(root / "killed"), Victim(root / "whole")
+    victim.finish("profile", "job.yaml", "--set", "plan.file=", "-o", "profile.json")
+    shutil.copy(victim.folder / "profile.json", whole.folder)
+    rows, litter = list[tuple[str, bool, int, float, list[int]]](), set[str]()
+    for number in range(kills):
+        what, in_saving = draw.choice(["a rank", "the command", "the server", "all"]), draw.random() < 0.4
+        seconds, left = kill_once(victim, draw, what, in_saving)
+        rows.append((what, in_saving, victim.step(), seconds, left))
+        litter |= {path.name for path in victim.temporary.iterdir() if not path.name.startswith(TORCHS_OWN)}
+        when = f"{'while saving ' if in_saving else ''}at step {victim.step()}"
+        console.print(f"{number + 1}: {what} {when}, gone in {seconds:.2f} s{f', LEFT {left}' if left else ''}")
+    last = f"train.steps={victim.step() + 10}"
+    victim.finish("train", "job.yaml", "--set", last)
+    whole.finish("train", "job.yaml", "--set", last)
+    _report(console, victim, whole, rows, litter)
+
+
+def _report(
+    console: Console, victim: Victim, whole: Victim, rows: list[tuple[str, bool, int, float, list[int]]], litter: set[str]
+) -> None:
+    table = Table(title="kills")
+    for name in ("killed", "times", "of these while saving", "gone after, at most", "processes left after 15 s"):
+        table.add_column(name, justify="left" if name == "killed" else "right")
+    for what in dict.fromkeys(row[0] for row in rows):
+        own = [row for row in rows if row[0] == what]
+        table.add_row(what, str(len(own)), str(sum(row[1] for row in own)), f"{max(row[3] for row in own):.2f} s",
+                      str(sum(len(row[4]) for row in own)))  # fmt: skip
+    console.print(table)
+    ours, theirs = state(victim.folder), state(whole.folder)
+    equal = ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
+    count = whole.step()
+    once = victim.steps() == whole.steps() == list(range(1, count + 1))
+    console.print(f"state of model and optimizer after {count} steps, {len(ours)} tensors: {'equal' if equal else 'DIFFERENT'}")
+    console.print(f"every step, and so every sample, once: {once}")
+    console.print(f"left in the temporary folder: {sorted(litter) or 'nothing'}")
+    left = sum(len(row[4]) for row in rows)
+    if not (equal and once) or litter or left:
+        raise RuntimeError("the killed run is not the whole one, or left something behind")
+
+
+def _app() -> None:
+    typer.run(run)
+
+
+if __name__ == "__main__":
+    main(_app)
