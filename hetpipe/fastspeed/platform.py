@@ -198,7 +198,8 @@ class FastSpeed:
             load_weights(wrapped_model.module, state, str(path))
         layers = as_one_layer(wrapped_model.module, self.names)
         engine = wrap(
-            layers, self.plan, self.sample[0], self._loss, loss_weight="tokens", cluster=self.cluster
+            layers, self.plan, self.sample[0], self._loss, loss_weight="tokens", cluster=self.cluster,
+            batch_norm="per_microbatch",  # as under DistributedDataParallel
         )
         optimizer = torch.optim.Adam(engine.parameters(), lr=section.learning_rate)
         if state is not None:
