@@ -18,7 +18,7 @@ from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import DROPPED
 from hetpipe.fastspeed.convert import convert
 from hetpipe.fastspeed.import_path import import_path
-from hetpipe.fastspeed.module import load_optimizer, one_layer, read_checkpoint
+from hetpipe.fastspeed.module import load_optimizer, load_weights, one_layer, read_checkpoint
 from hetpipe.formats import InputError
 from hetpipe.plan import Plan
 from tests import fastspeed_parts as parts
@@ -267,6 +267,10 @@ def test_checkpoints_are_read_without_running_them(tmp_path: Path) -> None:
     torch.save({"epoch": 4, "model": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
     (layer,) = one_layer("tests.fastspeed_parts:Net", [5, 8], weights=str(path))
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in layer.state_dict().items())
+    whole = torch.compile(parts.Net(), backend="eager")  # its names have a prefix, in the file or in the model
+    load_weights(whole, read_checkpoint(str(path)), str(path))
+    assert torch.equal(whole.first.weight, net.first.weight)
+    load_weights(parts.Net(), {"model": whole.state_dict()}, "compiled.pth")
     with pytest.raises(InputError, match="holds the weights of another model"):
         one_layer("tests.fastspeed_parts:Net", [5, 9], weights=str(path))
     with pytest.raises(InputError, match="cannot read the checkpoint .*nowhere.pth: No such file"):

@@ -37,6 +37,7 @@ from hetpipe.runtime import wrap
 from hetpipe.runtime.base import Engine
 from hetpipe.session import Setting, meet, planned
 from hetpipe.shares import proportional_shares
+from hetpipe.weights import state_of
 from hetpipe.world import World, connect
 
 LossTokens = Callable[[Any, Any], Tensor]
@@ -266,7 +267,7 @@ class FastSpeed:
         path = folder / f"{self.arguments.strategy.model_name}_DDP_Epoch{epoch}.pth"
         partial = path.with_suffix(".partial")
         torch.save(
-            {"epoch": epoch, "model": module.state_dict(), "optimizer": optimizer.state_dict()}, partial
+            {"epoch": epoch, "model": state_of(module), "optimizer": optimizer.state_dict()}, partial
         )
         os.replace(partial, path)
 
