@@ -22,6 +22,7 @@ from hetpipe.runtime.given import Given
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.shares import shares_for
 from hetpipe.split import TensorSpec
+from hetpipe.weights import load_state, plain_name, state_of
 from hetpipe.world import World
 
 Score = Callable[[Tensors, Wanted], None]
@@ -103,18 +104,18 @@ class PlanEngine(ABC):
         return self._model.layers
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This process's parameters with their names in the whole model."""
-        return self.stage.named_parameters()
+        """This process's parameters with their names in the whole model, in which nothing is called compiled."""
+        return ((plain_name(name), parameter) for name, parameter in self.stage.named_parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
         """This process's parameters and buffers by their names in the whole model; all processes together have all of them."""
-        return dict(self.stage.state_dict())
+        return state_of(self.stage)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before
         anything is changed, where it lacks a tensor of this process, has one that the model has not, or one of another shape."""
-        own = self.stage.state_dict()
-        strange = state.keys() - self.layers.state_dict().keys()
+        own, state = state_of(self.stage), {plain_name(name): tensor for name, tensor in state.items()}
+        strange = state.keys() - state_of(self.layers).keys()
         faults = [f"it has {name!r}, which the model has not" for name in sorted(strange)]
         for name, tensor in own.items():
             if name not in state:
@@ -123,7 +124,7 @@ class PlanEngine(ABC):
                 faults.append(f"{name!r} has shape {tuple(state[name].shape)}, in the model {tuple(tensor.shape)}")
         if faults:
             raise InputError(f"{self.name}: this is not a state of the model:\n{listed(faults)}")
-        self.stage.load_state_dict({name: state[name] for name in own})
+        load_state(self.stage, {name: state[name] for name in own})
 
     def parameters_are_finite(self) -> bool:
         """Whether all numbers of the model's parameters are, on all devices. Collective."""
