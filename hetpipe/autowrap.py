@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from hetpipe.batch_norm import check_batch_norm
 from hetpipe.cache import measured
 from hetpipe.cluster import Cluster
-from hetpipe.config import PlanSection, ProfileSection, TorchNamed
+from hetpipe.config import BatchNorm, PlanSection, ProfileSection, TorchNamed
+from hetpipe.loss_check import check_sample
 from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.runtime.own_loop import check_same_model
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -20,12 +22,12 @@ class UnusedRank(Exception):
 
 def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFunction, *, global_batch: int,
          loss_weight: LossWeight = "samples", ignore_index: int = -100, cluster: Cluster | None = None,
-         optimizer: str = "AdamW", partitioner: str = "auto") -> PlanEngine:  # fmt: skip
+         optimizer: str = "AdamW", partitioner: str = "auto", batch_norm: BatchNorm | None = None) -> PlanEngine:  # fmt: skip
     """Measure every layer on every type of device, plan for `global_batch` samples a step, and wrap the model by that plan.
 
     `sample` is a small batch (inputs, targets), like those of the training: shapes and types matter, and token counts.
-    `loss_fn`, `loss_weight` and `ignore_index` are as in `hetpipe.wrap`; `optimizer` names the class of torch.optim that
-    will be used, whose time and memory are measured too. Every rank builds the same model (seed it) and calls this,
+    `loss_fn`, `loss_weight`, `ignore_index` and `batch_norm` are as in `hetpipe.wrap`; `optimizer` names the class of torch.optim
+    that will be used, whose time and memory are measured too. Every rank builds the same model (seed it) and calls this,
     under torchrun with one process per device. The devices are those of `cluster`, else those that are found. The
     measurement is kept in `.hetpipe/profiles` and used again for the same model on the same devices.
 
@@ -36,8 +38,11 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     world, machines = meet(cluster)
     inputs, targets = sample
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
-    whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss)
-    trace_boundaries(model, inputs)  # a layer that does not take the sample is known before anything is measured
+    whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss,
+                  batch_norm=batch_norm)  # fmt: skip
+    check_batch_norm(model, batch_norm)
+    # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
+    check_sample(whole, trace_boundaries(model, inputs)[-1], "the sample")
     setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None)
     profile = measured(whole, machines, world, ProfileSection(), TorchNamed(name=optimizer))
     plan = planned(setting, profile, global_batch, PlanSection(partitioner=partitioner))

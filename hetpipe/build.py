@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,13 +11,16 @@ import torch
 from torch import nn
 
 from hetpipe import registry
+from hetpipe.batch_norm import check_batch_norm
 from hetpipe.config import Job, LossSection, Named, SchedulerSection, TorchNamed
 from hetpipe.data import MapDataset, fetch
 from hetpipe.datasets import DataSplits
 from hetpipe.formats import InputError, cut, nearest, shown
-from hetpipe.model import LOSSES, Loss, Model, accuracy, cross_entropy
+from hetpipe.loss_check import check_sample
+from hetpipe.loss_trial import ROWS
+from hetpipe.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
 from hetpipe.runtime.base import Metric
-from hetpipe.split import refuse_batch_norm, trace_boundaries
+from hetpipe.split import trace_boundaries
 
 _OPTIMIZERS_REFUSED = {
     "LBFGS": "it evaluates the model several times a step",
@@ -92,9 +93,14 @@ def build_loss(section: LossSection) -> Loss:
         if name not in LOSSES:
             raise InputError(f"unknown loss {name!r}{nearest(name, list(LOSSES))}")
         function = LOSSES[name]
+        if section.class_weights is not None:
+            both: dict[str, Any] = {"ignore_index": section.ignore_index, "class_weights": section.class_weights}
+            return Loss(function=partial(cross_entropy, **both), weight=partial(class_weight, **both),
+                        ignore_index=section.ignore_index)  # fmt: skip
         if name == "cross_entropy" and section.ignore_index != -100:
             function = partial(cross_entropy, ignore_index=section.ignore_index)
-    return Loss(function=function, weight=section.weight, ignore_index=section.ignore_index)
+    weight = registry.load_target(section.weight_fn) if section.weight_fn is not None else section.weight
+    return Loss(function=function, weight=weight, ignore_index=section.ignore_index)
 
 
 def build_metric(loss: Loss) -> Metric | None:
@@ -122,37 +128,21 @@ def build_layers(job: Job) -> Any:
 
 
 def build_model(job: Job, data: MapDataset) -> Model:
-    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first."""
+    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first; a few others
+    are looked at, too, so that what does not fit together is known before anything is measured."""
     layers = build_layers(job)
+    numbers = sorted({round(i * (len(data) - 1) / (ROWS - 1)) for i in range(ROWS)})  # type: ignore[arg-type]
     try:
-        inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor([0])))
+        inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor(numbers)))
     except (TypeError, ValueError) as error:
         raise InputError(f"data {job.data.label!r}: {error}") from error
-    deferred = job.model.batch_norm == "deferred"
-    model = Model(name=job.model.label, layers=layers, inputs=inputs, targets=targets, loss=build_loss(job.loss),
-                  deferred_batch_norm=deferred)  # fmt: skip
-    refuse_batch_norm(model.layers, job.model.batch_norm)
-    if deferred and job.plan.backend == "torch":
-        raise InputError(
-            "batch_norm: deferred needs the fairscale or torchgpipe back end; with torch write per_microbatch"
-        )
-    with _without_torch_s_log():
-        trace_boundaries(
-            model.layers, model.inputs
-        )  # model and data fit together: a message where they do not
+    first = slice(0, 1)
+    model = Model(name=job.model.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
+                  loss=build_loss(job.loss), batch_norm=job.model.batch_norm)  # fmt: skip
+    check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
+    output = trace_boundaries(model.layers, model.inputs)[-1]
+    check_sample(model, output, f"data {job.data.label!r}", targets, numbers)
     return model
-
-
-@contextmanager
-def _without_torch_s_log() -> Iterator[None]:
-    """Fake tensors print a traceback of their own before they raise."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def as_dtype(value: Any, dtype: torch.dtype) -> Any:

@@ -65,24 +65,46 @@ class Named(Strict):
         return self.name or str(self.target)
 
 
-class ModelSection(Named):
-    """The model; `batch_norm: per_microbatch` accepts that BatchNorm normalises each micro-batch by itself."""
+BatchNorm = Literal["per_microbatch", "deferred"]
 
-    batch_norm: Literal["per_microbatch", "deferred"] | None = None
+
+class ModelSection(Named):
+    """The model; `batch_norm: per_microbatch` accepts that BatchNorm normalises each micro-batch by itself, `deferred` that its
+    running statistics are then those of the whole batch."""
+
+    batch_norm: BatchNorm | None = None
 
 
 class LossSection(Strict):
-    """A loss of the registry, or a function (output, targets) → mean; `weight` says over what it is the mean."""
+    """A loss of the registry, or a function (output, targets) → mean; `weight` says over what it is the mean: the samples, or the
+    targets that are not `ignore_index` (tokens). A weighted mean has a `weight_fn` instead: a function, as
+    `package.module:function`, of targets → what the loss of these divides by. `class_weights`: of cross_entropy, one number a
+    class; it is then the mean weighted by them."""
 
     name: Name | None = None
     target: Name | None = None
     weight: Literal["samples", "tokens"] = "samples"
+    weight_fn: Name | None = None
     ignore_index: Annotated[int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = -100
+    class_weights: tuple[Annotated[Number, Field(ge=0)], ...] | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if self.name is not None and self.target is not None:
             raise ValueError("give either 'name' or 'target' (package.module:function), and not both")
+        return self
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> Self:
+        own = [key for key in ("weight_fn", "class_weights") if getattr(self, key) is not None]
+        if own and len(given := [key for key in ("weight", *own) if key in self.model_fields_set]) > 1:
+            raise ValueError(f"give one of {' and '.join(map(repr, given))}: each says what the mean is over")
+        if self.class_weights is None:
+            return self
+        if self.target is not None or self.name not in (None, "cross_entropy"):
+            raise ValueError("'class_weights' are those of name: cross_entropy; for another loss give a 'weight_fn'")
+        if not any(weight > 0 for weight in self.class_weights):
+            raise ValueError("'class_weights' has no number above 0")
         return self
 
 

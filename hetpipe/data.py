@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from hetpipe.formats import InputError
+
 
 class SamplerState(TypedDict):
     """Where an EpochSampler stands; plain numbers, fit for a checkpoint."""
@@ -130,13 +132,38 @@ def fetch(dataset: MapDataset, indices: Tensor) -> tuple[Any, Any]:
     wanted = numbers or [0]
     many = getattr(dataset, "__getitems__", None)
     samples = many(wanted) if many is not None else [dataset[number] for number in wanted]
-    if not isinstance(samples[0], tuple | list) or len(samples[0]) != 2:
-        raise ValueError(
-            f"sample {wanted[0]} of {type(dataset).__name__} is not a pair (inputs, target) "
-            f"but {_describe(samples[0])}"
-        )
-    inputs, targets = default_collate(samples)
+    for number, sample in zip(wanted, samples, strict=False):
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise InputError(
+                f"sample {number} of {type(dataset).__name__} is not a pair (inputs, target) but {_describe(sample)}"
+            )
+    try:
+        inputs, targets = default_collate(samples)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(_differing(type(dataset).__name__, wanted, samples) or f"samples cannot be batched: {error}") from error
     return (inputs, targets) if numbers else (emptied(inputs), emptied(targets))
+
+
+def _differing(dataset: str, numbers: Sequence[int], samples: Sequence[Any]) -> str | None:
+    """Which two samples do not go into one batch."""
+    for part, what in enumerate(("inputs", "targets")):
+        first = _shape(samples[0][part])
+        for number, sample in zip(numbers, samples, strict=False):
+            if _shape(sample[part]) != first:
+                return (
+                    f"the {what} of samples {numbers[0]} and {number} of {dataset} differ: {first} and {_shape(sample[part])}; "
+                    "a batch needs samples of one shape: pad or crop them in the dataset"
+                )
+    return None
+
+
+def _shape(value: Any) -> str:
+    """What of a value must be the same in all samples of a batch."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_shape, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_shape(v)}' for key, v in value.items())}}}"
+    return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
 
 
 def _describe(sample: object) -> str:

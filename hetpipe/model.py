@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from hetpipe.formats import InputError, nearest
+from hetpipe.config import BatchNorm
+from hetpipe.formats import InputError, nearest, shown
 from hetpipe.limits import MOST_LAYERS
 
 Tensors = Tensor | tuple[Tensor, ...]
 LossFunction = Callable[[Tensors, Tensors], Tensor]
 LossWeight = Literal["samples", "tokens"]
+WeightFunction = Callable[[Tensors], Tensor | float]
 
 
 def as_tuple(value: object) -> tuple[Tensor, ...]:
@@ -79,34 +84,46 @@ class Wanted(NamedTuple):
     the middle of the pipeline.)"""
 
     targets: Tensors
-    weight: int
+    weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
     """A mean loss and what it is the mean over. `function(output, targets)` returns the mean over the samples of a batch or
-    (weight "tokens") over its targets that differ from `ignore_index`."""
+    (weight "tokens") over its targets that differ from `ignore_index`. A weighted mean says what it divides by: a `weight`
+    that is a function of the targets returns it, a number for any rows of a batch, that of all rows the sum of its parts'."""
 
     function: LossFunction
-    weight: LossWeight = "samples"
+    weight: LossWeight | WeightFunction = "samples"
     ignore_index: int = -100
 
     def __post_init__(self) -> None:
-        if self.weight not in ("samples", "tokens"):
-            raise InputError(f"loss weight {self.weight!r}{nearest(str(self.weight), ['samples', 'tokens'])}")
+        if not callable(self.weight) and self.weight not in ("samples", "tokens"):
+            known = nearest(str(self.weight), ["samples", "tokens"])
+            raise InputError(f"loss weight {self.weight!r}{known}, or a function of the targets")
 
-    def count(self, targets: Tensors) -> int:
-        """The weight of a batch: its samples, or its targets that are not ignored."""
+    def count(self, targets: Tensors) -> float:
+        """The weight of a batch: its samples, its targets that are not ignored, or what the function says."""
         if self.weight == "samples":
             return batch_size(targets)
-        return int(_counted(targets, self.ignore_index).sum())
+        if self.weight == "tokens":
+            return int(_counted(targets, self.ignore_index).sum())
+        try:
+            weight = self.weight(targets)
+        except InputError:
+            raise
+        except Exception as error:  # whatever somebody's function does
+            raise InputError(f"the function that weighs the loss's targets raises {type(error).__name__}: {error}") from error
+        return _number(weight)
 
     def wanted(self, targets: Tensors, sizes: Sequence[int], device: torch.device) -> list[Wanted]:
         """The targets of each micro-batch, moved, and their weights, counted before they are moved."""
-        counts = list(sizes)
+        counts: list[float] = list(sizes)
         if self.weight == "tokens":
             rows = _counted(targets, self.ignore_index).reshape(sum(sizes), -1).sum(1).cpu()
-            counts = [int(part.sum()) for part in torch.split(rows, counts)]
+            counts = [int(part.sum()) for part in torch.split(rows, list(sizes))]
+        elif callable(self.weight):
+            counts = [self.count(part) for part in split_rows(targets, sizes)]
         return [Wanted(*pair) for pair in zip(split_rows(move(targets, device), sizes), counts, strict=True)]
 
     def skips_samples(self, targets: Tensors) -> bool:
@@ -117,11 +134,11 @@ class Loss:
         return self.weight == "samples" and whole and not bool(_counted(targets, self.ignore_index).all())
 
     def share(
-        self, output: Tensors, targets: Tensors, denominator: float, count: int | None = None
+        self, output: Tensors, targets: Tensors, denominator: float, count: float | None = None
     ) -> Tensor:
-        """The part of the global mean that this batch contributes: its sum over the global `denominator`. A batch in which
-        every target is ignored contributes zero (its mean would be 0/0), with zero gradients. `count`: the weight of the
-        batch, where it is known."""
+        """The part of the global mean that this batch contributes: its sum over the global `denominator`. A batch without weight
+        (in which every target is ignored) contributes zero (its mean would be 0/0), with zero gradients. `count`: the weight of
+        the batch, where it is known."""
         if count is None:
             count = self.count(targets)
         if count == 0:
@@ -140,12 +157,45 @@ def _counted(targets: Tensors, ignore_index: int) -> Tensor:
     return labels != ignore_index
 
 
-def cross_entropy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> Tensor:
-    """Mean cross-entropy: logits [..., classes] against class indices [...]; `ignore_index` is ignored."""
+def _number(weight: Tensor | float) -> float:
+    """What a function says that a batch weighs."""
+    try:
+        value = float(weight.detach() if isinstance(weight, Tensor) else weight)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"the loss's weight of a batch must be one number, found {shown(weight)}") from None
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"the loss's weight of a batch is {value}; it must be finite and not below 0")
+    return value
+
+
+def cross_entropy(output: Tensors, targets: Tensors, ignore_index: int = -100,
+                  class_weights: tuple[float, ...] | None = None) -> Tensor:  # fmt: skip
+    """Mean cross-entropy: logits [..., classes] against class indices [...]; `ignore_index` is ignored. With `class_weights`
+    the mean weighted by them: what it divides by is `class_weight`."""
     (logits,), (labels,) = as_tuple(output), as_tuple(targets)
+    classes = logits.shape[-1]
+    weight = None
+    if class_weights is not None:
+        if len(class_weights) != classes:
+            raise InputError(f"class_weights has {len(class_weights)} entries, and the model's output {classes} classes")
+        weight = _weights(class_weights, logits.dtype, logits.device)
     return nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=ignore_index
+        logits.reshape(-1, classes), labels.reshape(-1), weight, ignore_index=ignore_index
     )
+
+
+def class_weight(targets: Tensors, class_weights: tuple[float, ...], ignore_index: int = -100) -> float:
+    """The sum of the weights of a batch's classes, but for those to be ignored."""
+    labels = as_tuple(targets)[0][_counted(targets, ignore_index)].long()
+    wrong = (labels < 0) | (labels >= len(class_weights))
+    if bool(wrong.any()):
+        raise InputError(f"a target is {int(labels[wrong][0])}, and class_weights has {len(class_weights)} entries")
+    return float(_weights(class_weights, torch.float64, labels.device)[labels].sum())
+
+
+@lru_cache(maxsize=16)  # on a GPU, a copy in the middle of a pipeline would wait for all before it
+def _weights(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(weights, dtype=dtype, device=device)
 
 
 def mse(output: Tensors, targets: Tensors) -> Tensor:
@@ -171,15 +221,15 @@ def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tup
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """Layers are the children of `layers`, the unit that is never split. `inputs` and `targets` are a small sample batch
-    (dimension 0 counts samples); only their shapes and types matter. `deferred_batch_norm`: running statistics are those of the
-    whole batch (`hetpipe/runtime/batch_norm.py`)."""
+    (dimension 0 counts samples); only their shapes and types matter. `batch_norm`: what the user chose for BatchNorm, if anything
+    (`hetpipe/batch_norm.py`)."""
 
     name: str
     layers: nn.Sequential
     inputs: Tensors
     targets: Tensors
     loss: Loss
-    deferred_batch_norm: bool = False
+    batch_norm: BatchNorm | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, nn.Sequential):
@@ -192,10 +242,25 @@ class Model:
         if len(self.layers) > MOST_LAYERS:
             raise InputError(f"model {self.name!r} has {len(self.layers)} layers, the most that are planned are {MOST_LAYERS}: "
                              "give children of several layers")  # fmt: skip
-        if batch_size(self.inputs) == 0:
+        for position, (name, layer) in enumerate(self.layers._modules.items()):
+            _check_layer(position, name, layer)
+        rows, targets = batch_size(self.inputs), batch_size(self.targets)
+        if rows == 0:
             raise InputError(f"the sample of model {self.name!r} holds no samples: give a batch of at least one")
+        if rows != targets:
+            raise InputError(f"the sample of model {self.name!r} has {rows} rows of inputs and {targets} of targets; dimension 0 "
+                             "of both counts samples")  # fmt: skip
 
     def sample(self, size: int) -> tuple[Tensors, Tensors]:
         """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""
         rows = torch.arange(size) % batch_size(self.inputs)
         return select(self.inputs, rows), select(self.targets, rows)
+
+
+def _check_layer(position: int, name: str, layer: nn.Module | None) -> None:
+    if layer is None:
+        raise InputError(f"layer {position} ({name!r}) of the nn.Sequential is None: leave it out, or put an nn.Identity() there")
+    for own, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
+        if is_lazy(tensor):
+            raise InputError(f"layer {name!r} ({type(layer).__name__}): {own!r} has no shape before the module has run: call the "
+                             "model on a sample first, or give the module its sizes")  # fmt: skip

@@ -75,6 +75,11 @@ class Problem:
                 degrees = [m.tensor_parallel for m in self.profile.measurements if m.device_type == kind]
                 self.profile.measurement(kind, min(degrees, default=1))  # at some degree, or say what is measured
 
+    @property
+    def without_reserve(self) -> str:
+        """What a message adds to the memory that plans may use."""
+        return f" without the memory reserve of {self.memory_reserve:.0%}" if self.memory_reserve > 0 else ""
+
     @classmethod
     def create(cls, *, cluster: Cluster, profile: Profile, global_batch: int, **options: object) -> Problem:
         """A Problem whose links are the profile's measured ones, where it has them."""

@@ -136,7 +136,7 @@ class _SizeRun:
 
 def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
     """The loss of the last layer's output for these targets."""
-    count = max(1, model.loss.count(targets))
+    count = model.loss.count(targets) or 1.0
     return lambda output: model.loss.share(output, targets, count)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -144,6 +145,19 @@ def unchanged_buffers(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Tensors without values, real ones beside them; without the traceback that torch logs before it raises."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
     """Random state and buffers are afterwards what they were, and autocast, which keeps the weights that it has cast, keeps none
     of those that were cast here."""
@@ -165,7 +179,7 @@ def trace_boundaries(
     layer's output does not depend requires no gradient. All layers are traced as they run on `device` (under autocast, types
     depend on it); without one, each where its first tensor is."""
     found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
-    with _unchanged(layers), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+    with _unchanged(layers), fake_tensors() as mode, torch.enable_grad():
         tensors: tuple[Tensor, ...] = tuple(mode.from_tensor(t.detach()) for t in as_tuple(inputs))
         for name, layer in named_layers(layers):
             # A stage has moved its own layers to its GPU, and with them what is tied to other stages' layers; these are where
@@ -231,22 +245,6 @@ def _refuse_reentrant(name: str, tensors: tuple[Tensor, ...]) -> None:
         raise InputError(
             f"layer {name!r} uses reentrant checkpointing, under which a pipeline loses gradients without a word; "
             "call torch.utils.checkpoint.checkpoint(…, use_reentrant=False), or leave recompute to the plan"
-        )
-
-
-def refuse_batch_norm(layers: nn.Sequential, choice: str | None) -> None:
-    """BatchNorm in training normalises each micro-batch by itself, which is not what one device does: it needs a choice. (In
-    evaluation mode it is an affine layer like any other.)"""
-    names = [
-        name
-        for name, module in layers.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-    ]
-    if names and choice is None:
-        raise InputError(
-            f"the model has BatchNorm (first: {names[0]!r}), which normalises every micro-batch by its own statistics, so "
-            "gradients differ from those of one device with the whole batch; write 'batch_norm: per_microbatch' in the job's "
-            "model section to accept that"
         )
 
 

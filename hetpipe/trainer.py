@@ -328,17 +328,16 @@ class _Run:
             return None
         self.result.evaluated_samples = count
         metric = build_metric(self.session.model.loss)
-        sums = [0.0, 0.0]
-        weight = 0
+        losses, weight, hits, counted = 0.0, 0.0, 0.0, 0.0
         batches = torch.split(torch.arange(count), self.train_job.global_batch)
         with self._activity("evaluating", len(batches)) as activity:
             for batch in batches:
                 found = self.engine.evaluate(*self._share(test, batch), metric)
-                sums = [sums[0] + found.loss * found.weight, sums[1] + (found.metric or 0.0) * found.weight]
-                weight += found.weight
-                activity.advance(f"loss {sums[0] / max(1, weight):.4f}")
-        mean = [value / max(1, weight) for value in sums]
-        return Evaluation(mean[0], mean[1] if metric is not None else None, weight)
+                losses, weight = losses + found.loss * found.weight, weight + found.weight
+                hits, counted = hits + (found.metric or 0.0) * found.counted, counted + found.counted
+                activity.advance(f"loss {losses / (weight or 1.0):.4f}")
+        mean = hits / (counted or 1.0) if metric is not None else None
+        return Evaluation(losses / (weight or 1.0), mean, weight, counted)
 
     def _collect(self) -> None:
         """Overruns and peak bytes of all ranks. Collective."""

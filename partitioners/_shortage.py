@@ -51,7 +51,8 @@ def _text(desk: Desk, candidate: Candidate, worst: Shortage) -> str:
                 device = appraiser.ids[draft.rows[rows[0]][sort.work.used[s]]]
                 return (
                     f"layers {lo} ({names[lo]!r}) to {hi - 1} ({names[hi - 1]!r}) need {peak} bytes on device {device} of type "
-                    f"{worst.type!r}, which has {appraiser.limits[kind]:.0f}: {worst.missing:.0f} bytes are missing"
+                    f"{worst.type!r}, which has {appraiser.limits[kind]:.0f}{desk.problem.without_reserve}: {worst.missing:.0f} "
+                    "bytes are missing"
                 )
     raise AssertionError("the shortage is of another candidate")
 

@@ -73,7 +73,8 @@ def keep_modes(world: World, backend: Backend, rows: list[dict[str, Any]]) -> di
     layers = frozen_net()
     inputs, targets = batch("blocks", 7, 0)
     plan = make_plan(rows, schedule="gpipe")
-    engine = open_engine(world, plan, layers, as_tuple(inputs)[0][:2], targets, Loss(function=mse), backend=backend)
+    sample = as_tuple(inputs)[0][:2], as_tuple(targets)[0][:2]
+    engine = open_engine(world, plan, layers, *sample, Loss(function=mse), backend=backend, batch_norm="per_microbatch")
     heard = [modes(engine.stage)]
     found: dict[str, Any] = {"losses": []}
     for _ in range(2):

@@ -232,7 +232,7 @@ def deferred(world: World, backend: Backend, recompute: bool) -> dict[str, Any]:
         {"cuts": [8], "sizes": [3, 2], "recompute": recompute},
     ]
     layers = batch_norm_net(None)
-    with engine_of(world, backend, rows, layers, deferred=True) as engine:
+    with engine_of(world, backend, rows, layers, batch_norm="deferred") as engine:
         for step, shares in enumerate(((8, 5), (5, 2), (3, 0))):
             x, y = batch("blocks", sum(shares), step)
             engine.step(share(x, shares, engine.replica), share(y, shares, engine.replica))

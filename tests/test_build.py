@@ -73,7 +73,7 @@ def test_weights_and_floating_inputs_have_the_job_s_type(dtype: str) -> None:
 
 
 def test_a_user_s_own_model_data_and_loss() -> None:
-    data = {"target": USER + "points", "args": {"samples": 6}}
+    data = {"target": USER + "regression", "args": {"samples": 6}}
     own = job(
         model={"target": USER + "two_layers", "args": {"width": 5}},
         data=data,

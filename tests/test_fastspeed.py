@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from hetpipe.config import Job
-from hetpipe.fastspeed import FastSpeed, Params, dict_samples
+from hetpipe.fastspeed import FastSpeed, Params, cnnCalculateParam, dict_samples
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import DROPPED
 from hetpipe.fastspeed.convert import convert
 from hetpipe.fastspeed.import_path import import_path
-from hetpipe.fastspeed.module import one_layer, read_checkpoint
+from hetpipe.fastspeed.module import load_weights, one_layer, read_checkpoint
 from hetpipe.formats import InputError
 from hetpipe.plan import Plan
 from tests import fastspeed_parts as parts
@@ -134,6 +136,39 @@ def test_every_key_has_its_line_and_what_is_not_used_says_so() -> None:
     )
 
 
+def test_lists_that_leave_samples_out() -> None:
+    """As in FastSpeed's own args.json of VGG-19: its sampler stops there; the job, which deals whole batches, need not."""
+    given = parse({"total_datasize": 50_000}, {"batch_size": 24, "epochs": 2}, manual_partition_list=[12_500, 12_500],
+                  manual_batchsize_list=[12, 12])  # fmt: skip
+    found = convert(given)
+    (why,) = [change.why for change in found.changes if change.key == "strategy.manual_partition_list"]
+    assert why == (
+        "it sums to 25000 of 50000 samples, and FastSpeed's sampler ends with an AssertionError there; the job trains on all "
+        "50000, each once an epoch, and every batch is dealt by the batch sizes"
+    )
+    assert found.plan is not None
+    assert [r.samples for r in found.plan.replicas] == [12, 12]
+    assert (given.left_out, parse().left_out) == (25_000, 0)
+    assert parse({"total_datasize": 50}, partition_type="autobalanced").left_out == 0
+
+
+def test_operations_and_parameters_of_a_model() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(),
+                          nn.Linear(8, 5))  # fmt: skip
+    model[1].eval()
+    before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    operations, parameters = cnnCalculateParam(model=model, shape=(2, 3, 10, 12))
+    assert operations == 2 * 2 * (8 * 8 * 10 * 3 * 3 * 3 + 8 * 5)
+    assert parameters == (3 * 9 + 1) * 8 + 2 * 8 + (8 + 1) * 5
+    assert [module.training for module in model] == [True, False, True, True, True, True, True]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    with pytest.raises(InputError, match=r"^cnnCalculateParam: Sequential does not take a batch of shape \(2, 4, 10, 12\): G"):
+        cnnCalculateParam(model, (2, 4, 10, 12))
+    with pytest.raises(InputError, match=r"does not take a batch of shape \(2, 'x'\)"):
+        cnnCalculateParam(model, (2, "x"))  # type: ignore[arg-type]
+
+
 # ---- the import path
 
 
@@ -214,7 +249,7 @@ def test_what_is_no_plain_import_is_refused_and_not_run(
             "manual_batchsize_list.1: Input should be greater than or equal to 1",
         ),
         ({"manual_batchsize_list": None}, "partition_type 'manual' needs strategy.manual_batchsize_list"),
-        ({"data": {"total_datasize": 17}}, "sums to 16 samples, but data.total_datasize is 17"),
+        ({"data": {"total_datasize": 15}}, "sums to 16 samples, but data.total_datasize is only 15: let it sum to that"),
         (
             {"partition_type": "autobalanced", "train": {"batch_size": None}},
             "'autobalanced' needs train.batch_size",
@@ -264,6 +299,10 @@ def test_checkpoints_are_read_without_running_them(tmp_path: Path) -> None:
     torch.save({"epoch": 4, "model": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
     (layer,) = one_layer("tests.fastspeed_parts:Net", [5, 8], weights=str(path))
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in layer.state_dict().items())
+    whole = torch.compile(parts.Net(), backend="eager")  # its names have a prefix, in the file or in the model
+    load_weights(whole, read_checkpoint(str(path)), str(path))
+    assert torch.equal(whole.first.weight, net.first.weight)
+    load_weights(parts.Net(), {"model": whole.state_dict()}, "compiled.pth")
     with pytest.raises(InputError, match="holds the weights of another model"):
         one_layer("tests.fastspeed_parts:Net", [5, 9], weights=str(path))
     with pytest.raises(InputError, match="cannot read the checkpoint .*nowhere.pth: No such file"):

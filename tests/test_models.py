@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hetpipe.batch_norm import check_batch_norm
 from hetpipe.formats import InputError
 from hetpipe.models import alexnet, cifar_cnn, gpt, mlp, resnet, vgg19
-from hetpipe.split import refuse_batch_norm
 
 Build = Callable[..., nn.Sequential]
 
@@ -128,9 +128,9 @@ def test_resnet_keeps_the_resolution_of_small_images_and_may_begin_as_its_shortc
 def test_resnet_needs_a_choice_of_batch_norm() -> None:
     with torch.device("meta"):
         layers = resnet.build(18, 32)
-    refuse_batch_norm(layers, "per_microbatch")
+    check_batch_norm(layers, "per_microbatch")
     with pytest.raises(InputError, match=r"the model has BatchNorm \(first: 'stem.conv.norm'\)"):
-        refuse_batch_norm(layers, None)
+        check_batch_norm(layers, None)
 
 
 def test_gpt_ties_one_parameter_or_two() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hetpipe.batch_norm import check_batch_norm
 from hetpipe.device import one_thread
 from hetpipe.formats import InputError
 from hetpipe.model import Loss, Model, batch_size, mse
@@ -15,7 +16,7 @@ from hetpipe.plan import Backend
 from hetpipe.profiler import measure_device
 from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.session import Session
-from hetpipe.split import refuse_batch_norm, trace_boundaries
+from hetpipe.split import trace_boundaries
 from hetpipe.trainer import _note_modes
 from tests.modes import frozen_net, keep_modes, linear_net, modes
 from tests.nets import WIDTH, batch
@@ -66,10 +67,10 @@ def test_tracing_under_autocast_leaves_no_fake_weights() -> None:
 
 def test_a_batch_norm_needs_a_choice_only_where_it_trains() -> None:
     layers = frozen_net()
-    refuse_batch_norm(layers, None)
+    check_batch_norm(layers, None)
     layers[6].train()
     with pytest.raises(InputError, match=r"the model has BatchNorm \(first: '5.1'\)"):
-        refuse_batch_norm(layers, None)
+        check_batch_norm(layers, None)
 
 
 def test_a_job_says_what_is_in_evaluation_mode(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from hetpipe.split import (
     TensorSpec,
     joint_gradients,
     make_stage,
-    refuse_batch_norm,
     tied_layers,
     trace_boundaries,
     unchanged_buffers,
@@ -158,14 +157,6 @@ def test_reentrant_checkpointing_is_refused() -> None:
     assert (
         len(trace_boundaries(nn.Sequential(Block(), Checkpointed(reentrant=False)), torch.zeros(3, 8))) == 3
     )
-
-
-def test_batch_norm_needs_a_choice() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4)))
-    with pytest.raises(InputError, match="BatchNorm \\(first: '1.0'\\).*batch_norm: per_microbatch"):
-        refuse_batch_norm(net, None)
-    refuse_batch_norm(net, "per_microbatch")
-    refuse_batch_norm(net[:1], None)
 
 
 def test_a_stage_keeps_objects_and_names() -> None:

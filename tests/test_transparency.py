@@ -65,6 +65,11 @@ CASES = {
              shares=((24, 8, 8), (9, 8, 3), (24, 0, 8))),
         Case(name="tied, all targets of a replica ignored", net="tied", plan=(THREE, {"cuts": [6, 4], "sizes": [3]})),
         Case(name="tied, unequal micro-batches, recompute", net="tied", plan=tuple({**row, "recompute": True} for row in UNEVEN)),
+        Case(name="class weights, three replicas, cut short", net="tied", class_weights=True, plan=(THREE, TWO, ONE), clip=0.05,
+             shares=((24, 8, 8), (9, 8, 3), (24, 0, 8)), evaluate=(13, 0, 5)),
+        Case(name="class weights, unequal micro-batches, AdamW", net="tied", class_weights=True, plan=UNEVEN, optimizer="AdamW"),
+        Case(name="class weights, micro-batches without weight", net="tied", class_weights=True,
+             plan=({"cuts": [4, 3, 3], "sizes": [1] * 12}, {"cuts": [10], "sizes": [1, 2, 1]}), shares=((12, 4), (1, 0), (9, 3))),
     ],
     "boundaries": [
         Case(name="tuples", net="tuples", plan=BOTH),
@@ -253,9 +258,7 @@ def test_a_whole_micro_batch_of_the_tokens_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "case"),
-    [("evaluation", c) for c in CASES["evaluation"]],
-    ids=[str(c) for c in CASES["evaluation"]],
+    ("family", "case"), [(f, c) for f, c in ALL if c.evaluate], ids=[str(c) for _, c in ALL if c.evaluate]
 )
 def test_evaluation_is_that_of_one_device(family: str, case: Case) -> None:
     truth = truth_of(case)
@@ -266,7 +269,8 @@ def test_evaluation_is_that_of_one_device(family: str, case: Case) -> None:
 def check_evaluations(results: list[Trained], truth: Trained) -> None:
     for result in results:
         for found, wanted in zip(result.evaluations, truth.evaluations, strict=True):
-            assert found.weight == wanted.weight
+            assert found.weight == pytest.approx(wanted.weight, rel=1e-12)
+            assert found.counted == wanted.counted
             assert found.loss == pytest.approx(wanted.loss, abs=1e-10)
             assert found.metric == (
                 None if wanted.metric is None else pytest.approx(wanted.metric, abs=1e-12)

@@ -117,10 +117,10 @@ class Arguments(Strict):
                 f"strategy.manual_partition_list has {len(shares)} entries, manual_batchsize_list has {len(batches)}: "
                 "both have one for each device"
             )
-        if sum(shares) != self.data.total_datasize:
+        if sum(shares) > self.data.total_datasize:
             faults.append(
-                f"strategy.manual_partition_list sums to {sum(shares)} samples, but data.total_datasize is "
-                f"{self.data.total_datasize}"
+                f"strategy.manual_partition_list sums to {sum(shares)} samples, but data.total_datasize is only "
+                f"{self.data.total_datasize}: let it sum to that"
             )
         return faults
 
@@ -143,6 +143,12 @@ class Arguments(Strict):
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch, the last partial one included."""
         return -(-self.data.total_datasize // (self.batch_size * self.train.gradient_accumulate_step))
+
+    @property
+    def left_out(self) -> int:
+        """Samples of an epoch that manual_partition_list gives to no device: none in FastSpeed, whose sampler asserts it."""
+        shares = self.strategy.manual_partition_list if self.is_manual else None
+        return self.data.total_datasize - sum(shares) if shares is not None else 0
 
     @property
     def is_manual(self) -> bool:

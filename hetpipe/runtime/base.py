@@ -13,11 +13,12 @@ Metric = Callable[[Tensors, Tensors], tuple[float, int]]
 
 
 class Evaluation(NamedTuple):
-    """The mean loss of a batch, the mean of a metric over what it counted (None without one), and the weight of both."""
+    """The mean loss of a batch and its weight, and the mean of a metric (None without one) over what it `counted`."""
 
     loss: float
     metric: float | None
-    weight: int
+    weight: float
+    counted: float = 0.0
 
 
 class Engine(Protocol):

@@ -73,17 +73,18 @@ class TorchEngine(PlanEngine):
         return meter
 
     def _ends(self, sizes: Sequence[int], *, training: bool) -> list[Ends]:
-        lo, hi = self._stage_plan.layers
-        for size in set(sizes):
-            if (size, training) not in self._specs:
-                with nullcontext() if training else evaluating(self._model.layers):
-                    self._specs[size, training] = trace_boundaries(
-                        self._model.layers, self._model.sample(size)[0], self.device
-                    )
-        inputs, outputs = (
-            joint_gradients([self._specs[size, training][at] for size in sizes]) for at in (lo, hi)
-        )
+        rows = {size: self._boundaries(size, training=training) for size in set(sizes)}
+        inputs, outputs = (joint_gradients([rows[size][at] for size in sizes]) for at in self._stage_plan.layers)
         return list(zip(inputs, outputs, strict=True))
+
+    def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
+        self._follow_autocast()
+        if (size, training) not in self._specs:
+            with nullcontext() if training else evaluating(self._model.layers):
+                self._specs[size, training] = trace_boundaries(
+                    self._model.layers, self._model.sample(size)[0], self.device
+                )
+        return self._specs[size, training]
 
     def _run(self, sizes: tuple[int, ...], *, training: bool) -> StageRun:
         key = (sizes, training)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError
-from hetpipe.model import Model, Tensors, Wanted, move, named_layers, split_rows
+from hetpipe.model import Model, Tensors, Wanted, evaluating, move, named_layers, split_rows
 from hetpipe.plan import Plan
 from hetpipe.replicas import GradientSync, PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.batch_norm import DeferredStatistics
@@ -73,9 +74,9 @@ class OneProcessEngine(PlanEngine):
         self._chunks = len(self._replica_plan.microbatch_sizes)
         self._pipe = library.pipe(nn.Sequential(*self._parts), balance=[1] * len(bounds), devices=self.devices,
                                   chunks=self._chunks, checkpoint="never")  # fmt: skip
-        self._statistics = DeferredStatistics(self.stage) if model.deferred_batch_norm else None
+        self._statistics = DeferredStatistics(self.stage) if model.batch_norm == "deferred" else None
         self.sync = self._gradient_sync(groups, copies)
-        self._specs: dict[int, list[tuple[TensorSpec, ...]]] = {}
+        self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
 
     def _gradient_sync(
         self, groups: PlanGroups, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]]
@@ -99,15 +100,20 @@ class OneProcessEngine(PlanEngine):
         """Behind each stage but the last: does a gradient come back for the tensor, in any micro-batch? One size of micro-batches
         tells where a single tensor crosses, since that one is used or the loss is a constant."""
         cuts = [stage.layers[1] for stage in self._replica_plan.stages[:-1]]
-        if all(len(self._boundaries(sizes[0])[at]) == 1 for at in cuts):
+        if all(len(self._boundaries(sizes[0], training=True)[at]) == 1 for at in cuts):
             sizes = sizes[:1]
-        rows = [[self._boundaries(size)[at] for size in sorted(set(sizes))] for at in cuts]
+        rows = [[self._boundaries(size, training=True)[at] for size in sorted(set(sizes))] for at in cuts]
         return [[spec.requires_grad for spec in joint_gradients(row)[0]] for row in rows]
 
-    def _boundaries(self, size: int) -> list[tuple[TensorSpec, ...]]:
-        if size not in self._specs:
-            self._specs[size] = trace_boundaries(self.stage, self._model.sample(size)[0])
-        return self._specs[size]
+    def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
+        if (size, training) not in self._specs:
+            with nullcontext() if training else evaluating(self.stage):
+                self._specs[size, training] = trace_boundaries(self.stage, self._model.sample(size)[0])
+        return self._specs[size, training]
+
+    @property
+    def _loss_device(self) -> torch.device:
+        return self.devices[-1]
 
     def _call(self, sizes: Sequence[int], inputs: Tensors, targets: Tensors,
               consume: Callable[[Tensors, Wanted], Tensor], *, training: bool) -> Tensor:  # fmt: skip

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hetpipe.batch_norm import check_batch_norm
 from hetpipe.cluster import Cluster, Node
+from hetpipe.config import BatchNorm
 from hetpipe.formats import InputError, natural_key
 from hetpipe.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.plan import Backend, Plan
@@ -34,7 +36,7 @@ def _nodes_of(plan: Plan) -> tuple[Node, ...]:
 
 def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
          ignore_index: int = -100, cluster: Cluster | None = None, backend: Backend = "torch",
-         deferred_batch_norm: bool = False) -> PlanEngine:  # fmt: skip
+         batch_norm: BatchNorm | None = None) -> PlanEngine:  # fmt: skip
     """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
     replica (fairscale, torchgpipe; each on one host, in the order of the plan).
 
@@ -42,19 +44,19 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     over samples or (loss_weight "tokens") over the targets that differ from `ignore_index`. Every rank must build
     the same model (seed it). Nodes are bound to torchrun's agents in the order of `cluster`, or of the plan's node names.
     Modules stay in the mode they are in: what `.eval()` froze stays frozen, and `engine.evaluate` puts every mode back.
-    `deferred_batch_norm`: BatchNorm's running statistics are those of the whole batch (fairscale and torchgpipe only).
+    `batch_norm` accepts that BatchNorm that trains normalises each micro-batch by itself: "per_microbatch", or "deferred" for
+    running statistics of the whole batch (fairscale and torchgpipe only); without it, InputError.
     """
     check_backend(backend, plan)
     check_cluster(backend, cluster)
-    if deferred_batch_norm and not drives_a_replica(backend):
-        raise InputError("deferred_batch_norm needs the back end fairscale or torchgpipe")
     connect(use_cuda=torch.cuda.is_available())
     nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
     shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
     world = seat(create_world(shown), backend, plan)
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
     whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
-                  deferred_batch_norm=deferred_batch_norm)  # fmt: skip
+                  batch_norm=batch_norm)  # fmt: skip
+    check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
     engine = open_engine(backend, whole, plan, world, _device, lambda _: None)
     if engine is None:
         wanted = "replica" if drives_a_replica(backend) else "device"

@@ -6,19 +6,23 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError, listed
-from hetpipe.model import Model, Tensors, Wanted, as_tuple, batch_size, evaluating, select
+from hetpipe.model import Model, Tensors, Wanted, batch_size, evaluating, select
 from hetpipe.plan import Plan
 from hetpipe.pulse import peers_named
 from hetpipe.rendezvous import give_back_at_exit
 from hetpipe.replicas import GradientSync, is_finite
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
+from hetpipe.runtime.given import Given
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.shares import shares_for
+from hetpipe.split import TensorSpec
+from hetpipe.weights import load_state, plain_name, state_of
 from hetpipe.world import World
 
 Score = Callable[[Tensors, Wanted], None]
@@ -43,6 +47,7 @@ class PlanEngine(ABC):
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self._denominator = 1.0
+        self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
         self.steps = 0  # begun so far
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
         self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
@@ -58,6 +63,19 @@ class PlanEngine(ABC):
         self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
     ) -> None:
         """Forward of these micro-batches without gradients, with `score(output, wanted)` for each where the outputs are."""
+
+    @abstractmethod
+    def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
+        """What crosses all boundaries with a micro-batch of this size (see `trace_boundaries`)."""
+
+    @property
+    def _loss_device(self) -> torch.device:
+        """Where the loss is computed."""
+        return self.device
+
+    @cached_property
+    def _given(self) -> Given:
+        return Given(self._model, self.loss, self.stage, self.replica, self.name)
 
     @property
     def name(self) -> str:
@@ -86,18 +104,18 @@ class PlanEngine(ABC):
         return self._model.layers
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This process's parameters with their names in the whole model."""
-        return self.stage.named_parameters()
+        """This process's parameters with their names in the whole model, in which nothing is called compiled."""
+        return ((plain_name(name), parameter) for name, parameter in self.stage.named_parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
         """This process's parameters and buffers by their names in the whole model; all processes together have all of them."""
-        return dict(self.stage.state_dict())
+        return state_of(self.stage)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before
         anything is changed, where it lacks a tensor of this process, has one that the model has not, or one of another shape."""
-        own = self.stage.state_dict()
-        strange = state.keys() - self.layers.state_dict().keys()
+        own, state = state_of(self.stage), {plain_name(name): tensor for name, tensor in state.items()}
+        strange = state.keys() - state_of(self.layers).keys()
         faults = [f"it has {name!r}, which the model has not" for name in sorted(strange)]
         for name, tensor in own.items():
             if name not in state:
@@ -106,7 +124,7 @@ class PlanEngine(ABC):
                 faults.append(f"{name!r} has shape {tuple(state[name].shape)}, in the model {tuple(tensor.shape)}")
         if faults:
             raise InputError(f"{self.name}: this is not a state of the model:\n{listed(faults)}")
-        self.stage.load_state_dict({name: state[name] for name in own})
+        load_state(self.stage, {name: state[name] for name in own})
 
     def parameters_are_finite(self) -> bool:
         """Whether all numbers of the model's parameters are, on all devices. Collective."""
@@ -144,41 +162,48 @@ class PlanEngine(ABC):
     def _share_of_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
         return self.loss.share(output, wanted.targets, self._denominator, wanted.weight)
 
-    def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> tuple[list[int], float]:
-        """(samples of each replica, global denominator): the first stages count samples, the last ones count targets."""
+    def _agree(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[list[int], float]:
+        """(samples of each replica, global denominator): the first stages count samples, the last ones weigh targets. InputError
+        on every rank if what any of them was given is wrong."""
         count = len(self.plan.replicas)
-        counts = [0.0] * (5 * count)
-        if self.is_first:
-            counts[self.replica] = _rows(inputs, "inputs", self.name)
-            if not self.is_last and counts[self.replica]:
-                counts[3 * count + self.replica] = _shapes(inputs) != _shapes(self._model.inputs)
-        if self.is_last:
-            counts[count + self.replica] = _rows(targets, "targets", self.name)
-            if targets is not None and counts[count + self.replica]:
-                counts[2 * count + self.replica] = self.loss.count(targets)
-                counts[4 * count + self.replica] = self.loss.skips_samples(targets)
-        total = self.world.sum(counts)
+        given, wanted, weight, fault = [0.0] * count, [0.0] * count, 0.0, None
+        try:
+            if training:
+                self._given.check_norms()
+            if self.is_first:
+                given[self.replica] = self._given.rows(inputs, "inputs")
+                if inputs is not None and given[self.replica] and not self.is_last:
+                    self._given.check_inputs(inputs)
+            if self.is_last:
+                wanted[self.replica] = self._given.rows(targets, "targets")
+                if targets is not None and wanted[self.replica]:
+                    weight = self._weigh(targets, training=training)
+        except InputError as error:
+            fault = str(error)
+        total = self.world.sum([*given, *wanted, weight, fault is not None])
         given, wanted = total[:count], total[count : 2 * count]
         for r, (a, b) in enumerate(zip(given, wanted, strict=True)):
-            if a != b:
+            if a != b and not total[-1]:
                 raise InputError(
                     f"replica {r}: its first stage was given {a:.0f} samples of inputs, its last stage {b:.0f} of targets; "
                     "give both the same share"
                 )
-        for r, differs in enumerate(total[3 * count : 4 * count]):
-            if differs:
-                raise InputError(
-                    f"replica {r}: its inputs have other shapes a sample than {_shapes(self._model.inputs)}, those of the sample "
-                    "batch; what crosses from stage to stage has a fixed shape: pad every batch to those shapes"
-                )
-        for r, skips in enumerate(total[4 * count :]):
-            if skips:
-                raise InputError(
-                    f"replica {r}: its targets hold {self.loss.ignore_index}, which is to be ignored, but the loss is weighed by "
-                    "samples: write 'weight: tokens' in the job's loss section (hetpipe.wrap: loss_weight='tokens'); where "
-                    "the loss function leaves no target out, give ignore_index a number that no target has"
-                )
-        return [int(x) for x in given], max(1.0, sum(total[2 * count : 3 * count]))
+        if total[-1]:
+            raise InputError(next(text for text in self.world.gather(fault) if text is not None))
+        return [int(x) for x in given], total[-2] or 1.0
+
+    def _weigh(self, targets: Tensors, *, training: bool) -> float:
+        """What the loss of these targets weighs, once they and it are known to do."""
+        rows = self._replica_plan.microbatch_sizes[0]
+        self._given.check_targets(targets)
+        if training not in self._outputs:
+            try:
+                self._outputs[training] = self._boundaries(rows, training=training)[-1]
+            except InputError:  # told where it matters: a stage of all layers need not know what leaves them
+                self._outputs[training] = None
+        if (output := self._outputs[training]) is not None:
+            self._given.check_loss(output, rows, targets, self._loss_device)
+        return self.loss.count(targets)
 
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """One global batch: every rank gives its replica's share (first stage: inputs; last stage: targets; a replica without
@@ -193,7 +218,7 @@ class PlanEngine(ABC):
 
     def _step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         self.recorders[0].note("the agreement on shares")
-        shares, self._denominator = self._agree(inputs, targets)
+        shares, self._denominator = self._agree(inputs, targets, training=True)
         for r, (samples, replica) in enumerate(zip(shares, self.plan.replicas, strict=True)):
             if samples > replica.samples:
                 raise InputError(f"replica {r} was given {samples} samples, but the plan gives it at most {replica.samples}; "
@@ -236,12 +261,12 @@ class PlanEngine(ABC):
         with evaluating(self.stage):
             self.forward_only(inputs, targets, self._scorer(metric, sums))
         loss, weight, hits, count = self.world.sum(sums)
-        return Evaluation(loss, hits / max(1.0, count) if metric is not None else None, int(weight))
+        return Evaluation(loss, hits / max(1.0, count) if metric is not None else None, weight, count)
 
     def forward_only(self, inputs: Tensors | None, targets: Tensors | None, score: Score = lambda *_: None) -> None:
         """Run a batch forward without gradients, every module in the mode it is in; `score(output, wanted)` for each micro-batch
         where the outputs are. Collective."""
-        shares, self._denominator = self._agree(inputs, targets)
+        shares, self._denominator = self._agree(inputs, targets, training=False)
         sizes = even_sizes(max(self._replica_plan.microbatch_sizes), shares[self.replica])
         self._begin_step()
         if sizes:
@@ -261,22 +286,6 @@ class PlanEngine(ABC):
     def close(self) -> None:
         """Give hooks and buffers back."""
         self.sync.close()
-
-
-def _rows(value: Tensors | None, what: str, who: str) -> int:
-    if value is None:
-        return 0
-    try:
-        return batch_size(value)
-    except (TypeError, IndexError) as error:
-        raise InputError(
-            f"{who}: {what} must be a tensor or a tuple of tensors whose dimension 0 counts samples: {error}"
-        ) from None
-
-
-def _shapes(batch: Tensors | None) -> list[tuple[int, ...]]:
-    """The shapes of one sample's tensors."""
-    return [tuple(t.shape[1:]) for t in as_tuple(batch)]
 
 
 def _position(plan: Plan, world: World) -> tuple[int, int]:

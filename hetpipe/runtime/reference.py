@@ -28,7 +28,7 @@ class ReferenceEngine:
         """Gradients of the loss over the whole batch."""
         assert inputs is not None and targets is not None
         self.layers.zero_grad(set_to_none=True)
-        loss = self.loss.share(self.layers(inputs), targets, max(1, self.loss.count(targets)))
+        loss = self.loss.share(self.layers(inputs), targets, self.loss.count(targets) or 1.0)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
@@ -50,8 +50,8 @@ class ReferenceEngine:
         with evaluating(self.layers), torch.no_grad():
             output = self.layers(inputs)
             weight = self.loss.count(targets)
-            loss = float(self.loss.share(output, targets, max(1, weight)))
+            loss = float(self.loss.share(output, targets, weight or 1.0))
         if metric is None:
             return Evaluation(loss, None, weight)
         total, count = metric(output, targets)
-        return Evaluation(loss, total / max(1, count), weight)
+        return Evaluation(loss, total / max(1, count), weight, count)

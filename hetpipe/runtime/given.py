@@ -1,0 +1,78 @@
+"""What a rank is given for a step, looked at before anything runs: whatever is wrong with it is said on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hetpipe.batch_norm import may_normalise_batches, needs_a_choice, normalises_batches
+from hetpipe.formats import InputError
+from hetpipe.loss_check import check_labels, check_loss
+from hetpipe.loss_trial import Trial, layer_name
+from hetpipe.model import Loss, Model, Tensors, as_tuple, batch_size
+from hetpipe.progress import say
+from hetpipe.split import TensorSpec
+
+
+class Given:
+    """Looks at what one rank is given. `layers` are those of this process."""
+
+    def __init__(self, model: Model, loss: Loss, layers: nn.Module, replica: int, who: str) -> None:
+        self._model, self._loss, self._replica, self._who = model, loss, f"replica {replica}", who
+        self._quiet = replica > 0
+        self._norms = may_normalise_batches(layers) if model.batch_norm is None else []
+        self._tried = False
+
+    def rows(self, value: Tensors | None, what: str) -> int:
+        """How many samples `value` has."""
+        if value is None:
+            return 0
+        try:
+            return batch_size(value)
+        except (TypeError, IndexError) as error:
+            raise InputError(
+                f"{self._who}: {what} must be a tensor or a tuple of tensors whose dimension 0 counts samples: {error}"
+            ) from None
+
+    def check_norms(self) -> None:
+        """InputError if a BatchNorm trains that did not when the model was wrapped."""
+        for name, module in self._norms:
+            if normalises_batches(module):
+                raise InputError(f"{self._replica}: {needs_a_choice(name, module)}")
+
+    def check_inputs(self, inputs: Tensors) -> None:
+        """InputError if they have other shapes than the sample: what crosses from stage to stage has the sample's."""
+        if _shapes(inputs) != _shapes(self._model.inputs):
+            raise InputError(
+                f"{self._replica}: its inputs have other shapes a sample than {_shapes(self._model.inputs)}, those of the sample "
+                "batch; what crosses from stage to stage has a fixed shape: pad every batch to those shapes"
+            )
+
+    def check_targets(self, targets: Tensors) -> None:
+        """InputError if some are to be ignored that the loss's weight counts."""
+        loss = self._loss
+        if loss.skips_samples(targets):
+            raise InputError(
+                f"{self._replica}: its targets hold {loss.ignore_index}, which is to be ignored, but the loss is weighed by "
+                "samples: write 'weight: tokens' in the job's loss section (hetpipe.wrap: loss_weight='tokens'); where "
+                "the loss function leaves no target out, give ignore_index a number that no target has"
+            )
+
+    def check_loss(self, output: Sequence[TensorSpec], rows: int, targets: Tensors, device: torch.device) -> None:
+        """InputError if a target is no class or, the first time, if the loss does not do (see `hetpipe/loss_check.py`). `output`
+        is what the last layer gives for so many rows, on this device."""
+        trial = Trial(loss=self._loss, layer=layer_name(self._model), output=output, rows=rows, targets=targets)
+        check_labels(trial, self._replica)
+        if self._tried:
+            return
+        self._tried = True
+        note = check_loss(trial, list(dict.fromkeys([torch.device("cpu"), device])))
+        if note is not None and not self._quiet:
+            say(f"note: whether the loss is a mean over its batch could not be tried: {note}")
+
+
+def _shapes(batch: Tensors | None) -> list[tuple[int, ...]]:
+    """The shapes of one sample's tensors."""
+    return [tuple(t.shape[1:]) for t in as_tuple(batch)]

@@ -1,0 +1,304 @@
+"""A loss is tried before it trains: what is no mean over its weight is refused, and what is one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hetpipe
+from hetpipe.formats import InputError
+from hetpipe.loss_check import check_labels, check_loss
+from hetpipe.loss_trial import Trial, telling_rows
+from hetpipe.model import Loss, LossWeight, Tensors, WeightFunction, as_tuple, cross_entropy, mse
+from hetpipe.plan import Backend
+from hetpipe.split import TensorSpec
+from tests.ranks import make_plan
+
+LABELS = torch.tensor([3, 0, 2, 2, 1, 0, 3, 1, 1, 2, 0, 3])
+TOKENS = torch.arange(30).reshape(6, 5) % 7
+IGNORED = torch.where(torch.tensor([[0, 0, 0, 0, 0], [1, 0, 1, 0, 0]] * 3, dtype=torch.bool), -100, TOKENS)
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 0.5])
+POINTS = torch.linspace(-2, 3, 18).reshape(6, 3)
+ONES = (torch.arange(6) % 2).float()[:, None]
+
+
+def spec(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = True) -> TensorSpec:
+    return TensorSpec(shape, dtype, requires_grad)
+
+
+LOGITS, WORDS, NUMBERS = spec(12, 4), spec(6, 5, 7), spec(6, 3)
+
+
+def tried(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight | WeightFunction = "samples") -> str | None:
+    trial = Trial(loss=Loss(function=function, weight=weight), layer="'head' (Linear)", output=output, rows=output[0].shape[0],
+                  targets=targets)  # fmt: skip
+    check_labels(trial, "the sample")
+    return check_loss(trial)
+
+
+def refused(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight | WeightFunction = "samples") -> str:
+    with pytest.raises(InputError) as caught:
+        tried(function, targets, *output, weight=weight)
+    return str(caught.value)
+
+
+def of_words(output: Tensor, targets: Tensor, **more: Any) -> Tensor:
+    return F.cross_entropy(output.transpose(1, 2), targets, **more)
+
+
+def ctc(output: Tensor, targets: Tensor) -> Tensor:
+    lengths = torch.full((len(targets),), 5), torch.full((len(targets),), 2)
+    return F.ctc_loss(output.log_softmax(-1).transpose(0, 1), targets[:, :2] % 6 + 1, *lengths)
+
+
+MEANS: dict[str, tuple[Any, ...]] = {
+    "cross entropy": (F.cross_entropy, LABELS, LOGITS),
+    "a module": (nn.CrossEntropyLoss(), LABELS, LOGITS),
+    "label smoothing": (lambda o, t: F.cross_entropy(o, t, label_smoothing=0.1), LABELS, LOGITS),
+    "one sample": (F.cross_entropy, LABELS[:1], spec(1, 4)),
+    "one label": (F.cross_entropy, LABELS * 0, LOGITS),
+    "bfloat16": (F.cross_entropy, LABELS, spec(12, 4, dtype=torch.bfloat16)),
+    "float16": (F.cross_entropy, LABELS, spec(12, 4, dtype=torch.float16)),
+    "float64": (F.cross_entropy, LABELS, spec(12, 4, dtype=torch.float64)),
+    "log-likelihood": (nn.NLLLoss(), LABELS, LOGITS),
+    "images": (F.cross_entropy, LABELS.reshape(3, 2, 2), spec(3, 4, 2, 2)),
+    "words": (cross_entropy, TOKENS, WORDS),
+    "shifted words": (lambda o, t: of_words(o[:, :-1], t[:, 1:]), TOKENS, WORDS),
+    "mse": (mse, POINTS, NUMBERS),
+    "squeezed": (lambda o, t: F.mse_loss(o.squeeze(), t), POINTS[:, 0], spec(6, 1)),
+    "probabilities": (nn.BCELoss(), ONES, spec(6, 1)),
+    "logits": (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0])), ONES, spec(6, 1)),
+    "divergence": (lambda o, t: F.kl_div(o.log_softmax(1), t.softmax(1), reduction="batchmean"), POINTS, NUMBERS),
+    "rates": (nn.PoissonNLLLoss(log_input=False), POINTS.abs(), NUMBERS),
+    "alignments": (ctc, TOKENS, spec(6, 5, 9)),
+    "a constant": (lambda o, t: o.sum() * 0 + 3, LABELS, LOGITS),
+    "auxiliary outputs": (lambda o, t: F.cross_entropy(o[0], t) + 0.1 * o[1].square().mean(), LABELS, LOGITS, spec(12, 2)),
+    "a frozen model": (F.cross_entropy, LABELS, spec(12, 4, requires_grad=False)),
+    "very many words": (cross_entropy, torch.zeros(2, 4096, dtype=torch.int64), spec(2, 4096, 20_000)),
+}
+
+
+@pytest.mark.parametrize("case", MEANS)
+def test_a_mean_is_none_of_our_business(case: str) -> None:
+    function, targets, *output = MEANS[case]
+    before = torch.get_rng_state()
+    assert tried(function, targets, *output) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("function", "targets", "output", "weight"),
+    [
+        (cross_entropy, IGNORED, WORDS, "tokens"),
+        (of_words, IGNORED, WORDS, "tokens"),
+        (nn.CrossEntropyLoss(weight=WEIGHTS), LABELS, LOGITS, lambda t: WEIGHTS[t].sum()),
+        (nn.CrossEntropyLoss(weight=WEIGHTS), LABELS[:1], spec(1, 4), lambda t: float(WEIGHTS[t].sum())),
+    ],
+)
+def test_a_mean_by_its_own_weight(function: Any, targets: Tensor, output: TensorSpec, weight: Any) -> None:
+    assert tried(function, targets, output, weight=weight) is None
+
+
+NEITHER = "Its weight is neither samples nor tokens: for a weighted mean give what it divides by, as a function of the targets"
+
+
+@pytest.mark.parametrize(
+    ("function", "targets", "output", "weight", "expected"),
+    [
+        (lambda o, t: F.cross_entropy(o, t, reduction="sum"), LABELS, LOGITS, "samples",
+         "It looks like a sum: return the mean (reduction='mean')"),
+        (lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS), LABELS, LOGITS, "samples", NEITHER),
+        (lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS), LABELS * 0, LOGITS, "samples", NEITHER),  # one class in the sample
+        (lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS.bfloat16()), LABELS, spec(12, 4, dtype=torch.bfloat16), "samples",
+         NEITHER),
+        (of_words, IGNORED, WORDS, "samples", "It looks like a mean over the targets that are not -100: write 'weight: tokens'"),
+        (lambda o, t: of_words(o, t, reduction="none").mean(1).mean(), IGNORED, WORDS, "tokens",
+         "It looks like a mean over samples: write 'weight: samples' in the job's loss section, or loss_weight='samples'"),
+        (lambda o, t: F.cross_entropy(o @ o.T, torch.arange(len(o))), LABELS, LOGITS, "samples",
+         "a loss over pairs of samples, or a root of a mean, is no mean over samples"),
+        (lambda o, t: F.mse_loss(o, t).sqrt(), POINTS, NUMBERS, "samples", NEITHER),
+        (nn.CrossEntropyLoss(weight=WEIGHTS), LABELS, LOGITS, lambda t: 2 * WEIGHTS[t].square().sum(), NEITHER),
+    ],
+)  # fmt: skip
+def test_what_is_no_mean(function: Any, targets: Tensor, output: TensorSpec, weight: Any, expected: str) -> None:
+    said = refused(function, targets, output, weight=weight)
+    assert said.startswith("the loss is no mean weighed by "), said
+    assert expected in said
+
+
+def test_both_numbers_are_said() -> None:
+    """The sums of 1, 2, 0, 3 and 2 (LABELS has five rows that tell): 2 + 6."""
+    said = refused(lambda o, t: o.sum() * 0 + t.sum(), torch.tensor([1, 2, 0, 3, 2]), spec(5, 4))
+    assert said == (
+        "the loss is no mean weighed by samples: on outputs drawn at random it is 8 for 5 samples; it is 3 for 2 of them and 5 "
+        "for the other 3, whose mean is 4.2 (weights 2 and 3). A batch is cut into micro-batches, so gradients would be wrong. "
+        "It looks like a sum: return the mean (reduction='mean')"
+    )
+
+
+def test_a_mask_among_the_outputs_is_drawn_too() -> None:
+    def masked(output: Any, targets: Tensor) -> Tensor:
+        logits, mask = output
+        found: Tensor = (of_words(logits, targets, reduction="none") * mask).sum() / mask.sum()
+        return found
+
+    assert NEITHER in refused(masked, TOKENS, WORDS, spec(6, 5, dtype=torch.bool, requires_grad=False))
+
+
+def _raises(output: Tensor, targets: Tensor) -> Tensor:
+    if bool((output.diff(dim=1) < 0).any()):
+        raise ValueError("outputs must be sorted")
+    return output.mean()
+
+
+NOTES: dict[str, tuple[Any, ...]] = {
+    "it gives another number each time": (lambda o, t: F.cross_entropy(F.dropout(o, 0.5), t), LABELS, LOGITS),
+    "on outputs drawn at random it raises ValueError: outputs must be sorted": (_raises, LABELS, LOGITS),
+    "on outputs drawn at random it gives nan": (lambda o, t: (o * 0 / 0).mean(), LABELS, LOGITS),
+    "on outputs drawn at random it raises AssertionError: Torch not compiled with CUDA": (
+        lambda o, t: F.cross_entropy(o.cuda(), t.cuda()), LABELS, LOGITS),
+    "the model's output ((12, 4); ()) does not have a row for each sample": (lambda o, t: o[1], LABELS, LOGITS, spec()),
+    "none of the samples that were looked at counts": (of_words, IGNORED * 0 - 100, WORDS),
+    "only one of the samples that were looked at counts": (of_words, IGNORED.where(torch.arange(6)[:, None] == 3, -100), WORDS),
+    "the output of two samples would have 40000000 numbers": (lambda o, t: o.mean(), LABELS, spec(2, 20_000_000)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_what_cannot_be_tried_is_noted(note: str) -> None:
+    function, targets, *output = NOTES[note]
+    if "CUDA" in note and torch.backends.cuda.is_built():
+        pytest.skip("this torch has CUDA")
+    found = tried(function, targets, *output, weight="tokens" if "counts" in note else "samples")
+    assert found is not None
+    assert found.startswith(note)
+
+
+GIVEN = "the output of layer 'head' (Linear) ((5, 4) of float32) and targets ("
+
+
+@pytest.mark.parametrize(
+    ("function", "targets", "output", "expected"),
+    [
+        (lambda o, t: F.cross_entropy(o, t, reduction="none"), LABELS, LOGITS,
+         f"the loss must return one number, found a tensor of shape (5,) for {GIVEN}(5,) of int64, 0 to 3): return its mean"),
+        (lambda o, t: 1.5, LABELS, LOGITS, "the loss must return a tensor of one number, found float"),
+        (lambda o, t: None, LABELS, LOGITS, "the loss must return a tensor of one number, found NoneType"),
+        (lambda o, t: (o.argmax(1) == t).sum(), LABELS, LOGITS, "the loss must return a floating-point number, found one of"),
+        (lambda o, t: F.cross_entropy(o.detach(), t), LABELS, LOGITS, "the loss requires no gradient: what it returns does not"),
+        (lambda o: o.mean(), LABELS, LOGITS, "takes 1 positional argument but 2 were given"),
+        (F.cross_entropy, LABELS.reshape(6, 2), spec(6, 4),
+         f"the loss does not run on {GIVEN}(5, 2) of int64, 0 to 3): RuntimeError: "),
+        (F.binary_cross_entropy_with_logits, LABELS, spec(12, 1), "ValueError: Target size (torch.Size([5])) must be the same"),
+        (lambda o, t: F.cross_entropy(o, t), torch.tensor([1, 2, 99, 3]), spec(4, 4),
+         "and targets ((4,) of int64, 1 to 99): IndexError: Target 99 is out of bounds."),
+        (mse, POINTS[:, 0], spec(6, 1), "mse: the model's output has shape (5, 1), the targets (5,); they must be equal"),
+    ],
+)  # fmt: skip
+def test_what_no_loss_does(function: Any, targets: Tensor, output: TensorSpec, expected: str) -> None:
+    assert expected in refused(function, targets, output)
+
+
+@pytest.mark.parametrize("function", [cross_entropy, F.cross_entropy, nn.CrossEntropyLoss(), nn.NLLLoss()])
+def test_a_label_that_is_no_class(function: Any) -> None:
+    assert refused(function, torch.tensor([1, -100, 2, 99, 3]), spec(5, 4), weight="tokens") == (
+        "the sample: the target of sample 3 is 99, but layer 'head' (Linear) gives 4 classes (0 to 3); -100 is ignored"
+    )
+    assert "the target of sample 1 is -1, but" in refused(function, torch.tensor([1, -1]), spec(2, 4))
+
+
+def test_weights_are_numbers_that_add_up() -> None:
+    for weight, expected in (
+        (lambda t: WEIGHTS[t], "the loss's weight of a batch must be one number, found tensor([2.0000, 3.0000, "),
+        (lambda t: None, "the loss's weight of a batch must be one number, found None"),
+        (lambda t: -1.0, "the loss's weight of a batch is -1.0; it must be finite and not below 0"),
+        (lambda t: torch.tensor(torch.nan), "the loss's weight of a batch is nan; it must be finite and not below 0"),
+        (lambda t: WEIGHTS[t].mean(), "the weight of a batch must be the sum of its parts' (return the sum over the targets"),
+    ):
+        assert expected in refused(nn.CrossEntropyLoss(weight=WEIGHTS), torch.tensor([1, 2, 3, 0, 1]), LOGITS, weight=weight)
+
+
+def test_rows_that_tell() -> None:
+    labels = torch.tensor([1] * 300 + [7] + [1] * 90 + [0] + [1] * 9)
+    assert {300, 391} <= set(telling_rows(labels, 5).tolist())
+    assert telling_rows(torch.tensor([4, 4, 4, 6, 4, 5]), 3).tolist() == [0, 3, 5]
+    assert telling_rows(torch.tensor([4]), 5).tolist() == [0, 0]
+    assert telling_rows((POINTS, LABELS[:6]), 4).tolist() == [0, 1, 2, 5]
+
+
+# ---- in wrap and auto ----
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A world of one, and its end."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+INPUTS = torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(12, 4).sin()
+PLAN = make_plan([{"cuts": [3], "sizes": [5, 4, 3]}], schedule="gpipe")
+
+
+@pytest.mark.parametrize("backend", ["torch", "fairscale"])
+def test_a_weighted_mean_in_ones_own_loop(alone: None, backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without its weight gradients were off by 0.15, without a word."""
+    weights = torch.tensor([1.0, 2.0, 0.0, 0.5], dtype=torch.float64)
+
+    def loss(output: Tensors, targets: Tensors) -> Tensor:
+        return F.cross_entropy(as_tuple(output)[0], as_tuple(targets)[0], weight=weights)
+
+    def wrapped(function: Callable[..., Any], **more: Any) -> Any:
+        return hetpipe.wrap(net(), PLAN, INPUTS, function, backend=backend, **more)
+
+    engine = wrapped(loss)
+    with pytest.raises(InputError, match="the loss is no mean weighed by samples: .* neither samples nor tokens"):
+        engine.step(INPUTS, LABELS)
+    engine.close()
+    truth = net()
+    expected = loss(truth(INPUTS), LABELS)
+    expected.backward()  # type: ignore[no-untyped-call]
+    engine = wrapped(loss, loss_weight=lambda targets: weights[targets].sum())
+    assert engine.step(INPUTS, LABELS) == pytest.approx(float(expected.detach()), rel=1e-12)
+    for own, other in zip(engine.parameters(), truth.parameters(), strict=True):
+        assert torch.allclose(own.grad, other.grad, rtol=0, atol=1e-12)
+    found = engine.evaluate(INPUTS, LABELS)
+    assert found[:3] == (pytest.approx(float(expected.detach())), None, pytest.approx(float(weights[LABELS].sum())))
+    strange = torch.where(torch.arange(12) == 7, 4, 0)
+    with pytest.raises(InputError, match="^the function that weighs the loss's targets raises IndexError: index 4 is out of"):
+        engine.step(INPUTS, strange)
+    engine.close()
+    engine = wrapped(nn.CrossEntropyLoss())
+    engine.step(INPUTS, LABELS)
+    with pytest.raises(InputError, match="^replica 0: the target of sample 7 is 4, but layer '2' .Linear. gives 4 classes"):
+        engine.step(INPUTS, strange)
+    engine.close()
+    engine = wrapped(lambda o, t: F.cross_entropy(F.dropout(o), t))
+    engine.step(INPUTS, LABELS)
+    engine.step(INPUTS, LABELS)
+    engine.close()
+    note = "note: whether the loss is a mean over its batch could not be tried: it gives another number each time\n"
+    assert capsys.readouterr().err == note, "once"
+
+
+def test_auto_tries_the_loss_before_it_measures(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="It looks like a sum: return the mean"):
+        hetpipe.auto(net(), (INPUTS, LABELS), nn.CrossEntropyLoss(reduction="sum"), global_batch=12)
+    with pytest.raises(InputError, match="^the sample: the target of sample 2 is 9, but layer '2' .Linear. gives 4 classes"):
+        hetpipe.auto(net(), (INPUTS[:3], torch.tensor([1, 2, 9])), F.cross_entropy, global_batch=12)
+    with pytest.raises(InputError, match="has 12 rows of inputs and 3 of targets; dimension 0 of both counts samples"):
+        hetpipe.auto(net(), (INPUTS, torch.tensor([1, 2, 9])), F.cross_entropy, global_batch=12)
+    assert list(tmp_path.iterdir()) == []
