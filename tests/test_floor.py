@@ -20,6 +20,7 @@ from hetpipe.partitioners._limit import PER_SECOND, Limit
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.plan import Plan
+from hetpipe.planner import with_prediction
 from hetpipe.registry import partitioner
 from hetpipe.simulator import simulate
 from tests.plans import ROUNDING, checked
@@ -142,8 +143,11 @@ class TestTime:
     def test_a_time_limit_is_heeded(self) -> None:
         """The first rule that has a plan is enough then."""
         tried: list[str] = []
-        problem = unlike_nodes(time_limit_seconds=1e-9, progress=tried.append)
-        checked(problem, Auto()(problem).plan)
+        for problem in (unlike_nodes(time_limit_seconds=1e-9, progress=tried.append), few_unlike_nodes(time_limit_seconds=1e-9)):
+            solution = Auto()(problem)
+            assert with_prediction(solution, problem).predicted.gap > 0.01  # the proof says what was not looked at
+            assert solution.proof != "exhaustive"
+            checked(problem, solution.plan)
         assert not any("fasop" in text for text in tried)
 
     @pytest.mark.parametrize(
