@@ -66,7 +66,7 @@ class TestNeverSlower:
         assert checked(problem, solution.plan).step_seconds <= step(problem, Fasop()(problem).plan)
         assert solution.plan.partitioner == "auto"
 
-    @settings(max_examples=12, **UNHURRIED)
+    @settings(max_examples=8, **UNHURRIED)
     @given(crowds(most_devices=110))
     def test_than_any_rule(self, problem: Problem) -> None:
         steps = {}
@@ -84,7 +84,7 @@ class TestNeverSlower:
         least = solution.lower_bound_seconds
         assert least is None or least <= min(steps.values(), default=math.inf) * ROUNDING
 
-    @settings(max_examples=8, **UNHURRIED)
+    @settings(max_examples=6, **UNHURRIED)
     @given(crowds(most_devices=40, prices=True), st.sampled_from([0.6, 1.0, 1.5]), st.sampled_from([None, 1.0, 1.3]))
     def test_within_limits(self, problem: Problem, part: float, slack: float | None) -> None:
         """Of the rules' plans those that keep the price and the deadline."""
