@@ -48,18 +48,9 @@ CHEAPER = 0.96  # columns worth this part of their price are of use in whole num
 
 
 class Large:
-    """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem.
-    `counted`: unless there is a time limit it ends by its effort (see `_limit`)."""
+    """One search; `run` gives the Solution. `counted`: unless there is a time limit it ends by its effort (see `_limit`)."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        name: str,
-        *,
-        time_limit_seconds: float = 30.0,
-        counted: bool = False,
-        start: Sequence[Plan] = (),
-    ) -> None:
+    def __init__(self, problem: Problem, name: str, *, time_limit_seconds: float = 30.0, counted: bool = False) -> None:
         self.problem, self.name = problem, name
         self.fluid = fluid_bound(problem)
         self.kinds = Kinds(problem)
@@ -73,8 +64,6 @@ class Large:
         self.best_step = self.least_T = math.inf
         self.ruled_T = 0.0  # below the linear program was not possible, as far as was looked
         self.plan: Plan | None = None
-        for plan in start:
-            self.take(plan)
 
     def take(self, plan: Plan) -> float:
         """Keep a plan that fits if it is the fastest; its step."""
@@ -83,9 +72,12 @@ class Large:
             self.best_step, self.plan = step, plan
         return step
 
-    def run(self) -> Solution:
-        """A plan, then a bound; where none is found, the search that is made for few devices, or what is missing."""
+    def run(self, others: Sequence[Plan] = ()) -> Solution:
+        """A plan, or one of these others, which must fit; then a bound. Where there is none, the search that is made for few
+        devices, or what is missing."""
         self.find()
+        for plan in others:  # not before: with a plan in hand the search leaves out what it would build on
+            self.take(plan)
         if self.plan is None and self.devices > SEARCHED:
             self.say("no plan was found; looking for what is missing")
             raise explain(self.problem)
@@ -109,8 +101,6 @@ class Large:
         """The best plan of those tried."""
         alike: list[tuple[float, Path, list[Group]]] = []
         for R, used in self.proportions():
-            if self.late() and (alike or self.plan is not None):
-                break
             least = min((step for step, _, _ in alike), default=self.best_step)
             self.say(f"{R} replicas of {sum(used)} devices, best step {least:.4g} s")
             alike += self.alike(R, used, least)
@@ -175,7 +165,7 @@ class Large:
         R = Range(self.few(), self.most)
         low, T = self.fluid, self.best_step
         if math.isfinite(T):
-            while self.fluid < T and not self.late() and self.master.guess(T / GROWTH, R):
+            while self.fluid < T and self.master.guess(T / GROWTH, R):
                 T /= GROWTH
             low = max(self.fluid, T / GROWTH)
         else:
