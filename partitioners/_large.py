@@ -48,10 +48,20 @@ CHEAPER = 0.96  # columns worth this part of their price are of use in whole num
 
 
 class Large:
-    """One search; `run` gives the Solution. `counted`: unless there is a time limit it ends by its effort (see `_limit`)."""
+    """One search; `run` gives the Solution. `counted`: unless there is a time limit it ends by its effort (see `_limit`).
+    `others`: plans that fit, with which its own is compared in the end; it does not start from them, since with a plan in hand it
+    leaves out what it would build on."""
 
-    def __init__(self, problem: Problem, name: str, *, time_limit_seconds: float = 30.0, counted: bool = False) -> None:
-        self.problem, self.name = problem, name
+    def __init__(
+        self,
+        problem: Problem,
+        name: str,
+        *,
+        time_limit_seconds: float = 30.0,
+        counted: bool = False,
+        others: Sequence[Plan] = (),
+    ) -> None:
+        self.problem, self.name, self.others = problem, name, others
         self.fluid = fluid_bound(problem)
         self.kinds = Kinds(problem)
         self.columns = Columns(Stages(self.kinds))
@@ -72,11 +82,10 @@ class Large:
             self.best_step, self.plan = step, plan
         return step
 
-    def run(self, others: Sequence[Plan] = ()) -> Solution:
-        """A plan, or one of these others, which must fit; then a bound. Where there is none, the search that is made for few
-        devices, or what is missing."""
+    def run(self) -> Solution:
+        """A plan, then a bound; where none is found, the search that is made for few devices, or what is missing."""
         self.find()
-        for plan in others:  # not before: with a plan in hand the search leaves out what it would build on
+        for plan in self.others:
             self.take(plan)
         if self.plan is None and self.devices > SEARCHED:
             self.say("no plan was found; looking for what is missing")
@@ -196,14 +205,14 @@ class Large:
         """Whole numbers of real pipelines, from T upward; about R of them, or as many as the linear program used."""
         R = R or max(1, round(sum(master.used.values())))
         prices = self.master.scaled(master.prices, R)
-        fleet = Fleet(master, Paths(master.columns))
+        fleet, work = Fleet(master, Paths(master.columns)), WORK if self.plan is not None or self.others else math.inf
         for factor in LADDER:
             if T * factor >= self.best_step or (self.plan is not None and self.late()):
                 break
             part = CHEAPER / factor
             lower = Prices(prices.device * part, prices.replica * part)
             master.look(T * factor, Range(R, R), lower, GUESS)
-            groups = fleet.groups(T * factor, R, self.most, math.inf if self.plan is None else WORK)
+            groups = fleet.groups(T * factor, R, self.most, work)
             if groups:
                 self.offer(fleet, groups)
                 break

@@ -72,7 +72,7 @@ class Auto:
         if len(problem.cluster.devices) <= FEW_DEVICES or problem.backend != "torch":
             return self._exact(problem, seconds, simple, counted)
         if counted:
-            return Large(problem, self.name, time_limit_seconds=seconds).run(simple)
+            return Large(problem, self.name, time_limit_seconds=seconds, others=simple).run()
         if not simple:
             refuse(problem)
         return Cheapest(problem, self, time_limit_seconds=seconds, start=simple).run()
@@ -83,7 +83,7 @@ class Auto:
         few = len(problem.cluster.devices) <= COUNTED_DEVICES
         large = None
         if counted and not few:
-            large = Large(problem, self.name, time_limit_seconds=seconds / 2, counted=True)
+            large = Large(problem, self.name, time_limit_seconds=seconds / 2, counted=True, others=simple)
             large.find()
             left = max(0.1, large.ends.left() + seconds / 2)
             start += [] if large.plan is None else [large.plan]
