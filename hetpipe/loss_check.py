@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError, cut
-from hetpipe.loss_trial import Trial, draws, layer_name, type_name, with_few_rows
+from hetpipe.loss_trial import Trial, draws, layer_name, with_few_rows
 from hetpipe.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
-from hetpipe.split import TensorSpec, fake_tensors, unchanged_buffers
+from hetpipe.split import TensorSpec, fake_tensors, type_name, unchanged_buffers
 
 
 def check_sample(model: Model, output: Sequence[TensorSpec], who: str, targets: Tensors | None = None,

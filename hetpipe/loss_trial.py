@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hetpipe.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, named_layers, select
-from hetpipe.split import TensorSpec
+from hetpipe.split import TensorSpec, type_name
 
 ROWS = 5  # samples that a loss is tried on: two of them, and the other three
 MOST_NUMBERS = 1 << 24  # that are drawn for them
@@ -31,7 +31,7 @@ class Trial:
     @property
     def what(self) -> str:
         """The output and the targets, for messages."""
-        given = ", ".join(f"{s.shape} of {type_name(s.dtype)}" for s in self.output)
+        given = ", ".join(map(str, self.output))
         wanted = ", ".join(f"{tuple(t.shape)} of {type_name(t.dtype)}{_range(t)}" for t in as_tuple(self.targets))
         return f"the output of layer {self.layer} ({given}) and targets ({wanted})"
 
@@ -127,11 +127,6 @@ def layer_name(model: Model) -> str:
     """The last layer: `'head' (Linear)`."""
     name, layer = named_layers(model.layers)[-1]
     return f"{name!r} ({type(layer).__name__})"
-
-
-def type_name(dtype: torch.dtype) -> str:
-    """`float32`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _range(labels: Tensor) -> str:

@@ -121,6 +121,11 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"data": {"target": USER + "only_training"}}, "must return DataSplits(train, test) or a pair, found list"),
         ({"data": {"target": USER + "dictionaries"}}, "samples hold tensors or tuples of tensors, found dict"),
         ({"data": {"target": USER + "triples"}}, "sample 0 of list is not a pair (inputs, target) but a tuple of 3"),
+        ({"data": {"target": USER + "points", "args": {"label": 99}}, "model": {"target": USER + "two_layers"}},
+         "data 'tests.user_parts:points': the target of sample 9 is 99, but layer '1' (Linear) gives 3 classes (0 to 2)"),
+        ({"data": {"target": USER + "whole_numbers"}, "model": {"target": USER + "two_layers"}},
+         "layer '0' (Linear) does not run on the inputs: (1, 4) of int64: its input is int64, and its weight float32; where"),
+        ({"data": {"target": USER + "ragged"}}, "the inputs of samples 0 and 5 of list differ: shape (4,) and shape (3,); "),
         ({"loss": {"name": "cross_entropi"}}, "unknown loss 'cross_entropi'; did you mean 'cross_entropy'?"),
     ],
 )  # fmt: skip
@@ -310,8 +315,14 @@ def test_schedulers_by_their_torch_names(scheduler: dict[str, Any], warmup: int)
             "it takes a metric at every step; use, for example, CosineAnnealingLR with warmup_steps",
         ),
         ({"name": "SequentialLR", "schedulers": []}, "it takes other schedulers"),
+        ({"name": "CosineAnnealingLR", "T_max": 0}, "scheduler 'CosineAnnealingLR' does not run with {'T_max': 0}: ZeroDivisionErr"),
+        ({"name": "CosineAnnealingLR", "T_max": 0, "warmup_steps": 3}, "modulo by zero: what counts steps must be above 0"),
+        ({"name": "StepLR", "step_size": 0}, "does not run with {'step_size': 0}: ZeroDivisionError"),
+        ({"name": "StepLR", "step_size": 4, "gamma": "half"}, "does not run with {'gamma': 'half', 'step_size': 4}: TypeError"),
+        ({"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 2, "warmup_steps": 2},
+         "scheduler 'OneCycleLR' has total_steps: 2, but the job trains 5 steps, 2 of them its warm-up"),
     ],
-)
+)  # fmt: skip
 def test_message_of_a_scheduler(scheduler: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError) as caught:
         check_training(training(scheduler=scheduler))
