@@ -315,7 +315,7 @@ def test_schedulers_by_their_torch_names(scheduler: dict[str, Any], warmup: int)
             "it takes a metric at every step; use, for example, CosineAnnealingLR with warmup_steps",
         ),
         ({"name": "SequentialLR", "schedulers": []}, "it takes other schedulers"),
-        ({"name": "CosineAnnealingLR", "T_max": 0}, "scheduler 'CosineAnnealingLR' does not run with {'T_max': 0}: ZeroDivisionErr"),
+        ({"name": "CosineAnnealingLR", "T_max": 0}, "scheduler 'CosineAnnealingLR' does not run with {'T_max': 0}: Zero"),
         ({"name": "CosineAnnealingLR", "T_max": 0, "warmup_steps": 3}, "modulo by zero: what counts steps must be above 0"),
         ({"name": "StepLR", "step_size": 0}, "does not run with {'step_size': 0}: ZeroDivisionError"),
         ({"name": "StepLR", "step_size": 4, "gamma": "half"}, "does not run with {'gamma': 'half', 'step_size': 4}: TypeError"),
