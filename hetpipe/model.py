@@ -18,8 +18,7 @@ from hetpipe.formats import InputError, nearest, shown
 
 Tensors = Tensor | tuple[Tensor, ...]
 LossFunction = Callable[[Tensors, Tensors], Tensor]
-LossWeight = Literal["samples", "tokens"]
-WeightFunction = Callable[[Tensors], Tensor | float]
+LossWeight = Literal["samples", "tokens"] | Callable[[Tensors], Tensor | float]
 
 
 def as_tuple(value: object) -> tuple[Tensor, ...]:
@@ -93,7 +92,7 @@ class Loss:
     that is a function of the targets returns it, a number for any rows of a batch, that of all rows the sum of its parts'."""
 
     function: LossFunction
-    weight: LossWeight | WeightFunction = "samples"
+    weight: LossWeight = "samples"
     ignore_index: int = -100
 
     def __post_init__(self) -> None:

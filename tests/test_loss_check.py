@@ -16,7 +16,7 @@ import hetpipe
 from hetpipe.formats import InputError
 from hetpipe.loss_check import check_labels, check_loss
 from hetpipe.loss_trial import Trial, telling_rows
-from hetpipe.model import Loss, LossWeight, Tensors, WeightFunction, as_tuple, cross_entropy, mse
+from hetpipe.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy, mse
 from hetpipe.plan import Backend
 from hetpipe.split import TensorSpec
 from tests.ranks import make_plan
@@ -36,14 +36,14 @@ def spec(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = 
 LOGITS, WORDS, NUMBERS = spec(12, 4), spec(6, 5, 7), spec(6, 3)
 
 
-def tried(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight | WeightFunction = "samples") -> str | None:
+def tried(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples") -> str | None:
     trial = Trial(loss=Loss(function=function, weight=weight), layer="'head' (Linear)", output=output, rows=output[0].shape[0],
                   targets=targets)  # fmt: skip
     check_labels(trial, "the sample")
     return check_loss(trial)
 
 
-def refused(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight | WeightFunction = "samples") -> str:
+def refused(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples") -> str:
     with pytest.raises(InputError) as caught:
         tried(function, targets, *output, weight=weight)
     return str(caught.value)
@@ -211,7 +211,7 @@ GIVEN = "the output of layer 'head' (Linear) ((12, 4) of float32) and targets ("
         (lambda o, t: F.cross_entropy(o.detach(), t), LABELS, LOGITS, "the loss requires no gradient: what it returns does not"),
         (lambda o: o.mean(), LABELS, LOGITS, "takes 1 positional argument but 2 were given"),
         (F.cross_entropy, LABELS.reshape(6, 2), spec(6, 4),
-         "the loss does not run on the output of layer 'head' (Linear) ((6, 4) of float32) and targets ((6, 2) of int64, 0 to 3)"),
+         "does not run on the output of layer 'head' (Linear) ((6, 4) of float32) and targets ((6, 2) of int64, 0 to 3)"),
         (F.binary_cross_entropy_with_logits, LABELS, spec(12, 1), "ValueError: Target size (torch.Size([12])) must be the same"),
         (lambda o, t: F.cross_entropy(o, t), torch.tensor([1, 2, 99, 3]), spec(4, 4),
          "and targets ((4,) of int64, 1 to 99): IndexError: Target 99 is out of bounds."),
@@ -299,7 +299,7 @@ def test_a_weighted_mean_in_ones_own_loop(alone: None, backend: Backend, capsys:
     engine.close()
     engine = wrapped(nn.CrossEntropyLoss())
     engine.step(INPUTS, LABELS)
-    with pytest.raises(InputError, match="^replica 0: the target of sample 7 is 4, but layer '2' .Linear. gives 4 classes"):
+    with pytest.raises(InputError, match="^replica 0's share of the batch: the target of sample 7 is 4, but layer '2'"):
         engine.step(INPUTS, strange)
     engine.close()
     engine = wrapped(lambda o, t: F.cross_entropy(F.dropout(o), t))
