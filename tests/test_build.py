@@ -25,6 +25,7 @@ from hetpipe.config import Job, LossSection, SchedulerSection, TorchNamed
 from hetpipe.formats import InputError
 from hetpipe.model import Loss, cross_entropy, mse
 from tests.jobs import MLP, POINTS
+from tests.user_parts import CLASS_WEIGHTS, weighted
 
 USER = "tests.user_parts:"
 
@@ -147,6 +148,26 @@ def test_a_model_that_does_not_take_the_data() -> None:
 def test_mse_does_not_broadcast() -> None:
     with pytest.raises(InputError, match=r"mse: the model's output has shape \(3, 1\), the targets \(3,\)"):
         mse(torch.ones(3, 1), torch.ones(3))
+
+
+def test_a_job_weighs_its_classes() -> None:
+    """As torch does: a mean over the sum of the weights; three micro-batches make the whole."""
+    own: dict[str, Any] = {"data": {"target": USER + "points"}, "model": {"target": USER + "two_layers"}}
+    assert "the loss is no mean weighed by samples: " in message(job(loss={"target": USER + "weighted"}, **own))
+    for weights, said in (([1.0] * 4, "class_weights has 4 entries, and the model's output 3 classes"),
+                          ([1.0] * 2, "a target is 2, and class_weights has 2 entries")):  # fmt: skip
+        assert said in message(job(loss={"class_weights": weights}, **own))
+    output, targets = torch.randn(7, 3), torch.tensor([0, 2, 1, 1, 2, 0, 1])
+    expected = float(weighted(output, targets))
+    for section in ({"class_weights": CLASS_WEIGHTS.tolist()}, {"target": USER + "weighted", "weight_fn": USER + "weight_of"}):
+        made = job(loss=section, **own)
+        loss = build_model(made, build_data(made).train).loss
+        assert loss.count(targets) == pytest.approx(float(CLASS_WEIGHTS[targets].sum()))
+        parts = zip(output.split(3), targets.split(3), strict=True)
+        assert float(sum(loss.share(*part, loss.count(targets)) for part in parts)) == pytest.approx(expected)
+    with_metric = build_metric(build_loss(LossSection(class_weights=(1.0, 2.0))))
+    assert with_metric is not None
+    assert with_metric(torch.eye(2), torch.tensor([0, 0])) == (1.0, 2), "accuracy counts samples"
 
 
 def test_batch_norm_needs_a_choice() -> None:
