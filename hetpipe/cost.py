@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import comb, lcm
@@ -34,12 +34,15 @@ class StageMemory:
 
     def peak(self, sizes: Sequence[int], depth: int) -> int:
         """Greatest bytes at any time, for micro-batches of `sizes` samples of which at most `depth` are in flight."""
-        window = most_in_flight(sizes, depth)
+        return self.peak_of(most_in_flight(sizes, depth), max(sizes))
+
+    def peak_of(self, window: int, largest: int) -> int:
+        """The same, where at most `window` samples are in flight, and `largest` are the most of a micro-batch."""
         return round(
             self.static
             + self.boundary
             + self.held_per_sample * window
-            + self.transient_per_sample * max(sizes)
+            + self.transient_per_sample * largest
         )
 
 
@@ -63,6 +66,8 @@ class Costs:
         self._optimizer: dict[tuple[str, int], Array] = {}
         self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
         self._inputs = _prefix(profile.input_bytes)
+        pairs = (frozenset(link.between) for link in cluster.links)
+        self._pairs = [pair for pair in pairs if len(pair) == 2]
         self._tied = [(l, layer) for l, layer in enumerate(profile.layers) if layer.tied is not None]  # noqa: E741
 
     @property
@@ -170,7 +175,7 @@ class Costs:
         link, parts = self.link(device_a, device_b), min(degrees)
         share = 2 if self.cluster.runtime_overhead.overlap_transfers else 4
         size_bytes, latency = float(self.profile.output_bytes[boundary - 1]) * size, link.seconds(0)
-        occupied = max(0.0, link.seconds(size_bytes / parts) - latency)
+        occupied = occupied_seconds(link, size_bytes / parts)
         for device, degree in zip((device_a, device_b), degrees, strict=True):
             if degree > 1:
                 latency += (degree - 1) * self.link(device, device).seconds(size_bytes / degree) / share
@@ -182,19 +187,25 @@ class Costs:
         if k < 2 or size_bytes <= 0:
             return 0.0
         nodes = Counter(self.cluster.device(d).node for d in set(devices))
-        return 2 * (k - 1) * max(link.seconds(size_bytes / k) for link in self._links_among(nodes))
+        return ring_seconds(self.links_among(nodes), k, size_bytes)
 
-    def _links_among(self, nodes: Mapping[str, int]) -> set[Link]:
+    def links_among(self, nodes: Mapping[str, int]) -> set[Link]:
         """The different links between devices of these nodes, of which each has so many."""
-        own = {
-            pair
-            for link in self.cluster.links
-            if len(pair := frozenset(link.between)) == 2 and pair <= nodes.keys()
-        }
+        own = {pair for pair in self._pairs if pair <= nodes.keys()}
         pairs = [(a, a) for a, count in nodes.items() if count > 1] + [tuple(pair) for pair in own]
         if len(own) < comb(len(nodes), 2):  # the others have the link of the cluster
             pairs.append(next(pair for pair in combinations(nodes, 2) if frozenset(pair) not in own))
         return {self.cluster.link_between(a, b) for a, b in pairs}
+
+
+def occupied_seconds(link: Link, size_bytes: float) -> float:
+    """Seconds that a transfer holds a link: all but the latency."""
+    return max(0.0, link.seconds(size_bytes) - link.seconds(0))
+
+
+def ring_seconds(links: Iterable[Link], k: int, size_bytes: float) -> float:
+    """Ring all-reduce of `size_bytes` by k devices that these links join."""
+    return 2 * (k - 1) * max(link.seconds(size_bytes / k) for link in links)
 
 
 @dataclass(frozen=True, kw_only=True)

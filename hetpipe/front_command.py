@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from hetpipe.pareto import Found, make_front
 from hetpipe.partition import PartitionError
 from hetpipe.profiles import Profile
 from hetpipe.progress import Activity
+from hetpipe.workers import cores
 
 FEW_ROWS = 12  # up to so many, processes would take longer to start than to plan
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 Outputs = tuple[Path | None, Path | None, Path | None]  # -o, --csv, --plans
 
 
@@ -34,7 +33,7 @@ def run_front(
 ) -> None:
     """The command; PartitionError, after everything is written, if no sub-cluster has a plan."""
     _check(outputs)
-    workers = CORES if choice_of(source).size > FEW_ROWS else 1
+    workers = cores() if choice_of(source).size > FEW_ROWS else 1
     with Activity("planning") as activity:
         found = make_front(
             profile, source, global_batch, **options, workers=workers,

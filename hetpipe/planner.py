@@ -15,6 +15,8 @@ from hetpipe.plan import Backend, Plan, Prediction, Proof
 from hetpipe.profiles import Profile
 from hetpipe.simulator import simulate
 
+ROUNDING = 1 + 1e-9  # sums in another order
+
 
 def make_plan(
     profile: Profile,
@@ -32,8 +34,8 @@ def make_plan(
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The plan of the named partitioner, with its prediction. `memory_reserve`: see `Problem`; None takes
-    `partition.default_reserve`. InputError if an argument is wrong,
-    PartitionError if no plan fits."""
+    `partition.default_reserve`. InputError if an argument is wrong, PartitionError if no plan fits, none was found in time, or
+    the partitioner's own breaks a limit."""
     found = registry.partitioner(partitioner)
     limits = {
         "max_price_per_hour": max_price_per_hour,
@@ -81,17 +83,17 @@ def option_faults(global_batch: int, memory_reserve: float, limits: Mapping[str,
 
 
 def with_prediction(solution: Solution, problem: Problem) -> Plan:
-    """The solution's plan with what the simulator says of it. InputError if the partitioner broke a limit of
-    the problem.
+    """The solution's plan with what the simulator says of it. PartitionError if it breaks a limit of the problem: memory, price
+    or deadline; InputError if it is not for this cluster and profile.
 
     `lower_bound_seconds` is the fluid bound, which holds for any system, unless the search proved a larger
     one for its plan class (proof "exhaustive" or "search-bound"); `fluid_bound_seconds` comes with every plan. Under a
     deadline the same holds for the price, whose gap and proof are given."""
     plan, cluster = solution.plan.model_copy(update={"backend": problem.backend}), problem.cluster
     timeline = simulate(plan, problem.profile, cluster)
-    _check_memory(plan, problem, timeline.peak_bytes)
     step = timeline.step_seconds
     price = sum(cluster.type_of(device).price_per_hour for device in plan.device_ids)
+    _check_limits(plan, problem, timeline.peak_bytes, price, step)
     fluid = min(fluid_bound(problem), step)  # equal but for rounding when a plan reaches it
     bound, proof = _best_bound(solution.lower_bound_seconds, solution.proof, fluid, step)
     per_million = 1e6 / 3600 / plan.global_batch
@@ -132,9 +134,14 @@ def _best_bound(
     return fluid, "fluid"
 
 
-def _check_memory(
-    plan: Plan, problem: Problem, peaks: Mapping[str, int]
+def _check_limits(
+    plan: Plan, problem: Problem, peaks: Mapping[str, int], price: float, step: float
 ) -> None:  # a partitioner may come from anywhere
+    most, deadline = problem.max_price_per_hour, problem.deadline_seconds_per_step
+    if most is not None and price > most * ROUNDING:
+        raise PartitionError(f"the plan of {plan.partitioner!r} costs {price:.6g} per hour, more than {most:.6g}")
+    if deadline is not None and step > deadline * ROUNDING:
+        raise PartitionError(f"the plan of {plan.partitioner!r} takes {step:.6g} s per step, more than {deadline:.6g}")
     for device, peak in peaks.items():
         limit = problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)
         if peak > limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -14,6 +15,11 @@ from hetpipe.plan import Plan
 from hetpipe.planner import with_prediction
 
 _planner: list[Partitioner] = []  # of a worker process
+
+
+def cores() -> int:
+    """How many processors this process may use: those that its affinity leaves it, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Solved(NamedTuple):

@@ -131,6 +131,7 @@ class Enumeration:
             row, place = int(np.dot(part, self.radix)), self.n - sum(part) + 1
             for k in (k for k in self.kinds if part[k]):
                 stage = self.stage(k, place)
+                self.space.meter.count(stage.work.size)
                 if place == self.n:
                     sums = self.space.sum_floor(k, self.R)[0]
                     t, w = stage.through[:, 0] + sums, stage.work[:, 0] + sums
@@ -173,6 +174,7 @@ class Enumeration:
         space, last = self.space, place == self.n
         rows = rows.pick(rows.used[:, k] < self.comp[k])
         v, hi = rows.variant, rows.cuts[:, -1]
+        space.meter.count(len(v) * space.L)
         stage = self.stage(k, place)
         starts = slice(0, 1) if last else slice(1, space.L)
         work, through = stage.work[v, starts, hi], stage.through[v, starts, hi]  # [N, lo]

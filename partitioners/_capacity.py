@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from hetpipe.cost import Costs
 from hetpipe.partition import Problem
+from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._space import allowed_families, measured_sizes
 
 Array = NDArray[np.float64]
@@ -65,9 +65,9 @@ class Bytes:
     def __init__(self, problem: Problem) -> None:
         self.costs = Costs(problem.profile, problem.cluster)
         self.L = len(problem.profile.layers)
-        self.tables = cache(self._tables)
 
-    def _tables(self, seat: Seat) -> Array:
+    @kept
+    def tables(self, seat: Seat) -> Array:
         """Static bytes, boundary, held and transient per sample, and the latter two under recompute: [6, lo, hi]."""
         found = np.full((6, self.L + 1, self.L + 1), np.inf)
         for lo, hi in combinations(range(self.L + 1), 2):

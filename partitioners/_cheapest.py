@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from hetpipe.bounds import fluid_bound, fluid_price
 from hetpipe.catalogue import alike
 from hetpipe.cluster import Cluster, Node
 from hetpipe.partition import PartitionError, Problem, Solution, no_plan_in_time
+from hetpipe.partitioners._floor import cost
 from hetpipe.plan import Plan
 from hetpipe.simulator import simulate
 
@@ -44,17 +45,23 @@ class Subset(NamedTuple):
 
 
 class Cheapest:
-    """One search; `run` gives the Solution. `planner` finds the fastest plan of a subset."""
+    """One search; `run` gives the Solution. `planner` finds the fastest plan of a subset. It starts from the plans `start`, which
+    must keep the limits of the problem."""
 
     def __init__(
-        self, problem: Problem, planner: Callable[[Problem], Solution], *, time_limit_seconds: float = 30.0
+        self,
+        problem: Problem,
+        planner: Callable[[Problem], Solution],
+        *,
+        time_limit_seconds: float = 30.0,
+        start: Sequence[Plan] = (),
     ) -> None:
         assert problem.deadline_seconds_per_step is not None
         self.problem, self.planner, self.deadline = problem, planner, problem.deadline_seconds_per_step
         self.time_limit = time_limit_seconds
         self.ends_at = time.monotonic() + time_limit_seconds
         self.groups = alike(problem.cluster)
-        self.best: tuple[float, Plan] | None = None
+        self.best = min(((cost(problem, plan), plan) for plan in start), key=lambda found: found[0], default=None)
         self.fastest = math.inf
         self.ratios: list[float] = []
 

@@ -63,7 +63,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
@@ -79,6 +78,7 @@ from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
+from hetpipe.workers import cores
 
 PARTS, FEW, MANY = 4, 16, 250  # of the loads, side by side; fewest of all, and most of one: the same whatever the machine
 ASKED = 20_000  # candidates of one composition, where it is asked for
@@ -139,8 +139,8 @@ def each(function: Callable[[Step], Out], parts: list[Step]) -> list[Out]:
 
 @cache
 def threads() -> ThreadPoolExecutor:
-    """As many as there are processors and parts."""
-    return ThreadPoolExecutor(max_workers=min(PARTS, os.cpu_count() or 1))
+    """As many as there are parts, and processors that this process may use."""
+    return ThreadPoolExecutor(max_workers=min(PARTS, cores()))
 
 
 class Columns:

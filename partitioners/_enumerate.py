@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -25,6 +24,7 @@ LOAD, LO, USED = 0, 1, 4  # columns of a row: load, first layer, the row and kin
 EARLY = (3, 6)  # micro-batches, forwards of which from the first on and backwards of which from the last on are told apart
 PAID, AWAY, AWAY_FEW, FIRST, WHOLE, SUMMED, CHAIN, SINCE = range(8)  # values of a row: price, u, both g, both y, and of these
 VALUES = SINCE + 2 * len(EARLY)
+on_disk: list[Any] = []  # functions that numba keeps
 SLACKS, WIDTH = 48, 0.0035  # how much longer than the least layers may take: multiples of a part of a step, the last: any
 
 
@@ -32,9 +32,10 @@ def compiled(function: F) -> F:
     """The same, compiled; kept on disk where a folder for that can be written to."""
     compiler = partial(njit, nogil=True, error_model="numpy")
     try:
-        return cast(F, compiler(cache=True)(function))
+        on_disk.append(compiler(cache=True)(function))
     except RuntimeError:  # numba found no such folder
         return cast(F, compiler()(function))
+    return cast(F, on_disk[-1])
 
 
 def inlined(function: F) -> F:
@@ -558,13 +559,28 @@ def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, lim
 
 @cache
 def ready() -> None:
-    """Compile everything, or read it from disk: outside of any time limit."""
+    """Compile everything, or read it from disk: outside of any time limit. What cannot be read there is compiled again."""
     try:
         _search_nothing()
-    except AttributeError:  # what is on disk is of a version with other classes, which numba does not expect
-        for kept in Path(held.stats.cache_path).glob(f"{Path(__file__).stem}.*.nb?"):  # type: ignore[attr-defined]
-            kept.unlink(missing_ok=True)
+    except Exception:
+        damaged = [function for function in on_disk if not _readable(function)]
+        if not damaged:
+            raise
+        for function in damaged:
+            function._cache.flush()
         _search_nothing()
+
+
+def _readable(function: Any) -> bool:
+    """Whether numba can read what it keeps of a function. It unpickles the list of that before it compares the version of our
+    file, so that a class that has been renamed since is an AttributeError; and a file may have been cut short."""
+    file = function._cache._cache_file
+    try:
+        for key in file._load_index():
+            file.load(key)
+    except Exception:
+        return False
+    return True
 
 
 def _search_nothing() -> None:

@@ -175,6 +175,7 @@ def _extend(
     its last layer, [G, L + 1]."""
     stage = space.stage(k, place, family, loads)
     L = space.L
+    space.meter.count(len(loads) * L * L)
     if place == 1:
         g, u = stage.work[:, :, L], stage.through[:, :, L]
         first = np.full((len(loads), L + 1), np.inf)

@@ -1,25 +1,46 @@
-"""What the baselines from other systems share: pipelines × replicas grids over all devices, as plans."""
+"""What the rules from other systems share: pipelines × replicas grids over all devices, as drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from typing import NamedTuple
 
-from hetpipe.partition import PartitionError, Problem, Solution
-from hetpipe.partitioners._baseline import (
-    common_sizes,
-    equal_parts,
-    fastest,
-    in_microbatches,
-    recompute_choices,
-    refuse_prices,
-)
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+import numpy as np
+
+from hetpipe.partition import Problem
+from hetpipe.partitioners._baseline import common_sizes, divisors, recompute_choices
+from hetpipe.partitioners._desk import Desk
+from hetpipe.partitioners._drafts import Draft, Index, Work, in_runs
 from hetpipe.schedule import ScheduleName
 
-Line = tuple[str, ...]  # the devices of one pipeline, first stage to last
-Grid = tuple[Line, ...]  # the pipelines of a plan
 Ends = Sequence[int]  # 0, the ends of the stages, L; an empty stage leaves its device unused
+
+
+class Layout(NamedTuple):
+    """A grid over all devices of R pipelines (rows) of n stages. From one stage to the next it is so many devices, and from one
+    row to the next."""
+
+    R: int
+    n: int
+    stage: int
+    row: int
+
+    def rows(self, start: int = 0) -> Index:
+        """The devices [R, n], from one of them on in the cluster's order, of which the first come after the last."""
+        there = np.arange(self.R)[:, None] * self.row + np.arange(self.n) * self.stage
+        return (start + there) % (self.R * self.n)
+
+
+def layouts(devices: int, layers: int) -> Iterator[Layout]:
+    """All grids of n stages × R replicas over all devices, n ≤ layers, in Megatron's two orders of ranks: first
+    tp-dp-pp (neighbours are replicas of one stage), then tp-pp-dp (neighbours are stages of one replica)."""
+    for R in divisors(devices):
+        n = devices // R
+        if n > layers:
+            continue
+        yield Layout(R, n, R, 1)
+        if R > 1 and n > 1:
+            yield Layout(R, n, 1, n)
 
 
 def schedule_of(problem: Problem, usual: ScheduleName = "1f1b") -> ScheduleName:
@@ -37,84 +58,38 @@ def ends_of(counts: Iterable[int]) -> list[int]:
     return ends
 
 
-def device_ids(problem: Problem) -> list[str]:
-    """All devices, in the order of the cluster file."""
-    return [device.id for device in problem.cluster.devices]
-
-
-def one_line(problem: Problem) -> Grid:
+def one_line(problem: Problem) -> Index:
     """One pipeline in cluster order; with more devices than layers the last ones stay unused."""
-    return (tuple(device_ids(problem)[: len(problem.profile.layers)]),)
+    return np.arange(min(len(problem.cluster.devices), len(problem.profile.layers)))[None, :]
 
 
-def grids(ids: Sequence[str], layers: int) -> Iterator[Grid]:
-    """All grids of n stages × R replicas over all devices, n ≤ layers, in Megatron's two orders of ranks: first
-    tp-dp-pp (neighbours are replicas of one stage), then tp-pp-dp (neighbours are stages of one replica)."""
-    for R in (r for r in range(1, len(ids) + 1) if len(ids) % r == 0):
-        n = len(ids) // R
-        if n > layers:
-            continue
-        yield tuple(tuple(ids[s * R + r] for s in range(n)) for r in range(R))
-        if R > 1 and n > 1:
-            yield tuple(tuple(ids[r * n : (r + 1) * n]) for r in range(R))
-
-
-def runs(problem: Problem, grid: Grid) -> bool:
+def runs(desk: Desk, rows: Index) -> bool:
     """Whether the back end can run it: fairscale and torchgpipe keep a pipeline within one node."""
-    nodes = [{problem.cluster.device(d).node for d in line} for line in grid]
-    return problem.backend == "torch" or all(len(found) == 1 for found in nodes)
+    nodes = desk.appraiser.links.node[rows]
+    return desk.problem.backend == "torch" or bool((nodes == nodes[:, :1]).all())
 
 
-def grid_plans(
-    problem: Problem,
+def grid_drafts(
+    desk: Desk,
     name: str,
-    grid: Grid,
-    cut: Callable[[Line, int], Ends],
+    rows: Index,
+    cut: Callable[[Sequence[str], int], Ends],
     usual: ScheduleName = "1f1b",
-) -> Iterator[Plan]:
-    """Plans of a grid with an equal share of the batch per replica (they differ by one sample where it does not
-    divide): every micro-batch size b measured on all types, `cut(line, b)`, recompute nowhere or everywhere."""
-    shares = equal_parts(problem.global_batch, len(grid))
+) -> Iterator[Draft]:
+    """Drafts of a grid with an equal share of the batch per replica (they differ by one sample where it does not
+    divide): every micro-batch size b measured on all types, `cut(types, b)` by the types of a row, recompute nowhere or
+    everywhere."""
+    problem, R = desk.problem, len(rows)
+    share, more = divmod(problem.global_batch, R)
     smallest = common_sizes(problem, problem.global_batch)[0]
-    if shares[-1] < smallest or not runs(problem, grid):
+    if share < smallest or not runs(desk, rows):
         return
-    for b in common_sizes(problem, shares[-1]):
-        cuts = [list(pairwise(cut(line, b))) for line in grid]
+    unlike, where = np.unique(desk.appraiser.type_of[rows], axis=0, return_inverse=True)
+    kinds = [[desk.appraiser.types[kind] for kind in row] for row in unlike.tolist()]
+    unlike, where = np.unique(2 * where.reshape(-1) + (np.arange(R) < more), return_inverse=True)
+    for b in common_sizes(problem, share):
+        ends = [tuple(cut(types, b)) for types in kinds]
         for recompute in recompute_choices(problem):
-            replicas = tuple(
-                ReplicaPlan(
-                    microbatch_sizes=in_microbatches(share, b),
-                    stages=tuple(
-                        StagePlan(layers=part, devices=(device,), recompute=recompute)
-                        for part, device in zip(parts, line, strict=True)
-                        if part[1] > part[0]
-                    ),
-                )
-                for share, parts, line in zip(shares, cuts, grid, strict=True)
-            )
-            yield Plan(
-                model=problem.profile.model,
-                global_batch=problem.global_batch,
-                schedule=schedule_of(problem, usual),
-                partitioner=name,
-                replicas=replicas,
-            )
-
-
-def solve(
-    problem: Problem,
-    name: str,
-    plans: Iterable[Plan],
-    again: Callable[[Problem], Iterable[Plan]] | None = None,
-) -> Solution:
-    """Of these plans the one that fits and simulates fastest; PartitionError if none fits, or there is none."""
-    refuse_prices(problem, name)
-    found = iter(plans)
-    first = next(found, None)
-    if first is None:
-        raise PartitionError(
-            f"{name}: no arrangement of all {len(problem.cluster.devices)} devices in equal replicas suits "
-            f"{len(problem.profile.layers)} layers, a global batch of {problem.global_batch} and the back end "
-            f"{problem.backend!r}; use 'auto'"
-        )
-    return fastest(problem, chain([first], found), name, again)
+            each = [Work(in_runs(share + i % 2, b), ends[i // 2], recompute) for i in unlike.tolist()]
+            works = {work: i for i, work in enumerate(dict.fromkeys(each))}
+            yield Draft(name, schedule_of(problem, usual), rows, tuple(works), np.array([works[work] for work in each])[where])

@@ -31,6 +31,7 @@ class Joint:
 
     def step(self, parts: list[Pipelines]) -> Array:
         """Step seconds of the plans whose replica r is row i of parts[r], [K]."""
+        self.space.meter.count(parts[0].number * self.space.L * len(parts))
         synced = np.maximum.reduce([part.ready.max(axis=1) for part in parts])
         if len(parts) > 1 or self.tied:
             most = int(self.degrees.max())

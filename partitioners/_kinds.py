@@ -3,7 +3,7 @@ of stage that these offer: one device of a class, or a tensor-parallel group of 
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hetpipe.cluster import Link, Node
 from hetpipe.cost import Costs
 from hetpipe.partition import Problem
+from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._wires import link_floor, link_seconds
 
 Array = NDArray[np.float64]
@@ -134,7 +135,7 @@ class Kinds:
             cluster.link_between(cluster.nodes[0].name, cluster.nodes[1].name)  # says what is missing
         return list(dict.fromkeys(found))
 
-    @cache  # noqa: B019
+    @kept
     def joins(self, i: int, j: int) -> list[Link]:
         """Links that could join a device of class i to another of class j."""
         a, b = self.classes[i], self.classes[j]
@@ -145,7 +146,7 @@ class Kinds:
             found += self.between
         return found
 
-    @cache  # noqa: B019
+    @kept
     def transfer(self, size: int) -> tuple[Array, Array]:
         """Least seconds that a transfer of each boundary's output for `size` samples occupies its link
         [K, K, L + 1], and least latency [K, K]; infinite where no two devices can be joined. Between
@@ -190,7 +191,7 @@ class Kinds:
         found: Array = np.concatenate([[0.0], np.cumsum(self.summed)])
         return found
 
-    @cache  # noqa: B019
+    @kept
     def sum_floor(self, R: int) -> Array:
         """Lower bound [V, lo, hi] on the seconds of the gradient sums of a stage beside R − 1 or more other
         replicas: its segments have R owners each and run one after the other; over a link of latency a and rate
@@ -205,7 +206,7 @@ class Kinds:
             floors[v] = ring_floor(links, size / kind.degree, R)
         return floors
 
-    @cache  # noqa: B019
+    @kept
     def sums(self, R: int, cuts: tuple[int, ...], common: tuple[int, ...]) -> Array:
         """Seconds [lo, hi] from the end of a stage's backward to that of its gradient sums, beside R − 1 other replicas
         that are all cut at layers of `cuts` only, and at all of `common`; over the slowest link between nodes.

@@ -14,7 +14,7 @@ The size of all programs depends on the number of classes, not of devices; only 
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from hetpipe.partitioners._columns import Columns, Counts
 from hetpipe.partitioners._cuts import CutSets
 from hetpipe.partitioners._fleet import Fleet, Group
 from hetpipe.partitioners._kinds import Kinds
+from hetpipe.partitioners._limit import Limit
 from hetpipe.partitioners._loads import first_samples
 from hetpipe.partitioners._master import GUESS, WIDE, Master, Prices, Range
 from hetpipe.partitioners._obstacle import explain, refuse
@@ -47,9 +48,9 @@ CHEAPER = 0.96  # columns worth this part of their price are of use in whole num
 
 
 class Large:
-    """One search; `run` gives the Solution."""
+    """One search; `run` gives the Solution. `counted`: unless there is a time limit it ends by its effort (see `_limit`)."""
 
-    def __init__(self, problem: Problem, name: str, *, time_limit_seconds: float = 30.0) -> None:
+    def __init__(self, problem: Problem, name: str, *, time_limit_seconds: float = 30.0, counted: bool = False) -> None:
         self.problem, self.name = problem, name
         self.fluid = fluid_bound(problem)
         self.kinds = Kinds(problem)
@@ -58,26 +59,41 @@ class Large:
         self.paths = Paths(self.columns)
         self.fleet = Fleet(self.master, self.paths)
         self.devices, self.most = sum(self.kinds.counts), self.kinds.most
-        self.deadline_at = time.monotonic() + time_limit_seconds
+        self.done, self.timed = (self.seen if counted else None), problem.time_limit_seconds is not None
+        self.ends = Limit(time_limit_seconds, self.done, timed=self.timed)
         self.best_step = self.least_T = math.inf
         self.ruled_T = 0.0  # below the linear program was not possible, as far as was looked
         self.plan: Plan | None = None
 
-    def run(self) -> Solution:
-        """A plan, then a bound; where none is found, the search that is made for few devices, or what is missing."""
+    def take(self, plan: Plan) -> float:
+        """Keep a plan that fits if it is the fastest; its step."""
+        step = simulate(plan, self.problem.profile, self.problem.cluster).step_seconds
+        if step < self.best_step:
+            self.best_step, self.plan = step, plan
+        return step
+
+    def run(self, others: Sequence[Plan] = ()) -> Solution:
+        """A plan, or one of these others, which must fit; then a bound. Where there is none, the search that is made for few
+        devices, or what is missing."""
         self.find()
+        for plan in others:  # not before: with a plan in hand the search leaves out what it would build on
+            self.take(plan)
         if self.plan is None and self.devices > SEARCHED:
             self.say("no plan was found; looking for what is missing")
             raise explain(self.problem)
         if self.plan is None:
-            left = max(1.0, self.deadline_at - time.monotonic())
+            left = max(1.0, self.ends.left())
             return Search(self.problem, self.name, time_limit_seconds=left).run()
         self.say(f"best step {self.best_step:.4g} s; bounding")
         return Solution(plan=self.plan, lower_bound_seconds=self.bound(), proof="search-bound")
 
+    def seen(self) -> float:
+        """What was done so far, in partial pipelines."""
+        return self.columns.seen
+
     def late(self) -> bool:
-        """Whether the time limit is over."""
-        return time.monotonic() > self.deadline_at
+        """Whether the time limit, or so much effort, is over."""
+        return self.ends.late()
 
     # -- a plan ---------------------------------------------------------------------------------------------
 
@@ -198,18 +214,16 @@ class Large:
         step, few = fleet.step(groups), sum(g.number for g in groups) <= self.kinds.largest_node
         if step >= self.best_step * (1 + 1e-3) and not few:
             return step
-        steps = []
-        for plan in [place(self.kinds, groups, self.name, side_by_side=x) for x in {False, few}]:
-            if plan is not None:
-                steps.append(simulate(plan, self.problem.profile, self.problem.cluster).step_seconds)
-                if steps[-1] < self.best_step:
-                    self.best_step, self.plan = steps[-1], plan
-        return min(steps, default=step)
+        placed = [place(self.kinds, groups, self.name, side_by_side=x) for x in {False, few}]
+        return min((self.take(plan) for plan in placed if plan is not None), default=step)
 
-    def bound(self) -> float:
-        """A T that is ruled out for all replica counts."""
+    def bound(self, seconds: float | None = None) -> float:
+        """A T that is ruled out for all replica counts; in so many seconds from now on, or in what is left."""
         assert self.plan is not None
-        return Bound(self.master, self.fluid, self.least_T, self.best_step, len(self.plan.replicas), self.late).run()
+        if seconds is not None:
+            self.ends = Limit(seconds, self.done, timed=self.timed)
+        R = len(self.plan.replicas)
+        return Bound(self.master, self.fluid, self.least_T, self.best_step, R, self.late).run()
 
     def say(self, message: str) -> None:
         """Report progress."""

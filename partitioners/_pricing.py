@@ -35,6 +35,7 @@ def price(
         delay = np.zeros_like(delay)
     times = Durations((full[0], last[0]), (full[1], last[1]), (full[2], last[2]), delay)
     most = int(m[0])
+    space.meter.count(len(m) * n * most)
     ready = ready_times(times, tuple(depth_of(family, n - s, most) for s in range(n)), m).T
     optimizer = _of_stages(space.optimizer, kinds, cuts).max(axis=1)
     samples = np.array([load.samples for load in loads])

@@ -20,7 +20,6 @@ the devices, as the problem is; the windows are narrow when the bounds are."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -33,6 +32,7 @@ from hetpipe.partitioners._candidates import Enumeration, Variant
 from hetpipe.partitioners._deals import below, choices, deals, greedy_deal, least_by_share
 from hetpipe.partitioners._groupings import Bounds, Grouping
 from hetpipe.partitioners._joint import Joint
+from hetpipe.partitioners._limit import Limit
 from hetpipe.partitioners._long import long_pipelines
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._packing import packings
@@ -50,6 +50,7 @@ GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an in
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
 SEEDS, FEW_SEEDS, SEED_ROWS = 16, 2, 400  # groupings priced roughly; with a shortlist; pipelines each
+GROUPING = 10_000  # numbers that take as long to handle as to list one
 GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 
 
@@ -80,7 +81,6 @@ class Search:
     ) -> None:
         self.problem, self.name, self.one_pipeline_only = problem, name, max_replicas == 1
         self.time_limit = problem.time_limit_seconds or time_limit_seconds
-        self.deadline_at = time.monotonic() + time_limit_seconds
         microbatch_sizes(problem)  # says what is missing
         self.space = Space(problem)
         self.joint = Joint(self.space)
@@ -88,16 +88,22 @@ class Search:
         self.chosen: list[Chosen] = []
         self.given: Plan | None = None
         self.shortlists, self.near, self.proven = shortlists, near, 0.0  # no plan has a step below `proven`
-        self.within = math.inf  # only plans with a smaller step are looked for
-        self.open_bound = math.inf  # the least bound among what was left out
+        self.within = self.open_bound = math.inf  # plans with a smaller step are looked for; the least bound of what was left out
+        self.ends = Limit(time_limit_seconds, self.done, timed=problem.time_limit_seconds is not None)
+        self.late = self.ends.late  # whether the time limit, or so much effort, is over
         self.start(start)
 
+    def done(self) -> float:
+        """What was done so far, in partial pipelines."""
+        return self.space.meter.done + (0 if self.shortlists is None else self.shortlists.master.columns.seen)
+
     def start(self, plans: Sequence[Plan]) -> None:
-        """The best of these plans is the first in hand."""
+        """The best of these plans, which keep all limits, is the first in hand."""
         for plan in plans:
             step = simulate(plan, self.problem.profile, self.problem.cluster).step_seconds
-            if step < self.best_step:
-                self.best_step, self.given = step, plan
+            price = sum(self.problem.cluster.type_of(device).price_per_hour for device in plan.device_ids)
+            if step < self.limit(price):
+                self.best_step, self.best_cost, self.given = step, price * step, plan
 
     def limit(self, price: float) -> float:
         """A plan of this price per hour is better than the one in hand only with a step below this."""
@@ -227,13 +233,9 @@ class Search:
             self.within = within
         return items
 
-    def late(self) -> bool:
-        """Whether the time limit is over."""
-        return time.monotonic() > self.deadline_at
-
     def far_too_late(self) -> bool:
         """Whether even a search without a plan in hand has to end."""
-        return time.monotonic() > self.deadline_at + max(GRACE_SECONDS, self.time_limit)
+        return self.ends.late(max(GRACE_SECONDS, self.time_limit))
 
     def solution(self) -> Solution:
         """What was found, with what was proven."""
@@ -265,8 +267,13 @@ class Search:
         """Groupings of several replicas that can do B samples within the threshold: all, or the first `most`."""
         if self.space.states > STATES:
             return []
-        found = self.bounds.groupings(threshold)
-        return list(islice(takewhile(lambda _: not self.late(), found), most))
+        found = []
+        for grouping in islice(self.bounds.groupings(threshold), most):
+            if self.late():
+                break
+            self.space.meter.count(GROUPING)
+            found.append(grouping)
+        return found
 
     def items(self, found: Sequence[Grouping]) -> list[Item]:
         """Bounded, and sorted: least bound first, then fewest devices."""

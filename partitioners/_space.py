@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,8 @@ from hetpipe.cluster import Link
 from hetpipe.cost import Costs
 from hetpipe.formats import InputError
 from hetpipe.partition import PartitionError, Problem
+from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._limit import Meter
 from hetpipe.partitioners._wires import link_floor
 
 Array = NDArray[np.float64]
@@ -142,9 +144,7 @@ def microbatch_sizes(problem: Problem) -> list[int]:
 def measured_sizes(problem: Problem) -> list[int]:
     """All measured sizes of types of the cluster."""
     types = {device.type for device in problem.cluster.devices}
-    return sorted(
-        {b for x in problem.profile.measurements if x.device_type in types for b in x.microbatch_sizes}
-    )
+    return sorted({b for x in problem.profile.measurements if x.device_type in types for b in x.microbatch_sizes})
 
 
 def allowed_families(problem: Problem) -> tuple[Family, ...]:
@@ -201,6 +201,7 @@ class Space:
         self.limits = [types[kind.type].memory * (1 - problem.memory_reserve) for kind in self.kinds]
         self.prices = [types[kind.type].price_per_hour * kind.degree for kind in self.kinds]
         self.above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
+        self.meter = Meter()
         self._memory: dict[tuple[str, int], tuple[Array, ...]] = {}
         self._stages: dict[object, StageTables] = {}
         self._links: dict[int, tuple[Array, Array]] = {}
@@ -251,7 +252,7 @@ class Space:
         found = [self.costs.time_prefix(kind.type, b, kind.degree) for b in sizes]
         return np.stack([f for f, _ in found]), np.stack([b for _, b in found])
 
-    @cache  # noqa: B019
+    @kept
     def optimizer(self, k: int) -> Array:
         """Optimizer seconds [lo, hi]."""
         kind = self.kinds[k]
@@ -380,7 +381,7 @@ class Space:
         layers = self.problem.profile.layers
         return np.array([x.tied_parameter_bytes if x.tied else 0 for x in layers], dtype=np.float64)
 
-    @cache  # noqa: B019
+    @kept
     def sum_floor(self, k: int, R: int) -> Array:
         """Lower bound [lo, hi] on the seconds that the gradient sums of a stage on kind k take beside R − 1
         other replicas.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._space import Counts, Space
 
 Index = NDArray[np.int64]
@@ -37,7 +37,6 @@ class Symmetry:
             else:
                 alike.append(node)
         self.blocks: Blocks = tuple(tuple(block) for block in blocks if len(block) > 1)
-        self.turned = lru_cache(maxsize=None)(self._turned)
 
     def _alike(self, a: int, b: int) -> bool:
         space, cluster = self.space, self.space.problem.cluster
@@ -61,7 +60,8 @@ class Symmetry:
             [counts[:, kinds] @ base ** np.arange(len(kinds))[::-1].astype(np.int64) for kinds in self.kinds], axis=1
         )
 
-    def _turned(self, c: Counts) -> Turned:
+    @kept
+    def turned(self, c: Counts) -> Turned:
         """Within each block, nodes with less come first."""
         kinds = list(range(len(c)))
         for block in self.blocks:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._grids import grid_plans, one_line, solve
-from hetpipe.plan import Plan
+from hetpipe.partitioners._baseline import solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._grids import grid_drafts, one_line
 
 
 def balanced(weights: Sequence[float], n: int) -> list[int]:
@@ -60,14 +61,15 @@ class EqualParameters:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best such pipeline that fits."""
-        return solve(problem, self.name, self.plans(problem))
+        return solve(problem, self)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        weights = [float(x) for x in problem.profile.parameter_bytes()]
-        grid = one_line(problem)
-        ends = balanced(weights, len(grid[0]))
-        return grid_plans(problem, self.name, grid, lambda line, b: ends)
+        weights = [float(x) for x in desk.problem.profile.parameter_bytes()]
+        rows = one_line(desk.problem)
+        ends = balanced(weights, rows.size)
+        for place, draft in enumerate(grid_drafts(desk, self.name, rows, lambda types, b: ends)):
+            yield desk.candidate(place, draft)
 
 
 partitioner = EqualParameters()

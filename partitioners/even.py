@@ -7,16 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetpipe.partition import PartitionError, Problem, Solution
-from hetpipe.partitioners._baseline import (
-    common_sizes,
-    equal_layers,
-    fastest,
-    in_microbatches,
-    recompute_choices,
-    refuse_prices,
-)
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.schedule import ScheduleName
+from hetpipe.partitioners._baseline import equal_parts, solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._grids import ends_of, grid_drafts, one_line
 
 
 @dataclass(frozen=True)
@@ -29,37 +22,20 @@ class Even:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best equal pipeline that fits."""
-        refuse_prices(problem, self.name)
-        return fastest(problem, self.plans(problem), self.name)
+        return solve(problem, self)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
+        problem = desk.problem
         if problem.backend != "torch" and len(problem.cluster.nodes) > 1:
             raise PartitionError(
                 f"{self.name}: one pipeline over all devices spans {len(problem.cluster.nodes)} nodes, but the back end "
                 f"{problem.backend!r} runs a pipeline within one node; use 'auto' or the back end 'torch'"
             )
-        layers = len(problem.profile.layers)
-        ids = [device.id for device in problem.cluster.devices][:layers]
-        schedule: ScheduleName = (
-            "gpipe" if problem.schedule == "gpipe" or problem.backend != "torch" else "1f1b"
-        )
-        for b in common_sizes(problem, problem.global_batch):
-            for recompute in recompute_choices(problem):
-                stages = tuple(
-                    StagePlan(layers=part, devices=(device,), recompute=recompute)
-                    for part, device in zip(equal_layers(layers, len(ids)), ids, strict=True)
-                )
-                replica = ReplicaPlan(
-                    microbatch_sizes=in_microbatches(problem.global_batch, b), stages=stages
-                )
-                yield Plan(
-                    model=problem.profile.model,
-                    global_batch=problem.global_batch,
-                    schedule=schedule,
-                    partitioner=self.name,
-                    replicas=(replica,),
-                )
+        rows = one_line(problem)
+        ends = ends_of(equal_parts(len(problem.profile.layers), rows.size))
+        for place, draft in enumerate(grid_drafts(desk, self.name, rows, lambda types, b: ends)):
+            yield desk.candidate(place, draft)
 
 
 partitioner = Even()

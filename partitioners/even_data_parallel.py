@@ -6,17 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetpipe.partition import PartitionError, Problem, Solution
-from hetpipe.partitioners._baseline import (
-    common_sizes,
-    equal_parts,
-    fastest,
-    in_microbatches,
-    recompute_choices,
-    refuse_prices,
-)
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.schedule import ScheduleName
+from hetpipe.partitioners._baseline import common_sizes, solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._grids import grid_drafts
 
 
 @dataclass(frozen=True)
@@ -29,37 +24,18 @@ class EvenDataParallel:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best equal data-parallel plan that fits."""
-        refuse_prices(problem, self.name)
-        return fastest(problem, self.plans(problem), self.name)
+        return solve(problem, self)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        ids = [device.id for device in problem.cluster.devices]
-        if problem.global_batch < len(ids):
-            raise PartitionError(
-                f"{self.name}: a global batch of {problem.global_batch} leaves some of {len(ids)} devices idle"
-            )
-        shares = equal_parts(problem.global_batch, len(ids))
-        layers = (0, len(problem.profile.layers))
-        schedule: ScheduleName = (
-            "gpipe" if problem.schedule == "gpipe" or problem.backend != "torch" else "1f1b"
-        )
-        for b in common_sizes(problem, shares[-1]):
-            for recompute in recompute_choices(problem):
-                replicas = tuple(
-                    ReplicaPlan(
-                        microbatch_sizes=in_microbatches(share, b),
-                        stages=(StagePlan(layers=layers, devices=(device,), recompute=recompute),),
-                    )
-                    for share, device in zip(shares, ids, strict=True)
-                )
-                yield Plan(
-                    model=problem.profile.model,
-                    global_batch=problem.global_batch,
-                    schedule=schedule,
-                    partitioner=self.name,
-                    replicas=replicas,
-                )
+        devices, batch = len(desk.problem.cluster.devices), desk.problem.global_batch
+        if batch < devices:
+            raise PartitionError(f"{self.name}: a global batch of {batch} leaves some of {devices} devices idle")
+        common_sizes(desk.problem, batch // devices)  # says what is missing
+        ends = (0, len(desk.problem.profile.layers))
+        rows = np.arange(devices)[:, None]
+        for place, draft in enumerate(grid_drafts(desk, self.name, rows, lambda types, b: ends)):
+            yield desk.candidate(place, draft)
 
 
 partitioner = EvenDataParallel()

@@ -13,13 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations, islice, pairwise
 from typing import NamedTuple
 
 from hetpipe.cost import Costs, sync_segments
 from hetpipe.formats import InputError
 from hetpipe.partition import Problem, Solution, no_plan_in_time
+from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._space import (
     allowed_families,
@@ -117,8 +117,6 @@ class Oracle:
         self.best: tuple[float, float] = (math.inf, math.inf)  # what is minimised, and the step
         self.plan: Plan | None = None
         self.deadline_at = time.monotonic() + (problem.time_limit_seconds or math.inf)
-        self.pipelines = lru_cache(maxsize=None)(self._pipelines)
-        self.recompute = lru_cache(maxsize=None)(self._recompute)
 
     def loads(self, line: Line, samples: int) -> set[tuple[int, ...]]:
         """Micro-batch sizes: of each size that was measured on all, and the rest."""
@@ -130,7 +128,8 @@ class Oracle:
             for b in set.intersection(*measured)
         }
 
-    def _pipelines(self, line: Line, samples: int) -> list[Priced]:
+    @kept
+    def pipelines(self, line: Line, samples: int) -> list[Priced]:
         """All pipelines in these seats that fit: micro-batch sizes, cuts, depths; first those that end first."""
         L, n = self.costs.layer_count, len(line)
         found: list[Priced] = []
@@ -156,7 +155,8 @@ class Oracle:
             ]  # fmt: skip
         return sorted(found, key=lambda x: x.end)
 
-    def _recompute(self, seat: Seat, lo: int, hi: int, sizes: tuple[int, ...], depth: int) -> bool | None:
+    @kept
+    def recompute(self, seat: Seat, lo: int, hi: int, sizes: tuple[int, ...], depth: int) -> bool | None:
         """Whether a stage must recompute; None if it does not fit."""
         limit = self.problem.cluster.device_types[seat.type].memory * (1 - self.problem.memory_reserve)
         for recompute in (False, True) if self.problem.allow_recompute else (False,):

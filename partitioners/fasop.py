@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from hetpipe.cost import Costs
+import numpy as np
+
+from hetpipe.cost import occupied_seconds
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._baseline import equal_parts
-from hetpipe.partitioners._grids import Ends, Grid, Line, ends_of, grid_plans, grids, solve
-from hetpipe.plan import Plan
+from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
+from hetpipe.partitioners._baseline import common_sizes, divisors, equal_parts, recompute_choices, solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._drafts import Draft, Index, Work, in_runs
+from hetpipe.partitioners._earliest import Given, Rows
+from hetpipe.partitioners._grids import Layout, ends_of, layouts, runs, schedule_of
+from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._rotations import Alike, alike
+from hetpipe.partitioners._sets import Set
 
 
 def greedy(seconds: Callable[[int, int, int], float], layers: int, n: int) -> list[int]:
@@ -36,23 +45,17 @@ def greedy(seconds: Callable[[int, int, int], float], layers: int, n: int) -> li
     return best[1]
 
 
-def placements(problem: Problem) -> Iterator[list[str]]:
-    """Device orders: the cyclic rotations of the cluster's blocks (the devices of one type on one node), once for each
-    sequence of types."""
-    blocks: list[list[str]] = []
-    kind = None
-    for device in problem.cluster.devices:
-        if (device.node, device.type) != kind:
-            blocks.append([])
-            kind = device.node, device.type
-        blocks[-1].append(device.id)
-    seen: set[tuple[str, ...]] = set()
-    for i in range(len(blocks)):
-        order = [d for block in blocks[i:] + blocks[:i] for d in block]
-        types = tuple(problem.cluster.device(d).type for d in order)
-        if types not in seen:
-            seen.add(types)
-            yield order
+def placements(problem: Problem) -> list[int]:
+    """Where device orders begin: the cyclic rotations of the cluster's blocks (the devices of one type on one node), once for
+    each sequence of types."""
+    devices = problem.cluster.devices
+    blocks = [i for i, d in enumerate(devices) if i == 0 or (d.node, d.type) != (devices[i - 1].node, devices[i - 1].type)]
+    types = [device.type for device in devices]
+    period = next(d for d in divisors(len(types)) if types[d:] + types[:d] == types)
+    found: dict[int, int] = {}
+    for start in blocks:
+        found.setdefault(start % period, start)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -69,39 +72,91 @@ class Fasop:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best grid that fits."""
-        return solve(problem, self.name, self.plans(problem))
+        return solve(problem, self)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        costs, seen = Costs(problem.profile, problem.cluster), set()
-        for ids in placements(problem):
-            for grid in grids(ids, costs.layer_count):
-                if grid not in seen:
-                    seen.add(grid)
-                    yield from grid_plans(problem, self.name, grid, _cut(grid, costs))
+        problem, cuts = desk.problem, _Cuts(desk.appraiser)
+        smallest = common_sizes(problem, problem.global_batch)[0]
+        starts, every = placements(problem), list(layouts(len(problem.cluster.devices), cuts.layers))
+        for i, layout in enumerate(every):
+            desk.say(f"{self.name}, {i} of {len(every)} grids")
+            usable = [start for start in starts if problem.backend == "torch" or runs(desk, layout.rows(start))]
+            if problem.global_batch // layout.R < smallest or not usable:
+                continue
+            grids = alike(desk.appraiser, layout, problem.global_batch % layout.R, usable)
+            yield from _Grids(self.name, desk, layout, i, grids).candidates(cuts)
 
 
-def _cut(grid: Grid, costs: Costs) -> Callable[[Line, int], Ends]:
-    """The same cuts for all lines of a grid, found once per micro-batch size."""
-    stages = list(zip(*grid, strict=True))
-    types: Sequence[list[str]] = [sorted({costs.cluster.device(d).type for d in stage}) for stage in stages]
-    found: dict[int, list[int]] = {}
+class _Grids(NamedTuple):
+    """Those of one layout."""
 
-    def cut(line: Line, b: int) -> Ends:
+    name: str
+    desk: Desk
+    layout: Layout
+    number: int
+    alike: Alike
+
+    def candidates(self, cuts: _Cuts) -> Iterator[Candidate]:
+        """Each micro-batch size, recompute nowhere or everywhere."""
+        problem = self.desk.problem
+        for i, b in enumerate(common_sizes(problem, problem.global_batch // self.layout.R)):
+            ends = cuts.of(self.alike, b)
+            for recompute in recompute_choices(problem):
+                yield from self._drafts(i, b, recompute, ends)
+
+    def _drafts(self, i: int, b: int, recompute: bool, ends: Index) -> Iterator[Candidate]:
+        """With these cuts [U, n + 1]."""
+        R, grids, schedule = self.layout.R, self.alike, schedule_of(self.desk.problem)
+        share, more = divmod(self.desk.problem.global_batch, R)
+        rows, which = self.layout.rows(), (np.arange(R) >= more).astype(np.int64)
+        ways = [(in_runs(share + 1, b), grids.more)] * (more > 0) + [(in_runs(share, b), grids.others)]
+        bounds = np.zeros(len(ends))
+        for sizes, types in ways:
+            pipelines = Rows(types, grids.links, ends[:, :-1], ends[:, 1:], grids.spread)
+            least = self.desk.appraiser.earliest.steps(pipelines, Given(sizes, recompute, R, schedule))
+            bounds = np.maximum(bounds, least)
+        for u, bound in enumerate(bounds.tolist()):
+            works = tuple(Work(sizes, tuple(ends[u].tolist()), recompute) for sizes, _ in ways)
+            links, spread = tuple(grids.links[u].tolist()), tuple(grids.spread[u].tolist())
+            sorts = [Sort(work, tuple(types[u].tolist()), links) for work, (_, types) in zip(works, ways, strict=True)]
+            draft = Draft(self.name, schedule, rows, works, which if more else np.zeros_like(which))
+            yield Candidate(bound, (self.number, i, recompute), draft, Sketch(sorts, spread), grids.starts[u])
+
+
+class _Cuts:
+    """The same cuts for all lines of a grid."""
+
+    def __init__(self, appraiser: Appraiser) -> None:
+        self.appraiser, self.layers = appraiser, appraiser.L
+
+    def of(self, grids: Alike, b: int) -> Index:
+        """Those of every sort of grid, [U, n + 1]."""
+        more, others, links = ([tuple(row) for row in part.tolist()] for part in (grids.more, grids.others, grids.links))
+        return np.array([self.found(*given, b) for given in zip(more, others, links, strict=True)])
+
+    @kept
+    def found(self, more: tuple[int, ...], others: tuple[int, ...], links: tuple[int, ...], b: int) -> tuple[int, ...]:
+        """Where stages on these types, joined by these links, are cut."""
+        kinds, joins = self.appraiser.kinds.all, self.appraiser.joins.all
+        types = [kinds[x] | kinds[y] for x, y in zip(more, others, strict=True)]
+
         def seconds(s: int, lo: int, hi: int) -> float:
-            compute = max(sum(costs.stage_seconds(kind, lo, hi, b)) for kind in types[s])
-            if s == 0:
-                return compute
-            sends = (
-                costs.transfer(up, down, lo, b) for up, down in zip(stages[s - 1], stages[s], strict=True)
-            )
-            return compute + max(sum(send) for send in sends)
+            compute = self._compute(types[s], lo, hi, b)
+            return compute + self._transfer(joins[links[s - 1]], lo, b) if s else compute
 
-        if b not in found:
-            found[b] = greedy(seconds, costs.layer_count, len(stages))
-        return found[b]
+        return tuple(greedy(seconds, self.layers, len(types)))
 
-    return cut
+    @kept
+    def _compute(self, types: Set, lo: int, hi: int, b: int) -> float:
+        names = self.appraiser.types
+        return max(sum(self.appraiser.costs.stage_seconds(names[kind], lo, hi, b)) for kind in types)
+
+    @kept
+    def _transfer(self, links: Set, boundary: int, b: int) -> float:
+        size = float(self.appraiser.problem.profile.output_bytes[boundary - 1]) * b
+        each = [self.appraiser.links.link(link) for link in links]
+        return max(occupied_seconds(link, size) + link.seconds(0) for link in each)
 
 
 partitioner = Fasop()

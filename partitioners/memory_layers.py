@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._grids import Ends, Line, device_ids, ends_of, grid_plans, grids, solve
-from hetpipe.plan import Plan
+from hetpipe.partitioners._baseline import solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._grids import Ends, ends_of, grid_drafts, layouts
 
 
 def layers_by_memory(memories: Sequence[int], layers: int) -> list[int]:
@@ -39,17 +40,18 @@ class MemoryLayers:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best grid that fits."""
-        return solve(problem, self.name, self.plans(problem), self.plans)
+        return solve(problem, self, by_memory=True)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        L = len(problem.profile.layers)
+        types, L, place = desk.problem.cluster.device_types, len(desk.problem.profile.layers), 0
 
-        def cut(line: Line, b: int) -> Ends:
-            return ends_of(layers_by_memory([problem.cluster.type_of(d).memory for d in line], L))
+        def cut(line: Sequence[str], b: int) -> Ends:
+            return ends_of(layers_by_memory([types[kind].memory for kind in line], L))
 
-        for grid in grids(device_ids(problem), L):
-            yield from grid_plans(problem, self.name, grid, cut)
+        for layout in layouts(len(desk.problem.cluster.devices), L):
+            for draft in grid_drafts(desk, self.name, layout.rows(), cut):
+                yield desk.candidate(place := place + 1, draft)
 
 
 partitioner = MemoryLayers()

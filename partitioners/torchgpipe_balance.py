@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._grids import Ends, Line, grid_plans, one_line, solve
-from hetpipe.plan import Plan
+from hetpipe.partitioners._baseline import solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._grids import Ends, grid_drafts, one_line
 
 
 class _Blocks:
@@ -74,17 +75,18 @@ class TorchgpipeBalance:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best such pipeline that fits."""
-        return solve(problem, self.name, self.plans(problem))
+        return solve(problem, self)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        measured = problem.profile.measurement(problem.cluster.devices[0].type)
+        measured = desk.problem.profile.measurement(desk.problem.cluster.devices[0].type)
 
-        def cut(line: Line, b: int) -> Ends:
+        def cut(line: Sequence[str], b: int) -> Ends:
             forward, backward = measured.times(b)
             return block_partition([float(t) for t in forward + backward], len(line))
 
-        return grid_plans(problem, self.name, one_line(problem), cut, usual="gpipe")
+        for place, draft in enumerate(grid_drafts(desk, self.name, one_line(desk.problem), cut, usual="gpipe")):
+            yield desk.candidate(place, draft)
 
 
 partitioner = TorchgpipeBalance()

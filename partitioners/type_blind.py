@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._baseline import equal_parts
-from hetpipe.partitioners._grids import device_ids, ends_of, grid_plans, grids, solve
-from hetpipe.plan import Plan
+from hetpipe.partitioners._baseline import equal_parts, solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._grids import ends_of, grid_drafts, layouts
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,15 @@ class TypeBlind:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best grid that fits."""
-        return solve(problem, self.name, self.plans(problem))
+        return solve(problem, self)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        L = len(problem.profile.layers)
-        for grid in grids(device_ids(problem), L):
-            ends = ends_of(equal_parts(L, len(grid[0])))
-            yield from grid_plans(problem, self.name, grid, lambda line, b, ends=ends: ends)  # type: ignore[misc]
+        L, place = len(desk.problem.profile.layers), 0
+        for layout in layouts(len(desk.problem.cluster.devices), L):
+            ends = ends_of(equal_parts(L, layout.n))
+            for draft in grid_drafts(desk, self.name, layout.rows(), lambda types, b, ends=ends: ends):  # type: ignore[misc]
+                yield desk.candidate(place := place + 1, draft)
 
 
 partitioner = TypeBlind()

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from hetpipe.cost import Costs
+import numpy as np
+
 from hetpipe.partition import Problem, Solution
-from hetpipe.partitioners._baseline import common_sizes, equal_parts, recompute_choices
-from hetpipe.partitioners._grids import schedule_of, solve
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.partitioners._baseline import common_sizes, divisors, recompute_choices, solve
+from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._drafts import Draft, Index, Work, equal_runs
+from hetpipe.partitioners._grids import schedule_of
 from hetpipe.shares import proportional_shares
 
 
-def limited_shares(wanted: Sequence[int], limits: Sequence[int], room: Sequence[float]) -> list[int] | None:
+def limited_shares(wanted: Index, limits: Index, room: Index) -> Index | None:
     """`wanted` samples per device, none above its limit: what is too much goes to the devices with most `room`
     (bytes left over) first, each up to its own limit. None if the limits are below the sum.
 
-    >>> limited_shares([6, 2, 2], [4, 3, 9], [0.0, 1.0, 5.0])
+    >>> limited_shares(np.array([6, 2, 2]), np.array([4, 3, 9]), np.array([0, 1, 5])).tolist()
     [4, 2, 4]
     """
-    shares = [min(want, limit) for want, limit in zip(wanted, limits, strict=True)]
-    left = sum(wanted) - sum(shares)
-    for r in sorted(range(len(shares)), key=lambda r: (-room[r], r)):
-        more = min(left, limits[r] - shares[r])
-        shares[r] += more
-        left -= more
-    return shares if left == 0 else None
+    shares = np.minimum(wanted, limits)
+    left = int(wanted.sum() - shares.sum())
+    order = np.argsort(-room, kind="stable")
+    spare = (limits - shares)[order]
+    shares[order] += np.clip(left - (np.cumsum(spare) - spare), 0, spare)
+    return shares if spare.sum() >= left else None
 
 
 @dataclass(frozen=True)
@@ -41,87 +43,75 @@ class UnevenDataParallel:
 
     def __call__(self, problem: Problem) -> Solution:
         """The best unequal shares that fit."""
-        return solve(problem, self.name, self.plans(problem), self.plans)
+        return solve(problem, self, by_memory=True)
 
-    def plans(self, problem: Problem) -> Iterator[Plan]:
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        batch, seen = problem.global_batch, set()
-        steps = sorted(
-            {*range(1, min(batch, 24) + 1), *(batch // d for d in range(1, batch + 1) if batch % d == 0)}
-        )
+        problem, seen, place = desk.problem, set(), 0
+        batch = problem.global_batch
+        steps = sorted({*range(1, min(batch, 24) + 1), *divisors(batch)})
         for test in common_sizes(problem, batch):
             for recompute in recompute_choices(problem):
-                devices = _Devices(problem, recompute)
-                wanted = proportional_shares([1 / t for t in devices.seconds(test)], batch)
+                devices = _Devices(desk, recompute)
+                wanted = devices.wanted(test)
                 for accumulate in steps:
                     limits = devices.limits(accumulate)
-                    shares = limited_shares(wanted, limits, devices.room) if all(limits) else None
+                    shares = limited_shares(wanted, limits, devices.room) if limits.all() else None
                     if shares is None and accumulate == steps[-1]:
                         shares = wanted  # so that the error says what is missing
-                    if shares is not None and (key := (tuple(shares), accumulate, recompute)) not in seen:
+                    if shares is not None and (key := (shares.tobytes(), accumulate, recompute)) not in seen:
                         seen.add(key)
-                        yield devices.plan(shares, accumulate, self.name)
+                        yield desk.candidate(place := place + 1, devices.draft(shares, accumulate, self.name))
 
 
 class _Devices:
     """The whole model on each device of the cluster."""
 
-    def __init__(self, problem: Problem, recompute: bool) -> None:
-        self.problem, self.recompute = problem, recompute
-        self.costs = Costs(problem.profile, problem.cluster)
-        self.ids = [device.id for device in problem.cluster.devices]
-        self.types = [device.type for device in problem.cluster.devices]
-        self.schedule = schedule_of(problem)
-        self.room = [self._limit(kind) - self._peak(kind, (1,)) for kind in self.types]
+    def __init__(self, desk: Desk, recompute: bool) -> None:
+        self.appraiser, self.batch, self.recompute = desk.appraiser, desk.problem.global_batch, recompute
+        self.schedule = schedule_of(desk.problem)
+        measured = [desk.problem.profile.measurement(kind) for kind in self.appraiser.types]
+        self.largest = [found.microbatch_sizes[-1] for found in measured]
+        kinds = range(len(self.appraiser.types))
+        self.room = self._each([self.appraiser.limits[kind] - self._peak(kind, 1, 1) for kind in kinds])
 
-    def _limit(self, kind: str) -> float:
-        return self.problem.cluster.device_types[kind].memory * (1 - self.problem.memory_reserve)
+    def _each(self, by_kind: list[Any]) -> Any:
+        """Of every device, from one of every type."""
+        return np.array(by_kind)[self.appraiser.type_of]
 
-    def _peak(self, kind: str, sizes: Sequence[int]) -> int:
-        memory = self.costs.stage_memory(
-            kind, 0, self.costs.layer_count, samples=sum(sizes), recompute=self.recompute
-        )
-        return memory.peak(sizes, len(sizes) if self.schedule == "gpipe" else 1)
+    def _work(self, samples: int, accumulate: int) -> Work:
+        """A share in micro-batches that differ by one at most."""
+        return Work(equal_runs(samples, accumulate), (0, self.appraiser.L), self.recompute)
 
-    def seconds(self, b: int) -> list[float]:
-        """Seconds of forward and backward of b samples on each device; at least a trace, so that speeds are finite."""
-        return [
-            max(1e-12, sum(self.costs.stage_seconds(kind, 0, self.costs.layer_count, b)))
-            for kind in self.types
-        ]
+    def _peak(self, kind: int, b: int, accumulate: int) -> int:
+        depth = accumulate if self.schedule == "gpipe" else 1
+        return self.appraiser.peak(kind, 0, self.appraiser.L, self._work(b * accumulate, accumulate), depth)
 
-    def limits(self, accumulate: int) -> list[int]:
+    def wanted(self, b: int) -> Index:
+        """Samples of each device in proportion to its speed with b; it takes at least a trace, so that speeds are finite."""
+        costs, L = self.appraiser.costs, self.appraiser.L
+        seconds = [max(1e-12, sum(costs.stage_seconds(kind, 0, L, b))) for kind in self.appraiser.types]
+        return np.array(proportional_shares(self._each([1 / t for t in seconds]).tolist(), self.batch))
+
+    def limits(self, accumulate: int) -> Index:
         """Most samples of a step on each device: `accumulate` micro-batches of the largest size that was measured and
         fits (it grows with the size, so bisection)."""
-        found = {}
-        for kind in set(self.types):
-            low, high = 0, self.problem.profile.measurement(kind).microbatch_sizes[-1]
+        found = []
+        for kind, high in enumerate(self.largest):
+            low = 0
             while low < high:
                 b = (low + high + 1) // 2
-                low, high = (
-                    (b, high) if self._peak(kind, (b,) * accumulate) <= self._limit(kind) else (low, b - 1)
-                )
-            found[kind] = low * accumulate
-        return [found[kind] for kind in self.types]
+                low, high = (b, high) if self._peak(kind, b, accumulate) <= self.appraiser.limits[kind] else (low, b - 1)
+            found.append(low * accumulate)
+        limits: Index = self._each(found)
+        return limits
 
-    def plan(self, shares: Sequence[int], accumulate: int, name: str) -> Plan:
-        """Each share in `accumulate` micro-batches that differ by one at most; a device without samples is left out."""
-        layers = (0, self.costs.layer_count)
-        replicas = tuple(
-            ReplicaPlan(
-                microbatch_sizes=tuple(size for size in equal_parts(share, accumulate) if size),
-                stages=(StagePlan(layers=layers, devices=(device,), recompute=self.recompute),),
-            )
-            for share, device in zip(shares, self.ids, strict=True)
-            if share
-        )
-        return Plan(
-            model=self.problem.profile.model,
-            global_batch=self.problem.global_batch,
-            schedule=self.schedule,
-            partitioner=name,
-            replicas=replicas,
-        )
+    def draft(self, shares: Index, accumulate: int, name: str) -> Draft:
+        """A device without samples is left out."""
+        rows = np.nonzero(shares)[0]
+        unlike, which = np.unique(shares[rows], return_inverse=True)
+        works = tuple(self._work(share, accumulate) for share in unlike.tolist())
+        return Draft(name, self.schedule, rows[:, None], works, which)
 
 
 partitioner = UnevenDataParallel()

@@ -223,6 +223,34 @@ def problems(
     return make_problem(cluster, profile, draw(_mostly_large(most_batch)), **options)
 
 
+@st.composite
+def crowds(draw: st.DrawFn, most_devices: int, prices: bool = False) -> Problem:
+    """2 to that many devices of up to three types on nodes of 1 to 8, joined by slow links."""
+    kinds = ["a", "b", "c"][: draw(st.integers(1, 3))]
+    left, nodes = draw(st.one_of(st.integers(2, most_devices), st.just(most_devices))), list[dict[str, int]]()
+    for i, kind in enumerate(kinds):
+        mine, node = (left if i == len(kinds) - 1 else draw(st.integers(0, left))), draw(st.sampled_from([1, 2, 4, 8]))
+        nodes += [{kind: min(node, mine - at)} for at in range(0, mine, node)]
+        left -= mine
+    slow = {"bandwidth": draw(st.sampled_from([2e3, 1e4, 1e5])), "latency": draw(st.sampled_from([0.0, 1e-3, 0.05]))}
+    cluster = make_cluster(
+        nodes,
+        memory={kind: draw(st.sampled_from([3_000, 8_000, 60_000])) for kind in kinds},
+        price={kind: draw(st.sampled_from([1.0, 2.5])) for kind in kinds} if prices else None,
+        link=slow,
+        inside=draw(st.sampled_from([None, LINK])),
+        overhead=draw(st.sampled_from([{}, {}, RUNTIME])),
+    )
+    layer = {"parameter_bytes": draw(st.sampled_from([100, 1000])), "output_bytes_per_sample": draw(st.sampled_from([10, 100])),
+             "saved_bytes_per_sample": 50}  # fmt: skip
+    times = [draw(_seconds(0.05, 0.2)) for _ in range(draw(st.integers(2, 9)))]
+    speeds = {kind: draw(st.sampled_from([1.0, 1.7, 4.0])) for kind in kinds}
+    profile = make_profile({kind: [speed * t for t in times] for kind, speed in speeds.items()}, (1, 2, 4), layer, fixed=0.3)
+    options = draw(st.sampled_from([{}, {}, {}, {"schedule": "gpipe"}, {"schedule": "1f1b"}, {"backend": "fairscale"}]))
+    batch = draw(st.sampled_from([1, 2, 7])) * len(cluster.devices) + draw(st.integers(0, 3))
+    return make_problem(cluster, profile, batch, **({} if prices else options))
+
+
 def mixed(copies: int, batch: int) -> Problem:
     """So many pairs of nodes, of two fast and of four slow devices; free links."""
     cluster = make_cluster([{"a": 2}, {"b": 4}] * copies, memory={"a": 9_000, "b": 5_000},

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hetpipe.bounds import fluid_bound
 from hetpipe.formats import InputError
 from hetpipe.partition import Partitioner, PartitionError, Problem
-from hetpipe.partitioners._grids import grids
+from hetpipe.partitioners._grids import layouts
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.equal_parameters import EqualParameters, balanced
@@ -153,15 +154,19 @@ class TestGrids:
         replica 0        a  c      replica 0        a  b
         replica 1        b  d      replica 1        c  d
         """
-        assert list(grids("abcd", 9)) == [
-            (("a", "b", "c", "d"),),
-            (("a", "c"), ("b", "d")),
-            (("a", "b"), ("c", "d")),
-            (("a",), ("b",), ("c",), ("d",)),
+        assert [["".join("abcd"[d] for d in row) for row in layout.rows().tolist()] for layout in layouts(4, 9)] == [
+            ["abcd"],
+            ["ac", "bd"],
+            ["ab", "cd"],
+            ["a", "b", "c", "d"],
         ]
 
+    def test_from_any_device_on(self) -> None:
+        """From c: c d a b."""
+        assert [layout.rows(2).tolist() for layout in layouts(4, 9)][1:3] == [[[2, 0], [3, 1]], [[2, 3], [0, 1]]]
+
     def test_no_more_stages_than_layers(self) -> None:
-        assert {len(line) for grid in grids("abcd", 2) for line in grid} == {1, 2}
+        assert {layout.n for layout in layouts(4, 2)} == {1, 2}
 
     def test_no_grid_suits(self) -> None:
         """Three devices, two layers, two samples: three stages need three layers, three replicas three samples."""
@@ -234,9 +239,10 @@ class TestFasop:
         assert all(a < b for a, b in pairwise(found))
 
     def test_rotations(self) -> None:
-        """n0: a a, n1: b. Two sequences of types: aab and baa."""
-        problem = make_problem(make_cluster([{"a": 2}, {"b": 1}]), make_profile({"a": [1.0], "b": [1.0]}), 2)
-        assert list(placements(problem)) == [["n0/0", "n0/1", "n1/0"], ["n1/0", "n0/0", "n0/1"]]
+        """n0: a a, n1: b. Two sequences of types: aab and baa. With as many nodes again the second half is the same."""
+        profile = make_profile({"a": [1.0], "b": [1.0]})
+        for copies in (1, 2):
+            assert placements(make_problem(make_cluster([{"a": 2}, {"b": 1}] * copies), profile, 2)) == [0, 2]
 
     def test_unequal_cuts_equal_shares(self) -> None:
         """Room for a pipeline only; a is three times as fast as b."""
@@ -270,8 +276,10 @@ class TestUnevenDataParallel:
         assert [r.microbatch_sizes for r in plan.replicas] == [(3, 3), (1, 1)]
 
     def test_overflow_goes_to_the_most_room(self) -> None:
-        assert limited_shares([6, 2, 2], [4, 9, 9], [0.0, 5.0, 1.0]) == [4, 4, 2]
-        assert limited_shares([6, 2], [4, 3], [0.0, 0.0]) is None
+        found = limited_shares(np.array([6, 2, 2]), np.array([4, 9, 9]), np.array([0, 5, 1]))
+        assert found is not None
+        assert found.tolist() == [4, 4, 2]
+        assert limited_shares(np.array([6, 2]), np.array([4, 3]), np.array([0, 0])) is None
 
     def test_the_smallest_device_is_named(self) -> None:
         cluster = make_cluster([{"a": 1, "b": 1}], memory={"a": 1_000, "b": 500})

@@ -139,7 +139,7 @@ class TestSumsInChains:
             cuts = tuple(sorted({0, *more, *common, L}))
             ready = tuple(data.draw(st.floats(0, 10)) for _ in cuts[1:])
             kinds = tuple(int(data.draw(st.sampled_from(degree_one))) for _ in ready)
-            replica = ReplicaPlan(microbatch_sizes=(1,), stages=(StagePlan(layers=(0, L), devices=("x",)),))
+            replica = ReplicaPlan(microbatch_sizes=(1,), stages=(StagePlan(layers=(0, L), devices=("n0/0",)),))
             groups.append(Group(number, Pipeline(Path(kinds, cuts), (1,), 0, 1, replica, ready, 0.5)))
         R = sum(g.number for g in groups)
         assume(columns.kinds.largest_node < R)

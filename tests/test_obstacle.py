@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from hetpipe.cluster import Cluster
 from hetpipe.partition import Partitioner, PartitionError, Problem
-from hetpipe.partitioners._baseline import with_memory
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain, refuse, with_spares
 from hetpipe.partitioners._search import Search
+from hetpipe.partitioners._shortage import with_memory
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.equal_parameters import EqualParameters
@@ -210,4 +210,6 @@ def test_memory_kept_in_reserve_is_told_from_what_a_device_has() -> None:
     with pytest.raises(PartitionError, match="on a 'a', which has 357 bytes without the memory reserve of 15%: ") as caught:
         refuse(kept)
     assert "set the memory reserve of 15% to 0" in str(caught.value)
+    with pytest.raises(PartitionError, match="has 357 without the memory reserve of 15%: 53 bytes are missing"):
+        Even()(kept)
     refuse(problem)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,19 @@ class TestPrediction:
         )
         with pytest.raises(PartitionError, match="needs 8000 bytes on n0/0, which has 100"):
             with_prediction(Solution(plan=plan), problem)
+
+    def test_a_partitioner_that_heeds_no_price_or_deadline_is_caught(self) -> None:
+        solution = Solution(plan=make_plan(PROFILE, CLUSTER, 6, partitioner="even"))
+        problem = make_problem(CLUSTER, PROFILE, 6)
+        step = with_prediction(solution, problem).predicted
+        assert step is not None
+        for limits, message in (
+            ({"max_price_per_hour": 3.5}, r"the plan of 'even' costs 4 per hour, more than 3\.5"),
+            ({"deadline_seconds_per_step": step.step_seconds / 2}, r"the plan of 'even' takes .* s per step, more than"),
+        ):
+            with pytest.raises(PartitionError, match=message):
+                with_prediction(solution, replace(problem, **limits))
+        with_prediction(solution, replace(problem, max_price_per_hour=4.0, deadline_seconds_per_step=step.step_seconds))
 
 
 class TestOptions:

@@ -19,10 +19,10 @@ from rich.console import Console
 from bench.partitioners.profiles import memory_gib, profile
 from hetpipe.catalogue import Catalogue
 from hetpipe.front import Front
-from hetpipe.front_command import CORES
 from hetpipe.front_report import draw_front, front_csv, front_table
 from hetpipe.pareto import make_front
 from hetpipe.profiles import Profile
+from hetpipe.workers import cores
 
 TYPES = {"A100": 4.10, "A10": 2.04}  # price per hour of one device of an on-demand p4d.24xlarge and g5.48xlarge
 console = Console(width=160)
@@ -63,7 +63,7 @@ def main(
     global_batch: Annotated[int, typer.Option()] = 512,
     nodes: Annotated[int, typer.Option(help="At most so many of each type.")] = 8,
     model: Annotated[str, typer.Option(help="Of bench/partitioners/profiles.py, or a profile.json.")] = "gpt2-xl",
-    workers: Annotated[int, typer.Option(help="Processes.")] = CORES,
+    workers: Annotated[int, typer.Option(help="Processes.")] = cores(),
     time_limit: Annotated[float | None, typer.Option(help="Seconds for the whole front.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A folder for the front.")] = None,
 ) -> None:

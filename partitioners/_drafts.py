@@ -1,0 +1,98 @@
+"""Plans that are not built yet: rows of devices, most of which do the same. Thousands of them are compared by what is different
+in them (`_appraisal`); only the best is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.partition import Problem
+from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.schedule import ScheduleName
+
+Index = NDArray[np.int64]
+Runs = tuple[tuple[int, int], ...]  # micro-batches: (samples of each, how many), larger ones first
+
+
+def in_runs(samples: int, b: int) -> Runs:
+    """Micro-batches of b samples, and the remainder."""
+    return tuple((size, count) for size, count in ((b, samples // b), (samples % b, 1)) if size and count)
+
+
+def equal_runs(samples: int, parts: int) -> Runs:
+    """At most so many micro-batches, which differ by one sample at most."""
+    more = samples % parts
+    found = ((samples // parts + 1, more), (samples // parts, parts - more))
+    return tuple((size, count) for size, count in found if size and count)
+
+
+class _Work(NamedTuple):
+    runs: Runs
+    ends: tuple[int, ...]
+    recompute: bool
+
+
+class Work(_Work):
+    """What a pipeline does: its micro-batches, where the layers are cut (a device of an empty range is not used), and whether
+    all stages recompute."""
+
+    @cached_property
+    def used(self) -> list[int]:
+        """Which devices of the row have layers."""
+        return [s for s, (lo, hi) in enumerate(pairwise(self.ends)) if hi > lo]
+
+    @cached_property
+    def stages(self) -> list[tuple[int, int]]:
+        """The layers of each."""
+        return [(lo, hi) for lo, hi in pairwise(self.ends) if hi > lo]
+
+    @cached_property
+    def samples(self) -> int:
+        """Of one step."""
+        return sum(size * count for size, count in self.runs)
+
+    @cached_property
+    def m(self) -> int:
+        """Micro-batches of one step."""
+        return sum(count for _, count in self.runs)
+
+    def replica(self, devices: Sequence[str]) -> ReplicaPlan:
+        """The pipeline on these devices."""
+        return ReplicaPlan(
+            microbatch_sizes=tuple(size for size, count in self.runs for _ in range(count)),
+            stages=tuple(
+                StagePlan(layers=part, devices=(devices[s],), recompute=self.recompute)
+                for s, part in zip(self.used, self.stages, strict=True)
+            ),
+        )
+
+
+class Draft(NamedTuple):
+    """Pipeline r is on the devices `rows[r]` (places in the cluster's list, first stage to last) and does `works[which[r]]`."""
+
+    name: str
+    schedule: ScheduleName
+    rows: Index
+    works: tuple[Work, ...]
+    which: Index
+
+    def plan(self, problem: Problem) -> Plan:
+        """The plan."""
+        ids = [device.id for device in problem.cluster.devices]
+        replicas = tuple(
+            self.works[i].replica([ids[d] for d in row])
+            for row, i in zip(self.rows.tolist(), self.which.tolist(), strict=True)
+        )
+        return Plan(
+            model=problem.profile.model,
+            global_batch=problem.global_batch,
+            schedule=self.schedule,
+            partitioner=self.name,
+            backend=problem.backend,
+            replicas=replicas,
+        )

@@ -1,0 +1,101 @@
+"""The step of a draft (`_drafts`) as `hetpipe.simulator` has it, to the bit, without a plan or a loop over its devices."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from hetpipe.cost import ring_seconds
+from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
+from hetpipe.partitioners._drafts import Draft, Index, Work
+from hetpipe.schedule import ScheduleName
+from hetpipe.simulator import pipeline_times, replica_costs
+
+
+class Pipelines(NamedTuple):
+    """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, and the
+    longest optimizer."""
+
+    work: Work
+    devices: Index
+    ready: tuple[float, ...]
+    optimizer: float
+
+    def holding(self, layer: int) -> int:
+        """The stage that has this layer."""
+        return next(s for s, (_, hi) in enumerate(self.work.stages) if layer < hi)
+
+
+class Steps:
+    """Of drafts of one problem; what they share is simulated once."""
+
+    def __init__(self, appraiser: Appraiser) -> None:
+        self.appraiser, self.costs = appraiser, appraiser.costs
+        self._runs: dict[tuple[Sort, ScheduleName], tuple[tuple[float, ...], float]] = {}
+        self.tied: dict[str, list[int]] = {}
+        for l, layer in enumerate(appraiser.problem.profile.layers):  # noqa: E741
+            if layer.tied is not None:
+                self.tied.setdefault(layer.tied, []).append(l)
+
+    def step(self, draft: Draft, sketch: Sketch) -> float:
+        """Seconds. InputError where a link is not known."""
+        found = []
+        for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
+            devices = draft.rows[rows][:, sort.work.used]
+            found.append(Pipelines(sort.work, devices, *self._run(sort, draft.schedule, devices[0])))
+        end = max(max(x.ready) for x in found)
+        return self._synced(found, end) + max(x.optimizer for x in found)
+
+    def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], float]:
+        """Of one of a sort's pipelines."""
+        if (sort, schedule) not in self._runs:
+            ids = [""] * (len(sort.work.ends) - 1)
+            for s, device in zip(sort.work.used, devices.tolist(), strict=True):
+                ids[s] = self.appraiser.ids[device]
+            replica = sort.work.replica(ids)
+            times = pipeline_times(replica_costs(self.costs, replica), replica.depths(schedule))
+            kinds = [self.costs.cluster.device(stage.device).type for stage in replica.stages]
+            optimizers = [self.costs.optimizer_seconds(kind, *stage.layers)
+                          for kind, stage in zip(kinds, replica.stages, strict=True)]  # fmt: skip
+            self._runs[sort, schedule] = tuple(stage.backward[-1] for stage in times), max(optimizers)
+        return self._runs[sort, schedule]
+
+    def _synced(self, found: list[Pipelines], end: float) -> float:
+        """When the last gradient sum ends, at least `end`: see `simulator.sync_times`. Pipelines of one sort wait alike."""
+        alone = self.appraiser.problem.backend == "torch"  # else one process drives a pipeline
+        free = {(i, s if alone else 0): ready for i, x in enumerate(found) for s, ready in enumerate(x.ready)}
+        if not alone:
+            free = {(i, 0): max(x.ready) for i, x in enumerate(found)}
+        for size, holders in self._segments(found):
+            owners = {(i, s if alone else 0) for i, s in holders}
+            devices = np.concatenate([found[i].devices[:, s] for i, s in holders])
+            if len(devices) < 2 or size <= 0:
+                continue
+            done = max(free[owner] for owner in owners) + self._ring(devices, size)
+            free.update(dict.fromkeys(owners, done))
+            end = max(end, done)
+        return end
+
+    def _segments(self, found: list[Pipelines]) -> list[tuple[float, list[tuple[int, int]]]]:
+        """Bytes and holders (sort, stage) of each sum in the order of `cost.sync_segments`."""
+        cuts = sorted({lo for x in found for lo, _ in x.work.stages} | {self.appraiser.L})
+        segments = [
+            (self._untied(lo, hi), [(i, x.holding(lo)) for i, x in enumerate(found)])
+            for lo, hi in reversed(list(pairwise(cuts)))
+        ]
+        layers = self.appraiser.problem.profile.layers
+        for _, members in sorted(self.tied.items()):
+            holders = {(i, x.holding(layer)) for i, x in enumerate(found) for layer in members}
+            segments.append((float(layers[members[0]].tied_parameter_bytes), sorted(holders)))
+        return segments
+
+    def _untied(self, lo: int, hi: int) -> float:
+        """Parameter bytes of layers whose gradients are summed with their segment."""
+        tied = sum(layer.tied_parameter_bytes for layer in self.appraiser.problem.profile.layers[lo:hi] if layer.tied)
+        return self.costs.shard_bytes("", lo, hi) - tied
+
+    def _ring(self, devices: Index, size: float) -> float:
+        """As `Costs.all_reduce_seconds`."""
+        return ring_seconds(self.appraiser.links.among(self.costs, devices), len(devices), size)

@@ -1,0 +1,182 @@
+"""`auto` is never slower than the simple rules: at any size, on slow links, on a busy machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetpipe.cluster import Link
+from hetpipe.formats import InputError
+from hetpipe.partition import PartitionError, Problem
+from hetpipe.partitioners import _limit
+from hetpipe.partitioners._floor import RULES, cost, simple_plans
+from hetpipe.partitioners._limit import PER_SECOND, Limit
+from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.fasop import Fasop
+from hetpipe.plan import Plan
+from hetpipe.planner import with_prediction
+from hetpipe.registry import partitioner
+from hetpipe.simulator import simulate
+from tests.plans import ROUNDING, checked
+from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile
+
+LAYER = {"parameter_bytes": 400, "output_bytes_per_sample": 50, "saved_bytes_per_sample": 30}
+SLOW = {"bandwidth": 2e3, "latency": 1e-3}
+
+
+def step(problem: Problem, plan: Plan) -> float:
+    return simulate(plan, problem.profile, problem.cluster).step_seconds
+
+
+def unlike_nodes(**options: Any) -> Problem:
+    """36 a on 18 nodes and 36 b on 5, 16 layers; two nodes of either have other links inside, and all are joined by slow ones."""
+    cluster = make_cluster(
+        [{"a": 2}] * 18 + [{"b": 8}] * 4 + [{"b": 4}], memory={"a": 9_000, "b": 6_000}, link=SLOW,
+        inside={"bandwidth": 4e5, "latency": 1e-4},
+    )  # fmt: skip
+    other = {6: 1e5, 15: 1e5, 20: 2e6, 21: 2e6}
+    nodes = [node.model_copy(update={"link": Link(bandwidth=other[i], latency=1e-4)}) if i in other else node
+             for i, node in enumerate(cluster.nodes)]  # fmt: skip
+    cluster = cluster.model_copy(update={"nodes": tuple(nodes)})
+    profile = make_profile({"a": [0.05] * 16, "b": [0.085] * 16}, sizes=(1, 2, 4, 8), layer=LAYER, fixed=0.3)
+    return make_problem(cluster, profile, 288, **options)
+
+
+def few_unlike_nodes(**options: Any) -> Problem:
+    """Ten devices on six nodes; more than a second of effort."""
+    cluster = make_cluster(
+        [{"a": 2}, {"a": 1}, {"b": 2}, {"b": 1}, {"a": 1, "b": 1}, {"b": 2}], memory={"a": 9_000, "b": 6_000}, link=SLOW
+    )
+    times = [0.05, 0.07, 0.04, 0.06, 0.05, 0.08, 0.03, 0.09]
+    profile = make_profile({"a": times, "b": [1.9 * t for t in times[::-1]]}, sizes=(1, 2, 4), layer=LAYER, fixed=0.3)
+    return make_problem(cluster, profile, 37, **options)
+
+
+class TestNeverSlower:
+    def test_seventy_two_devices_over_slow_links(self) -> None:
+        """`fasop` was not tried above 32 devices: its plan takes 18.3 s, and that of `auto` took 20.0 s."""
+        problem = unlike_nodes()
+        solution = Auto(time_limit_seconds=1.0)(problem)
+        assert checked(problem, solution.plan).step_seconds <= step(problem, Fasop()(problem).plan)
+        assert solution.plan.partitioner == "auto"
+
+    @settings(max_examples=8, **UNHURRIED)
+    @given(crowds(most_devices=110))
+    def test_than_any_rule(self, problem: Problem) -> None:
+        steps = {}
+        for rule in RULES:
+            try:
+                steps[rule.name] = step(problem, partitioner(rule.name)(problem).plan)
+            except (PartitionError, InputError):
+                continue
+        try:
+            solution = Auto(time_limit_seconds=0.2)(problem)
+        except PartitionError:
+            assert not steps
+            return
+        assert checked(problem, solution.plan).step_seconds <= min(steps.values(), default=math.inf)
+        least = solution.lower_bound_seconds
+        assert least is None or least <= min(steps.values(), default=math.inf) * ROUNDING
+
+    @settings(max_examples=6, **UNHURRIED)
+    @given(crowds(most_devices=40, prices=True), st.sampled_from([0.6, 1.0, 1.5]), st.sampled_from([None, 1.0, 1.3]))
+    def test_within_limits(self, problem: Problem, part: float, slack: float | None) -> None:
+        """Of the rules' plans those that keep the price and the deadline."""
+        plans = list(simple_plans(problem))
+        if not plans:
+            return
+        price = sum(problem.cluster.type_of(d).price_per_hour for d in plans[-1].device_ids)
+        deadline = None if slack is None else slack * step(problem, plans[-1])
+        limited = make_problem(
+            problem.cluster, problem.profile, problem.global_batch, max_price_per_hour=part * price,
+            deadline_seconds_per_step=deadline,
+        )  # fmt: skip
+        least = min((cost(limited, plan) for plan in plans), default=math.inf)
+        if math.isfinite(least):
+            found = Auto(time_limit_seconds=0.2)(limited).plan
+            assert cost(limited, found) <= least * ROUNDING
+
+    def test_a_thousand_nodes(self) -> None:
+        """All rules, each node with a device of its own."""
+        profile = make_profile({"a": [0.05] * 8, "b": [0.1] * 8}, sizes=(1, 2), layer=LAYER)
+        problem = make_problem(make_cluster([{"a": 1}] * 600 + [{"b": 1}] * 424, link=SLOW), profile, 2048)
+        *_, best = simple_plans(problem)
+        checked(problem, best)
+
+    def test_a_back_end_on_hundreds_of_nodes(self) -> None:
+        """Pipelines stay within a node, of which there are more than a search tells apart: the best rule, at once."""
+        profile = make_profile({"a": [0.1] * 4, "b": [0.2] * 4}, sizes=(1, 2), layer=LAYER)
+        problem = make_problem(make_cluster([{"a": 1}, {"b": 2}] * 100, link=SLOW), profile, 900, backend="fairscale")
+        *_, best = simple_plans(problem)
+        assert step(problem, Auto()(problem).plan) == step(problem, best)
+
+
+class TestTime:
+    def busy(self, monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+        """A clock that runs so many times as fast beside the work: a machine that is as busy."""
+        clock = SimpleNamespace(monotonic=lambda: times * time.monotonic(), process_time=time.process_time)
+        monkeypatch.setattr(_limit, "time", clock)
+        monkeypatch.setattr(_limit, "FAR", math.inf)
+
+    def test_the_load_of_the_machine_decides_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Few devices are searched with a counted effort."""
+        found = []
+        for times in (1.0, 100.0):
+            self.busy(monkeypatch, times)
+            found.append(Auto(time_limit_seconds=0.2)(few_unlike_nodes()))
+        assert found[0] == found[1]
+        assert found[0].proof == "search-bound"
+
+    def test_a_busy_machine_has_the_best_rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        problem = unlike_nodes()
+        *_, best = simple_plans(problem)
+        self.busy(monkeypatch, 1000.0)
+        monkeypatch.setattr(_limit, "FAR", 6)
+        assert step(problem, Auto()(problem).plan) <= step(problem, best)
+
+    def test_a_time_limit_is_heeded(self) -> None:
+        """The first rule that has a plan is enough then."""
+        tried: list[str] = []
+        for problem in (unlike_nodes(time_limit_seconds=1e-9, progress=tried.append), few_unlike_nodes(time_limit_seconds=1e-9)):
+            solution = Auto()(problem)
+            assert with_prediction(solution, problem).predicted.gap > 0.01  # the proof says what was not looked at
+            assert solution.proof != "exhaustive"
+            checked(problem, solution.plan)
+        assert not any("fasop" in text for text in tried)
+
+    @pytest.mark.parametrize(
+        ("timed", "counted", "late"),
+        [
+            (True, True, (1.5, 0.0, 0.0)),
+            (False, True, (0.0, 0.0, 1.5)),
+            (False, False, (1.5, 1.5, 0.0)),
+            (False, True, (7.0, 0.0, 0.0)),
+        ],
+    )
+    def test_what_ends_a_search(
+        self, monkeypatch: pytest.MonkeyPatch, timed: bool, counted: bool, late: tuple[float, float, float]
+    ) -> None:
+        """A limit of a second: by the clock; by effort; by the clock and the processor; in any case after six by the clock."""
+        passed = [0.0, 0.0, 0.0]
+        monkeypatch.setattr(_limit, "time", SimpleNamespace(monotonic=lambda: passed[0], process_time=lambda: passed[1]))
+        limit = Limit(1.0, (lambda: passed[2] * PER_SECOND) if counted else None, timed=timed)
+        assert not limit.late()
+        for i, seconds in enumerate(late):
+            passed[:] = [x if j != i else 0.0 for j, x in enumerate(late)]
+            assert not seconds or not limit.late()
+        passed[:] = late
+        assert limit.late()
+        assert not limit.late(grace=1.0)
+
+
+def test_progress() -> None:
+    said: list[str] = []
+    list(simple_plans(few_unlike_nodes(progress=said.append)))
+    assert said[0] == "trying the simple rules: uneven-data-parallel"
+    assert "trying the simple rules: fasop, 3 of 5 grids" in said
