@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, windows
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, process_group, windows
 from hetpipe.uneven_shares import plan_shares
 
 
+@process_group()
 def main() -> None:
     """Train as one rank of torchrun's."""
     parser = common.arguments("accumulation and clipping in DDP")
@@ -23,7 +24,6 @@ def main() -> None:
     parser.add_argument("--plan", help="take both from this plan.json")
     args = parser.parse_args()
     shares, accumulate = plan_shares(args.plan) if args.plan else (args.shares, args.accumulate)
-    dist.init_process_group()
     device = common.own_device()
     dataset = common.text_classification()
     model = DistributedDataParallel(common.build_model().to(device))
@@ -42,7 +42,6 @@ def main() -> None:
             optimizer.zero_grad()
 
     common.finish(model.module, dist.get_rank(), args.out)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, process_group
 
 
+@process_group()
 def main() -> None:
     """Train as one rank of torchrun's."""
     parser = common.arguments("mixed precision in DDP")
     parser.add_argument("--precision", choices=["float32", "bfloat16", "float16"], default="bfloat16")
     args = parser.parse_args()
-    dist.init_process_group()
     device = common.own_device()
     dataset = common.text_classification()
     model = DistributedDataParallel(common.build_model().to(device))
@@ -42,7 +42,6 @@ def main() -> None:
             optimizer.zero_grad()
 
     common.finish(model.module, dist.get_rank(), args.out)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

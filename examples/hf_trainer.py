@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import default_collate
 from transformers import Trainer, TrainingArguments
 
-from hetpipe.uneven import ShareLoader, ShareSampler
+from hetpipe.uneven import ShareLoader, ShareSampler, process_group
 
 
 class UnevenTrainer(Trainer):
@@ -41,6 +41,7 @@ def loss_over_all_ranks(logits: Tensor, labels: Tensor, num_items_in_batch: Tens
     return cross_entropy(logits, labels, reduction="sum") / num_items_in_batch
 
 
+@process_group()
 def main() -> None:
     """Train as one rank of torchrun's."""
     parser = common.arguments("the Hugging Face Trainer")

@@ -13,13 +13,19 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, process_group
 
 
-def train(rank: int, port: int, args: argparse.Namespace) -> None:
-    """One rank."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
-    dist.init_process_group(rank=rank, world_size=len(args.shares))
+def start(rank: int, port: int, args: argparse.Namespace) -> None:
+    """One rank, with the environment that torchrun would give it."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": len(args.shares), "RANK": rank, "LOCAL_RANK": rank}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    train(args)
+
+
+@process_group()
+def train(args: argparse.Namespace) -> None:
+    """What each rank does."""
     device = common.own_device()
     dataset = common.text_classification()
     model = DistributedDataParallel(common.build_model().to(device))
@@ -35,8 +41,7 @@ def train(rank: int, port: int, args: argparse.Namespace) -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    common.finish(model.module, rank, args.out)
-    dist.destroy_process_group()
+    common.finish(model.module, dist.get_rank(), args.out)
 
 
 def free_port() -> int:
@@ -48,4 +53,4 @@ def free_port() -> int:
 
 if __name__ == "__main__":
     given = common.arguments("DDP by torch.multiprocessing").parse_args()
-    torch.multiprocessing.spawn(train, args=(free_port(), given), nprocs=len(given.shares))
+    torch.multiprocessing.spawn(start, args=(free_port(), given), nprocs=len(given.shares))

@@ -10,16 +10,16 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, process_group
 from hetpipe.uneven_shares import measured_shares
 
 
+@process_group()
 def main() -> None:
     """Train as one rank of torchrun's."""
     parser = common.arguments("DDP under torchrun")
     parser.add_argument("--measure", type=int, metavar="GLOBAL_BATCH", help="share it by measurement")
     args = parser.parse_args()
-    dist.init_process_group()
     device = common.own_device()
     dataset = common.text_classification()
     plain = common.build_model().to(device)
@@ -43,7 +43,6 @@ def main() -> None:
             optimizer.zero_grad()
 
     common.finish(plain, dist.get_rank(), args.out)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import torch
 from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
 
-from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, process_group
 
 
+@process_group()
 def main() -> None:
     """Train as one rank of Accelerate's."""
     args = common.arguments("Accelerate").parse_args()
@@ -31,7 +32,6 @@ def main() -> None:
             optimizer.zero_grad()
 
     common.finish(accelerator.unwrap_model(model), accelerator.process_index, args.out)
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

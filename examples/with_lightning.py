@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, process_group
 
 
 class TextClassifier(pl.LightningModule):
@@ -38,6 +38,7 @@ class TextClassifier(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=common.LEARNING_RATE, momentum=common.MOMENTUM)
 
 
+@process_group()
 def main() -> None:
     """Train as one rank of Lightning's, which starts the others."""
     args = common.arguments("Lightning").parse_args()

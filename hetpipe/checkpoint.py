@@ -25,6 +25,7 @@ from hetpipe.formats import InputError, listed, write_text
 from hetpipe.report import human_bytes
 from hetpipe.stopping import RunError
 from hetpipe.training_state import TrainerState
+from hetpipe.weights import plain_name, state_of
 from hetpipe.world import World
 
 STATE_FILE = "trainer.json"
@@ -34,13 +35,13 @@ SMALL = 2  # in each dimension of a parameter that shows what an optimizer keeps
 def _names(stage: nn.Module) -> dict[nn.Parameter, list[str]]:
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in stage.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
+        names.setdefault(parameter, []).append(plain_name(name))
     return names
 
 
 def model_state(stage: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their names in the whole model; a tied parameter under each of its names."""
-    return {f"model.{name}": tensor.detach() for name, tensor in stage.state_dict().items()}
+    return {f"model.{name}": tensor.detach() for name, tensor in state_of(stage).items()}
 
 
 def optimizer_state(stage: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

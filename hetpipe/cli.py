@@ -18,7 +18,7 @@ from hetpipe.cluster import Cluster
 from hetpipe.config import Job
 from hetpipe.exchange_command import export, import_published
 from hetpipe.fastspeed.command import app as convert
-from hetpipe.formats import Document, InputError, check_folder, check_output
+from hetpipe.formats import Document, InputError, check_output, nearest
 from hetpipe.front import Front
 from hetpipe.launch import start_server
 from hetpipe.limits import MOST_BATCH
@@ -157,11 +157,7 @@ def plan(
     if output is not None and output.suffix.lower() in PICTURES:
         raise InputError(f"cannot write {output}: a plan is written as .json, which 'hetpipe show' draws")
     if isinstance(machines, Catalogue) or csv is not None or plans is not None:
-        what = (
-            f"{cluster} is a catalogue"
-            if isinstance(machines, Catalogue)
-            else "--csv and --plans are for fronts"
-        )
+        what = f"{cluster} is a catalogue" if isinstance(machines, Catalogue) else "--csv and --plans are for fronts"
         raise InputError(f"{what}: plan over all of its sub-clusters with --pareto")
     with Activity("planning") as activity:
         found = make_plan(measured, machines, global_batch, **options, progress=activity.say)
@@ -259,9 +255,8 @@ def train(
     if plan is not None:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
     job.check_files()
-    for section in (job.log, job.checkpoint) if _is_main() else ():
-        if section is not None:
-            check_folder(section.folder)
+    if _is_main():
+        job.check_folders()
     start_server(job.model.name)
     with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
         from hetpipe.start import train_everywhere, train_rank
@@ -275,11 +270,8 @@ def train(
         return
     out.print(train_table(result))
     if job.log is not None:
-        out.print(
-            f"plan, profile, metrics.jsonl, trace.json and summary.json are in {job.log.folder}",
-            markup=False,
-            soft_wrap=True,
-        )
+        what = "plan, profile, metrics.jsonl, trace.json and summary.json"
+        out.print(f"{what} are in {job.log.folder}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -288,8 +280,6 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a file format."""
     if name not in FORMATS:
-        from hetpipe.formats import nearest
-
         raise InputError(f"unknown format {name!r}{nearest(name, list(FORMATS))}")
     _print_json(FORMATS[name].model_json_schema())
 

@@ -22,6 +22,7 @@ from hetpipe.formats import (
     Samples,
     Seed,
     Strict,
+    check_folder,
     read_mapping,
     read_yaml,
     shown,
@@ -235,6 +236,12 @@ class Job(Document):
             Plan.load(self.plan.file).check(
                 cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=self.plan.file
             )
+
+    def check_folders(self) -> None:
+        """InputError if the log or the checkpoints could not be written."""
+        for section in (self.log, self.checkpoint):
+            if section is not None:
+                check_folder(section.folder)
 
     def read_cluster(self) -> Cluster | None:
         """The cluster file's content; None where the job names none."""

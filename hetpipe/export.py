@@ -9,6 +9,7 @@ and the help texts of megatron/training/arguments.py; DeepSpeed ("Pipeline Paral
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError, nearest
+from hetpipe.formats import InputError, nearest, shown
 from hetpipe.plan import Plan
 from hetpipe.schedule import default_depths
 
@@ -75,8 +76,8 @@ def parse_blocks(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     lo, colon, hi = text.partition(":")
-    if not (colon and lo.isdecimal() and hi.isdecimal()):
-        raise InputError(f"cannot read the blocks {text!r}: write LO:HI, such as 1:25")
+    if not (colon and re.fullmatch("[0-9]{1,6}", lo) and re.fullmatch("[0-9]{1,6}", hi)):
+        raise InputError(f"cannot read the blocks {shown(text)}: write LO:HI, such as 1:25")
     return int(lo), int(hi)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hetpipe.checkpoint import read_state
 from hetpipe.formats import InputError, check_folder, cut, make_folder, read_mapping, shown, write_text
 from hetpipe.model import named_layers
-from hetpipe.weights import tensors_of
+from hetpipe.weights import plain_name, tensors_of, uncompiled
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PIECE_BYTES = 1 << 25
@@ -121,7 +121,8 @@ class TransformersLayer(Protocol):
     """A layer that is part of a model of transformers."""
 
     origin: Transformers
-    stored_names: dict[str, str]  # own name → the name under which save_pretrained stores it
+    hf_names: dict[str, str]  # own name → the name in the model of transformers
+    stored_names: dict[str, str]  # the part of it that save_pretrained stores
 
 
 def check_new_folder(folder: str | Path) -> None:
@@ -182,12 +183,24 @@ def _origin(layers: nn.Sequential) -> Transformers:
     return first.origin
 
 
+def _stored_tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    """The layer's tensors; InputError where one of those that belong in a folder has another name, or others have joined them."""
+    assert isinstance(layer, TransformersLayer)
+    found = {plain_name(own): tensor for own, tensor in tensors_of(uncompiled(layer)).items()}
+    strange = [own for own in found if own not in layer.hf_names]
+    if strange:
+        raise InputError(f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "
+                         "place: load the checkpoint, merge the adapters into the weights and save these with save_pretrained; "
+                         "the checkpoint's own safetensors files hold both")  # fmt: skip
+    return found
+
+
 def _shards(layers: nn.Sequential) -> Iterator[dict[str, str]]:
     """Name in the folder → key in the checkpoint, one mapping a file; a tied parameter once."""
     shard, size, seen = dict[str, str](), 0, set[str]()
     for name, layer in named_layers(layers):
         assert isinstance(layer, TransformersLayer)
-        tensors = tensors_of(layer)
+        tensors = _stored_tensors(name, layer)
         for own, stored in layer.stored_names.items():
             if stored not in seen:
                 seen.add(stored)

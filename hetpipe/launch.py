@@ -199,9 +199,11 @@ def start_ranks(
     gone) if one fails. SIGTERM and Ctrl-C ask the ranks to stop; a second one ends them at once."""
     start_server(model)
     assert _server is not None
+    from hetpipe.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
+
     store = _store()
     content = pickle.dumps((program, list(arguments)))
-    watch = _Watch(_server, devices, part_for_beats(store))
+    watch = _Watch(_server, devices, part_for_beats(part_of_start(store, len(devices), 1)))
     try:
         for rank in range(len(devices)):
             mine, theirs = Pipe(duplex=False)

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from hetpipe.config import BatchNorm
 from hetpipe.formats import InputError, nearest, shown
+from hetpipe.limits import MOST_LAYERS
 
 Tensors = Tensor | tuple[Tensor, ...]
 LossFunction = Callable[[Tensors, Tensors], Tensor]
@@ -237,6 +238,9 @@ class Model:
             )
         if len(self.layers) == 0:
             raise InputError(f"model {self.name!r} has no layers: its nn.Sequential is empty")
+        if len(self.layers) > MOST_LAYERS:
+            raise InputError(f"model {self.name!r} has {len(self.layers)} layers, the most that are planned are {MOST_LAYERS}: "
+                             "give children of several layers")  # fmt: skip
         for position, (name, layer) in enumerate(self.layers._modules.items()):
             _check_layer(position, name, layer)
         rows, targets = batch_size(self.inputs), batch_size(self.targets)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hetpipe.cluster import Cluster, RuntimeOverhead
+from hetpipe.formats import InputError, shown
+from hetpipe.limits import MOST_BATCH
 from hetpipe.plan import Backend, Plan, Proof
 from hetpipe.profiles import Profile
 
@@ -66,10 +68,17 @@ class Problem:
     def __post_init__(self) -> None:
         if self.global_batch < 1:
             raise ValueError(f"global_batch must be at least 1, got {self.global_batch}")
+        if self.global_batch > MOST_BATCH:
+            raise InputError(f"global_batch must be at most {MOST_BATCH}, got {shown(self.global_batch)}")
         for kind in self.cluster.device_types:
             if any(kind in node.devices for node in self.cluster.nodes):
                 degrees = [m.tensor_parallel for m in self.profile.measurements if m.device_type == kind]
                 self.profile.measurement(kind, min(degrees, default=1))  # at some degree, or say what is measured
+
+    @property
+    def without_reserve(self) -> str:
+        """What a message adds to the memory that plans may use."""
+        return f" without the memory reserve of {self.memory_reserve:.0%}" if self.memory_reserve > 0 else ""
 
     @classmethod
     def create(cls, *, cluster: Cluster, profile: Profile, global_batch: int, **options: object) -> Problem:

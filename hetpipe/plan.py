@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from typing import Annotated, Literal, Self
 
@@ -31,14 +32,13 @@ from hetpipe.schedule import ScheduleName, check_depths, default_depths
 
 Proof = Literal["exhaustive", "search-bound", "fluid"]
 Backend = Literal["torch", "fairscale", "torchgpipe"]
-DeviceId = Annotated[Name, Field(pattern=r"^[^/\s]+/[0-9]{1,6}$")]
 
 
 class StagePlan(Strict):
     """Layers [lo, hi) on one device (more than one: a tensor-parallel group). `warmup`: forwards before the first backward."""
 
     layers: tuple[LayerNumber, LayerNumber]
-    devices: Annotated[tuple[DeviceId, ...], Field(min_length=1)]
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
     recompute: Flag = False
     warmup: Samples | None = None
 
@@ -124,6 +124,10 @@ class Plan(Document):
                 f"the micro-batches of all replicas sum to {total} samples, but global_batch is {self.global_batch}"
             )
         used = Counter(d for replica in self.replicas for stage in replica.stages for d in stage.devices)
+        faults += told(
+            [device for device in used if re.fullmatch(r"[^/\s]+/[0-9]{1,6}", device) is None],
+            lambda d: f"{shown(d)} is no device: write node/index, such as n0/1",
+        )
         several = [device for device, count in used.items() if count > 1]
         faults += told(several, lambda d: f"device {d!r} is used {used[d]} times; a device holds one stage")
         ends = {replica.stages[-1].layers[1] for replica in self.replicas}

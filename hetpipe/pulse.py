@@ -99,8 +99,11 @@ class Pulse:
         """The last sign: this rank ends, well or with these last words."""
         if not self._over:
             self._over = True
+            self._changed.set()
             with contextlib.suppress(RuntimeError):
                 _answer(lambda: self._beat(error=error, left=error is None))
+            if error is None:
+                self._thread.join(STORE_SECONDS)  # a thread that asks the store while the interpreter ends aborts the process
 
     def _beat(self, *, error: str | None = None, left: bool = False) -> None:
         self.count += 1
@@ -213,10 +216,10 @@ def read_beats(store: KeyValueStore, ranks: Sequence[int]) -> dict[int, Beat]:
 
 
 def part_for_beats(store: Any) -> KeyValueStore:
-    """The part of a job's store in which its ranks beat; another one after each restart."""
+    """Where ranks beat, in their part of a store (see `hetpipe.rendezvous`)."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    return cast(KeyValueStore, PrefixStore(f"hetpipe/pulse/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store))
+    return cast(KeyValueStore, PrefixStore("pulse", store))
 
 
 def gone(silent: Sequence[Beat], all_beats: Mapping[int, Beat]) -> str:
@@ -236,18 +239,15 @@ def gone(silent: Sequence[Beat], all_beats: Mapping[int, Beat]) -> str:
 _pulse: Pulse | None = None
 
 
-def start_pulse(rank: int, size: int, patience: float) -> None:
-    """Give signs of life from now on, in the store that the environment names (torchrun's, or that of `hetpipe train`, which
-    watches its ranks itself; `patience`: see `Pulse`)."""
+def start_pulse(store: Any, rank: int, size: int, patience: float) -> None:
+    """Give signs of life from now on, in the ranks' part of the store that torchrun keeps, or `hetpipe train`, which watches its
+    ranks itself (`patience`: see `Pulse`)."""
     global _pulse
-    if _pulse is not None or not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+    if _pulse is not None:
         return
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    store = TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=STORE_SECONDS)
-    )
-    _pulse = Pulse(part_for_beats(store), rank, size, patience=None if LAUNCHED in os.environ else patience)
+    own = store.clone()  # for other threads, which may wait for an answer
+    own.set_timeout(timedelta(seconds=STORE_SECONDS))
+    _pulse = Pulse(part_for_beats(own), rank, size, patience=None if LAUNCHED in os.environ else patience)
     _pulse.start()
 
 

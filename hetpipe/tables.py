@@ -71,15 +71,14 @@ def train_table(result: TrainResult) -> RenderableType:
                 )
             )
     if result.evaluation is not None:
-        of = "" if result.evaluated_samples == result.test_samples else f" of {result.test_samples}"
-        rows.append(("test loss", f"{result.evaluation.loss:.4f} ({result.evaluated_samples}{of} samples)"))
+        some = f" of {result.test_samples}" if result.evaluated_samples < result.test_samples else ""
+        more = "; train.evaluate_samples=all takes all" if some else ""
+        rows.append(("test loss", f"{result.evaluation.loss:.4f} ({result.evaluated_samples}{some} samples{more})"))
         if result.evaluation.metric is not None:
             rows.append(("test accuracy", f"{result.evaluation.metric:.2%}"))
     if result.overrun_fraction > 0.01:
         over = f"emulated devices overran by {result.overrun_fraction:.1%} of the time"
         rows.append(("not valid", f"{over}: timings are wrong; use greater slowdowns"))
-    if result.evaluation is not None and result.evaluated_samples < result.test_samples:
-        rows.append(("", "train.evaluate_samples: all takes all of them"))
     for name, value in rows:
         table.add_row(name, value)
     parts: list[RenderableType] = [table]

@@ -21,9 +21,13 @@ knows nothing of the collectives of the trainers, nor of the count; and a batch 
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -34,9 +38,35 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from hetpipe.data import EpochSampler, SamplerState, emptied, replica_slices
 from hetpipe.formats import InputError
 from hetpipe.shares import proportional_shares
+from hetpipe.world import connect
 
 IGNORED = -100  # the target that torch's losses, and transformers, leave out
 T = TypeVar("T")
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """A decorator for the function that trains: torch's process group is there while it runs, and ends after it.
+
+        @process_group()
+        def main() -> None: ...
+
+    Under torchrun it makes the group (gloo for CPUs, NCCL for GPUs, of which the rank takes that of its LOCAL_RANK), also after
+    a restart (--max-restarts); elsewhere that is left to the trainer. The order at the end matters: a DistributedDataParallel
+    that is still there when its group is destroyed keeps it, with its threads, until the interpreter ends; one of them that
+    is just letting go of its last message is then stopped where it must not be, and now and then the process aborts
+    ("terminate called without an active exception") or hangs. So what holds the group belongs into the function.
+    """
+    if "RANK" in os.environ:
+        connect(use_cuda=torch.cuda.is_available(), watched=False)
+    yield
+    gc.collect()  # models in cycles go before their group, too
+    if dist.is_initialized():
+        group = weakref.ref(dist.group.WORLD)
+        dist.destroy_process_group()
+        if group() is not None:
+            warnings.warn("the process group is still held by something outside of the function that trains (a global "
+                          "DistributedDataParallel?): the process may abort or hang at its end", stacklevel=3)  # fmt: skip
 
 
 def batch_shares(shares: Sequence[int], batch: int) -> list[int]:

@@ -28,6 +28,32 @@ class Deferred(Protocol):
         ...
 
 
+COMPILED = "_orig_mod"  # under which torch.compile(module) holds the module
+
+
+def uncompiled(layer: nn.Module) -> nn.Module:
+    """The module itself, of one that `torch.compile` returned."""
+    while COMPILED in layer._modules:
+        layer = layer.get_submodule(COMPILED)
+    return layer
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name as it is in a model of which nothing is compiled."""
+    return ".".join(part for part in name.split(".") if part != COMPILED)
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """The module's `state_dict`, the same whether parts of it are compiled or not."""
+    return {plain_name(name): tensor for name, tensor in module.state_dict().items()}
+
+
+def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """The module's `load_state_dict`, compiled or not, of a state of either. RuntimeError, as torch's."""
+    own = {plain_name(name): name for name in module.state_dict()}
+    module.load_state_dict({own.get(plain_name(name), name): tensor for name, tensor in state.items()})
+
+
 def tensors_of(layer: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name; a shared one under each of its names."""
     return {
@@ -68,6 +94,7 @@ def placed(layers: nn.Sequential, layer: nn.Module, device: torch.device) -> Ite
 
 
 def _give(layers: nn.Sequential, name: str, layer: nn.Module, device: torch.device) -> None:
+    layer = uncompiled(layer)
     empty = {n: tensors_of(layer)[n] for n in empty_names(layer)}
     if not empty:
         return

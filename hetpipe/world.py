@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from hetpipe.cluster import Cluster, Node
 from hetpipe.formats import InputError
-from hetpipe.pulse import start_pulse, stop_pulse
+from hetpipe.pulse import start_pulse
+from hetpipe.rendezvous import leave, meet_ranks
 
 # A message of a training step that takes longer means a lost peer; measuring, planning, loading and saving, where ranks wait
 # for one, may take long.
@@ -115,27 +116,27 @@ def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None
         )
 
 
-def connect(*, use_cuda: bool) -> None:
+def connect(*, use_cuda: bool, watched: bool = True) -> None:
     """Join the process group that torchrun or `hetpipe train` prepared (or a world of one); gloo, with NCCL where there
-    are GPUs. A group that is there already must have what the devices need."""
+    are GPUs. A group that is there already must have what the devices need. `watched`: ranks give signs of life."""
     if use_cuda and "RANK" in os.environ:
         _take_gpu()
     if dist.is_initialized():
         _check_group(use_cuda=use_cuda)
         return
-    if "RANK" not in os.environ:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
-            store=store,
-            rank=0,
-            world_size=1,
-            timeout=LONG_TIMEOUT,
-        )
-        return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=LONG_TIMEOUT)
-    start_pulse(dist.get_rank(), dist.get_world_size(), 2 * TIMEOUT.total_seconds())
-    atexit.register(_leave)
+    # Its functions keep, as their default, the group that there is when they are imported, which then never ends.
+    import torch.distributed.nn.functional  # noqa: F401
+
+    backends = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
+    if "RANK" in os.environ:
+        store, rank, size = meet_ranks(LONG_TIMEOUT)
+        if watched and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # else the store ends with rank 0
+            start_pulse(store, rank, size, 2 * TIMEOUT.total_seconds())
+    else:
+        store, rank, size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
+    dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=LONG_TIMEOUT)
+    atexit.unregister(leave)
+    atexit.register(leave)  # once
 
 
 def _take_gpu() -> None:
@@ -167,44 +168,47 @@ def _check_group(*, use_cuda: bool) -> None:
         )
 
 
-def _leave() -> None:
-    """At the end of a script that ended well, end the process group: left to the interpreter, gloo's running threads can abort
-    the process. After an exception nothing is waited for: peers are told by the closing connection."""
-    error = getattr(sys, "last_value", None)
-    stop_pulse(f"{type(error).__name__}: {error}" if error is not None else None)
-    if dist.is_initialized() and error is None:
-        dist.destroy_process_group()
-
-
 def bind_devices(nodes: Sequence[Node], places: Sequence[tuple[str, int, int]]) -> dict[str, int]:
     """Device id → rank. `places` has, per rank, (host name, agent number, local rank): an agent of torchrun is one node, the one
-    whose `host` is its host name where a node gives one, else the i-th node for agent i. Pure: see tests."""
-    agents: dict[int, str] = {agent: host for host, agent, _ in places}
+    whose `host` is its host name where a node gives one, else the i-th node for agent i. Pure: see tests.
+
+    torchrun's c10d rendezvous numbers agents as it likes. So where the processes of the agents without a named node are as many,
+    agent for agent, as the devices of the nodes that are left, but in another order, an agent is the next node of its size.
+    """
+    hosts: dict[int, str] = {agent: host for host, agent, _ in places}
+    size = Counter(agent for _, agent, _ in places)
     free = [node for node in nodes if node.host is None]
     node_of: dict[int, Node] = {}
-    for agent, host in sorted(agents.items()):
+    for agent, host in sorted(hosts.items()):
         named = [node for node in nodes if node.host == host and node not in node_of.values()]
         if named:
             node_of[agent] = named[0]
-    for position, agent in enumerate(a for a in sorted(agents) if a not in node_of):
-        if position >= len(free):
+    waiting = [agent for agent in sorted(hosts) if agent not in node_of]
+    by_size = sorted(size[agent] for agent in waiting) == sorted(_device_count(node) for node in free)
+    for agent in waiting:
+        fitting = [node for node in free if not by_size or _device_count(node) == size[agent]]
+        if not fitting:
             names = [node.name for node in nodes]
             raise InputError(
-                f"agent {agent} on host {agents[agent]!r} is no node of the cluster file: "
-                f"{len(agents)} agents for the nodes {names}"
+                f"agent {agent} on host {hosts[agent]!r} is no node of the cluster file: "
+                f"{len(hosts)} agents for the nodes {names}"
             )
-        node_of[agent] = free[position]
+        node_of[agent] = fitting[0]
+        free.remove(fitting[0])
     bound = {}
     for rank, (host, agent, local) in enumerate(places):
         node = node_of[agent]
-        count = sum(node.devices.values())
-        if local >= count:
+        if local >= _device_count(node):
             raise InputError(
-                f"local rank {local} on host {host!r} is beyond node {node.name!r}, which has {count} devices in the "
-                f"cluster file; start that agent with --nproc-per-node={count}"
+                f"local rank {local} on host {host!r} is beyond node {node.name!r}, which has {_device_count(node)} devices in "
+                f"the cluster file; start that agent with --nproc-per-node={_device_count(node)}"
             )
         bound[f"{node.name}/{local}"] = rank
     return bound
+
+
+def _device_count(node: Node) -> int:
+    return sum(node.devices.values())
 
 
 def create_world(cluster: Cluster) -> World:

@@ -23,7 +23,7 @@ from hetpipe.hf import WeightFolder
 from hetpipe.limits import MOST_LABELS, MOST_LAYERS, MOST_WIDTH
 from hetpipe.model import Tensors, as_value
 from hetpipe.models._parts import require_choice
-from hetpipe.weights import tensors_of
+from hetpipe.weights import plain_name, tensors_of
 
 try:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -36,20 +36,40 @@ M = TypeVar("M", bound=PreTrainedModel)
 
 
 class HFLayer(nn.Module):
-    """A layer made of modules of transformers. `hf_names`: own tensor name → its name in the model of transformers;
-    `stored_names`: the part of it that `save_pretrained` stores."""
+    """A layer made of modules of transformers. `label`: its name in the chain; `hf_names`: own tensor name → its name in the
+    model of transformers; `stored_names`: the part of it that `save_pretrained` stores."""
 
     origin: Origin
+    label: str
     hf_names: dict[str, str]
     stored_names: dict[str, str]
 
     def values(self, names: Collection[str]) -> dict[str, Tensor]:
-        """These tensors, read from the folder, or drawn."""
-        return self.origin.values({own: self.hf_names[own] for own in names})
+        """These tensors, read from the folder, or drawn. InputError for those that the model of transformers does not have."""
+        wanted = {own: self.hf_names.get(_without_wrappers(own), "") for own in names}
+        strange = [own for own, hf in wanted.items() if not hf]
+        if strange:
+            raise InputError(
+                f"layer {self.label!r}: {strange[0]!r} is on the meta device, and {type(self.origin.model).__name__} has no "
+                f"tensor of that name ({len(strange)} such) whose values could be read or drawn. What a wrapper adds needs "
+                "values from the start (peft puts it where the base is: call to_empty(device='cpu') and reset_lora_parameters "
+                "on it), and the module in it must be its 'base_layer'. Or wrap after hetpipe.weights.materialise(layers)"
+            )
+        return self.origin.values(wanted)
+
+
+def _without_wrappers(name: str) -> str:
+    """A tensor's name before peft wrapped its module, or copied it, and torch.compile the module's."""
+    parts = plain_name(name).split(".")
+    if "modules_to_save" in parts[:-1]:  # of which each adapter has a copy
+        at = parts.index("modules_to_save")
+        del parts[at : at + 2]
+    return ".".join(part for part in parts if part not in ("base_layer", "original_module"))
 
 
 class Origin:
-    """The model of transformers whose modules the layers hold (its tensors on the meta device), and where values come from.
+    """The model of transformers whose modules the layers hold (its tensors on the meta device), and where values come from. Once
+    the layers are assembled it is a copy, which stays as it was when they are changed.
     `new`: beginnings of names that may be missing in the folder, because fine-tuning adds them."""
 
     def __init__(
@@ -67,8 +87,8 @@ class Origin:
         for name, tensor in tensors_of(self.model).items():
             names.setdefault(id(tensor), []).append(name)
         stored, ties = set(self.model.state_dict()), set(self.model.all_tied_weights_keys)
-        for layer in children.values():
-            layer.origin = self
+        for label, layer in children.items():
+            layer.origin, layer.label = self, label
             layer.hf_names = {
                 own: next((name for name in names[id(tensor)] if name not in ties), names[id(tensor)][0])
                 for own, tensor in tensors_of(layer).items()
@@ -76,6 +96,7 @@ class Origin:
             layer.stored_names = {own: name for own, name in layer.hf_names.items() if name in stored}
         layers = nn.Sequential(OrderedDict(children))
         assert {id(p) for p in self.model.parameters()} <= {id(p) for p in layers.parameters()}
+        self.model = copy.deepcopy(self.model)  # as it is, whatever is put into the layers' modules (adapters)
         return layers
 
     def values(self, wanted: Mapping[str, str]) -> dict[str, Tensor]:
@@ -119,7 +140,8 @@ class Origin:
             unit = self._unit_of(name)
             if unit not in drawn:
                 drawn[unit] = self._initialised(unit)
-            found[own] = drawn[unit][name.removeprefix(f"{unit}.")]
+            value = drawn[unit][name.removeprefix(f"{unit}.")]
+            found[own] = value.clone() if any(value is other for other in found.values()) else value
         return found
 
     def _unit_of(self, name: str) -> str:

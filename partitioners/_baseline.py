@@ -147,7 +147,7 @@ def _shortages(problem: Problem, plan: Plan, costs: Costs) -> list[Shortage]:
                 where = f"layers {lo} ({names[lo]!r}) to {hi - 1} ({names[hi - 1]!r})"
                 text = (
                     f"{where} need {peaks[stage.device]} bytes on device {stage.device} of type {kind!r}, "
-                    f"which has {limit:.0f}: {missing:.0f} bytes are missing"
+                    f"which has {limit:.0f}{problem.without_reserve}: {missing:.0f} bytes are missing"
                 )
                 found.append(Shortage(missing, kind, text))
     return found

@@ -88,7 +88,7 @@ def _obstacle(
         split = f" split over {seat.degree}" if seat.degree > 1 else ""
         return (
             f"layer {layer} ({layers[layer].name!r}) alone needs {gibibytes(short + limit)} on {kind}{split}, which has "
-            f"{gibibytes(limit)}: {short:.0f} bytes ({gibibytes(short)}) are missing"
+            f"{gibibytes(limit)}{problem.without_reserve}: {short:.0f} bytes ({gibibytes(short)}) are missing"
         ), round(short), round(short + limit)
     samples = -(-problem.global_batch // packing.replicas) if packing.samples else 1
     end, devices, b = _longest(capacity, samples)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "HETPIPE_TEST_RUN"  # in the environment of a command and of all it starts
+THREADS_LEFT = "threads left at exit"  # what tests/at_exit says where a script that ended well may abort
 
 
 class Said(NamedTuple):
@@ -47,7 +48,7 @@ def environment(mark: str) -> dict[str, str]:
     return kept | {
         MARK: mark,
         "HETPIPE_TIMEOUT_SECONDS": "20",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "at_exit")]),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -122,12 +123,23 @@ def hetpipe(*arguments: str, folder: Path, timeout: float = 180) -> Ended:
 
 
 def agents(
-    counts: Sequence[int], arguments: Sequence[str], folder: Path, mark: str
+    counts: Sequence[int],
+    arguments: Sequence[str],
+    folder: Path,
+    mark: str,
+    *,
+    program: Sequence[str] = ("-m", "hetpipe"),
+    c10d: bool = False,
+    restarts: int = 0,
 ) -> list[subprocess.Popen[bytes]]:
-    """One torchrun agent a node, with that many processes each, running `-m hetpipe arguments…`."""
-    port = free_port()
-    return [
-        start(["-m", "torch.distributed.run", f"--nnodes={len(counts)}", f"--nproc-per-node={count}", f"--node-rank={i}",
-               "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "hetpipe", *arguments], folder, mark, f"agent{i}")
-        for i, count in enumerate(counts)
-    ]  # fmt: skip
+    """One torchrun agent a node, with that many processes each, running `-m hetpipe arguments…` (or another program), which
+    meet at a fixed address, or by the c10d rendezvous."""
+    port, started = free_port(), []
+    for i, count in enumerate(counts):
+        place = [f"--node-rank={i}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        if c10d:
+            place = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", "--local-addr=127.0.0.1"]
+        options = [f"--nnodes={len(counts)}", f"--nproc-per-node={count}", f"--max-restarts={restarts}", *place]
+        words = ["-m", "torch.distributed.run", *options, *program, *arguments]
+        started.append(start(words, folder, mark, f"agent{i}"))
+    return started

@@ -255,9 +255,10 @@ class watched:  # noqa: N801  # a context
         train = self.made.config.train
         sizes = [b * train["gradient_accumulate_step"] for b in self.made.batchsize_split]
         parts = self.made.partition_split
+        total = self.made.config.data["total_datasize"]
         epoch, at = divmod(step, max(-(-p // s) for p, s in zip(parts, sizes, strict=True)))
         draw = torch.Generator().manual_seed(epoch)
-        order = torch.randperm(sum(parts), generator=draw).tolist()
+        order = torch.randperm(total, generator=draw).tolist()
         found: list[int] = []
         for r, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             own = order[sum(parts[:r]) :][:part]

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from hetpipe.cost import Costs
+from hetpipe.discover import cluster_of
 from hetpipe.formats import InputError
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners.chain import Chain
 from hetpipe.profiles import Profile
 from hetpipe.replicas import GradientSync, OwnerGroup
-from hetpipe.session import _cluster_of
 from tests.strategies import make_cluster, make_problem, make_profile
 
 LAYER = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 50}
@@ -55,13 +55,13 @@ def test_a_backward_outside_a_step_launches_no_sum() -> None:
 def test_unlike_gpus_in_alternation_are_refused() -> None:
     """The second GPU was taken for one of the first's type."""
     rows = [(0, 0, "a", 8), (0, 1, "b", 4), (1, 0, "b", 5), (0, 2, "b", 6)]
-    cluster = _cluster_of(rows)
+    cluster = cluster_of(rows)
     assert [(d.id, d.type) for d in cluster.devices] == [
         ("n0/0", "a"), ("n0/1", "b"), ("n0/2", "b"), ("n1/0", "b"),
     ]  # fmt: skip
     assert cluster.device_types["b"].memory == 4
     with pytest.raises(InputError, match=r"agent 0 are, by local rank, \['a', 'b', 'b', 'a'\].*CUDA_VISIBLE_DEVICES"):
-        _cluster_of([*rows, (0, 3, "a", 8)])
+        cluster_of([*rows, (0, 3, "a", 8)])
 
 
 def test_recompute_holds_the_input_of_a_stage_where_no_buffer_does() -> None:

@@ -233,7 +233,7 @@ class TestInput:
     def test_blocks(self) -> None:
         assert parse_blocks("1:25") == (1, 25)
         assert parse_blocks(None) is None
-        for text in ("1-25", "1:", "a:b", "-1:5"):
+        for text in ("1-25", "1:", "a:b", "-1:5", "1:²", f"1:{'9' * 5_000}"):
             with pytest.raises(InputError, match="write LO:HI"):
                 parse_blocks(text)
 

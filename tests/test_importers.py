@@ -328,7 +328,7 @@ def test_absurd_numbers_of_nodes_and_sizes() -> None:
 
 
 def test_thousands_of_nodes_are_made_by_kinds(sailor: Path) -> None:
-    """A list of all pairs of nodes took minutes and gigabytes."""
+    """By kinds of nodes, since pairs of nodes are too many."""
     _, cluster = from_sailor(sailor, nodes="2000xfastx2,1xslowx4")
     assert len(cluster.nodes) == 2_001
     assert len(cluster.links) == 2_000

@@ -74,6 +74,7 @@ def test_a_module_at_two_positions_is_listed_twice() -> None:
          r"layer 1 \('1'\) of the nn.Sequential is None: leave it out, or put an nn.Identity\(\) there"),
         (nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), cast(nn.Module, None))), "^'1.1' of the nn.Sequential is None: leave"),
         (nn.Sequential(nn.LazyLinear(3)), r"layer '0' \(LazyLinear\): 'weight' has no shape before the module has run: call the"),
+        (nn.Sequential(*[nn.ReLU()] * 20_000), "model 'm' has 20000 layers, the most that are planned are 10000"),
     ],
 )  # fmt: skip
 def test_what_is_no_model(layers: nn.Sequential, message: str) -> None:

@@ -89,7 +89,7 @@ def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Prob
         yield "devices", with_spares(problem, kind, int(number)), fewer
     if "allow recompute" in message:
         yield "recompute", replace(problem, allow_recompute=True), None
-    if "memory reserve" in message:
+    if "set the memory reserve" in message:
         yield "reserve", replace(problem, memory_reserve=0.0), None
     if "allow the schedule 1f1b" in message:
         yield "schedule", replace(problem, schedule="auto"), None
@@ -200,3 +200,14 @@ class TestBaselines:
             event(f"{type(baseline).__name__} {name}")
             assert planned(enough, baseline)
             assert less is None or not planned(less, baseline)
+
+
+def test_memory_kept_in_reserve_is_told_from_what_a_device_has() -> None:
+    """A layer needs 400 bytes; of 420 all but 63 may be used."""
+    layer = {"parameter_bytes": 100, "saved_bytes_per_sample": 10}
+    problem = make_problem(make_cluster([{"a": 1}], memory=420), make_profile({"a": [1.0]}, layer=layer), 1)
+    kept = replace(problem, memory_reserve=0.15)
+    with pytest.raises(PartitionError, match="on a 'a', which has 357 bytes without the memory reserve of 15%: ") as caught:
+        refuse(kept)
+    assert "set the memory reserve of 15% to 0" in str(caught.value)
+    refuse(problem)

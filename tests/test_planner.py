@@ -139,6 +139,8 @@ class TestOptions:
         [
             ({"partitioner": "chian"}, "unknown partitioner 'chian'; did you mean 'chain'"),
             ({"global_batch": 0}, "the global batch must be at least 1, got 0"),
+            ({"global_batch": 10**9}, "global_batch must be at most 1048576, got 1000000000"),
+            ({"global_batch": 10**5000}, "global_batch must be at most 1048576, got a number of thousands of digits"),
             ({"memory_reserve": 1.0}, "memory_reserve is a fraction"),
             ({"time_limit_seconds": 0.0}, "time_limit_seconds must be a positive number, got 0.0"),
             (

@@ -120,7 +120,7 @@ def test_a_store_that_does_not_answer_is_out_of_reach(store: Store, monkeypatch:
     monkeypatch.setattr(pulse, "STORE_SECONDS", 0.1)
     one, stuck = beating(store, 0, "b"), threading.Event()
     silence(one)
-    monkeypatch.setattr(store, "check", lambda _: stuck.wait())
+    monkeypatch.setattr(store, "check", lambda _: stuck.wait() and False)
     assert "cannot be reached" in str(one.verdict(0.3))
     stuck.set()
 

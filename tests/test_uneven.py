@@ -7,14 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from hetpipe.data import EpochSampler
 from hetpipe.formats import InputError
-from hetpipe.uneven import ShareLoader, ShareSampler, batch_shares, global_count, global_mean, windows
+from hetpipe.uneven import (
+    ShareLoader,
+    ShareSampler,
+    batch_shares,
+    global_count,
+    global_mean,
+    process_group,
+    windows,
+)
 from hetpipe.uneven_shares import plan_shares, share_out
+from tests.commands import free_port
 from tests.ranks import cluster_of, make_plan, run_ranks
 from tests.uneven_ranks import Case, gradients, oddities
 
@@ -291,3 +301,35 @@ def test_shares_of_a_plan(tmp_path: Any) -> None:
         "replica 0 of the plan is spread over ['n0/0', 'n0/1'], but each rank of a data-parallel loop holds the whole "
         "model: run this plan by hetpipe.wrap, or make one with --partitioner uneven-data-parallel"
     )
+
+
+def test_the_process_group_ends_with_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless something outside still holds it, which is said; or the function failed, since peers may then hang."""
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+
+    @process_group()
+    def count() -> int:
+        return int(global_count(torch.tensor([1, -100, 2])))
+
+    @process_group()
+    def held() -> Any:
+        return dist.group.WORLD
+
+    @process_group()
+    def fails() -> float:
+        return 1 / 0
+
+    assert count() == count() == 2
+    assert not dist.is_initialized()
+    with pytest.warns(UserWarning, match="the process group is still held by something outside of the function that trains"):
+        group = held()
+    assert group is not None
+    assert not dist.is_initialized()
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert dist.is_initialized()
+    dist.destroy_process_group()
+    monkeypatch.delenv("RANK")
+    assert count() == 2  # without a launcher there is none

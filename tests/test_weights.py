@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
+from hetpipe import checkpoint
 from hetpipe.formats import InputError
 from hetpipe.split import tied_layers, trace_boundaries
-from hetpipe.weights import empty_names, materialise, placed, tensors_of
+from hetpipe.weights import empty_names, load_state, materialise, placed, state_of, tensors_of
+from tests.jobs import STATE
+from tests.test_checkpoint import ALONE
 
 
 class Constant(nn.Module):
@@ -84,6 +89,41 @@ def test_boundaries_are_the_same_however_much_is_empty() -> None:
     assert found == [found[-1]] * 4
     assert found[0][-1][0].shape == (3, 3)
     assert [row[0].requires_grad for row in found[0]] == [False, True, True, True, True]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's, as it compiles
+def test_compiled_layers_keep_their_names(tmp_path: Path) -> None:
+    """A checkpoint of a compiled model is one of the plain model, and the reverse; empty layers get their values."""
+
+    def net(how: str) -> nn.Sequential:
+        torch.manual_seed(len(how))
+        with torch.device("meta"):
+            late = Constant(nn.Linear(2, 2), 3.0)
+        layers = [nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2), nn.Tanh()), late]
+        if how == "compiled":
+            layers[0], layers[2] = (torch.compile(layers[at], backend="eager") for at in (0, 2))
+            layers[1][0] = torch.compile(layers[1][0], backend="eager")  # type: ignore[index,operator]
+        found = nn.Sequential(*layers)
+        materialise(found)
+        return found
+
+    for number, (saving, loading) in enumerate([("compiled", "plain"), ("plain", "compiled")]):
+        saver, loader = net(saving), net(loading)
+        optimizers = [torch.optim.AdamW(layers.parameters()) for layers in (saver, loader)]
+        saver(torch.ones(5, 3)).sum().backward()
+        optimizers[0].step()
+        saved = checkpoint.save(tmp_path / str(number), 1, saver, optimizers[0], STATE, ALONE, keep=1)
+        with safe_open(next(saved.glob("*.safetensors")), framework="pt") as file:
+            assert {"model.0.weight", "model.1.0.bias", "optimizer.2.inner.weight.exp_avg"} <= set(file.keys())
+            assert not [key for key in file.keys() if "_orig_mod" in key]  # noqa: SIM118
+        checkpoint.load(saved, loader, optimizers[1], ALONE, whole=loader)
+        assert list(state_of(loader)) == list(state_of(saver)) == list(net("plain").state_dict())
+        for name, value in state_of(saver).items():
+            assert torch.equal(value, state_of(loader)[name])
+        assert len(optimizers[1].state) == len(optimizers[0].state) == 6
+        load_state(saver, loader.state_dict())
+        load_state(loader, {name: torch.zeros_like(t) for name, t in saver.state_dict().items()})
+        assert not any(value.any() for value in state_of(loader).values())
 
 
 def test_messages() -> None:

@@ -60,6 +60,18 @@ def node(name: str, count: int = 1, host: str | None = None) -> Node:
             {"n0/0": 0, "n0/1": 1},
             id="fewer processes than devices",
         ),
+        pytest.param(
+            [node("n0", 2), node("n1"), node("n2", host="b")],
+            [("a", 0, 0), ("b", 1, 0), ("a", 2, 0), ("a", 2, 1)],
+            {"n1/0": 0, "n2/0": 1, "n0/0": 2, "n0/1": 3},
+            id="agents in another order, told apart by their size",
+        ),
+        pytest.param(
+            [node("n0", 2), node("n1", 1)],
+            [("a", 0, 0), ("b", 1, 0)],
+            {"n0/0": 0, "n1/0": 1},
+            id="one process a replica, as the sizes say nothing",
+        ),
     ],
 )
 def test_devices_are_bound(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -14,14 +15,27 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hetpipe import checkpoint
 from hetpipe.formats import InputError
 from hetpipe.hf import export_weights
 from hetpipe.model import Model
-from hetpipe.models import gpt2
+from hetpipe.models import gpt2, llama
 from hetpipe.profiler import profile_model
-from hetpipe.weights import empty_names, materialise, tensors_of
+from hetpipe.runtime.reference import ReferenceEngine
+from hetpipe.weights import empty_names, materialise, state_of, tensors_of
 from tests.ranks import cluster_of, run_ranks
-from tests.zoo import KINDS, LIBRARIES, ZOO, batch, optimizer_of, train_zoo, transformers_model
+from tests.test_checkpoint import ALONE
+from tests.zoo import (
+    KINDS,
+    LIBRARIES,
+    ZOO,
+    adapted,
+    batch,
+    compiled,
+    optimizer_of,
+    train_zoo,
+    transformers_model,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +131,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     ranks = run_ranks(train_zoo, cluster_of(3), {name: str(row["folder"]) for name, row in found.items()})
     for name, row in found.items():
         row["ranks"], row["memory"] = [rank[name] for rank in ranks], [rank["memory"] for rank in ranks]
+        row["wrapped"] = [rank["wrapped"] for rank in ranks]
         row["losses"] = train_with_transformers(name, row["reference"])
     return found
 
@@ -225,6 +240,78 @@ def test_export_refuses(trained: dict[str, dict[str, Any]], tmp_path: Path) -> N
         InputError, match=r"the folder .* is not empty \(it holds 'config.json'\); name a new one"
     ):
         export_weights(gpt2.build(**ZOO["gpt2"].config), saved, trained["gpt2"]["folder"])
+
+
+# ---- adapters and compiled layers ----
+
+
+def test_adapters_and_compiled_layers_train_under_their_own_names(trained: dict[str, dict[str, Any]]) -> None:
+    """As one device does without compiling; and the checkpoint is that of a model of which nothing is compiled."""
+    ranks, folder = trained["llama"]["wrapped"], str(trained["llama"]["folder"])
+    plain = adapted(weights=folder).to(torch.float64)
+    materialise(plain)
+    names = list(plain.state_dict())
+    assert "layer0.layer.self_attn.q_proj.lora_B.default.weight" in names
+    assert sorted(name for rank in ranks for name in rank["state"]) == sorted(names)
+    assert [name for rank in ranks for name in rank["names"]] == [name for name, _ in plain.named_parameters()]
+    assert all(rank["zeros"] and rank["back"] for rank in ranks)
+    inputs, targets, _ = batch("llama")
+    engine = ReferenceEngine(plain, ZOO["llama"].loss())
+    optimizer = optimizer_of([p for p in plain.parameters() if p.requires_grad])
+    assert ranks[0]["loss"] == pytest.approx(engine.step(inputs, targets), abs=1e-10)
+    optimizer.step()
+    for rank in ranks:
+        assert all(distance(value, plain.state_dict()[name]) < 1e-10 for name, value in rank["state"].items())
+    again = adapted(weights=folder).to(torch.float64)
+    materialise(again)
+    checkpoint.load(Path(ranks[0]["checkpoint"]), again, optimizer_of([p for p in again.parameters() if p.requires_grad]), ALONE)
+    assert all(distance(value, plain.state_dict()[name]) < 1e-10 for name, value in again.state_dict().items())
+
+
+def test_exports_of_compiled_layers_and_of_adapters(trained: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    row = trained["llama"]
+    layers, saved = llama.build(weights=str(row["folder"])), Path(row["ranks"][0]["checkpoint"])
+    export_weights(compiled(layers), saved, tmp_path / "out")
+    again = llama.build(weights=str(tmp_path / "out"))
+    materialise(again)
+    own, truth = hf_names(again), tensors_of(row["reference"])
+    assert all(distance(value, truth[own[n]]) < 1e-6 for n, value in tensors_of(again).items())
+    with pytest.raises(
+        InputError, match=r"^layer 'layer0' has 'layer\.self_attn\.q_proj\.base_layer\.weight' \(6 such\), for which a folder of "
+    ):
+        export_weights(adapted(weights=str(row["folder"])), Path(row["wrapped"][0]["checkpoint"]), tmp_path / "none")
+
+
+@pytest.mark.parametrize("where", ["drawn", "folder"])
+def test_adapters_leave_the_values_of_what_they_wrap(where: str, trained: dict[str, dict[str, Any]]) -> None:
+    given = ZOO["llama"].config if where == "drawn" else {"weights": str(trained["llama"]["folder"])}
+    torch.manual_seed(4)
+    plain, layers = llama.build(**given), adapted(**given)
+    materialise(plain)
+    materialise(compiled(layers))
+    found = {name: t for name, t in state_of(layers).items() if ".lora_" not in name}
+    assert len(found) == len(plain.state_dict())
+    for name, value in found.items():
+        assert torch.equal(value, plain.state_dict()[name.replace("base_layer.", "")]), name
+
+
+def test_adapters_without_values_are_named() -> None:
+    layers = adapted("meta", **ZOO["llama"].config)
+    with pytest.raises(
+        InputError,
+        match=r"^layer 'layer0': 'layer\.self_attn\.q_proj\.lora_A\.default\.weight' is on the meta device, and LlamaForCausalLM "
+        r"has no tensor of that name \(4 such\) whose values could be read or drawn\. .*to_empty\(device='cpu'\).*'base_layer'",
+    ):
+        materialise(layers)
+    kept = llama.build(**ZOO["llama"].config)
+    wrapper = nn.Module()  # as peft's modules_to_save
+    wrapper.original_module = kept[-1].lm_head
+    wrapper.modules_to_save = nn.ModuleDict({"default": copy.deepcopy(kept[-1].lm_head)})
+    kept[-1].lm_head = wrapper
+    materialise(kept)
+    first, second = wrapper.original_module.weight, wrapper.modules_to_save["default"].weight
+    assert torch.equal(first, second)
+    assert first.data_ptr() != second.data_ptr()
 
 
 # ---- values ----

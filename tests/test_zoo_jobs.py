@@ -28,7 +28,7 @@ JOBS, CLUSTER = ROOT / "configs" / "jobs", ROOT / "configs" / "clusters" / "four
 @pytest.mark.timeout(600)
 def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) -> None:
     settings = [f"cluster={CLUSTER}", "train.steps=60", "train.epochs=", "profiler.microbatch_sizes=[8]", "profiler.repeats=1",
-                f"checkpoint.folder={tmp_path / 'checkpoints'}"]  # fmt: skip
+                "train.evaluate_samples=all", f"checkpoint.folder={tmp_path / 'checkpoints'}"]  # fmt: skip
     options = [word for setting in settings for word in ("--set", setting)]
     ended = hetpipe("train", str(JOBS / "bert-text.yaml"), "--json", *options, folder=tmp_path, timeout=200)
     assert ended.code == 0, ended.err
@@ -48,7 +48,7 @@ def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) 
 
 
 def test_t5_learns_documentation() -> None:
-    job = Job.read(JOBS / "t5-text.yaml", [f"cluster={CLUSTER}", "train.steps=25", "train.epochs="])
+    job = Job.read(JOBS / "t5-text.yaml", [f"cluster={CLUSTER}", "train.steps=25", "train.epochs=", "train.evaluate_samples=all"])
     result = train_reference(job)
     assert result.losses[-1] < 0.8 * result.losses[0]
     test = build_data(job).test

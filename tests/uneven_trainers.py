@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import common
 import hf_trainer
 
-from hetpipe.uneven import ShareSampler
+from hetpipe.uneven import ShareSampler, process_group
 
 
 def arguments(folder: str, **options: Any) -> TrainingArguments:
@@ -91,7 +91,12 @@ def classifier(folder: str, checkpoint: str | None) -> Tensor:
     return flat(model)
 
 
-if __name__ == "__main__":
+@process_group()
+def main() -> None:
     away, whole = language_model(sys.argv[1]), classifier(sys.argv[1], None)
     resumed = classifier(sys.argv[1], os.path.join(sys.argv[1], "checkpoint-17"))
     print(json.dumps({"away": away, "resumed": float((whole - resumed).abs().max())}))
+
+
+if __name__ == "__main__":
+    main()

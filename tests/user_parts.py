@@ -143,8 +143,8 @@ def absolute(output: Tensor, targets: Tensor) -> Tensor:
 
 
 class Failing(nn.Module):
-    """A layer that fails at its forward number `step`, on one rank: by an error, by SIGKILL, by never coming back, or by giving
-    numbers that are none, from then on or once."""
+    """A layer that fails at its forward number `step`, on one rank: by an error, by SIGKILL ("kill once": not again after a
+    restart), by never coming back, or by giving numbers that are none, from then on or once."""
 
     def __init__(self, how: str, step: int, only_rank: int) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Failing(nn.Module):
             self.calls += 1
             if self.how.startswith("nan"):
                 return x * (torch.nan if self.calls == self.step or (self.how == "nan" and self.calls > self.step) else 1.0)
-            if self.calls == self.step:
+            if self.calls == self.step and not (self.how == "kill once" and Path("failed_at").exists()):
                 self.fail()
         return x
 
@@ -163,7 +163,7 @@ class Failing(nn.Module):
         Path("failed_at").write_text(str(time.time()))
         if self.how == "raise":
             raise ArithmeticError("this layer divides by the number of its friends")
-        if self.how == "kill":
+        if self.how in ("kill", "kill once"):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(3600)
 

@@ -120,6 +120,60 @@ def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
+class LowRank(nn.Module):
+    """A linear layer with an adapter, as peft puts one in its place: the names are peft's."""
+
+    def __init__(self, linear: nn.Linear, device: str = "cpu") -> None:
+        super().__init__()
+        self.base_layer = linear.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(linear.in_features, 2, bias=False, device=device)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, linear.out_features, bias=False, device=device)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+def adapted(device: str = "cpu", **arguments: Any) -> nn.Sequential:
+    """A llama with adapters in the attention of each layer."""
+    torch.manual_seed(4)
+    layers = llama.build(**arguments)
+    for name, module in list(layers.named_modules()):
+        if name.endswith(("q_proj", "v_proj")):
+            owner, _, own = name.rpartition(".")
+            setattr(layers.get_submodule(owner), own, LowRank(module, device))
+    return layers
+
+
+def compiled(layers: nn.Sequential) -> nn.Sequential:
+    """Every second layer compiled, and the attention in the others."""
+    for index, (name, layer) in enumerate(list(layers.named_children())):
+        if index % 2 == 0:
+            layers.add_module(name, torch.compile(layer, backend="eager"))
+        elif hasattr(layer, "layer"):
+            layer.layer.self_attn = torch.compile(layer.layer.self_attn, backend="eager")
+    return layers
+
+
+def train_wrapped(world: World, folder: str) -> dict[str, Any]:
+    """A step of a llama with adapters and compiled layers, and what the engine has before and after a checkpoint."""
+    layers = compiled(adapted(weights=folder)).to(torch.float64)
+    inputs, targets, _ = batch("llama")
+    plan = make_plan([{"cuts": ZOO["llama"].cuts, "sizes": [3, 1, 2]}], model="llama")
+    engine = open_engine(world, plan, layers, inputs, targets, ZOO["llama"].loss())
+    optimizer = optimizer_of(p for p in engine.parameters() if p.requires_grad)
+    loss = engine.step(inputs, targets)
+    optimizer.step()
+    state = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+    names = [name for name, _ in engine.named_parameters()]
+    saved = checkpoint.save(Path(folder).with_name("wrapped"), 1, engine.stage, optimizer, STATE, world, 1)
+    engine.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in state.items()})
+    zeros = all(not tensor.any() for tensor in engine.state_dict().values())
+    checkpoint.load(saved, engine.stage, optimizer, world, whole=layers)
+    back = all(torch.equal(tensor, state[name]) for name, tensor in engine.state_dict().items())
+    engine.close()
+    return {"loss": loss, "state": state, "names": names, "checkpoint": str(saved), "zeros": zeros, "back": back}
+
+
 def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Each model from its folder, three steps over three stages, a checkpoint; what this rank holds then. And the memory that a
     stage of a larger one takes."""
@@ -133,6 +187,7 @@ def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]
             "recomputed": _train(world, name, folder, "torch"),
             **{backend: _train(world, name, folder, backend) for backend in LIBRARIES},
         }
+    found["wrapped"] = train_wrapped(world, folders["llama"])
     return found
 
 

@@ -1,17 +1,25 @@
-"""For those who come from FastSpeed (unequal batch sizes under DistributedDataParallel): its Python surface, `Params` and
-`FastSpeed`, over hetpipe's engine; and `hetpipe convert fastspeed`, which turns its args.json into a job."""
+"""For those who come from FastSpeed (unequal batch sizes under DistributedDataParallel): its Python surface, `Params`,
+`FastSpeed` and `cnnCalculateParam`, over hetpipe's engine; and `hetpipe convert fastspeed`, which turns its args.json into a
+job."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetpipe.fastspeed.calculation import cnnCalculateParam
     from hetpipe.fastspeed.module import one_layer
     from hetpipe.fastspeed.platform import FastSpeed, Params
     from hetpipe.fastspeed.samples import dict_samples
 
-__all__ = ["FastSpeed", "Params", "dict_samples", "one_layer"]
+__all__ = ["FastSpeed", "Params", "cnnCalculateParam", "dict_samples", "one_layer"]
 
-_HOMES = {"FastSpeed": "platform", "Params": "platform", "dict_samples": "samples", "one_layer": "module"}
+_HOMES = {
+    "FastSpeed": "platform",
+    "Params": "platform",
+    "cnnCalculateParam": "calculation",
+    "dict_samples": "samples",
+    "one_layer": "module",
+}
 
 
 def __getattr__(name: str) -> Any:

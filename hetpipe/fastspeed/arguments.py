@@ -5,38 +5,50 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from hetpipe.formats import Strict, read_mapping, validated
+from hetpipe.formats import (
+    Count,
+    Faults,
+    Flag,
+    Name,
+    Number,
+    Positive,
+    Samples,
+    Strict,
+    read_mapping,
+    validated,
+)
+from hetpipe.limits import MOST_COUNT
 
-Positive = Annotated[int, Field(ge=1)]
-Counts = Annotated[tuple[Positive, ...], Field(min_length=1)]
+Switch = Annotated[Flag, BeforeValidator(lambda value: bool(value) if value in (0, 1) else value)]  # FastSpeed writes 0 and 1
+Interval = Annotated[int, Field(strict=True, ge=-MOST_COUNT, le=MOST_COUNT)]  # 0 and below: never
 
 
 class DataArguments(Strict):
     """The section `data`."""
 
     total_datasize: Positive
-    train_loader_pin_memory: bool = False
-    train_loader_num_workers: Annotated[int, Field(ge=0)] = 0
+    train_loader_pin_memory: Switch = False
+    train_loader_num_workers: Count = 0
 
 
 class TrainArguments(Strict):
     """The section `train`."""
 
     epochs: Positive
-    batch_size: Positive | None = None
-    iter_log_interval: int = 0
-    epoch_log_interval: int = 0
-    gradient_accumulate_step: Positive = 1
+    batch_size: Samples | None = None
+    iter_log_interval: Interval = 0
+    epoch_log_interval: Interval = 0
+    gradient_accumulate_step: Samples = 1
     criterion: Literal["CrossEntropy"]
     optimizer: Literal["Adam"]
-    learning_rate: Annotated[float, Field(gt=0)]
-    is_load_model: Annotated[bool, Field(alias="isLoadModel")] = False
-    load_model_path: Annotated[str | None, Field(alias="loadModelPath")] = None
-    save_model: Annotated[bool, Field(alias="saveModel")] = False
+    learning_rate: Annotated[Number, Field(gt=0)]
+    is_load_model: Annotated[Switch, Field(alias="isLoadModel")] = False
+    load_model_path: Annotated[Name | None, Field(alias="loadModelPath")] = None
+    save_model: Annotated[Switch, Field(alias="saveModel")] = False
     checkpoint_interval: Positive | None = None
-    checkpoint_folder: str | None = None
+    checkpoint_folder: Name | None = None
 
 
 class StrategyArguments(Strict):
@@ -44,11 +56,11 @@ class StrategyArguments(Strict):
 
     model_type: Literal["ddp", "pipe", "hybrid"] = "ddp"
     partition_type: Literal["manual", "autobalanced"]
-    manual_partition_list: Counts | None = None
-    manual_batchsize_list: Counts | None = None
+    manual_partition_list: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    manual_batchsize_list: Annotated[tuple[Samples, ...], Field(min_length=1)] | None = None
     unbalanced_strategy: Literal["time"] | None = None
-    test_batchsize_bytime: Positive | None = None
-    model_name: Annotated[str, Field(min_length=1)]
+    test_batchsize_bytime: Samples | None = None
+    model_name: Name
     model_args: tuple[Any, ...] = ()
     runing_dependency: tuple[str, ...] = ()
     work_path: str | None = None
@@ -75,7 +87,7 @@ class Arguments(Strict):
     def _consistent(self) -> Self:
         faults = [*self._strategy_faults(), *self._checkpoint_faults()]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Faults(faults)
         return self
 
     def _strategy_faults(self) -> list[str]:
@@ -105,10 +117,10 @@ class Arguments(Strict):
                 f"strategy.manual_partition_list has {len(shares)} entries, manual_batchsize_list has {len(batches)}: "
                 "both have one for each device"
             )
-        if sum(shares) != self.data.total_datasize:
+        if sum(shares) > self.data.total_datasize:
             faults.append(
-                f"strategy.manual_partition_list sums to {sum(shares)} samples, but data.total_datasize is "
-                f"{self.data.total_datasize}"
+                f"strategy.manual_partition_list sums to {sum(shares)} samples, but data.total_datasize is only "
+                f"{self.data.total_datasize}: let it sum to that"
             )
         return faults
 
@@ -131,6 +143,12 @@ class Arguments(Strict):
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch, the last partial one included."""
         return -(-self.data.total_datasize // (self.batch_size * self.train.gradient_accumulate_step))
+
+    @property
+    def left_out(self) -> int:
+        """Samples of an epoch that manual_partition_list gives to no device: none in FastSpeed, whose sampler asserts it."""
+        shares = self.strategy.manual_partition_list if self.is_manual else None
+        return self.data.total_datasize - sum(shares) if shares is not None else 0
 
     @property
     def is_manual(self) -> bool:

@@ -136,6 +136,12 @@ def _partition_why(arguments: Arguments) -> str:
         arguments.strategy.manual_partition_list or (),
         arguments.strategy.manual_batchsize_list or (),
     )
+    if arguments.left_out:
+        total = arguments.data.total_datasize
+        return (
+            f"it sums to {sum(shares)} of {total} samples, and FastSpeed's sampler ends with an AssertionError there; the job "
+            f"trains on all {total}, each once an epoch, and every batch is dealt by the batch sizes"
+        )
     iterations = [-(-share // batch) for share, batch in zip(shares, batches, strict=True)]
     if len(set(iterations)) == 1:
         return "every batch is dealt by the batch sizes, each sample once an epoch"

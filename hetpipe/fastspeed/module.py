@@ -15,7 +15,7 @@ from hetpipe.formats import InputError, cut, listed, reason, shown
 from hetpipe.limits import MOST_COUNT
 from hetpipe.model import Tensors, as_tuple
 from hetpipe.training_state import differences
-from hetpipe.weights import materialise
+from hetpipe.weights import load_state, materialise
 
 
 class TakesDict(nn.Module):
@@ -100,7 +100,7 @@ def _check(state: dict[Any, Any], path: str) -> None:
 def load_weights(module: nn.Module, state: dict[str, Any], path: str) -> None:
     """Put a checkpoint's weights into the module; InputError where they are another model's."""
     try:
-        module.load_state_dict(state["model"])
+        load_state(module, state["model"])
     except RuntimeError as error:
         raise InputError(cut(f"{path} holds the weights of another model: {' '.join(str(error).split())}", 600)) from error
 

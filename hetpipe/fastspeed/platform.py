@@ -37,6 +37,7 @@ from hetpipe.runtime import wrap
 from hetpipe.runtime.base import Engine
 from hetpipe.session import Setting, meet, planned
 from hetpipe.shares import proportional_shares
+from hetpipe.weights import state_of
 from hetpipe.world import World, connect
 
 LossTokens = Callable[[Any, Any], Tensor]
@@ -139,6 +140,7 @@ class FastSpeed:
             batches = list(strategy.manual_batchsize_list or ())
             plan = manual_plan(batches, devices)
             self.partition_split = list(strategy.manual_partition_list or ())
+            self._say_what_is_left_out(total)
         else:
             plan = self._measured_plan(model, world, devices)
             batches = [replica.samples for replica in plan.replicas]
@@ -153,6 +155,14 @@ class FastSpeed:
             pin_memory=self.arguments.data.train_loader_pin_memory and torch.cuda.is_available(),
             num_workers=self.arguments.data.train_loader_num_workers,
         )
+
+    def _say_what_is_left_out(self, total: int) -> None:
+        if left := self.arguments.left_out:
+            self._say(
+                f"strategy.manual_partition_list sums to {total - left} of the {total} samples: in each epoch {left} samples are "
+                "not trained on, others every time, since their order is drawn anew. (FastSpeed's own sampler ends with an "
+                f"AssertionError on such a list.) Let it sum to {total} to train on all."
+            )
 
     def _measured_plan(self, model: nn.Module, world: World, devices: list[str]) -> Plan:
         """Shares of batch_size by speed and memory, in the order of ranks."""
@@ -267,7 +277,7 @@ class FastSpeed:
         path = folder / f"{self.arguments.strategy.model_name}_DDP_Epoch{epoch}.pth"
         partial = path.with_suffix(".partial")
         torch.save(
-            {"epoch": epoch, "model": module.state_dict(), "optimizer": optimizer.state_dict()}, partial
+            {"epoch": epoch, "model": state_of(module), "optimizer": optimizer.state_dict()}, partial
         )
         os.replace(partial, path)
 

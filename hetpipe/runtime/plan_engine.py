@@ -15,12 +15,14 @@ from hetpipe.formats import InputError, listed
 from hetpipe.model import Model, Tensors, Wanted, batch_size, evaluating, select
 from hetpipe.plan import Plan
 from hetpipe.pulse import peers_named
+from hetpipe.rendezvous import give_back_at_exit
 from hetpipe.replicas import GradientSync, is_finite
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.given import Given
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.shares import shares_for
 from hetpipe.split import TensorSpec
+from hetpipe.weights import load_state, plain_name, state_of
 from hetpipe.world import World
 
 Score = Callable[[Tensors, Wanted], None]
@@ -50,6 +52,7 @@ class PlanEngine(ABC):
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
         self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
         self.finite = True  # whether the loss and all gradients of the last step are: the same on all
+        give_back_at_exit(self)
 
     @abstractmethod
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
@@ -101,18 +104,18 @@ class PlanEngine(ABC):
         return self._model.layers
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This process's parameters with their names in the whole model."""
-        return self.stage.named_parameters()
+        """This process's parameters with their names in the whole model, in which nothing is called compiled."""
+        return ((plain_name(name), parameter) for name, parameter in self.stage.named_parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
         """This process's parameters and buffers by their names in the whole model; all processes together have all of them."""
-        return dict(self.stage.state_dict())
+        return state_of(self.stage)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before
         anything is changed, where it lacks a tensor of this process, has one that the model has not, or one of another shape."""
-        own = self.stage.state_dict()
-        strange = state.keys() - self.layers.state_dict().keys()
+        own, state = state_of(self.stage), {plain_name(name): tensor for name, tensor in state.items()}
+        strange = state.keys() - state_of(self.layers).keys()
         faults = [f"it has {name!r}, which the model has not" for name in sorted(strange)]
         for name, tensor in own.items():
             if name not in state:
@@ -121,7 +124,7 @@ class PlanEngine(ABC):
                 faults.append(f"{name!r} has shape {tuple(state[name].shape)}, in the model {tuple(tensor.shape)}")
         if faults:
             raise InputError(f"{self.name}: this is not a state of the model:\n{listed(faults)}")
-        self.stage.load_state_dict({name: state[name] for name in own})
+        load_state(self.stage, {name: state[name] for name in own})
 
     def parameters_are_finite(self) -> bool:
         """Whether all numbers of the model's parameters are, on all devices. Collective."""

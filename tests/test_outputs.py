@@ -1,0 +1,103 @@
+"""What commands write and print: where a file cannot be written is said before the work; messages fit a screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetpipe.formats import InputError
+from tests.commands import Command
+from tests.jobs import Folder
+
+PLANNING = ("--profile", "profile.json", "--cluster", "cluster.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """A current folder with job.yaml, cluster.yaml, plan.json and profile.json of a job that works."""
+    monkeypatch.chdir(tmp_path)
+    made = Folder(tmp_path)
+    made.ready()
+    return made
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", *PLANNING, "--global-batch", "12", "-o"),
+        ("plan", *PLANNING, "--global-batch", "12", "--pareto", "--csv"),
+        ("simulate", "--plan", "plan.json", *PLANNING, "--trace"),
+        ("profile", "job.yaml", "-o"),
+        ("export", "plan.json", "--to", "torchrun", "-o"),
+        ("import", "sailor", ".", "--model", "x", "-o"),
+        ("import", "sailor", ".", "--model", "x", "--cluster-output"),
+        ("convert", "fastspeed", "plan.json", "-o"),
+    ],
+    ids=lambda arguments: f"{arguments[0]} {arguments[-1]}",
+)
+def test_an_output_that_cannot_be_written_is_said_before_the_work(
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        pytest.fail("it worked first")
+
+    for place in ("planner.make_plan", "front_command.make_front", "simulator.simulate", "start.profile_everywhere",
+                  "export.export", "importers.import_published", "fastspeed.command.convert"):  # fmt: skip
+        monkeypatch.setattr(f"hetpipe.{place}", work)
+    (folder.path / "there").mkdir()
+    before = sorted(folder.path.rglob("*"))
+    for name in (".", "there", "job.yaml/x", "x" * 300, "/dev/null"):
+        found = run(*arguments, name)
+        assert (found.code, found.out) == (2, "")
+        assert found.err.startswith("error: cannot write ")
+        assert sorted(folder.path.rglob("*")) == before
+
+
+def test_a_picture_of_a_plan_is_drawn_by_show(run: Command, folder: Folder) -> None:
+    """`plan -o plan.svg` wrote JSON into it."""
+    found = run("plan", *PLANNING, "--global-batch", 12, "-o", "plan.svg")
+    assert found.code == 2
+    assert found.err == "error: cannot write plan.svg: a plan is written as .json, which 'hetpipe show' draws\n"
+    assert not (folder.path / "plan.svg").exists()
+
+
+@pytest.mark.parametrize("section", ["log", "checkpoint"])
+def test_a_folder_of_a_job_that_cannot_be_written_is_said_before_ranks_start(
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    monkeypatch.setattr("hetpipe.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    found = run("train", "job.yaml", "--set", f"{section}.folder=job.yaml/x")
+    assert (found.code, found.err) == (2, "error: cannot write into the folder job.yaml/x: Not a directory\n")
+    for name in ('"a\\0b"', '"a\\ud800b"', '""', "x" * 2_000):
+        found = run("train", "job.yaml", "--set", f"{section}.folder={name}")
+        assert (found.code, found.out) == (2, "")
+        assert len(found.err) < 500
+
+
+def test_numbers_of_plan_are_finite_and_positive(run: Command, folder: Folder) -> None:
+    for option, value, message in (
+        ("--global-batch", "1" + "0" * 30, "1048576"),
+        ("--deadline-seconds-per-step", "nan", "greater than or equal to 0"),
+        ("--deadline-seconds-per-step", "1e400", "deadline_seconds_per_step must be a positive number, got inf"),
+        ("--max-price-per-hour", "nan", "greater than or equal to 0"),
+        ("--time-limit", "-1", "time_limit_seconds must be a positive number, got -1.0"),
+        ("--time-limit", "nan", "time_limit_seconds must be a positive number, got nan"),
+    ):
+        found = run("plan", *PLANNING, "--global-batch", "12", option, value)
+        assert (found.code, found.out) == (2, "")
+        assert message in found.err
+
+
+def test_a_message_has_ten_lines_whoever_wrote_it(
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("first\n" + "x" * 10**6 + "\ny" * 10**5)
+
+    monkeypatch.setattr("hetpipe.start.run_everywhere", refuse)
+    found = run("train", "job.yaml")
+    lines = found.err.splitlines()
+    assert found.code == 2
+    assert (len(lines), lines[0], lines[-1]) == (10, "error: first", "… and 99993 more lines")
+    assert len(lines[1]) == 1_000
