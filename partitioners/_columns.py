@@ -75,6 +75,7 @@ from hetpipe.partitioners import _enumerate
 from hetpipe.partitioners._chains import Chains, Gaps
 from hetpipe.partitioners._enumerate import LO, LOAD, SLACKS, USED, VALUES, End, Found, Given, Tables
 from hetpipe.partitioners._kinds import Array
+from hetpipe.partitioners._limit import Meter
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
@@ -160,6 +161,12 @@ class Columns:
         self.gaps = self.chains.all
         self.begin = self.chains.begin(self.gaps)
         self.seen = 0  # candidates so far
+        self.meter = Meter()  # those of all that were made of this one, too
+
+    def count(self, candidates: int) -> None:
+        """So many more candidates, or what takes as long."""
+        self.seen += candidates
+        self.meter.done += candidates
 
     def cut_at(self, cuts: tuple[int, ...], common: tuple[int, ...] | None) -> Columns:
         """The same, of pipelines that are cut at these layers only (with 0 and L), and at all of `common` of them, whose
@@ -264,7 +271,7 @@ class Columns:
         parts = step.parts()
         for rows, found in zip(step.rows(), each(lambda part: self.to_go(part, prices, fixed)[1], parts), strict=True):
             alive[rows] = found
-        self.seen += TABLE * int(alive.sum())
+        self.count(TABLE * int(alive.sum()))
         return alive
 
     @cached_property
@@ -312,7 +319,7 @@ class Columns:
         parts = step.parts() if effort.rows == math.inf else [step]
         most = effort.columns / len(parts), (effort.candidates - self.seen) / len(parts), effort.rows / len(parts)
         found = each(lambda part: self._search(part, prices, fixed, most), parts)
-        self.seen += sum(part.seen for part, _ in found)
+        self.count(sum(part.seen for part, _ in found))
         columns: dict[Counts, Column] = {}
         for part, _ in found:
             for used, samples, size in zip(part.used.tolist(), part.samples.tolist(), part.size.tolist(), strict=True):
@@ -333,7 +340,7 @@ class Columns:
         to_go, _ = self.to_go(step, prices, 0.0)
         most = math.inf, float(ASKED * len(columns)), math.inf
         found = _enumerate.search(self.tables, *step[1:], self.allowed, used, prices[self.at] * self.degree, to_go, most)
-        self.seen += found.seen + TABLE
+        self.count(found.seen + TABLE)
         return [x for x, hit in zip(columns, found.hit, strict=True) if hit]
 
     def _search(self, step: Step, prices: Array, fixed: float, most: tuple[float, float, float]) -> tuple[Found, Loads]:

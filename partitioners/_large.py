@@ -89,7 +89,7 @@ class Large:
 
     def seen(self) -> float:
         """What was done so far, in partial pipelines."""
-        return self.columns.seen
+        return self.columns.meter.done
 
     def late(self) -> bool:
         """Whether the time limit, or so much effort, is over."""

@@ -105,6 +105,7 @@ class Master:
         center, worth = self.scaled(self.prices, R.high), math.inf
         prices, self.prices = center, center
         for _ in range(GUESSES):
+            self.columns.meter.done += EACH
             found = self.found(T, R, prices, GUESS, WIDE)[0]
             if not found:
                 self.prices = prices
@@ -135,7 +136,7 @@ class Master:
                 return False, best, worth
             if self.columns.seen > limit:
                 break
-            self.columns.seen += EACH
+            self.columns.count(EACH)
             prices = near
             effort = Effort(columns=ENOUGH, candidates=min(limit, self.columns.seen + LARGE))
             found, all_of_them = self.found(T, R, prices, effort, NARROW)

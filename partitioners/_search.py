@@ -95,7 +95,7 @@ class Search:
 
     def done(self) -> float:
         """What was done so far, in partial pipelines."""
-        return self.space.meter.done + (0 if self.shortlists is None else self.shortlists.master.columns.seen)
+        return self.space.meter.done + (0 if self.shortlists is None else self.shortlists.master.columns.meter.done)
 
     def start(self, plans: Sequence[Plan]) -> None:
         """The best of these plans, which keep all limits, is the first in hand."""
