@@ -42,7 +42,7 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
                   batch_norm=batch_norm)  # fmt: skip
     check_batch_norm(model, batch_norm)
     # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
-    check_sample(whole, trace_boundaries(model, inputs)[-1], "the sample")
+    check_sample(whole, trace_boundaries(model, inputs, backward=True)[-1], "the sample")
     setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None)
     profile = measured(whole, machines, world, ProfileSection(), TorchNamed(name=optimizer))
     plan = planned(setting, profile, global_batch, PlanSection(partitioner=partitioner))

@@ -17,7 +17,6 @@ from hetpipe.data import MapDataset, fetch
 from hetpipe.datasets import DataSplits
 from hetpipe.formats import InputError, cut, nearest, shown
 from hetpipe.loss_check import check_sample
-from hetpipe.loss_trial import ROWS
 from hetpipe.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
 from hetpipe.runtime.base import Metric
 from hetpipe.split import trace_boundaries
@@ -34,6 +33,8 @@ _SCHEDULERS_REFUSED = {
     "SequentialLR": "other schedulers",
     "ChainedScheduler": "other schedulers",
 }
+TRIED_STEPS = 10_000  # of a schedule, before anything is measured
+SAMPLES = 8  # of the data that are looked at, likewise
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -113,9 +114,35 @@ def build_metric(loss: Loss) -> Metric | None:
 def check_training(job: Job) -> None:
     """There is such a partitioner, and optimizer and schedule take their arguments: known before anything is measured."""
     registry.check_partitioner(job.plan.partitioner)
-    build_scheduler(
-        job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])
-    )
+    section, optimizer = job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])
+    check_length(build_scheduler(section, optimizer), job.train.steps)
+    if section is not None:
+        _try_schedule(section, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))]), job.train.steps)
+
+
+def check_length(scheduler: torch.optim.lr_scheduler.LRScheduler | None, steps: int | None) -> None:
+    """InputError if a schedule that ends (OneCycleLR) ends before the training of so many steps."""
+    for part in getattr(scheduler, "_schedulers", [scheduler]):
+        most, warmup = getattr(part, "total_steps", None), sum(getattr(scheduler, "_milestones", []))
+        if steps is not None and most is not None and steps - warmup > most:
+            raise InputError(f"scheduler {type(part).__name__!r} has total_steps: {most}, but the job trains {steps} steps"
+                             + (f", {warmup} of them its warm-up" if warmup else ""))  # fmt: skip
+
+
+def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, steps: int | None) -> None:
+    """InputError if a schedule that can be built cannot go on: some divide by what they are given only then. Without the warm-up,
+    which another schedule does."""
+    alone = section if section.name == "LinearLR" else section.model_copy(update={"warmup_steps": 0})
+    scheduler = build_scheduler(alone, optimizer)
+    assert scheduler is not None
+    try:
+        optimizer.step()
+        for _ in range(min(TRIED_STEPS, steps or TRIED_STEPS, getattr(scheduler, "total_steps", TRIED_STEPS))):
+            scheduler.step()
+    except (ArithmeticError, TypeError, ValueError) as error:
+        hint = ": what counts steps must be above 0" if isinstance(error, ZeroDivisionError) else ""
+        raise InputError(f"scheduler {section.name!r} does not run with {shown(section.arguments)}: "
+                         f"{type(error).__name__}: {cut(str(error))}{hint}") from error  # fmt: skip
 
 
 def build_layers(job: Job) -> Any:
@@ -131,7 +158,7 @@ def build_model(job: Job, data: MapDataset) -> Model:
     """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first; a few others
     are looked at, too, so that what does not fit together is known before anything is measured."""
     layers = build_layers(job)
-    numbers = sorted({round(i * (len(data) - 1) / (ROWS - 1)) for i in range(ROWS)})  # type: ignore[arg-type]
+    numbers = sorted({round(i * (len(data) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})  # type: ignore[arg-type]
     try:
         inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor(numbers)))
     except (TypeError, ValueError) as error:
@@ -140,7 +167,7 @@ def build_model(job: Job, data: MapDataset) -> Model:
     model = Model(name=job.model.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
                   loss=build_loss(job.loss), batch_norm=job.model.batch_norm)  # fmt: skip
     check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
-    output = trace_boundaries(model.layers, model.inputs)[-1]
+    output = trace_boundaries(model.layers, model.inputs, backward=True)[-1]
     check_sample(model, output, f"data {job.data.label!r}", targets, numbers)
     return model
 

@@ -14,9 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.formats import InputError, cut
-from hetpipe.loss_trial import Trial, draws, layer_name, type_name, with_few_rows
+from hetpipe.loss_trial import Trial, draws, layer_name, with_few_rows
 from hetpipe.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
-from hetpipe.split import TensorSpec, fake_tensors, unchanged_buffers
+from hetpipe.split import TensorSpec, fake_tensors, type_name, unchanged_buffers
+
+CUT = "A batch is cut into micro-batches, so gradients would be wrong."
+GIVE = (
+    "For a weighted mean give what it divides by, as a function of the targets (in the job's loss section "
+    "'weight_fn: module:function', or loss_weight=function; for class weights 'class_weights: […]' in the job, or "
+    "loss_weight=lambda targets: weights[targets].sum())"
+)
 
 
 def check_sample(model: Model, output: Sequence[TensorSpec], who: str, targets: Tensors | None = None,
@@ -36,7 +43,7 @@ def check_labels(trial: Trial, who: str, numbers: Sequence[int] | None = None) -
     labels = as_tuple(trial.targets)[0]
     if found is None or labels.device.type != "cpu" or labels.is_floating_point() or labels.numel() == 0:
         return
-    classes, ignored = found
+    classes, ignored, _ = found
     labels = labels.long()
     if int(labels.min()) >= 0 and int(labels.max()) < classes:
         return
@@ -50,25 +57,26 @@ def check_labels(trial: Trial, who: str, numbers: Sequence[int] | None = None) -
         )
 
 
-def _classes(trial: Trial) -> tuple[int, int] | None:
-    """(classes, the label that is ignored) where the loss is cross-entropy."""
+def _classes(trial: Trial) -> tuple[int, int, Tensor | None] | None:
+    """(classes, the label that is ignored, weights of the classes by which torch divides) where the loss is cross-entropy."""
     function: Any = trial.loss.function
     keywords: dict[str, Any] = {}
     if isinstance(function, partial):
         function, keywords = function.func, function.keywords
     shape = trial.output[0].shape
     if function is cross_entropy:
-        return shape[-1], keywords.get("ignore_index", -100)
+        return shape[-1], keywords.get("ignore_index", -100), None
     if isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss):
-        keywords = {"ignore_index": function.ignore_index}
+        keywords = {"ignore_index": function.ignore_index, "weight": function.weight}
     elif function not in (nn.functional.cross_entropy, nn.functional.nll_loss):
         return None
-    return shape[min(1, len(shape) - 1)], keywords.get("ignore_index", -100)
+    return shape[min(1, len(shape) - 1)], keywords.get("ignore_index", -100), keywords.get("weight")
 
 
 def check_loss(trial: Trial, devices: Sequence[torch.device] = (torch.device("cpu"),)) -> str | None:
     """InputError if the loss does not run, gives no number that can be trained on, or is no mean over what it is weighed by.
     Returns why it could not be tried, if so; the first of `devices` on which it runs decides."""
+    _refuse_class_weights(trial)
     found = with_few_rows(trial)
     if isinstance(found, str):
         return found
@@ -182,6 +190,18 @@ def _refuse_no_number(trial: Trial, value: object) -> None:
         )
 
 
+def _refuse_class_weights(trial: Trial) -> None:
+    """Where they can be seen, those of classes count, too, that these targets do not have."""
+    weights = found[2] if (found := _classes(trial)) is not None else None
+    if weights is None or callable(trial.loss.weight) or as_tuple(trial.targets)[0].is_floating_point():
+        return
+    if float(weights.min()) != float(weights.max()):
+        raise InputError(
+            f"the loss is no mean weighed by {trial.loss.weight}: it divides by the sum of its class weights "
+            f"({float(weights.min()):.6g} to {float(weights.max()):.6g}). {CUT} {GIVE}"
+        )
+
+
 def _refuse_weights(trial: Trial, weights: Sequence[float]) -> None:
     whole, first, second = weights
     if abs(whole - first - second) > 1e-5 * max(whole, first + second):
@@ -201,8 +221,7 @@ def _no_mean(
     message = (
         f"the loss is no mean weighed by {own}: on outputs drawn at random it is {values[0]:.6g} for {sizes[0]} samples; it is "
         f"{values[1]:.6g} for {sizes[1]} of them and {values[2]:.6g} for the other {sizes[2]}, whose mean is "
-        f"{_mean(values, weights):.6g} (weights {weights[1]:.6g} and {weights[2]:.6g}). A batch is cut into micro-batches, so "
-        "gradients would be wrong."
+        f"{_mean(values, weights):.6g} (weights {weights[1]:.6g} and {weights[2]:.6g}). {CUT}"
     )
     tokens = [replace(loss, weight="tokens").count(part) for part in (first, second)]
     looks: dict[str, list[float]] = {"samples": [*sizes], "tokens": [sum(tokens), *tokens]}
@@ -216,9 +235,8 @@ def _no_mean(
                 f"loss_weight={weight!r}"
             )
     return (
-        f"{message} Its weight is neither samples nor tokens: for a weighted mean give what it divides by, as a function of the "
-        "targets (in the job's loss section 'weight_fn: module:function', or loss_weight=function; for class weights "
-        "'class_weights: […]'); a loss over pairs of samples, or a root of a mean, is no mean over samples"
+        f"{message} Its weight is neither samples nor tokens. {GIVE}; a loss over pairs of samples, or a root of a mean, is "
+        "no mean over samples"
     )
 
 

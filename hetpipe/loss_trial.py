@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from hetpipe.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, named_layers, select
-from hetpipe.split import TensorSpec
+from hetpipe.split import TensorSpec, type_name
 
-ROWS = 5  # samples that a loss is tried on: two of them, and the other three
+ROWS = 32  # samples that a loss is tried on, at most
+ROUNDED_ROWS = 5  # where numbers of 16 bits hide what one sample of many changes
 MOST_NUMBERS = 1 << 24  # that are drawn for them
 DISTINCT_ROWS = 256  # of a batch, among which rows that differ are looked for
 
@@ -31,7 +32,7 @@ class Trial:
     @property
     def what(self) -> str:
         """The output and the targets, for messages."""
-        given = ", ".join(f"{s.shape} of {type_name(s.dtype)}" for s in self.output)
+        given = ", ".join(map(str, self.output))
         wanted = ", ".join(f"{tuple(t.shape)} of {type_name(t.dtype)}{_range(t)}" for t in as_tuple(self.targets))
         return f"the output of layer {self.layer} ({given}) and targets ({wanted})"
 
@@ -47,7 +48,8 @@ def with_few_rows(trial: Trial) -> Trial | str:
         positions = _positions(trial, MOST_NUMBERS / (2 * per_row))
         if positions is None:
             return f"the output of two samples would have {2 * per_row} numbers"
-    rows = 2 if positions is not None else min(ROWS, MOST_NUMBERS // max(1, per_row))
+    most = ROWS if all(spec.dtype.itemsize >= 4 for spec in trial.output if spec.dtype.is_floating_point) else ROUNDED_ROWS
+    rows = 2 if positions is not None else min(most, MOST_NUMBERS // max(1, per_row))
     targets = as_tuple(select(trial.targets, telling_rows(trial.targets, rows)))
     rows = len(targets[0])
     output = [replace(s, shape=(s.shape[0] // trial.rows * rows, *s.shape[1:])) for s in trial.output]
@@ -127,11 +129,6 @@ def layer_name(model: Model) -> str:
     """The last layer: `'head' (Linear)`."""
     name, layer = named_layers(model.layers)[-1]
     return f"{name!r} ({type(layer).__name__})"
-
-
-def type_name(dtype: torch.dtype) -> str:
-    """`float32`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _range(labels: Tensor) -> str:

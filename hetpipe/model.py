@@ -19,8 +19,7 @@ from hetpipe.limits import MOST_LAYERS
 
 Tensors = Tensor | tuple[Tensor, ...]
 LossFunction = Callable[[Tensors, Tensors], Tensor]
-LossWeight = Literal["samples", "tokens"]
-WeightFunction = Callable[[Tensors], Tensor | float]
+LossWeight = Literal["samples", "tokens"] | Callable[[Tensors], Tensor | float]
 
 
 def as_tuple(value: object) -> tuple[Tensor, ...]:
@@ -94,7 +93,7 @@ class Loss:
     that is a function of the targets returns it, a number for any rows of a batch, that of all rows the sum of its parts'."""
 
     function: LossFunction
-    weight: LossWeight | WeightFunction = "samples"
+    weight: LossWeight = "samples"
     ignore_index: int = -100
 
     def __post_init__(self) -> None:
@@ -258,8 +257,11 @@ class Model:
 
 
 def _check_layer(position: int, name: str, layer: nn.Module | None) -> None:
-    if layer is None:
-        raise InputError(f"layer {position} ({name!r}) of the nn.Sequential is None: leave it out, or put an nn.Identity() there")
+    nested = layer.named_modules(prefix=name) if layer is not None else []
+    inside = [f"{at}.{k}" for at, m in nested if isinstance(m, nn.Sequential) for k, child in m._modules.items() if child is None]
+    if layer is None or inside:
+        what = f"layer {position} ({name!r})" if layer is None else f"{inside[0]!r}"
+        raise InputError(f"{what} of the nn.Sequential is None: leave it out, or put an nn.Identity() there")
     for own, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
         if is_lazy(tensor):
             raise InputError(f"layer {name!r} ({type(layer).__name__}): {own!r} has no shape before the module has run: call the "

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.device import Emulation, MemoryMeter, Pacer, Stopwatch, module_bytes, one_thread, static_storages
-from hetpipe.formats import InputError
+from hetpipe.formats import InputError, cut
 from hetpipe.model import Model, Tensors, as_tuple, as_value, move, named_layers
 from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
 from hetpipe.split import (
@@ -121,10 +121,12 @@ class _SizeRun:
         received = leaves(self.tensors)
         try:
             self.tensors = leaves(as_tuple(layer(as_value([t.clone() for t in received]))))
-        except ValueError as error:  # BatchNorm's, of a single value
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, IndexError, TypeError, RuntimeError) as error:  # BatchNorm's of a single value; a word out of range
             raise InputError(
                 f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, which a plan may have: "
-                f"{error}"
+                f"{type(error).__name__}: {cut(str(error))}"
             ) from error
         run = LayerRun(layer, received, self.loss if last else None)
         times = time_layer(run, clock, index, self.size, repeats)

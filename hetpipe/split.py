@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.graph import Node
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from hetpipe.formats import InputError
+from hetpipe.formats import InputError, cut
 from hetpipe.model import Tensors, as_tuple, as_value, named_layers
 from hetpipe.weights import tensors_of
 
@@ -35,7 +37,7 @@ class Stage(nn.Sequential):
         in place (`nn.ReLU(inplace=True)`) gets a copy of it."""
         checkpointed = self.recompute and torch.is_grad_enabled()
         tensors = tuple(alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
-        for index, layer in enumerate(self):
+        for index, (name, layer) in enumerate(named_layers(self)):
             copy = (checkpointed or index == 0) and works_in_place(layer)
             if checkpointed:
                 given, versions = tensors, [t._version for t in tensors]
@@ -44,7 +46,7 @@ class Stage(nn.Sequential):
                     checkpoint(_call, layer, copy, *tensors, use_reentrant=False, context_fn=once)
                 )
                 if [t._version for t in given] != versions:
-                    raise InputError(f"layer {type(layer).__name__} overwrites its input, so it cannot be recomputed from it: "
+                    raise InputError(f"layer {name!r} ({type(layer).__name__}) overwrites its input, so it cannot be recomputed: "
                                      "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
             else:
                 tensors = as_tuple(_call(layer, copy, *tensors))
@@ -113,6 +115,9 @@ class TensorSpec:
     dtype: torch.dtype
     requires_grad: bool
 
+    def __str__(self) -> str:
+        return f"{self.shape} of {type_name(self.dtype)}"
+
     def empty(self, device: torch.device) -> Tensor:
         """An uninitialised tensor of this shape."""
         return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.requires_grad)
@@ -128,6 +133,11 @@ class TensorSpec:
     def size_bytes(self) -> int:
         """Bytes of the tensor."""
         return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
@@ -151,10 +161,21 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     before = logger.disabled
     logger.disabled = True
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _LinearOfOneType():
             yield mode
     finally:
         logger.disabled = before
+
+
+class _LinearOfOneType(TorchFunctionMode):
+    """Fake tensors let a linear layer mix types, which real ones do not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear and not kwargs:
+            given, weight = args[:2]
+            if given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
+                raise InputError(f"its input is {type_name(given.dtype)}, and its weight {type_name(weight.dtype)}")
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -172,12 +193,15 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def trace_boundaries(
-    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None
+    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None, *, backward: bool = False
 ) -> list[tuple[TensorSpec, ...]]:
     """What enters layer 0, what leaves layer 0, …, what leaves layer L − 1 (L + 1 entries), for these inputs. No arithmetic
     is done: the layers run on fake tensors, so nothing (BatchNorm statistics, random state) changes. A tensor on which the last
     layer's output does not depend requires no gradient. All layers are traced as they run on `device` (under autocast, types
-    depend on it); without one, each where its first tensor is."""
+    depend on it); without one, each where its first tensor is. `backward`: InputError if a backward would find that a layer has
+    overwritten what another needs."""
+    overwriting: list[str] = []
+    parameters: list[Tensor] = []
     found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
     with _unchanged(layers), fake_tensors() as mode, torch.enable_grad():
         tensors: tuple[Tensor, ...] = tuple(mode.from_tensor(t.detach()) for t in as_tuple(inputs))
@@ -192,25 +216,55 @@ def trace_boundaries(
                 if t.is_meta or t.device != home
             }
             fakes = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
+            parameters += [p for p in (fakes.get(n, t) for n, t in given.items()) if p.requires_grad]
             try:
                 value = as_value([t if home is None else t.to(home) for t in tensors])
+                versions = [t._version for t in as_tuple(value)]
                 tensors = as_tuple(functional_call(layer, fakes, (value,)) if fakes else layer(value))
+                if [t._version for t in as_tuple(value)] != versions:
+                    overwriting.append(f"{name!r} ({type(layer).__name__})")
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise InputError(
                     f"layer {name!r} ({type(layer).__name__}) decides by the values of its tensors ({error}); a pipeline must "
                     "know every shape beforehand: let the layer compute both ways and select, with torch.where"
                 ) from error
             except Exception as error:
-                raise InputError(
-                    f"layer {name!r} ({type(layer).__name__}) does not run on what the layer before it gives: "
-                    f"{'; '.join(str(s.shape) for s in found[-1])}: {error}"
-                ) from error
+                raise InputError(_does_not_run(name, layer, found, error)) from error
             _refuse_reentrant(name, tensors)
             found.append(_specs(tensors))
             nodes.append([t.grad_fn for t in tensors])
+        if backward:
+            _check_backward(tensors, parameters, overwriting)
     used = _ancestors(nodes[-1])
     return [tuple(replace(spec, requires_grad=spec.requires_grad and (node is None or node in used))
                   for spec, node in zip(specs, row, strict=True)) for specs, row in zip(found, nodes, strict=True)]  # fmt: skip
+
+
+def _does_not_run(name: str, layer: nn.Module, found: Sequence[tuple[TensorSpec, ...]], error: Exception) -> str:
+    """`found`: what enters the layers up to this one."""
+    given = "; ".join(map(str, found[-1]))
+    source, hint = "what the layer before it gives", ""
+    if len(found) == 1:
+        source = "the inputs"
+        if not any(s.dtype.is_floating_point or s.dtype.is_complex for s in found[0]):
+            hint = "; where it wants floating-point numbers, let the data give them (tensor.float()), or begin with an Embedding"
+    return f"layer {name!r} ({type(layer).__name__}) does not run on {source}: {given}: {cut(str(error))}{hint}"
+
+
+def _check_backward(outputs: Sequence[Tensor], parameters: Sequence[Tensor], overwriting: Sequence[str]) -> None:
+    """InputError if a tensor that these outputs' backward needs was overwritten; any other fault is left to real tensors."""
+    ends = [t for t in outputs if t.requires_grad]
+    if not overwriting or not ends or not parameters:
+        return
+    try:
+        torch.autograd.grad(ends, list(parameters), [torch.ones_like(t) for t in ends], allow_unused=True)
+    except Exception as error:
+        if "modified by an inplace operation" in str(error):
+            raise InputError(
+                "the model has no backward pass, on one device either: a tensor was overwritten that is needed for a gradient. "
+                f"Let the layers that overwrite their input work on a copy: {cut(', '.join(overwriting))} (torch: "
+                f"{cut(str(error).split('; expected')[0])})"
+            ) from error
 
 
 def _fake(tensor: Tensor, device: torch.device) -> Tensor:

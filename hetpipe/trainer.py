@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetpipe.build import DTYPES, as_dtype, build_metric, build_scheduler, optimizer_factory
+from hetpipe.build import DTYPES, as_dtype, build_metric, build_scheduler, check_length, optimizer_factory
 from hetpipe.config import Job
 from hetpipe.confirm import DIFFERENT
 from hetpipe.data import EpochSampler, fetch, replica_slices
@@ -128,6 +128,7 @@ class _Run:
         self.scheduler = build_scheduler(job.train.scheduler, self.optimizer)
         self.sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
         self.total = job.train.steps or job.train.epochs * self.sampler.batches_per_epoch  # type: ignore[operator]
+        check_length(self.scheduler, self.total)
         self.result = TrainResult(plan=plan)
         self.saved: Saved | None = None
         if self.parallel is not None and job.checkpoint is not None:

@@ -25,6 +25,7 @@ from hetpipe.config import Job, LossSection, SchedulerSection, TorchNamed
 from hetpipe.formats import InputError
 from hetpipe.model import Loss, cross_entropy, mse
 from tests.jobs import MLP, POINTS
+from tests.user_parts import CLASS_WEIGHTS, weighted
 
 USER = "tests.user_parts:"
 
@@ -121,6 +122,11 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"data": {"target": USER + "only_training"}}, "must return DataSplits(train, test) or a pair, found list"),
         ({"data": {"target": USER + "dictionaries"}}, "samples hold tensors or tuples of tensors, found dict"),
         ({"data": {"target": USER + "triples"}}, "sample 0 of list is not a pair (inputs, target) but a tuple of 3"),
+        ({"data": {"target": USER + "points", "args": {"label": 99}}, "model": {"target": USER + "two_layers"}},
+         "data 'tests.user_parts:points': the target of sample 9 is 99, but layer '1' (Linear) gives 3 classes (0 to 2)"),
+        ({"data": {"target": USER + "whole_numbers"}, "model": {"target": USER + "two_layers"}},
+         "layer '0' (Linear) does not run on the inputs: (1, 4) of int64: its input is int64, and its weight float32; where"),
+        ({"data": {"target": USER + "ragged"}}, "the inputs of samples 0 and 5 of list differ: shape (4,) and shape (3,); "),
         ({"loss": {"name": "cross_entropi"}}, "unknown loss 'cross_entropi'; did you mean 'cross_entropy'?"),
     ],
 )  # fmt: skip
@@ -142,6 +148,26 @@ def test_a_model_that_does_not_take_the_data() -> None:
 def test_mse_does_not_broadcast() -> None:
     with pytest.raises(InputError, match=r"mse: the model's output has shape \(3, 1\), the targets \(3,\)"):
         mse(torch.ones(3, 1), torch.ones(3))
+
+
+def test_a_job_weighs_its_classes() -> None:
+    """As torch does: a mean over the sum of the weights; three micro-batches make the whole."""
+    own: dict[str, Any] = {"data": {"target": USER + "points"}, "model": {"target": USER + "two_layers"}}
+    assert "the loss is no mean weighed by samples: " in message(job(loss={"target": USER + "weighted"}, **own))
+    for weights, said in (([1.0] * 4, "class_weights has 4 entries, and the model's output 3 classes"),
+                          ([1.0] * 2, "a target is 2, and class_weights has 2 entries")):  # fmt: skip
+        assert said in message(job(loss={"class_weights": weights}, **own))
+    output, targets = torch.randn(7, 3), torch.tensor([0, 2, 1, 1, 2, 0, 1])
+    expected = float(weighted(output, targets))
+    for section in ({"class_weights": CLASS_WEIGHTS.tolist()}, {"target": USER + "weighted", "weight_fn": USER + "weight_of"}):
+        made = job(loss=section, **own)
+        loss = build_model(made, build_data(made).train).loss
+        assert loss.count(targets) == pytest.approx(float(CLASS_WEIGHTS[targets].sum()))
+        parts = zip(output.split(3), targets.split(3), strict=True)
+        assert float(sum(loss.share(*part, loss.count(targets)) for part in parts)) == pytest.approx(expected)
+    with_metric = build_metric(build_loss(LossSection(class_weights=(1.0, 2.0))))
+    assert with_metric is not None
+    assert with_metric(torch.eye(2), torch.tensor([0, 0])) == (1.0, 2), "accuracy counts samples"
 
 
 def test_batch_norm_needs_a_choice() -> None:
@@ -310,8 +336,14 @@ def test_schedulers_by_their_torch_names(scheduler: dict[str, Any], warmup: int)
             "it takes a metric at every step; use, for example, CosineAnnealingLR with warmup_steps",
         ),
         ({"name": "SequentialLR", "schedulers": []}, "it takes other schedulers"),
+        ({"name": "CosineAnnealingLR", "T_max": 0}, "scheduler 'CosineAnnealingLR' does not run with {'T_max': 0}: Zero"),
+        ({"name": "CosineAnnealingLR", "T_max": 0, "warmup_steps": 3}, "modulo by zero: what counts steps must be above 0"),
+        ({"name": "StepLR", "step_size": 0}, "does not run with {'step_size': 0}: ZeroDivisionError"),
+        ({"name": "StepLR", "step_size": 4, "gamma": "half"}, "does not run with {'gamma': 'half', 'step_size': 4}: TypeError"),
+        ({"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 2, "warmup_steps": 2},
+         "scheduler 'OneCycleLR' has total_steps: 2, but the job trains 5 steps, 2 of them its warm-up"),
     ],
-)
+)  # fmt: skip
 def test_message_of_a_scheduler(scheduler: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError) as caught:
         check_training(training(scheduler=scheduler))

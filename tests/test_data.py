@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hetpipe.data import EpochSampler, fetch, replica_slices
+from hetpipe.formats import InputError
 
 samples_and_batch = st.tuples(st.integers(1, 60), st.integers(1, 70))
 
@@ -114,6 +115,22 @@ def test_fetch_collates_trees_and_empty_batches() -> None:
     (vectors, numbers), targets = fetch(Pairs(), torch.tensor([], dtype=torch.int64))
     assert (vectors.shape, numbers.shape, targets.shape) == ((0, 3), (0,), (0,))
     assert (vectors.dtype, targets.dtype) == (torch.float32, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([(torch.ones(3), 0), (torch.ones(3), 1), (torch.ones(2), 0)],
+         "the inputs of samples 0 and 2 of list differ: shape (3,) and shape (2,); a batch needs samples of one shape: pad"),
+        ([(torch.ones(3), [1, 2])] * 2 + [(torch.ones(3), [1])], "the targets of samples 0 and 2 of list differ: (int, int) and"),
+        ([((torch.ones(3), 1), 0)] * 2 + [((torch.ones(3), None), 0)], "differ: (shape (3,), int) and (shape (3,), NoneType); "),
+        ([(object(), 0)] * 3, "samples cannot be batched: default_collate: batch must contain tensors, "),
+    ],
+)  # fmt: skip
+def test_samples_that_make_no_batch_are_named(samples: Any, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        fetch(samples, torch.arange(3))
+    assert expected in str(caught.value)
 
 
 def test_fetch_says_what_a_sample_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import hetpipe
 from hetpipe.formats import InputError
 from hetpipe.loss_check import check_labels, check_loss
 from hetpipe.loss_trial import Trial, telling_rows
-from hetpipe.model import Loss, LossWeight, Tensors, WeightFunction, as_tuple, cross_entropy, mse
+from hetpipe.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy, mse
 from hetpipe.plan import Backend
 from hetpipe.split import TensorSpec
 from tests.ranks import make_plan
@@ -35,14 +36,14 @@ def spec(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = 
 LOGITS, WORDS, NUMBERS = spec(12, 4), spec(6, 5, 7), spec(6, 3)
 
 
-def tried(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight | WeightFunction = "samples") -> str | None:
+def tried(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples") -> str | None:
     trial = Trial(loss=Loss(function=function, weight=weight), layer="'head' (Linear)", output=output, rows=output[0].shape[0],
                   targets=targets)  # fmt: skip
     check_labels(trial, "the sample")
     return check_loss(trial)
 
 
-def refused(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight | WeightFunction = "samples") -> str:
+def refused(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples") -> str:
     with pytest.raises(InputError) as caught:
         tried(function, targets, *output, weight=weight)
     return str(caught.value)
@@ -105,7 +106,7 @@ def test_a_mean_by_its_own_weight(function: Any, targets: Tensor, output: Tensor
     assert tried(function, targets, output, weight=weight) is None
 
 
-NEITHER = "Its weight is neither samples nor tokens: for a weighted mean give what it divides by, as a function of the targets"
+NEITHER = "Its weight is neither samples nor tokens. For a weighted mean give what it divides by, as a function of the targets"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,24 @@ def test_what_is_no_mean(function: Any, targets: Tensor, output: TensorSpec, wei
     assert expected in said
 
 
+def test_a_rare_class_s_weight_is_seen() -> None:
+    """The batch has one of its samples, or none."""
+    weights = torch.ones(40)
+    weights[7] = 10.0
+    labels = torch.where(torch.arange(30) == 11, 7, torch.arange(30) % 3 + 20)
+    assert NEITHER in refused(lambda o, t: F.cross_entropy(o, t, weight=weights), labels, spec(30, 40))
+    for function in (nn.CrossEntropyLoss(weight=weights), nn.NLLLoss(weights), partial(F.cross_entropy, weight=weights)):
+        assert refused(function, labels[:11], spec(11, 40)) == (
+            "the loss is no mean weighed by samples: it divides by the sum of its class weights (1 to 10). A batch is cut into "
+            "micro-batches, so gradients would be wrong. For a weighted mean give what it divides by, as a function of the "
+            "targets (in the job's loss section 'weight_fn: module:function', or loss_weight=function; for class weights "
+            "'class_weights: […]' in the job, or loss_weight=lambda targets: weights[targets].sum())"
+        )
+    assert tried(nn.CrossEntropyLoss(weight=torch.ones(4)), LABELS, LOGITS) is None
+    assert tried(nn.CrossEntropyLoss(weight=WEIGHTS), torch.eye(4), spec(4, 4)) is None, "of probabilities, it divides by samples"
+
+
 def test_both_numbers_are_said() -> None:
-    """The sums of 1, 2, 0, 3 and 2 (LABELS has five rows that tell): 2 + 6."""
     said = refused(lambda o, t: o.sum() * 0 + t.sum(), torch.tensor([1, 2, 0, 3, 2]), spec(5, 4))
     assert said == (
         "the loss is no mean weighed by samples: on outputs drawn at random it is 8 for 5 samples; it is 3 for 2 of them and 5 "
@@ -180,25 +197,25 @@ def test_what_cannot_be_tried_is_noted(note: str) -> None:
     assert found.startswith(note)
 
 
-GIVEN = "the output of layer 'head' (Linear) ((5, 4) of float32) and targets ("
+GIVEN = "the output of layer 'head' (Linear) ((12, 4) of float32) and targets ("
 
 
 @pytest.mark.parametrize(
     ("function", "targets", "output", "expected"),
     [
         (lambda o, t: F.cross_entropy(o, t, reduction="none"), LABELS, LOGITS,
-         f"the loss must return one number, found a tensor of shape (5,) for {GIVEN}(5,) of int64, 0 to 3): return its mean"),
+         f"the loss must return one number, found a tensor of shape (12,) for {GIVEN}(12,) of int64, 0 to 3): return its mean"),
         (lambda o, t: 1.5, LABELS, LOGITS, "the loss must return a tensor of one number, found float"),
         (lambda o, t: None, LABELS, LOGITS, "the loss must return a tensor of one number, found NoneType"),
         (lambda o, t: (o.argmax(1) == t).sum(), LABELS, LOGITS, "the loss must return a floating-point number, found one of"),
         (lambda o, t: F.cross_entropy(o.detach(), t), LABELS, LOGITS, "the loss requires no gradient: what it returns does not"),
         (lambda o: o.mean(), LABELS, LOGITS, "takes 1 positional argument but 2 were given"),
         (F.cross_entropy, LABELS.reshape(6, 2), spec(6, 4),
-         f"the loss does not run on {GIVEN}(5, 2) of int64, 0 to 3): RuntimeError: "),
-        (F.binary_cross_entropy_with_logits, LABELS, spec(12, 1), "ValueError: Target size (torch.Size([5])) must be the same"),
+         "does not run on the output of layer 'head' (Linear) ((6, 4) of float32) and targets ((6, 2) of int64, 0 to 3)"),
+        (F.binary_cross_entropy_with_logits, LABELS, spec(12, 1), "ValueError: Target size (torch.Size([12])) must be the same"),
         (lambda o, t: F.cross_entropy(o, t), torch.tensor([1, 2, 99, 3]), spec(4, 4),
          "and targets ((4,) of int64, 1 to 99): IndexError: Target 99 is out of bounds."),
-        (mse, POINTS[:, 0], spec(6, 1), "mse: the model's output has shape (5, 1), the targets (5,); they must be equal"),
+        (mse, POINTS[:, 0], spec(6, 1), "mse: the model's output has shape (6, 1), the targets (6,); they must be equal"),
     ],
 )  # fmt: skip
 def test_what_no_loss_does(function: Any, targets: Tensor, output: TensorSpec, expected: str) -> None:
@@ -282,7 +299,7 @@ def test_a_weighted_mean_in_ones_own_loop(alone: None, backend: Backend, capsys:
     engine.close()
     engine = wrapped(nn.CrossEntropyLoss())
     engine.step(INPUTS, LABELS)
-    with pytest.raises(InputError, match="^replica 0: the target of sample 7 is 4, but layer '2' .Linear. gives 4 classes"):
+    with pytest.raises(InputError, match="^replica 0's share of the batch: the target of sample 7 is 4, but layer '2'"):
         engine.step(INPUTS, strange)
     engine.close()
     engine = wrapped(lambda o, t: F.cross_entropy(F.dropout(o), t))

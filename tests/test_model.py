@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from hypothesis import given
@@ -69,8 +71,12 @@ def test_a_module_at_two_positions_is_listed_twice() -> None:
         (nn.Linear(2, 2), "model 'm': expected an nn.Sequential whose children are the layers, found Linear"),
         (nn.Sequential(), "model 'm' has no layers"),
         (nn.Sequential(*[nn.ReLU()] * 20_000), "model 'm' has 20000 layers, the most that are planned are 10000"),
+        (nn.Sequential(nn.ReLU(), cast(nn.Module, None)),
+         r"layer 1 \('1'\) of the nn.Sequential is None: leave it out, or put an nn.Identity\(\) there"),
+        (nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), cast(nn.Module, None))), "^'1.1' of the nn.Sequential is None: leave"),
+        (nn.Sequential(nn.LazyLinear(3)), r"layer '0' \(LazyLinear\): 'weight' has no shape before the module has run: call the"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_model(layers: nn.Sequential, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Model(name="m", layers=layers, inputs=torch.zeros(1), targets=torch.zeros(1), loss=Loss(function=mse))
@@ -80,6 +86,11 @@ def test_a_sample_of_nothing_is_refused() -> None:
     nothing = torch.zeros(0, 3)
     with pytest.raises(InputError, match="the sample of model 'net' holds no samples: give a batch of at least one"):
         Model(name="net", layers=nn.Sequential(nn.ReLU()), inputs=nothing, targets=nothing, loss=Loss(function=mse))
+
+
+def test_a_sample_of_other_targets_is_refused() -> None:
+    with pytest.raises(InputError, match="the sample of model 'net' has 3 rows of inputs and 2 of targets; dimension 0"):
+        Model(name="net", layers=nn.Sequential(nn.ReLU()), inputs=torch.ones(3), targets=torch.ones(2), loss=Loss(function=mse))
 
 
 def test_an_unknown_weight_is_refused() -> None:

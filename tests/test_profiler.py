@@ -242,6 +242,13 @@ def test_a_layer_that_needs_more_than_one_sample_is_named() -> None:
         profile_model(model(nn.Linear(8, 8), nn.BatchNorm1d(8)), repeats=1)
 
 
+def test_a_layer_that_refuses_the_sample_s_values_is_named() -> None:
+    """A fake tensor has none: only what is measured shows it."""
+    words = torch.full((2, 3), 99)
+    with pytest.raises(InputError, match=r"layer '0' \(Embedding\) does not run on a micro-batch of 1 sample, .*: IndexError: "):
+        profile_model(model(nn.Embedding(9, 8), inputs=words, targets=torch.ones(2, 3, 8)), repeats=1)
+
+
 def test_progress_is_told_for_every_layer_size_and_optimizer_step() -> None:
     said: list[str] = []
     profile_model(model(nn.Linear(8, 8), nn.ReLU()), microbatch_sizes=[1, 2], repeats=1, advance=said.append)

@@ -18,7 +18,7 @@ from hetpipe.split import (
     trace_boundaries,
     unchanged_buffers,
 )
-from tests.nets import Block, batch, build
+from tests.nets import AddInPlace, Block, batch, build
 
 
 def shapes(layers: nn.Sequential, inputs: Tensor) -> list[list[tuple[int, ...]]]:
@@ -113,10 +113,39 @@ def test_a_layer_whose_tied_weight_went_to_another_device_is_traced_on_one() -> 
 def test_a_layer_that_does_not_fit_is_named() -> None:
     net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(5, 2))
     with pytest.raises(
-        InputError, match=r"layer '2' \(Linear\) does not run on what the layer before it gives: \(3, 4\): "
+        InputError, match=r"layer '2' \(Linear\) does not run on what the layer before it gives: \(3, 4\) of float32: "
     ) as caught:
         trace_boundaries(net, torch.zeros(3, 8))
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_whole_numbers_in_a_linear_layer_are_refused() -> None:
+    """Fake tensors would go through it, though real ones do not."""
+    with pytest.raises(InputError) as caught:
+        trace_boundaries(nn.Sequential(nn.Sequential(nn.Linear(8, 4))), torch.ones(3, 8, dtype=torch.int64))
+    assert str(caught.value) == (
+        "layer '0' (Sequential) does not run on the inputs: (3, 8) of int64: its input is int64, and its weight float32; where "
+        "it wants floating-point numbers, let the data give them (tensor.float()), or begin with an Embedding"
+    )
+    with pytest.raises(InputError, match=r"\(3, 8\) of float64: its input is float64, and its weight float32$"):
+        trace_boundaries(nn.Sequential(nn.Linear(8, 4)), torch.ones(3, 8).double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert trace_boundaries(nn.Sequential(nn.Linear(8, 4)), torch.ones(3, 8))[-1][0].dtype == torch.bfloat16
+
+
+def test_a_layer_that_overwrites_what_a_gradient_needs() -> None:
+    """It was known in the first backward only, after all had been measured and planned."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), AddInPlace(), nn.Linear(8, 2))
+    trace_boundaries(net, torch.ones(3, 8))
+    with pytest.raises(InputError) as caught:
+        trace_boundaries(net, torch.ones(3, 8), backward=True)
+    assert str(caught.value).startswith(
+        "the model has no backward pass, on one device either: a tensor was overwritten that is needed for a gradient. Let the "
+        "layers that overwrite their input work on a copy: '2' (AddInPlace) (torch: "
+    )
+    assert len(trace_boundaries(nn.Sequential(nn.Tanh(), AddInPlace(), nn.Linear(8, 2)), torch.ones(3, 8), backward=True)) == 4
+    trace_boundaries(build("in place"), batch("in place", 3, 0)[0], backward=True)
+    assert all(p.grad is None for p in net.parameters())
 
 
 def test_a_layer_that_gives_no_tensor_is_named() -> None:
@@ -227,7 +256,7 @@ def test_batch_norm_counts_a_recomputed_micro_batch_once(momentum: float | None)
 
 def test_a_layer_that_overwrites_its_input_unsaid_cannot_be_recomputed() -> None:
     stage = make_stage(build("in place"), 5, 8, recompute=True)
-    with pytest.raises(InputError, match="layer AddInPlace overwrites its input, so it cannot be recomputed"):
+    with pytest.raises(InputError, match=r"layer '6' \(AddInPlace\) overwrites its input, so it cannot be recomputed"):
         stage(torch.randn(3, 8, dtype=torch.float64))
     with torch.no_grad():
         assert as_tuple(stage(torch.randn(3, 8, dtype=torch.float64)))[0].shape == (3, 8)

@@ -72,8 +72,17 @@ def refuses(width: int) -> nn.Sequential:
     raise ValueError(f"width {width} is odd")
 
 
-def points(samples: int = 10) -> tuple[Dataset[Any], None]:
-    return [(torch.ones(4) * i, i % 3) for i in range(samples)], None  # type: ignore[return-value]
+def points(samples: int = 10, label: int = 0) -> tuple[Dataset[Any], None]:
+    """Three classes, and the last sample of class `label`."""
+    return [(torch.ones(4) * i, i % 3 if i < samples - 1 else label) for i in range(samples)], None  # type: ignore[return-value]
+
+
+def whole_numbers() -> tuple[Any, None]:
+    return [(torch.arange(4), 0)] * 8, None
+
+
+def ragged() -> tuple[Any, None]:
+    return [(torch.ones(3 if i == 5 else 4), 0) for i in range(8)], None
 
 
 def regression(samples: int = 24) -> DataSplits:
@@ -116,6 +125,17 @@ def no_samples() -> tuple[Any, None]:
 
 def only_training() -> Any:
     return [(torch.ones(4), 0)]
+
+
+CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0])
+
+
+def weighted(output: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, targets, weight=CLASS_WEIGHTS)
+
+
+def weight_of(targets: Tensor) -> Tensor:
+    return CLASS_WEIGHTS[targets].sum()
 
 
 def absolute(output: Tensor, targets: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Given:
         """InputError if a target is no class or, the first time, if the loss does not do (see `hetpipe/loss_check.py`). `output`
         is what the last layer gives for so many rows, on this device."""
         trial = Trial(loss=self._loss, layer=layer_name(self._model), output=output, rows=rows, targets=targets)
-        check_labels(trial, self._replica)
+        check_labels(trial, f"{self._replica}'s share of the batch")
         if self._tried:
             return
         self._tried = True

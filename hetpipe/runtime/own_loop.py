@@ -41,8 +41,10 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     replica (fairscale, torchgpipe; each on one host, in the order of the plan).
 
     `sample` is an input batch (any number of samples; shapes and types matter). `loss_fn(output, targets)` returns a mean,
-    over samples or (loss_weight "tokens") over the targets that differ from `ignore_index`. Every rank must build
-    the same model (seed it). Nodes are bound to torchrun's agents in the order of `cluster`, or of the plan's node names.
+    over samples, (loss_weight "tokens") over the targets that differ from `ignore_index`, or a weighted one: `loss_weight` is
+    then a function of targets that returns the number which the loss of these divides by. In the first step the loss is tried
+    on two parts of its targets against the whole: InputError if it is no such mean. Every rank must build the same model (seed
+    it). Nodes are bound to torchrun's agents in the order of `cluster`, or of the plan's node names.
     Modules stay in the mode they are in: what `.eval()` froze stays frozen, and `engine.evaluate` puts every mode back.
     `batch_norm` accepts that BatchNorm that trains normalises each micro-batch by itself: "per_microbatch", or "deferred" for
     running statistics of the whole batch (fairscale and torchgpipe only); without it, InputError.
