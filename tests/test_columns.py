@@ -27,7 +27,7 @@ from tests.strategies import UNHURRIED, mixed, problems
 
 
 class TestTheBoundOfAPipeline:
-    @settings(max_examples=200, **UNHURRIED)
+    @settings(max_examples=120, **UNHURRIED)
     @given(st.booleans().flatmap(lambda x: problems(7, 7, 60, least_devices=3, tensor_parallel=x)), st.data())
     def test_each_value_against_the_simulator(self, problem: Problem, data: st.DataObject) -> None:
         """At every stage of any pipeline of any samples, whichever depths it has; and within its own time it is kept."""
@@ -149,7 +149,7 @@ class TestSumsInChains:
         assert step <= max(g.pipeline.end(sums) for g in groups) * ROUNDING
         assert step >= max(g.pipeline.end(columns.sums(R)) for g in groups) / ROUNDING
 
-    @settings(max_examples=200, **UNHURRIED)
+    @settings(max_examples=100, **UNHURRIED)
     @given(st.booleans().flatmap(lambda x: problems(7, 6, least_devices=4, tensor_parallel=x)), st.data())
     def test_a_stage_ends_before_its_own_sums(self, problem: Problem, data: st.DataObject) -> None:
         """In the simulator, whatever the replicas and whenever their stages are ready."""
@@ -173,7 +173,7 @@ class TestSumsInChains:
             least += chains.seconds(len(replicas))[lo, last]
         assert end >= (1e3 + least) / ROUNDING
 
-    @settings(max_examples=150, **UNHURRIED)
+    @settings(max_examples=80, **UNHURRIED)
     @given(st.booleans().flatmap(lambda x: problems(7, 6, least_devices=4, tensor_parallel=x)), st.data())
     def test_pipelines_of_a_plan_are_found_within_its_step(self, problem: Problem, data: st.DataObject) -> None:
         """Whatever is known of its gaps."""

@@ -38,7 +38,7 @@ def optimum(problem: Problem) -> tuple[float, tuple[ReplicaPlan, ...]]:
 
 
 class TestAgainstTheOracle:
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=15, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=5))
     def test_bound_optimum_plan(self, problem: Problem) -> None:
         assume(problem.backend == "torch")
@@ -53,7 +53,7 @@ class TestAgainstTheOracle:
         assert solution.lower_bound_seconds <= best * ROUNDING
         assert checked(problem, solution.plan).step_seconds >= best / ROUNDING
 
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=15, **UNHURRIED)
     @given(problems(most_devices=5, most_layers=5), st.data())
     def test_no_prices_rule_the_optimum_out(self, problem: Problem, data: st.DataObject) -> None:
         """A plan that is there is worth at least what its devices cost, whatever the prices."""

@@ -198,7 +198,7 @@ SMALL = st.booleans().flatmap(
 
 
 class TestBetterIsNeverSlower:
-    @settings(max_examples=40, **UNHURRIED)
+    @settings(max_examples=25, **UNHURRIED)
     @given(st.data())
     def test_auto_and_chain(self, data: st.DataObject) -> None:
         problem = data.draw(SMALL)
@@ -320,7 +320,7 @@ def in_other_units(problem: Problem, seconds: float, size: int) -> Problem:
 
 
 class TestNamesOrdersAndUnitsMeanNothing:
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(st.data())
     def test_names_and_orders(self, data: st.DataObject) -> None:
         problem = with_own_links(data.draw(SMALL), data)

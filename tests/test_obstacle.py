@@ -96,7 +96,7 @@ def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Prob
 
 
 class TestCapacity:
-    @settings(max_examples=60, **UNHURRIED)
+    @settings(max_examples=40, **UNHURRIED)
     @given(st.data())
     def test_a_plan_exists_exactly_where_the_samples_fit(self, data: st.DataObject) -> None:
         problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4, most_batch=5)), data)
