@@ -89,7 +89,7 @@ def how_to_resume(where: str) -> str:
         again = f"start it again: {shlex.join(['hetpipe', *sys.argv[1:]])}"
     if where:
         return f"{again}; it goes on from {where}"
-    return f"nothing is saved (a job's checkpoint section says where to save); {again}"
+    return f"nothing is saved so far (a job's checkpoint section says where and when); {again}"
 
 
 def _print(words: str, error: Exception) -> None:

@@ -38,8 +38,8 @@ GRACE_SECONDS = 1.5
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What one rank says when it ends: its result, or its error: the message, where the rank was, the line of code that raised
-    it, what the run can go on from, the traceback, and the code with which a command ends after it. `where` is empty for an
-    error of all ranks."""
+    it, what the run can go on from, the traceback, and the code with which a command ends after it. `where` and `line`
+    are empty for an error of all ranks."""
 
     rank: int
     time: float
@@ -82,7 +82,7 @@ def report_of(error: BaseException, rank: int) -> Report:
         error=str(root) if exit_code(root) != 1 or of_all else f"{type(root).__name__}: {root}",
         code=exit_code(root),
         where="" if of_all else whereabouts(rank),
-        line=_line(root),
+        line="" if of_all else _line(root),
         resume=resume(),
         trace="".join(traceback.format_exception(error)),
         stopped=root if isinstance(root, RunStopped) else None,

@@ -17,7 +17,7 @@ from tests.commands import Ended, agents, finish, processes, start
 from tests.jobs import Folder, train
 
 SECOND = "rank 1, replica 0 stage 1, device n0/1"  # where layer 3 of `failing` is
-AGAIN = r"nothing is saved \(a job's checkpoint section says where to save\); start it again: hetpipe train job.yaml"
+AGAIN = r"nothing is saved so far \(a job's checkpoint section says where and when\); start it again: hetpipe train job.yaml"
 FAIL_AT = 4  # its forward at which it fails: in the second step (three micro-batches a step)
 
 
@@ -108,7 +108,7 @@ def test_under_torchrun_all_processes_of_both_agents_are_gone(tmp_path: Path, ho
             agent.kill()
             agent.wait()
     gone = rf"error: rank 1 on host {socket.gethostname()} \(replica 0 stage 1, device n0/1\) is gone; last heard of at "
-    again = r"; nothing is saved \(.*\); start the same torchrun command again on every host$"
+    again = r"; nothing is saved so far \(.*\); start the same torchrun command again on every host$"
     for agent in (0, 1):
         said = (tmp_path / f"agent{agent}.err").read_text()
         if how == "kill":

@@ -317,6 +317,8 @@ def test_a_loss_that_is_no_number_stops_the_run_with_the_layer_it_came_from(tmp_
     assert caught.value.exit_code == 1
     assert caught.match(rf"^step 3: the loss is nan; the first number that is not finite is in {FOURTH}; a smaller ")
     assert caught.value.resume == f"step 2, {tmp_path}/saved/step-00000002"
+    assert caught.value.report is not None
+    assert caught.value.report.line == ""  # it is no fault of the code
     assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "saved")] == ["step-00000001", "step-00000002"]
 
 

@@ -82,7 +82,7 @@ def test_ctrl_c_without_checkpoints_says_that_nothing_is_saved(tmp_path: Path) -
     ended = finish(process, tmp_path, str(tmp_path), timeout=60)
     assert (ended.code, ended.leftover) == (130, [])
     assert re.fullmatch(
-        r"stopped by SIGINT after step \d+; nothing is saved \(a job's checkpoint section says where to save\); "
+        r"stopped by SIGINT after step \d+; nothing is saved so far \(a job's checkpoint section says where and when\); "
         r"start it again: hetpipe train job.yaml",
         ended.err.splitlines()[-1],
     )
