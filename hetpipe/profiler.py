@@ -1,7 +1,8 @@
 """The profiler: every layer's seconds and bytes, on the devices themselves.
 
 Times are medians over repeats after a warm-up, each after a short idle gap (a pipeline's ranks wait between actions, and a hot
-loop would flatter small ones). Saved bytes come from one forward, by saved-tensor hooks: shared storage once, parameters never.
+loop would flatter small ones). A device that is more than 15 % slower without a gap (a CPU quota, heat) gets all times so much longer.
+Saved bytes come from one forward, by saved-tensor hooks: shared storage once, parameters never.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 
 from hetpipe.device import Emulation, MemoryMeter, Pacer, Stopwatch, module_bytes, one_thread, static_storages
 from hetpipe.formats import InputError, cut
-from hetpipe.model import Model, Tensors, as_tuple, as_value, move, named_layers
+from hetpipe.layer_run import LayerRun, busy_factor, leaves, loss_of
+from hetpipe.model import Model, as_tuple, as_value, move, named_layers
 from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.progress import say
 from hetpipe.split import (
     CARRY,
     alias,
@@ -65,42 +68,6 @@ class Clock:
         self.pacer.finish(seconds)
 
 
-def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same values, as what enters a layer from elsewhere."""
-    return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
-
-
-@dataclass(frozen=True)
-class LayerRun:
-    """Forward and backward of one layer (the last with the loss) as actions that can be timed."""
-
-    layer: nn.Module
-    inputs: tuple[Tensor, ...]
-    loss: Callable[[Tensors], Tensor] | None
-    received: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-
-    def receive(self) -> None:
-        """Fresh inputs (a layer may work in place)."""
-        self.received[:] = [t.clone() for t in self.inputs]
-
-    def forward(self) -> None:
-        output = self.layer(as_value(self.received))
-        self.outputs[:] = (
-            [self.loss(output)] if self.loss is not None else [t for t in as_tuple(output) if t.requires_grad]
-        )
-
-    def backward(self) -> None:
-        differentiable = [t for t in self.outputs if t.requires_grad]
-        if differentiable:
-            torch.autograd.backward(differentiable, self.gradients(differentiable))
-        for tensor in self.inputs:
-            tensor.grad = None
-
-    def gradients(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.ones_like(t) for t in outputs]
-
-
 class _SizeRun:
     """One micro-batch size on its way through the layers: what enters the next one, and what was measured so far."""
 
@@ -110,6 +77,7 @@ class _SizeRun:
         self.forward: list[float] = []
         self.backward: list[float] = []
         self.spreads: list[float] = []
+        self.run: LayerRun
 
     @property
     def text(self) -> str:
@@ -128,18 +96,12 @@ class _SizeRun:
                 f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, which a plan may have: "
                 f"{type(error).__name__}: {cut(str(error))}"
             ) from error
-        run = LayerRun(layer, received, self.loss if last else None)
+        self.run = run = LayerRun(layer, received, self.loss if last else None)
         times = time_layer(run, clock, index, self.size, repeats)
         self.forward.append(statistics.median(f for f, _ in times))
         self.backward.append(statistics.median(b for _, b in times))
         totals = sorted(f + b for f, b in times)
         self.spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
-
-
-def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
-    """The loss of the last layer's output for these targets."""
-    count = model.loss.count(targets) or 1.0
-    return lambda output: model.loss.share(output, targets, count)
 
 
 def time_layer(
@@ -223,7 +185,7 @@ def measure_device(
         raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
     clock = Clock(device, emulation, processor_time=processor_time)
-    runs, steps = [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
+    factor, runs, steps = 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
     with one_thread(device), unchanged_buffers(model.layers):
         for index, (name, layer) in enumerate(named_layers(model.layers)):
             last = index == len(model.layers) - 1
@@ -237,6 +199,8 @@ def measure_device(
                         del runs[number:]
                         break
                     advance(f"layer {index + 1} of {len(model.layers)} ({name}), {run.text}")
+                if last and emulation is None and not processor_time:
+                    factor = _when_busy(device_type, runs[len(runs) // 2], device)
                 steps.measure(layer, clock, index, repeats)
             advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
     measurement = Measurement(
@@ -247,10 +211,19 @@ def measure_device(
         optimizer_seconds=tuple(steps.seconds),
     )
     return Measured(
-        measurement=measurement,
+        measurement=measurement.slower(factor) if factor > 1 else measurement,
         state_bytes_per_parameter_byte=steps.state_bytes / max(1, steps.parameter_bytes),
         spread=max(statistics.median(run.spreads) for run in runs),
     )
+
+
+def _when_busy(device_type: str, latest: _SizeRun, device: torch.device) -> float:
+    """How many times as long the device takes when it works without a pause, as it does in training. By the latest layer."""
+    factor = busy_factor(latest.run, latest.forward[-1] + latest.backward[-1], device)
+    if factor > 1:
+        say(f"note: {device_type!r} takes {factor:.1f} times as long when it works without a pause (a CPU quota, heat or other "
+            "work): it is planned so")  # fmt: skip
+    return factor
 
 
 def saved_bytes(model: Model, device: torch.device) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -75,6 +76,20 @@ class Measurement(Strict):
     def backward(self) -> Array:
         """Backward seconds, [S sizes, L layers]."""
         return np.array(self.backward_seconds, dtype=np.float64)
+
+    def slower(self, factor: float) -> Measurement:
+        """With all seconds so many times as long."""
+
+        def longer(times: Sequence[float]) -> tuple[float, ...]:
+            return tuple(t * factor for t in times)
+
+        return self.model_copy(
+            update={
+                "forward_seconds": tuple(map(longer, self.forward_seconds)),
+                "backward_seconds": tuple(map(longer, self.backward_seconds)),
+                "optimizer_seconds": longer(self.optimizer_seconds),
+            }
+        )
 
     def times(self, size: int) -> tuple[Array, Array]:
         """Forward and backward seconds of each layer, [L] and [L], for a micro-batch of `size` samples: linear between

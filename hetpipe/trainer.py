@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from hetpipe.build import DTYPES, as_dtype, build_metric, build_scheduler, check_length, optimizer_factory
 from hetpipe.config import Job
-from hetpipe.confirm import DIFFERENT
 from hetpipe.data import EpochSampler, fetch, replica_slices
 from hetpipe.folders import check_room
 from hetpipe.footprint import with_memory
+from hetpipe.layer_run import DIFFERENT
 from hetpipe.model import Tensors
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
