@@ -25,6 +25,7 @@ from hetpipe.limits import MOST_BATCH
 from hetpipe.plan import Plan
 from hetpipe.profiles import Profile
 from hetpipe.progress import Activity
+from hetpipe.stopping import stop_if_told
 from hetpipe.weights_command import export_weights
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -262,6 +263,7 @@ def train(
         from hetpipe.start import train_everywhere, train_rank
         from hetpipe.tables import train_table
 
+    stop_if_told()
     result = train_everywhere(job, train_rank)
     if result is None:
         return

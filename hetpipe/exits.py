@@ -13,14 +13,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import NoReturn
 
 from hetpipe.formats import clipped, exit_code
 from hetpipe.launch import RankFailure, end_server, report_of
 from hetpipe.progress import debugging, say
 from hetpipe.pulse import LAUNCHED, PeerLostError, first_to_say, is_echo, stop_pulse, verdict
-from hetpipe.stopping import RunStopped
+from hetpipe.stopping import RunStopped, heed_signals
 from hetpipe.whereabouts import resume
 
 
@@ -33,7 +32,7 @@ def main(run: Callable[[], object]) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
     own = None  # the error that ends this process, if it is its own
     try:
-        signal.signal(signal.SIGTERM, _stop)
+        heed_signals()
         run()
         code = 0
     except SystemExit as stop:
@@ -41,7 +40,7 @@ def main(run: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
         say("stopped by Ctrl-C")
-    except Exception as error:
+    except (Exception, RunStopped) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
         code = exit_code(error)
         own = None if _of_another(error) else report_of(error, 0).error
@@ -57,11 +56,7 @@ def main(run: Callable[[], object]) -> NoReturn:
     sys.exit(code)
 
 
-def _stop(number: int, _: FrameType | None) -> NoReturn:
-    raise RunStopped(number)
-
-
-def last_words(error: Exception, code: int) -> str:
+def last_words(error: Exception | RunStopped, code: int) -> str:
     """What is said of it, last of all that is printed."""
     if isinstance(error, RunStopped):
         return f"{error}; {how_to_resume(error.resume)}"
@@ -77,7 +72,7 @@ def last_words(error: Exception, code: int) -> str:
     return f"{first or own}; {how_to_resume(resume())}"
 
 
-def _of_another(error: Exception) -> bool:
+def _of_another(error: BaseException) -> bool:
     return isinstance(error, PeerLostError) or is_echo(str(error))
 
 
@@ -92,7 +87,7 @@ def how_to_resume(where: str) -> str:
     return f"nothing is saved so far (a job's checkpoint section says where and when); {again}"
 
 
-def _print(words: str, error: Exception) -> None:
+def _print(words: str, error: Exception | RunStopped) -> None:
     """Write them: once in each agent's log, with the line of code that raised it (HETPIPE_LOG=debug: the whole traceback)."""
     if isinstance(error, RunStopped):
         if first_to_say(words):

@@ -28,7 +28,7 @@ from hetpipe.forkserver import Forkserver
 from hetpipe.formats import exit_code
 from hetpipe.progress import say
 from hetpipe.pulse import LAUNCHED, Beat, KeyValueStore, is_echo, part_for_beats, read_beats, stop_pulse
-from hetpipe.stopping import RunError, RunStopped
+from hetpipe.stopping import RunError, RunStopped, stop_if_told
 from hetpipe.whereabouts import resume, whereabouts
 
 _WRAPPERS = ("failed to run forward:", "Failed to run stage backward:")
@@ -212,6 +212,7 @@ def start_ranks(
             watch.processes.append(_server.fork(_rank, (content, like, rank), theirs))
             theirs.close()
         with _told_to_stop(watch.ask_to_stop):
+            stop_if_told()
             return watch.run()
     finally:
         watch.end_all()
@@ -307,7 +308,7 @@ class _Watch:
             rank not in self.reports for rank in self.exit_codes
         )
 
-    def failure(self) -> Exception:
+    def failure(self) -> Exception | RunStopped:
         """The first cause: a stop that was asked for, a silent death, else the earliest error that is not an echo."""
         beats = self._beats()
         resume = next((b.resume for b in beats.values() if b.resume), "")

@@ -1,8 +1,8 @@
 """The profiler: every layer's seconds and bytes, on the devices themselves.
 
 Times are medians over repeats after a warm-up, each after a short idle gap (a pipeline's ranks wait between actions, and a hot
-loop would flatter small ones). A device that is more than 15 % slower without gaps (a CPU quota, heat) gets times that are as much
-longer. Saved bytes come from one forward, by saved-tensor hooks: shared storage once, parameters never.
+loop would flatter small ones). A device that is more than 15 % slower without gaps (a CPU quota, heat) gets times that are so
+much longer. Saved bytes come from one forward, by saved-tensor hooks: shared storage once, parameters never.
 """
 
 from __future__ import annotations

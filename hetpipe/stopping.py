@@ -6,15 +6,16 @@ from __future__ import annotations
 import signal
 from contextlib import suppress
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 
 class RunError(RuntimeError):
     """A run cannot go on, for a reason that all ranks know and that is not one's own: its message says all."""
 
 
-class RunStopped(Exception):
+class RunStopped(BaseException):
     """A run ended because signal `number` asked for it, after `step` (None: before its first). `resume` says what it goes on
-    from; empty: nothing is saved."""
+    from; empty: nothing is saved. Like KeyboardInterrupt it is nothing that `except Exception` means."""
 
     def __init__(self, number: int, step: int | None = None, resume: str = "") -> None:
         super().__init__(number, step, resume)
@@ -34,6 +35,30 @@ class RunStopped(Exception):
         return f"stopped by {signal.Signals(self.number).name} {when}"
 
 
+_told: int | None = None  # the signal that asked this process to stop
+
+
+def heed_signals() -> None:
+    """From now on SIGTERM raises RunStopped, and Ctrl-C, unless it is ignored, KeyboardInterrupt, in the main thread."""
+    global _told
+    _told = None
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _stop)
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    global _told
+    _told = number
+    raise KeyboardInterrupt if number == signal.SIGINT else RunStopped(number)
+
+
+def stop_if_told() -> None:
+    """Raise it again: what a signal raises in a destructor, or while somebody's module is imported, may get lost there."""
+    if _told is not None:
+        _stop(_told, None)
+
+
 class StopRequest:
     """A context in which SIGTERM and SIGINT do not end the process but are remembered: `number` is the signal, None without one.
     The same signal a second time ends it as ever. (Ctrl-C in torchrun's terminal reaches a rank as both.)"""
@@ -43,6 +68,7 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
+        stop_if_told()
         with suppress(ValueError):  # not the main thread: signals are somebody else's
             for kind in (signal.SIGTERM, signal.SIGINT):
                 if signal.getsignal(kind) != signal.SIG_IGN:  # the launcher takes Ctrl-C for its ranks

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -16,6 +18,7 @@ from torch import Tensor
 from hetpipe.checkpoint import list_checkpoints
 from hetpipe.config import Job
 from hetpipe.start import run_everywhere, train_rank
+from hetpipe.stopping import RunStopped, StopRequest, heed_signals, stop_if_told
 from tests.commands import agents, finish, processes, start
 from tests.jobs import Folder, train
 
@@ -129,3 +132,25 @@ def test_before_the_first_step_nothing_is_lost_and_nothing_stays(tmp_path: Path)
         assert (ended.code in (128 + how, -how), ended.leftover) == (True, []), (how, after, ended)
         assert "Traceback" not in ended.err, (how, after, ended.err)
     assert not list_checkpoints(folder.path / "saved")
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, RunStopped), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_that_somebody_swallows_is_not_lost(number: int, kind: type[BaseException]) -> None:
+    """A module that was being imported had `except Exception`, or a destructor ran: the run went on as if nothing was said."""
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        heed_signals()
+        stop_if_told()
+        with contextlib.suppress(kind):
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+        with pytest.raises(kind):
+            stop_if_told()
+        with pytest.raises(kind), StopRequest():
+            raise AssertionError
+        assert not issubclass(kind, Exception)
+        heed_signals()
+        stop_if_told()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
