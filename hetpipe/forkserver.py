@@ -63,6 +63,9 @@ class Forkserver:
                 self._exits.append((process, status))
         except (BrokenPipeError, ConnectionResetError, EOFError):
             raise ChildProcessError(f"the server of ranks (process {self._process.pid}) is gone") from None
+        except BaseException:  # Ctrl-C in the midst: what was asked for is half said, or not answered
+            self._process.kill()
+            raise
 
     def fileno(self) -> int:
         """To wait for: readable when a process has ended, or the server."""
@@ -72,7 +75,7 @@ class Forkserver:
         """(process, exit code; −n: by signal n) of those that ended since the last call. EOFError if the server is gone."""
         while _readable(self._socket):
             self._exits.append(self._read())
-        found = [(process, os.waitstatus_to_exitcode(status)) for process, status in self._exits]
+        found = [(process, os.waitstatus_to_exitcode(status)) for process, status in self._exits if status != _STARTED]
         self._exits.clear()
         return found
 

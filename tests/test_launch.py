@@ -142,6 +142,28 @@ def test_ranks_that_were_started_are_ended_if_a_later_one_cannot_be(tmp_path: Pa
     assert alive(tmp_path) == []
 
 
+def test_ctrl_c_while_a_rank_is_started_ends_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's answer, which nobody had waited for, was then read as the end of a process: "invalid wait status: -1"."""
+    read, heard = Forkserver._read, list[int]()
+
+    def interrupted(server: Forkserver) -> tuple[int, int]:
+        heard.append(0)
+        if len(heard) == 3:
+            wait_for_pids(str(tmp_path), 3)
+            raise KeyboardInterrupt
+        return read(server)
+
+    end_server()
+    monkeypatch.setattr(Forkserver, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start_ranks(misbehave, (str(tmp_path), "raise"), cluster_of(3).devices)
+    deadline = time.monotonic() + 10
+    while alive(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert alive(tmp_path) == []
+    assert start_ranks(large_result, (), cluster_of(1).devices)  # by another server
+
+
 def test_the_server_of_ranks_is_missed(tmp_path: Path) -> None:
     """Killed, it takes its ranks with it."""
     end_server()
