@@ -1,14 +1,19 @@
-"""The command `hetpipe`, and `python -m hetpipe`: heeds Ctrl-C while everything is still being imported."""
+"""The command `hetpipe`, and `python -m hetpipe`: heeds signals while everything is still being imported."""
 
 import os
+
+from hetpipe.stopping import RunStopped, heed_signals
 
 
 def main() -> None:
     """Run the command line."""
     try:
+        heed_signals()
         from hetpipe import cli
     except KeyboardInterrupt:
         os._exit(130)
+    except RunStopped as stopped:
+        os._exit(stopped.exit_code)
     cli.main()
 
 

@@ -19,7 +19,7 @@ from hetpipe.formats import clipped, exit_code
 from hetpipe.launch import RankFailure, end_server, report_of
 from hetpipe.progress import debugging, say
 from hetpipe.pulse import LAUNCHED, PeerLostError, first_to_say, is_echo, stop_pulse, verdict
-from hetpipe.stopping import RunStopped, heed_signals
+from hetpipe.stopping import RunStopped, forget_signals, heed_signals, stop_if_told
 from hetpipe.whereabouts import resume
 
 
@@ -33,6 +33,7 @@ def main(run: Callable[[], object]) -> NoReturn:
     own = None  # the error that ends this process, if it is its own
     try:
         heed_signals()
+        stop_if_told()
         run()
         code = 0
     except SystemExit as stop:
@@ -45,6 +46,7 @@ def main(run: Callable[[], object]) -> NoReturn:
         code = exit_code(error)
         own = None if _of_another(error) else report_of(error, 0).error
         _print(last_words(error, code), error)
+    forget_signals()
     if "RANK" in os.environ:
         # No destructors: after a failure, process groups would wait in them for peers that are gone; after success, they
         # end a process now and then with "terminate called without an active exception", which torchrun calls a failure.

@@ -40,8 +40,6 @@ _told: int | None = None  # the signal that asked this process to stop
 
 def heed_signals() -> None:
     """From now on SIGTERM raises RunStopped, and Ctrl-C, unless it is ignored, KeyboardInterrupt, in the main thread."""
-    global _told
-    _told = None
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _stop)
@@ -51,6 +49,12 @@ def _stop(number: int, _: FrameType | None) -> NoReturn:
     global _told
     _told = number
     raise KeyboardInterrupt if number == signal.SIGINT else RunStopped(number)
+
+
+def forget_signals() -> None:
+    """What they asked for is done."""
+    global _told
+    _told = None
 
 
 def stop_if_told() -> None:

@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hetpipe import exits
 from hetpipe.checkpoint import list_checkpoints
 from hetpipe.config import Job
 from hetpipe.start import run_everywhere, train_rank
@@ -149,8 +150,10 @@ def test_a_signal_that_somebody_swallows_is_not_lost(number: int, kind: type[Bas
         with pytest.raises(kind), StopRequest():
             raise AssertionError
         assert not issubclass(kind, Exception)
-        heed_signals()
-        stop_if_told()
+        with pytest.raises(SystemExit) as ended:
+            exits.main(lambda: pytest.fail("as if nothing was said"))
+        assert ended.value.code == 128 + number
+        stop_if_told()  # that was done
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
