@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, NoReturn
@@ -202,7 +203,7 @@ def start_ranks(
     from hetpipe.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
 
     store = _store()
-    content = pickle.dumps((program, list(arguments)))
+    content = pickle.dumps((_importable(program), list(arguments)))
     watch = _Watch(_server, devices, part_for_beats(part_of_start(store, len(devices), 1)))
     try:
         for rank in range(len(devices)):
@@ -216,6 +217,15 @@ def start_ranks(
             return watch.run()
     finally:
         watch.end_all()
+
+
+def _importable(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function where ranks find it: what `python -m` runs has a name beside `__main__`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if program.__module__ != "__main__" or spec is None:
+        return program
+    found: Callable[..., Any] = getattr(import_module(spec.name), program.__name__)
+    return found
 
 
 def _store() -> Any:

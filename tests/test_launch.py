@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -169,6 +171,16 @@ def test_the_server_of_ranks_is_missed(tmp_path: Path) -> None:
     end_server()
     failure = failure_of(tmp_path, start_ranks, kill_the_server, (str(tmp_path),), cluster_of(3).devices, ranks=3)
     assert str(failure) == "the process that holds the ranks was killed, and they with it"
+
+
+def test_a_program_of_the_module_that_is_run_is_found_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m bench.demo.run` trains by a function of its own, which ranks looked for in their own `__main__`."""
+    run = ModuleType("__main__")
+    run.__spec__ = ModuleSpec("tests.test_launch", None)
+    program = FunctionType(large_result.__code__, large_result.__globals__)
+    program.__module__ = "__main__"
+    monkeypatch.setitem(sys.modules, "__main__", run)
+    assert len(start_ranks(program, (), cluster_of(1).devices)) == 1
 
 
 def test_a_large_result_outlives_its_rank() -> None:
