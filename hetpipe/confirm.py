@@ -10,16 +10,18 @@ import torch
 
 from hetpipe.cluster import Cluster, Device, LinkBetween
 from hetpipe.device import one_thread, torch_device
-from hetpipe.layer_run import DIFFERENT, WINDOW_SECONDS, WINDOWS, layer_alone, middle_times, without_pause
+from hetpipe.layer_run import DIFFERENT, LayerRun, busy_factor, leaves, loss_of
 from hetpipe.measure import LARGE_BYTES, Pair, measure_links, node_pairs, ping_pong, turns
-from hetpipe.model import Model, named_layers
+from hetpipe.model import Model, as_tuple, move, named_layers
+from hetpipe.profiler import Clock, time_layer
 from hetpipe.profiles import Measurement, Profile
 from hetpipe.report import human_seconds
 from hetpipe.split import trace_boundaries, unchanged_buffers
+from hetpipe.weights import placed
 from hetpipe.world import World
 
 NEGLIGIBLE_SECONDS = 2e-4  # by which times of tiny layers and messages differ from run to run
-GLANCE_SECONDS = 2.0  # for all layers that are looked at
+GLANCE_SECONDS, GLANCES = 2.0, 7  # for all layers that are looked at, and how often each is at most
 PROBE_SECONDS = 0.02  # for one message over a link
 
 
@@ -89,19 +91,33 @@ class Glance(NamedTuple):
 
 
 def glance(model: Model, measurement: Measurement, device: torch.device) -> Glance:
-    """Time the heaviest layers whose turns fit into a second or two, at a middle size that was measured."""
-    size, then = middle_times(measurement)
-    costs = [(1 + WINDOWS) * WINDOW_SECONDS if t < WINDOW_SECONDS else 2 * t for t in then]
+    """Time the heaviest layers whose turns fit into a second or two, at a middle size that was measured, in the way in which it
+    was: with pauses, and by how much the device is slower without any."""
+    size = measurement.microbatch_sizes[len(measurement.microbatch_sizes) // 2]
+    then = [float(forward + backward) for forward, backward in zip(*measurement.times(size), strict=True)]
+    repeats = [max(1, min(GLANCES, int(GLANCE_SECONDS / 4 / max(t, 1e-9)))) for t in then]
+    costs = [(count + 1) * t for count, t in zip(repeats, then, strict=True)]
     chosen, left = list[int](), GLANCE_SECONDS
     for index in sorted(range(len(then)), key=lambda i: -then[i]):
         if len(chosen) < 3 and (costs[index] <= left or (not chosen and costs[index] == min(costs))):
             chosen.append(index)
             left -= costs[index]
-    specs, least, median = trace_boundaries(model.layers, model.sample(size)[0]), 0.0, 0.0
+    inputs, targets = model.sample(size)
+    specs, layers, clock = trace_boundaries(model.layers, inputs), named_layers(model.layers), Clock(device)
+    least, median, factor = 0.0, 0.0, 1.0
     with one_thread(device), unchanged_buffers(model.layers):
         for index in sorted(chosen):
-            with layer_alone(model, specs, index, size, device) as run:
-                times = without_pause(run, device, then[index])
+            given = as_tuple(inputs) if index == 0 else tuple(spec.filled() for spec in specs[index])
+            last = loss_of(model, move(targets, device)) if index == len(layers) - 1 else None
+            with placed(model.layers, layers[index][1], device):
+                run = LayerRun(layers[index][1], leaves([t.to(device) for t in given]), last)
+                times = _seconds(run, clock, index, size, repeats[index])
+                if index == chosen[0]:
+                    factor = busy_factor(run, statistics.median(times), device)
             least, median = least + min(times), median + statistics.median(times)
-    names = [name for name, _ in named_layers(model.layers)]
-    return Glance(tuple(names[i] for i in sorted(chosen)), sum(then[i] for i in chosen), least, median)
+    names = tuple(layers[i][0] for i in sorted(chosen))
+    return Glance(names, sum(then[i] for i in chosen), factor * least, factor * median)
+
+
+def _seconds(run: LayerRun, clock: Clock, index: int, size: int, repeats: int) -> list[float]:
+    return [forward + backward for forward, backward in time_layer(run, clock, index, size, repeats)]

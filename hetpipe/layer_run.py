@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from hetpipe.device import Stopwatch
-from hetpipe.model import Model, Tensors, as_tuple, as_value, move, named_layers
-from hetpipe.profiles import Measurement
-from hetpipe.split import TensorSpec
-from hetpipe.weights import placed
+from hetpipe.model import Model, Tensors, as_tuple, as_value
 
 DIFFERENT = 0.15  # a time that is off by more is another
 WINDOW_SECONDS, WINDOWS = 0.15, 3  # Linux deals out CPU quotas every 0.1 s
@@ -62,25 +58,15 @@ def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
     return lambda output: model.loss.share(output, targets, count)
 
 
-@contextmanager
-def layer_alone(
-    model: Model, specs: Sequence[Sequence[TensorSpec]], index: int, size: int, device: torch.device
-) -> Iterator[LayerRun]:
-    """Layer `index` with its values on the device, and inputs of `size` samples. `specs` are those of `trace_boundaries`."""
-    inputs, targets = model.sample(size)
-    layers = named_layers(model.layers)
-    given = as_tuple(inputs) if index == 0 else tuple(spec.filled() for spec in specs[index])
-    last = loss_of(model, move(targets, device)) if index == len(layers) - 1 else None
-    with placed(model.layers, layers[index][1], device):
-        yield LayerRun(layers[index][1], leaves([t.to(device) for t in given]), last)
-
-
-def without_pause(run: LayerRun, device: torch.device, seconds: float) -> list[float]:
-    """Mean seconds of forward and backward in each of a few windows (one, where a turn of about `seconds` is longer than that),
-    after one that warms up. A quota, which a device under steady work uses up, shows in all of them; other work of a moment
-    does not."""
+def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
+    """How many times as long as `seconds`, which they took with pauses, forward and backward take on a device that works without:
+    1, unless it is more than 15 % longer (a CPU quota, heat, other work). The least of a few windows, after one that warms up: a
+    quota, which steady work uses up, shows in all of them, other work of a moment does not. A turn of a window's length uses it
+    up by itself."""
+    if seconds >= WINDOW_SECONDS:
+        return 1.0
     watch, means = Stopwatch(device), list[float]()
-    for _ in range(1 + (WINDOWS if seconds < WINDOW_SECONDS else 1)):
+    for _ in range(1 + WINDOWS):
         total, count, began = 0.0, 0, time.monotonic()
         while count == 0 or time.monotonic() - began < WINDOW_SECONDS:
             run.receive()
@@ -89,17 +75,5 @@ def without_pause(run: LayerRun, device: torch.device, seconds: float) -> list[f
         means.append(total / count)
     for parameter in run.layer.parameters():
         parameter.grad = None
-    return means[1:]
-
-
-def middle_times(measurement: Measurement) -> tuple[int, list[float]]:
-    """A middle one of the measured micro-batch sizes, and the seconds of forward and backward of each layer."""
-    size = measurement.microbatch_sizes[len(measurement.microbatch_sizes) // 2]
-    return size, [float(f + b) for f, b in zip(*measurement.times(size), strict=True)]
-
-
-def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
-    """How many times as long as `seconds`, which they took with pauses, forward and backward take on a device that works without:
-    1, unless it is more than 15 % longer (a CPU quota, heat, other work)."""
-    factor = min(without_pause(run, device, seconds)) / max(seconds, 1e-9)
+    factor = min(means[1:]) / max(seconds, 1e-9)
     return factor if factor > 1 + DIFFERENT else 1.0

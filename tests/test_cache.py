@@ -126,7 +126,7 @@ def test_a_glance_at_layers_that_take_long_takes_the_shortest(monkeypatch: pytes
     whole = model(nn.Linear(8, 8), Repeated(9), nn.Linear(8, 8))
     profile = profile_model(whole, microbatch_sizes=[1], repeats=1)
     slow = profile.measurements[0].model_copy(update={"forward_seconds": ((50.0, 9.0, 20.0),)})
-    monkeypatch.setattr(confirm, "without_pause", lambda *_: [1.0])
+    monkeypatch.setattr(confirm, "_seconds", lambda *_: [1.0])
     assert glance(whole, slow, torch.device("cpu")).layers == ("1",)
 
 

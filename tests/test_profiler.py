@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from hetpipe.config import ProfileSection
 from hetpipe.device import Emulation
 from hetpipe.formats import InputError
 from hetpipe.launch import start_ranks
-from hetpipe.layer_run import LayerRun, busy_factor
 from hetpipe.measure import measurers, profile_cluster
 from hetpipe.model import LOSSES, Loss, Model, evaluating
 from hetpipe.profiler import (
@@ -353,49 +351,3 @@ def test_one_process_a_node_measures_all_types_of_its_node() -> None:
     assert sorted(m.device_type for m in first.measurements) == ["a", "b", "c"]
     assert first.provenance["devices"] == {"a": "n0/0", "b": "n1/0", "c": "n1/1"}
     assert [link.between for link in first.links] == [("n0", "n1")]
-
-
-class Quota(nn.Module):
-    """A layer that takes 3 ms each way of a processor that may be used for 20 of every 100 ms. Its clock is its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.now, self.used, self.period = nn.Linear(4, 4), 0.0, 0.0, 0
-
-    def work(self, seconds: float = 0.003) -> None:
-        while seconds > 0:
-            if int(self.now * 10 + 1e-9) > self.period:
-                self.used, self.period = 0.0, int(self.now * 10 + 1e-9)
-            part = min(seconds, 0.02 - self.used)
-            self.used, self.now, seconds = self.used + part, self.now + part, seconds - part
-            if self.used >= 0.02 - 1e-9:
-                self.now = (self.period + 1) / 10
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.work()
-        output: Tensor = self.linear(x)
-        output.register_hook(lambda _: self.work())
-        return output
-
-
-def test_a_device_with_a_quota_is_planned_as_it_works_without_a_pause(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its layers one by one, with pauses, never use the quota up: hosts of 0.8 and 0.2 processors seemed equal."""
-    layer = Quota()
-
-    def pause(_: float) -> None:
-        layer.now += 0.05
-
-    monkeypatch.setattr("hetpipe.profiler.time", SimpleNamespace(sleep=pause))
-    monkeypatch.setattr("hetpipe.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now))
-    monkeypatch.setattr("hetpipe.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
-    whole = model(layer, inputs=torch.ones(2, 4), targets=torch.zeros(2, 4))
-    found = measure_device(whole, "cpu-n1", CPU, (1, 2), torch.optim.SGD).measurement
-    (one, two), (back, _) = found.forward_seconds, found.backward_seconds
-    assert one[0] + back[0] == pytest.approx(0.006 * 5, rel=0.2)
-    assert one == pytest.approx(two)
-    assert "note: 'cpu-n1' takes 4.8 times as long when it works without a pause" in capfd.readouterr().err
-    run = LayerRun(layer, (torch.ones(2, 4),), None)
-    assert busy_factor(run, 0.029, CPU) == 1
-    assert busy_factor(run, 0.02, CPU) > 1.15
