@@ -65,6 +65,7 @@ class Forkserver:
             raise ChildProcessError(f"the server of ranks (process {self._process.pid}) is gone") from None
         except BaseException:  # Ctrl-C in the midst: what was asked for is half said, or not answered
             self._process.kill()
+            self._process.wait()
             raise
 
     def fileno(self) -> int:

@@ -321,20 +321,6 @@ def test_exit_codes(error: BaseException, code: int) -> None:
     assert exit_code(error) == code
 
 
-def test_a_message_has_ten_lines_whoever_wrote_it(
-    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise InputError("first\n" + "x" * 10**6 + "\ny" * 10**5)
-
-    monkeypatch.setattr("hetpipe.start.run_everywhere", refuse)
-    found = run("train", "job.yaml")
-    lines = found.err.splitlines()
-    assert found.code == 2
-    assert (len(lines), lines[0], lines[-1]) == (10, "error: first", "… and 99993 more lines")
-    assert len(lines[1]) == 1_000
-
-
 def test_anything_else_ends_with_1_the_line_that_raised_it_and_the_message(
     run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

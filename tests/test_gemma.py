@@ -17,6 +17,7 @@ from transformers import GemmaConfig, GemmaForCausalLM
 from transformers.masking_utils import create_causal_mask
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaRMSNorm
 
+from hetpipe.device import one_thread
 from hetpipe.model import Loss, cross_entropy, split_rows
 from tests.zoo import LENGTH, SAMPLES, WORDS
 
@@ -68,10 +69,8 @@ def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[float, float]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread(torch.device("cpu")):
+        yield
 
 
 def test_only_the_norms_weights_round_and_as_transformers_does() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hetpipe import checkpoint
+from hetpipe.device import one_thread
 from hetpipe.formats import InputError
 from hetpipe.hf import export_weights
 from hetpipe.model import Model
@@ -40,10 +41,8 @@ from tests.zoo import (
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread(torch.device("cpu")):
+        yield
 
 
 def hf_names(layers: nn.Sequential) -> dict[str, str]:
