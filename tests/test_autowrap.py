@@ -34,7 +34,7 @@ def unequal() -> Cluster:
 def test_three_lines_train_as_one_device_would(tmp_path: Path) -> None:
     cluster = unequal()
     found = start_ranks(automatic, (cluster, str(tmp_path)), cluster.devices)
-    assert [result["unused"] for result in found] == [  # one sample: the fast device alone
+    assert [result["unused"] for result in found] == [  # the slow ones hold no layer
         None, *(f"rank {rank} is not used: the plan is faster without device box/{rank}" for rank in (1, 2)),
     ]  # fmt: skip
     model, (inputs, targets) = build("blocks"), batch("blocks", 16, 0)
@@ -50,5 +50,5 @@ def test_three_lines_train_as_one_device_would(tmp_path: Path) -> None:
         assert result["losses"] == pytest.approx(losses, abs=1e-10)
         for name, value in result["state"].items():
             assert torch.allclose(value, model.state_dict()[name], rtol=0, atol=1e-10), name
-    (kept,) = (tmp_path / ".hetpipe/profiles").iterdir()
-    assert {m.device_type for m in Profile.load(kept).measurements} == {"fast", "slow"}
+    for kept in (tmp_path / ".hetpipe/profiles").iterdir():  # one for each cluster
+        assert {m.device_type for m in Profile.load(kept).measurements} == {"fast", "slow"}
