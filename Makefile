@@ -1,7 +1,8 @@
 # make setup   .venv with every pinned dependency and hetpipe itself (editable); does nothing when it is up to date
 # make demo    a real model on real data over an emulated mixed cluster: the plan against equal splits
 # make test    the tests
-# make lint    ruff and mypy
+# make lint    ruff, mypy and the floors of the house (import-linter)
+# make rooms   the picture of the rooms in CONTRIBUTING.md, as they are
 # make check   lint and test: what CI runs
 # make clean   removes what building and running left behind, but for .venv
 
@@ -19,7 +20,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 STAMP := $(VENV)/.hetpipe-setup
 
-.PHONY: setup demo test lint check clean
+.PHONY: setup demo test lint rooms check clean
 
 setup: $(STAMP)
 
@@ -39,6 +40,10 @@ test: setup
 lint: setup
 	$(PY) -m ruff check
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-cache --no-logo
+
+rooms: setup
+	$(PY) -m tests.rooms
 
 check: lint test
 

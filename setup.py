@@ -1,10 +1,10 @@
 """Packaging: `hetpipe/`, `partitioners/`, `models/` install as hetpipe, hetpipe.partitioners, hetpipe.models.
 
-Entry points by which another package adds a part of its own, found by name (`hetpipe/registry.py`):
+Entry points by which another package adds a part of its own, found by name (`hetpipe/planning/registry.py`):
 
     hetpipe.partitioners   name = package.module:Partitioner   a planning algorithm
     hetpipe.models         name = package.module:build         returns an nn.Sequential
-    hetpipe.datasets       name = package.module:function      returns a hetpipe.datasets.DataSplits
+    hetpipe.datasets       name = package.module:function      returns a hetpipe.DataSplits
 """
 
 import re
@@ -62,6 +62,7 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.6",
             "mypy>=1.11",
+            "import-linter>=2.3",
             "types-PyYAML",
         ],
         "viz": ["matplotlib>=3.9"],

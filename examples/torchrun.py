@@ -10,8 +10,14 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, process_group
-from hetpipe.uneven_shares import measured_shares
+from hetpipe.uneven import (
+    ShareLoader,
+    ShareSampler,
+    global_count,
+    global_mean,
+    measured_shares,
+    process_group,
+)
 
 
 @process_group()

@@ -10,17 +10,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetpipe.autowrap import UnusedRank, auto
-    from hetpipe.own_checkpoint import load_checkpoint, save_checkpoint
-    from hetpipe.pareto import make_front
-    from hetpipe.planner import make_plan
-    from hetpipe.profiler import profile_model
-    from hetpipe.runtime import wrap
-    from hetpipe.simulator import simulate
-    from hetpipe.trainer import Trainer
+    from hetpipe.building.datasets import DataSplits
+    from hetpipe.checkpoints.own_checkpoint import load_checkpoint, save_checkpoint
+    from hetpipe.files.messages import InputError
+    from hetpipe.measuring.profiler import profile_model
+    from hetpipe.planning.pareto import make_front
+    from hetpipe.planning.partition import PartitionError
+    from hetpipe.planning.planner import make_plan
+    from hetpipe.predict.simulator import simulate
+    from hetpipe.spec.cluster import Cluster
+    from hetpipe.spec.job import Job
+    from hetpipe.spec.options import PlanOptions
+    from hetpipe.spec.plan import Plan
+    from hetpipe.spec.profile import Profile
+    from hetpipe.training.autowrap import UnusedRank, auto
+    from hetpipe.training.own_loop import wrap
+    from hetpipe.training.trainer import Trainer
 
-__all__ = ["Trainer", "UnusedRank", "__version__", "auto", "load_checkpoint", "make_front", "make_plan", "profile_model",
-           "save_checkpoint", "simulate", "wrap"]  # fmt: skip
+__all__ = [
+    "Cluster",
+    "DataSplits",
+    "InputError",
+    "Job",
+    "PartitionError",
+    "Plan",
+    "PlanOptions",
+    "Profile",
+    "Trainer",
+    "UnusedRank",
+    "__version__",
+    "auto",
+    "load_checkpoint",
+    "make_front",
+    "make_plan",
+    "profile_model",
+    "save_checkpoint",
+    "simulate",
+    "wrap",
+]
 
 __version__ = "0.1.0"
 
@@ -32,16 +59,24 @@ if (_ROOT / "setup.py").is_file():
     __path__.append(str(_ROOT))
 
 _HOMES = {
-    "Trainer": "hetpipe.trainer",
-    "UnusedRank": "hetpipe.autowrap",
-    "auto": "hetpipe.autowrap",
-    "load_checkpoint": "hetpipe.own_checkpoint",
-    "make_front": "hetpipe.pareto",
-    "make_plan": "hetpipe.planner",
-    "profile_model": "hetpipe.profiler",
-    "save_checkpoint": "hetpipe.own_checkpoint",
-    "simulate": "hetpipe.simulator",
-    "wrap": "hetpipe.runtime",
+    "Cluster": "hetpipe.spec.cluster",
+    "DataSplits": "hetpipe.building.datasets",
+    "InputError": "hetpipe.files.messages",
+    "Job": "hetpipe.spec.job",
+    "PartitionError": "hetpipe.planning.partition",
+    "Plan": "hetpipe.spec.plan",
+    "PlanOptions": "hetpipe.spec.options",
+    "Profile": "hetpipe.spec.profile",
+    "Trainer": "hetpipe.training.trainer",
+    "UnusedRank": "hetpipe.training.autowrap",
+    "auto": "hetpipe.training.autowrap",
+    "load_checkpoint": "hetpipe.checkpoints.own_checkpoint",
+    "make_front": "hetpipe.planning.pareto",
+    "make_plan": "hetpipe.planning.planner",
+    "profile_model": "hetpipe.measuring.profiler",
+    "save_checkpoint": "hetpipe.checkpoints.own_checkpoint",
+    "simulate": "hetpipe.predict.simulator",
+    "wrap": "hetpipe.training.own_loop",
 }
 
 

@@ -2,14 +2,14 @@
 
 import os
 
-from hetpipe.stopping import RunStopped, heed_signals
+from hetpipe.processes.stopping import RunStopped, heed_signals
 
 
 def main() -> None:
     """Run the command line."""
     try:
         heed_signals()
-        from hetpipe import cli
+        from hetpipe.cli import commands as cli
     except KeyboardInterrupt:
         os._exit(130)
     except RunStopped as stopped:

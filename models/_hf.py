@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hetpipe.formats import InputError, cut, nearest, shown
-from hetpipe.hf import WeightFolder
-from hetpipe.limits import MOST_LABELS, MOST_LAYERS, MOST_WIDTH
-from hetpipe.model import Tensors, as_value
+from hetpipe.exchange.hf import WeightFolder
+from hetpipe.files.limits import MOST_LABELS, MOST_LAYERS, MOST_WIDTH
+from hetpipe.files.messages import InputError, cut, nearest, shown
+from hetpipe.layers.model import Tensors, as_value
+from hetpipe.layers.weights import plain_name, tensors_of
 from hetpipe.models._parts import require_choice
-from hetpipe.weights import plain_name, tensors_of
 
 try:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -53,7 +53,7 @@ class HFLayer(nn.Module):
                 f"layer {self.label!r}: {strange[0]!r} is on the meta device, and {type(self.origin.model).__name__} has no "
                 f"tensor of that name ({len(strange)} such) whose values could be read or drawn. What a wrapper adds needs "
                 "values from the start (peft puts it where the base is: call to_empty(device='cpu') and reset_lora_parameters "
-                "on it), and the module in it must be its 'base_layer'. Or wrap after hetpipe.weights.materialise(layers)"
+                "on it), and the module in it must be its 'base_layer'. Or wrap after hetpipe.layers.weights.materialise(layers)"
             )
         return self.origin.values(wanted)
 

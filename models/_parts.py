@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from hetpipe.limits import MOST_LAYERS, MOST_WIDTH
+from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
 
 
 def require_positive(model: str, values: Mapping[str, object]) -> None:

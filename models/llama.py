@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetpipe.model import Tensors, as_tuple
+from hetpipe.layers.model import Tensors, as_tuple
 from hetpipe.models._hf import HFLayer, Origin, as_mask, configure, empty_model, expand, hand_on
 
 from transformers import LlamaConfig, LlamaForCausalLM  # isort: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hetpipe.model import Tensors, as_tuple
+from hetpipe.layers.model import Tensors, as_tuple
 from hetpipe.models._hf import HFLayer, Origin, as_mask, configure, empty_model, expand, hand_on
 
 from transformers import T5Config, T5ForConditionalGeneration  # isort: skip

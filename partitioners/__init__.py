@@ -1,1 +1,1 @@
-"""Planning algorithms, one a file, behind the `Partitioner` protocol of `hetpipe/partition.py`."""
+"""Planning algorithms, one a file, behind the `Partitioner` protocol of `hetpipe/planning/partition.py`."""

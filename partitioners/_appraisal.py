@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.cost import Costs
-from hetpipe.partition import Problem
 from hetpipe.partitioners._drafts import Draft, Index, Runs, Work
 from hetpipe.partitioners._earliest import Earliest, Given, Rows
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._links import Links
 from hetpipe.partitioners._sets import Sets, unlike_rows
-from hetpipe.schedule import ScheduleName, default_depths
+from hetpipe.planning.partition import Problem
+from hetpipe.predict.cost import Costs
+from hetpipe.spec.schedule import ScheduleName, default_depths
 
 
 class Sort(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isqrt
 
-from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._desk import Desk, Rule
 from hetpipe.partitioners._shortage import nothing_fits
+from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 
 def solve(problem: Problem, rule: Rule, *, by_memory: bool = False) -> Solution:

@@ -1,4 +1,4 @@
-"""The simulator's arithmetic for many candidates at once: the sums and maxima of `hetpipe.simulator` in the
+"""The simulator's arithmetic for many candidates at once: the sums and maxima of `hetpipe.predict.simulator` in the
 same order, so the same bits, with an array of K candidates in the place of each number."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners._space import Array
-from hetpipe.schedule import Action, pipeline_actions
+from hetpipe.spec.schedule import Action, pipeline_actions
 
 Index = NDArray[np.int64]
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from hetpipe.cost import Costs
-from hetpipe.partition import Problem
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._space import allowed_families, measured_sizes
+from hetpipe.planning.partition import Problem
+from hetpipe.predict.cost import Costs
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

@@ -10,7 +10,7 @@ hour) × (its fluid bound), and is no use if that bound is over the deadline or 
    had to theirs; of those that promise about the same, small and large ones take turns.
 
 Which plans there are is up to the planner of the subsets, so the plan need not be the cheapest of all; what no plan at all can
-cost less than is `hetpipe.bounds.fluid_price`, which comes with every plan."""
+cost less than is `hetpipe.planning.bounds.fluid_price`, which comes with every plan."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dataclasses import replace
 from itertools import islice, product
 from typing import NamedTuple
 
-from hetpipe.bounds import fluid_bound, fluid_price
-from hetpipe.catalogue import alike
-from hetpipe.cluster import Cluster, Node
-from hetpipe.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._floor import cost
-from hetpipe.plan import Plan
-from hetpipe.simulator import simulate
+from hetpipe.planning.bounds import fluid_bound, fluid_price
+from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.catalogue import alike
+from hetpipe.spec.cluster import Cluster, Node
+from hetpipe.spec.plan import Plan
 
 SUBSETS = 600  # bounded at most
 EACH_SECONDS = 5.0

@@ -79,7 +79,7 @@ from hetpipe.partitioners._limit import Meter
 from hetpipe.partitioners._loads import Index, Loads, all_loads
 from hetpipe.partitioners._space import FORWARDS
 from hetpipe.partitioners._stages import Stages
-from hetpipe.workers import cores
+from hetpipe.planning.workers import cores
 
 PARTS, FEW, MANY = 4, 16, 250  # of the loads, side by side; fewest of all, and most of one: the same whatever the machine
 ASKED = 20_000  # candidates of one composition, where it is asked for

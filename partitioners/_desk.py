@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from hetpipe.partition import Problem
 from hetpipe.partitioners._appraisal import Appraiser, Sketch
 from hetpipe.partitioners._drafts import Draft
 from hetpipe.partitioners._steps import Steps
+from hetpipe.planning.partition import Problem
 
 
 class Candidate(NamedTuple):

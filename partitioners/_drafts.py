@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partition import Problem
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.schedule import ScheduleName
+from hetpipe.planning.partition import Problem
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.schedule import ScheduleName
 
 Index = NDArray[np.int64]
 Runs = tuple[tuple[int, int], ...]  # micro-batches: (samples of each, how many), larger ones first

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.cost import Costs
 from hetpipe.partitioners._drafts import Index, Runs
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._links import Links
 from hetpipe.partitioners._sets import Sets
 from hetpipe.partitioners._wires import link_floor, link_seconds
-from hetpipe.schedule import ScheduleName, default_depths
+from hetpipe.predict.cost import Costs
+from hetpipe.spec.schedule import ScheduleName, default_depths
 
 Array = NDArray[np.float64]
 ROUNDING = 1 - 1e-9  # bounds are sums in another order than the simulator's

@@ -10,12 +10,12 @@ import numpy as np
 from scipy.optimize import Bounds as Box
 from scipy.optimize import LinearConstraint, milp
 
-from hetpipe.cluster import Link
 from hetpipe.partitioners._columns import Column, Counts
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import first_samples
 from hetpipe.partitioners._master import Master
 from hetpipe.partitioners._paths import Paths, Pipeline
+from hetpipe.spec.cluster import Link
 
 ROUNDS = 24
 PROGRAM = 50_000  # partial pipelines that take as long as one integer program
@@ -142,7 +142,7 @@ class Fleet:
         return _joined(groups)
 
     def step(self, groups: list[Group]) -> float:
-        """About the step of these replicas: gradient sums as in `hetpipe.simulator`, over the slowest link between
+        """About the step of these replicas: gradient sums as in `hetpipe.predict.simulator`, over the slowest link between
         nodes, and counted."""
         R = sum(g.number for g in groups)
         free = [np.array(g.pipeline.ready) for g in groups]

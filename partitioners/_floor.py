@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._desk import Desk, Rule
 from hetpipe.partitioners.equal_parameters import EqualParameters
@@ -17,8 +16,9 @@ from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
-from hetpipe.plan import Plan
-from hetpipe.simulator import simulate
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.plan import Plan
 
 RULES: tuple[Rule, ...] = (
     UnevenDataParallel(), EvenDataParallel(), TypeBlind(), MemoryLayers(), Fasop(), Even(), EqualParameters(),

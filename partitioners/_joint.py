@@ -1,4 +1,4 @@
-"""Pipelines side by side: gradient sums and optimizers as in `hetpipe.simulator`, of many plans at once."""
+"""Pipelines side by side: gradient sums and optimizers as in `hetpipe.predict.simulator`, of many plans at once."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Joint:
         self, kinds: list[Index], where: list[tuple[Index, Index]], free: list[Array], size: Array
     ) -> Array:
         """Sum so many bytes over stages of these kinds, one (rows, stage) for each replica of `free`; the shards apart
-        (`hetpipe.cost.shard_owners`). When the last sum ends, [rows]."""
+        (`hetpipe.predict.cost.shard_owners`). When the last sum ends, [rows]."""
         last = np.zeros(len(size))
         if not len(size):
             return last

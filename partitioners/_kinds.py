@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.cluster import Link, Node
-from hetpipe.cost import Costs
-from hetpipe.partition import Problem
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._wires import link_floor, link_seconds
+from hetpipe.planning.partition import Problem
+from hetpipe.predict.cost import Costs
+from hetpipe.spec.cluster import Link, Node
 
 Array = NDArray[np.float64]
 

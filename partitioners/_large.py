@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetpipe.bounds import fluid_bound
-from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._bound import Bound
 from hetpipe.partitioners._columns import Columns, Counts
 from hetpipe.partitioners._cuts import CutSets
@@ -33,8 +31,10 @@ from hetpipe.partitioners._paths import Path, Paths
 from hetpipe.partitioners._placing import place
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners._stages import Stages
-from hetpipe.plan import Plan
-from hetpipe.simulator import simulate
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import Problem, Solution
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.plan import Plan
 
 MOST = 1e4  # times the fluid bound: a step this long is none
 GROWTH, NEAR = 1.04, 1.02  # of T, in search of a possible one

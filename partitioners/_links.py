@@ -7,10 +7,10 @@ from itertools import combinations
 
 import numpy as np
 
-from hetpipe.cluster import Cluster, Link
-from hetpipe.cost import Costs
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._drafts import Index
+from hetpipe.predict.cost import Costs
+from hetpipe.spec.cluster import Cluster, Link
 
 
 class Links:

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetpipe.cluster import Cluster
-from hetpipe.partition import PartitionError, Problem
 from hetpipe.partitioners._capacity import Capacity, Packing, Seat
 from hetpipe.partitioners._shortage import first_enough
 from hetpipe.partitioners._space import measured_sizes
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.spec.cluster import Cluster
 
 MOST_DEVICES = 16  # more than these are no small change
 

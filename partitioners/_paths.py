@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.cost import Costs
 from hetpipe.partitioners._columns import BUDGET, Columns, Counts
 from hetpipe.partitioners._enumerate import FIRST, LO, USED, WHOLE
 from hetpipe.partitioners._kinds import Array
 from hetpipe.partitioners._loads import Index, Loads
 from hetpipe.partitioners._space import allowed_families, depth_of, families_of
-from hetpipe.plan import ReplicaPlan, StagePlan
-from hetpipe.simulator import pipeline_times, replica_costs
+from hetpipe.predict.cost import Costs
+from hetpipe.predict.simulator import pipeline_times, replica_costs
+from hetpipe.spec.plan import ReplicaPlan, StagePlan
 
 ALIKE, SIMULATED = 4, 30  # partial pipelines kept that hold the same layers on the same devices; and ends simulated
 PLACE, SIMULATION = 1000, 5000  # partial pipelines that take as long as the tables of a place, and as one simulation

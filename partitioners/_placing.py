@@ -7,7 +7,7 @@ from collections import defaultdict
 from hetpipe.partitioners._fleet import Group
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._paths import Pipeline
-from hetpipe.plan import Plan, ReplicaPlan
+from hetpipe.spec.plan import Plan, ReplicaPlan
 
 
 class Yard:

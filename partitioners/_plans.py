@@ -9,7 +9,7 @@ import numpy as np
 
 from hetpipe.partitioners._batch import Pipelines
 from hetpipe.partitioners._space import Load, Space, load_of
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
 class Chosen(NamedTuple):

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partition import Problem, Solution, no_plan_in_time
 from hetpipe.partitioners._batch import Pipelines
 from hetpipe.partitioners._candidates import Enumeration, Variant
 from hetpipe.partitioners._deals import below, choices, deals, greedy_deal, least_by_share
@@ -41,8 +40,9 @@ from hetpipe.partitioners._pools import SPLITS, Pools
 from hetpipe.partitioners._rounds import rounds, various
 from hetpipe.partitioners._shortlist import Shortlist, Shortlists
 from hetpipe.partitioners._space import Space, families_of, load_of, microbatch_sizes
-from hetpipe.plan import Plan
-from hetpipe.simulator import simulate
+from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.plan import Plan
 
 ROWS = 40_000  # partial pipelines kept at a time
 CHUNK = 4096

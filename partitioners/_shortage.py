@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetpipe.partition import PartitionError, Problem
 from hetpipe.partitioners._desk import Candidate, Desk, Rule
-from hetpipe.schedule import default_depths
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.spec.schedule import default_depths
 
 
 class Shortage(NamedTuple):

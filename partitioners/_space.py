@@ -29,13 +29,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.cluster import Link
-from hetpipe.cost import Costs
-from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._limit import Meter
 from hetpipe.partitioners._wires import link_floor
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.predict.cost import Costs
+from hetpipe.spec.cluster import Link
 
 Array = NDArray[np.float64]
 Family = Literal["1f1b", "deep", "deeper", "gpipe", "any"]  # "any": a relaxation of all that are allowed

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._kinds import Array, Kinds
 from hetpipe.partitioners._space import allowed_families, measured_sizes, memory_tables
-from hetpipe.profiles import Measurement
+from hetpipe.spec.profile import Measurement
 
 MASKS = 6  # classes up to which it is told apart which of them are behind a stage
 

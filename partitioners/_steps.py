@@ -1,4 +1,4 @@
-"""The step of a draft (`_drafts`) as `hetpipe.simulator` has it, to the bit, without a plan or a loop over its devices."""
+"""The step of a draft (`_drafts`) as the simulator has it, to the bit, without a plan or a loop over its devices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.cost import ring_seconds
 from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
 from hetpipe.partitioners._drafts import Draft, Index, Work
-from hetpipe.schedule import ScheduleName
-from hetpipe.simulator import pipeline_times, replica_costs
+from hetpipe.predict.cost import ring_seconds
+from hetpipe.predict.simulator import pipeline_times, replica_costs
+from hetpipe.spec.schedule import ScheduleName
 
 
 class Pipelines(NamedTuple):

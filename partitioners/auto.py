@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.partitioners._cheapest import Cheapest
 from hetpipe.partitioners._columns import Columns
 from hetpipe.partitioners._enumerate import ready
@@ -19,8 +18,9 @@ from hetpipe.partitioners._search import Search
 from hetpipe.partitioners._shortlist import Shortlists
 from hetpipe.partitioners._space import microbatch_sizes, require_seats
 from hetpipe.partitioners._stages import Stages
-from hetpipe.plan import Plan
-from hetpipe.simulator import simulate
+from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.plan import Plan
 
 FEW_DEVICES = 16  # searched exactly
 MOST_POOLS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._search import Search
+from hetpipe.planning.partition import Problem, Solution
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._baseline import solve
 from hetpipe.partitioners._desk import Candidate, Desk
 from hetpipe.partitioners._grids import grid_drafts, one_line
+from hetpipe.planning.partition import Problem, Solution
 
 
 def balanced(weights: Sequence[float], n: int) -> list[int]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.partitioners._baseline import common_sizes, solve
 from hetpipe.partitioners._desk import Candidate, Desk
 from hetpipe.partitioners._grids import grid_drafts
+from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from itertools import combinations, islice, pairwise
 from typing import NamedTuple
 
-from hetpipe.cost import Costs, sync_segments
-from hetpipe.formats import InputError
-from hetpipe.partition import Problem, Solution, no_plan_in_time
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._space import (
@@ -28,8 +26,10 @@ from hetpipe.partitioners._space import (
     microbatch_sizes,
     require_seats,
 )
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.simulator import pipeline_times, replica_costs, sync_times
+from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
+from hetpipe.predict.cost import Costs, sync_segments
+from hetpipe.predict.simulator import pipeline_times, replica_costs, sync_times
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
 class Seat(NamedTuple):

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.cost import occupied_seconds
-from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
 from hetpipe.partitioners._baseline import common_sizes, divisors, equal_parts, recompute_choices, solve
 from hetpipe.partitioners._desk import Candidate, Desk
@@ -19,6 +17,8 @@ from hetpipe.partitioners._grids import Layout, ends_of, layouts, runs, schedule
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._rotations import Alike, alike
 from hetpipe.partitioners._sets import Set
+from hetpipe.planning.partition import Problem, Solution
+from hetpipe.predict.cost import occupied_seconds
 
 
 def greedy(seconds: Callable[[int, int, int], float], layers: int, n: int) -> list[int]:

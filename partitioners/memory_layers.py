@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._baseline import solve
 from hetpipe.partitioners._desk import Candidate, Desk
 from hetpipe.partitioners._grids import Ends, ends_of, grid_drafts, layouts
+from hetpipe.planning.partition import Problem, Solution
 
 
 def layers_by_memory(memories: Sequence[int], layers: int) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._baseline import equal_parts, solve
 from hetpipe.partitioners._desk import Candidate, Desk
 from hetpipe.partitioners._grids import ends_of, grid_drafts, layouts
+from hetpipe.planning.partition import Problem, Solution
 
 
 @dataclass(frozen=True)

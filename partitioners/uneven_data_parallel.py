@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hetpipe.partition import Problem, Solution
 from hetpipe.partitioners._baseline import common_sizes, divisors, recompute_choices, solve
 from hetpipe.partitioners._desk import Candidate, Desk
 from hetpipe.partitioners._drafts import Draft, Index, Work, equal_runs
 from hetpipe.partitioners._grids import schedule_of
-from hetpipe.shares import proportional_shares
+from hetpipe.planning.partition import Problem, Solution
+from hetpipe.planning.shares import proportional_shares
 
 
 def limited_shares(wanted: Index, limits: Index, room: Index) -> Index | None:

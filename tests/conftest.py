@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @cache
 def command_line() -> Callable[[], object]:
     """What typer makes of the app at each start, made once."""
-    from hetpipe import cli
+    from hetpipe.cli import commands as cli
 
     return typer.main.get_command(cli.app)
 
@@ -42,7 +42,8 @@ def command_line() -> Callable[[], object]:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """`hetpipe arguments…` in this process, as the shell would start it, but for the server of ranks, which tests share."""
-    from hetpipe import cli, exits
+    from hetpipe.cli import commands as cli
+    from hetpipe.cli import exits
 
     monkeypatch.setattr(cli, "start_server", lambda _: None)
     monkeypatch.setattr(exits, "end_server", lambda: None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.data_folder import find_data
+from hetpipe.building.data_folder import find_data
 
 
 def external(name: str) -> tuple[Path, pytest.MarkDecorator]:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import hetpipe
-from hetpipe.config import Job
-from hetpipe.data import EpochSampler, fetch
+from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.fastspeed import FastSpeed, Params, platform
-from hetpipe.formats import InputError
-from hetpipe.model import Loss, Tensors
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, Tensors
+from hetpipe.processes.world import World
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.session import open_session, planned_by_file
-from hetpipe.world import World
+from hetpipe.spec.job import Job
+from hetpipe.training.session import open_session, planned_by_file
 
 TRAIN = {"epochs": 1, "batch_size": 100, "iter_log_interval": 50, "epoch_log_interval": 1, "gradient_accumulate_step": 1,
          "criterion": "CrossEntropy", "optimizer": "Adam", "learning_rate": 0.01}  # fmt: skip

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from hetpipe.build import build_data, build_model
-from hetpipe.config import Job
-from hetpipe.profiler import assemble
-from hetpipe.profiles import Measurement
+from hetpipe.building.build import build_data, build_model
+from hetpipe.measuring.profiler import assemble
+from hetpipe.spec.job import Job
+from hetpipe.spec.profile import Measurement
 from tests.ranks import make_plan
 
 MLP = {"name": "mlp", "args": {"layers": 4, "width": 16, "inputs": 8, "outputs": 4}}  # 6 layers

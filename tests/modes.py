@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.model import Loss, as_tuple, mse
-from hetpipe.plan import Backend
-from hetpipe.world import World
+from hetpipe.layers.model import Loss, as_tuple, mse
+from hetpipe.processes.world import World
+from hetpipe.spec.plan import Backend
 from tests.nets import WIDTH, Block, batch
 from tests.ranks import make_plan
 from tests.transparency import open_engine

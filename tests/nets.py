@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hetpipe.model import Tensors, as_tuple
+from hetpipe.layers.model import Tensors, as_tuple
 
 WIDTH, WORDS, LENGTH = 8, 11, 6
 LAYERS = 10

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import hetpipe
-from hetpipe.formats import InputError
-from hetpipe.model import Loss, mse, split_rows
-from hetpipe.plan import Backend, Plan
-from hetpipe.replicas import ReplicaMismatchError
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, mse, split_rows
+from hetpipe.processes.world import World
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.world import World
+from hetpipe.runtime.replicas import ReplicaMismatchError
+from hetpipe.spec.plan import Backend, Plan
 from tests.nets import WIDTH, Block, batch, build
 from tests.ranks import make_plan
 from tests.transparency import open_engine, share

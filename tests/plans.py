@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from hetpipe.partition import Problem
 from hetpipe.partitioners._chains import Gaps
 from hetpipe.partitioners._columns import Columns
 from hetpipe.partitioners._paths import Path
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.simulator import simulate
-from hetpipe.timeline import Timeline
+from hetpipe.planning.partition import Problem
+from hetpipe.predict.simulator import simulate
+from hetpipe.predict.timeline import Timeline
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 ROUNDING = 1 + 1e-9
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import hetpipe
-import hetpipe.replicas
+import hetpipe.processes.world
 import hetpipe.runtime.engine
-import hetpipe.world
-from hetpipe import checkpoint
-from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError
-from hetpipe.model import Loss, as_tuple, cross_entropy, mse, select
-from hetpipe.plan import Plan
-from hetpipe.replicas import ReplicaMismatchError
-from hetpipe.whereabouts import describe_with
-from hetpipe.world import World
+import hetpipe.runtime.replicas
+from hetpipe.checkpoints import checkpoint
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse, select
+from hetpipe.processes.whereabouts import describe_with
+from hetpipe.processes.world import World
+from hetpipe.runtime.replicas import ReplicaMismatchError
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
 from tests.nets import batch, build
 from tests.ranks import make_plan
 from tests.transparency import open_engine, share
@@ -129,7 +129,7 @@ def talk(world: World) -> dict[str, Any]:
 def save_late(world: World, folder: str) -> dict[str, Any]:
     """Where a step waits a second for a peer, the last stage is 2 s late: with its engine, then with its part of a checkpoint,
     and then with that of another's loading."""
-    hetpipe.world.TIMEOUT = hetpipe.replicas.TIMEOUT = timedelta(seconds=1)
+    hetpipe.processes.world.TIMEOUT = hetpipe.runtime.replicas.TIMEOUT = timedelta(seconds=1)
     last = world.rank == world.size - 1
 
     def late(function: Any) -> Any:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.build import build_data, build_model, check_training
-from hetpipe.cluster import Cluster
-from hetpipe.config import Job
+from hetpipe.building.build import build_data, build_model, check_training
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
 from tests.commands import ROOT, hetpipe
 from tests.external import CIFAR10, NEEDS_CIFAR10
 

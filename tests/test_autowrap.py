@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetpipe.cluster import Cluster
-from hetpipe.launch import start_ranks
-from hetpipe.model import Loss, mse, select
-from hetpipe.profiles import Profile
+from hetpipe.layers.model import Loss, mse, select
+from hetpipe.processes.launch import start_ranks
 from hetpipe.runtime.reference import ReferenceEngine
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.profile import Profile
 from tests.nets import batch, build
 from tests.programs import automatic
 

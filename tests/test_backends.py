@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError
-from hetpipe.model import Loss, Model, mse
-from hetpipe.plan import Backend, Plan
-from hetpipe.replicas import PlanGroups
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, Model, mse
+from hetpipe.processes.world import connect, create_world
 from hetpipe.runtime import backends
 from hetpipe.runtime.backends import check_backend, check_cluster, load_library, processes, replica_seats
-from hetpipe.world import connect, create_world
+from hetpipe.runtime.replicas import PlanGroups
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Backend, Plan
 from tests.ranks import cluster_of, make_plan
 
 both = pytest.mark.parametrize("backend", ["fairscale", "torchgpipe"])
@@ -76,7 +76,7 @@ def test_tensor_parallel_stages_are_refused(backend: Backend) -> None:
 def test_a_library_that_is_missing_is_named(
     backend: Backend, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"hetpipe.runtime.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"hetpipe.runtime.pipes.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "fairscale.nn" if backend == "fairscale" else backend, None)
     with pytest.raises(InputError) as caught:
         load_library(backend)

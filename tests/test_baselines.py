@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.bounds import fluid_bound
-from hetpipe.formats import InputError
-from hetpipe.partition import Partitioner, PartitionError, Problem
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._grids import layouts
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.auto import Auto
@@ -19,9 +17,11 @@ from hetpipe.partitioners.memory_layers import MemoryLayers, layers_by_memory
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance, block_partition
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel, limited_shares
-from hetpipe.plan import Plan
-from hetpipe.registry import partitioner, partitioner_names
-from hetpipe.simulator import simulate
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import Partitioner, PartitionError, Problem
+from hetpipe.planning.registry import partitioner, partitioner_names
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.plan import Plan
 from tests.plans import checked
 from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.bounds import best_seconds_per_sample, fluid_bound, fluid_price
-from hetpipe.partition import PartitionError, Problem
 from hetpipe.partitioners import auto
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.shares import proportional_shares
-from hetpipe.simulator import simulate
+from hetpipe.planning.bounds import best_seconds_per_sample, fluid_bound, fluid_price
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.shares import proportional_shares
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.strategies import make_cluster, make_problem, make_profile, problems
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from hetpipe.cost import Costs
-from hetpipe.discover import cluster_of
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
+from hetpipe.measuring.discover import cluster_of
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners.chain import Chain
-from hetpipe.profiles import Profile
-from hetpipe.replicas import GradientSync, OwnerGroup
+from hetpipe.predict.cost import Costs
+from hetpipe.runtime.replicas import GradientSync, OwnerGroup
+from hetpipe.spec.profile import Profile
 from tests.strategies import make_cluster, make_problem, make_profile
 
 LAYER = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 50}

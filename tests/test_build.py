@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetpipe.build import (
+from hetpipe.building.build import (
     as_dtype,
     build_data,
     build_loss,
@@ -21,9 +21,9 @@ from hetpipe.build import (
     check_training,
     optimizer_factory,
 )
-from hetpipe.config import Job, LossSection, SchedulerSection, TorchNamed
-from hetpipe.formats import InputError
-from hetpipe.model import Loss, cross_entropy, mse
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, cross_entropy, mse
+from hetpipe.spec.job import Job, LossSection, SchedulerSection, TorchNamed
 from tests.jobs import MLP, POINTS
 from tests.user_parts import CLASS_WEIGHTS, weighted
 

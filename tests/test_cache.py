@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import hetpipe
-from hetpipe import cache, confirm
-from hetpipe.cache import cache_path, measured
-from hetpipe.cluster import Cluster
-from hetpipe.config import ProfileSection, TorchNamed
-from hetpipe.confirm import Glance, differs, glance
-from hetpipe.model import Loss, Model, cross_entropy, mse
-from hetpipe.profiler import profile_model
-from hetpipe.profiles import Profile
-from hetpipe.world import World
+from hetpipe.layers.model import Loss, Model, cross_entropy, mse
+from hetpipe.measuring import cache, confirm
+from hetpipe.measuring.cache import cache_path, measured
+from hetpipe.measuring.confirm import Glance, differs, glance
+from hetpipe.measuring.profiler import profile_model
+from hetpipe.processes.world import World
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import ProfileSection, TorchNamed
+from hetpipe.spec.profile import Profile
 from tests.ranks import cluster_of, run_ranks
 
 

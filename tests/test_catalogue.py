@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpipe.catalogue import Catalogue, alike, choice_of, load_choice
-from hetpipe.cluster import Cluster, Node
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
+from hetpipe.spec.catalogue import Catalogue, alike, choice_of, load_choice
+from hetpipe.spec.cluster import Cluster, Node
 from tests.strategies import make_cluster
 
 EXAMPLE = Path(__file__).parents[1] / "configs" / "catalogues" / "aws.yaml"

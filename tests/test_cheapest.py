@@ -5,12 +5,12 @@ from itertools import product
 
 import pytest
 
-from hetpipe.cluster import Cluster
-from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.partitioners import _cheapest, uneven_data_parallel
 from hetpipe.partitioners._cheapest import Cheapest, Subset, spread
-from hetpipe.planner import make_plan, with_prediction
-from hetpipe.simulator import simulate
+from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.planning.planner import make_plan, with_prediction
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import Cluster
 from tests.strategies import make_cluster, make_problem, make_profile
 
 PRICE = {"a": 2.0, "b": 1.2}

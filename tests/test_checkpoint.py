@@ -16,17 +16,17 @@ from rich.console import Console
 from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from hetpipe import checkpoint
-from hetpipe.config import Job
-from hetpipe.formats import InputError
-from hetpipe.launch import RankFailure
-from hetpipe.resume import plain, resumed
-from hetpipe.runlog import TrainResult
-from hetpipe.start import run_everywhere, train_rank
-from hetpipe.tables import train_table
-from hetpipe.trainer import train_reference
-from hetpipe.training_state import TrainerState
-from hetpipe.world import World
+from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.resume import plain, resumed
+from hetpipe.checkpoints.training_state import TrainerState
+from hetpipe.files.messages import InputError
+from hetpipe.processes.launch import RankFailure
+from hetpipe.processes.world import World
+from hetpipe.spec.job import Job
+from hetpipe.training.runlog import TrainResult
+from hetpipe.training.start import run_everywhere, train_rank
+from hetpipe.training.table import train_table
+from hetpipe.training.trainer import train_reference
 from tests.jobs import STATE, Folder, train
 
 ALONE = World(rank=0, size=1, device_id="n0/0", rank_of={"n0/0": 0}, ranks=(0,), control=None)

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 import hetpipe
-from hetpipe.formats import InputError, exit_code
-from hetpipe.launch import RankFailure, Report
-from hetpipe.partition import PartitionError
-from hetpipe.plan import Plan
-from hetpipe.profiles import Profile
-from hetpipe.report import human_bytes, human_seconds
-from hetpipe.stopping import RunStopped
+from hetpipe.files.messages import InputError, exit_code
+from hetpipe.files.units import human_bytes, human_seconds
+from hetpipe.planning.partition import PartitionError
+from hetpipe.processes.launch import RankFailure, Report
+from hetpipe.processes.stopping import RunStopped
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
 from tests.commands import Command, finish, start
 from tests.jobs import Folder, train
 
@@ -201,7 +201,7 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
     message: str,
 ) -> None:
     spoil(folder)
-    monkeypatch.setattr("hetpipe.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr("hetpipe.training.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
     found = run("train", "job.yaml")
     assert (found.code, found.out) == (2, "")
     assert message in found.err
@@ -327,7 +327,7 @@ def test_anything_else_ends_with_1_the_line_that_raised_it_and_the_message(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("of us all")
 
-    monkeypatch.setattr("hetpipe.start.run_everywhere", broken)
+    monkeypatch.setattr("hetpipe.training.start.run_everywhere", broken)
     found = run("train", "job.yaml")
     assert found.code == 1
     line, message = found.err.splitlines()[-2:]
@@ -346,7 +346,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hetpipe.start.run_everywhere", interrupted)
+    monkeypatch.setattr("hetpipe.training.start.run_everywhere", interrupted)
     found = run("train", "job.yaml")
     assert found.code == 130
     assert "Traceback" not in found.err
@@ -401,7 +401,7 @@ def test_the_installed_command_finds_a_user_s_module_in_the_current_folder(folde
     )
     script = folder.path / "bin" / "hetpipe"
     script.parent.mkdir()
-    script.write_text("from hetpipe.cli import main\nif __name__ == '__main__':\n    main()\n")
+    script.write_text("from hetpipe.cli.commands import main\nif __name__ == '__main__':\n    main()\n")
     mark = str(folder.path)
     found = finish(start([str(script), "train", "job.yaml", "--json"], folder.path, mark), folder.path, mark)
     assert found.code == 0, found.err

@@ -8,8 +8,6 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.cost import Costs, sync_segments
-from hetpipe.partition import Problem
 from hetpipe.partitioners._chains import Gaps
 from hetpipe.partitioners._columns import Column, Columns, Effort, Step
 from hetpipe.partitioners._enumerate import EARLY, FIRST, LO, SINCE, WHOLE, reach
@@ -20,8 +18,10 @@ from hetpipe.partitioners._master import Master
 from hetpipe.partitioners._paths import Path, Paths, Pipeline
 from hetpipe.partitioners._space import allowed_families, depth_of
 from hetpipe.partitioners._stages import Stages
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.simulator import pipeline_times, replica_costs, simulate, sync_times
+from hetpipe.planning.partition import Problem
+from hetpipe.predict.cost import Costs, sync_segments
+from hetpipe.predict.simulator import pipeline_times, replica_costs, simulate, sync_times
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.plans import ROUNDING, drawn_path, drawn_replicas, lies_in, open_gaps
 from tests.strategies import UNHURRIED, mixed, problems
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hetpipe.config import Job, apply_settings
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
+from hetpipe.spec.job import Job, apply_settings
 from tests.jobs import Folder, train
 
 MINIMAL: dict[str, Any] = {
@@ -101,7 +101,7 @@ def test_torch_names_keep_their_arguments() -> None:
         ({"loss": {"name": "mse", "target": "a:b"}}, "loss: give either 'name' or 'target' (package.module:function)"),
         ({"loss": {"weight": "token"}}, "loss.weight: Input should be 'samples' or 'tokens' (got 'token')"),
         ({"plan": {"schedule": "zb"}}, "plan.schedule: Input should be 'auto', 'gpipe' or '1f1b' (got 'zb')"),
-        ({"plan": {"memory_reserve": 1.0}}, "plan.memory_reserve: Input should be less than 1 (got 1.0)"),
+        ({"plan": {"memory_reserve": 1.0}}, "plan: memory_reserve is a fraction of a device's memory, at least 0 and"),
         ({"checkpoint": {"every_steps": 5}}, "checkpoint.folder: Field required"),
         ({"profiler": {"microbatch_sizes": [0, 2]}}, "profiler.microbatch_sizes.0: Input should be greater than"),
         ({"format": "hetpipe.plan/1"}, "its format is 'hetpipe.plan/1', expected 'hetpipe.job/1'"),

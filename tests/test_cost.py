@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetpipe.cost import Costs, most_in_flight, owner_segments, sync_segments
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.predict.cost import Costs, most_in_flight, owner_segments, sync_segments
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.strategies import make_cluster, make_profile
 
 LAYERS = [

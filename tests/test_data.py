@@ -1,4 +1,4 @@
-"""hetpipe/data.py: each sample exactly once an epoch, resuming, unequal parts."""
+"""hetpipe/building/data.py: each sample exactly once an epoch, resuming, unequal parts."""
 
 from itertools import islice, pairwise
 from typing import Any
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hetpipe.data import EpochSampler, fetch, replica_slices
-from hetpipe.formats import InputError
+from hetpipe.building.data import EpochSampler, fetch, replica_slices
+from hetpipe.files.messages import InputError
 
 samples_and_batch = st.tuples(st.integers(1, 60), st.integers(1, 70))
 

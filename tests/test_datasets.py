@@ -1,13 +1,13 @@
-"""hetpipe/datasets.py: what samples hold, and the messages of unreadable data."""
+"""hetpipe/building/datasets.py: what samples hold, and the messages of unreadable data."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from hetpipe.data import fetch
-from hetpipe.datasets import Samples, cifar10, random_classification, text
-from hetpipe.formats import InputError
+from hetpipe.building.data import fetch
+from hetpipe.building.datasets import Samples, cifar10, random_classification, text
+from hetpipe.files.messages import InputError
 from tests.external import NEEDS_CIFAR10
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.cluster import DeviceType
-from hetpipe.device import (
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import (
     Emulation,
     MemoryMeter,
     Pacer,
@@ -21,8 +21,8 @@ from hetpipe.device import (
     torch_device,
     usable_bytes,
 )
-from hetpipe.formats import InputError
-from hetpipe.profiles import Measurement
+from hetpipe.spec.cluster import DeviceType
+from hetpipe.spec.profile import Measurement
 from tests.nets import Block
 
 HOST = Measurement(
@@ -187,7 +187,7 @@ def test_the_stopwatch_times_the_stream_of_its_own_gpu(monkeypatch: pytest.Monke
             return 2.0
 
     streams: list[object] = []
-    monkeypatch.setattr("hetpipe.device.timing_event", Event)
+    monkeypatch.setattr("hetpipe.layers.device.timing_event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     assert Stopwatch(torch.device("cuda", 1)).measure(lambda: streams.append("action")) == 0.002

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.cluster import Cluster
-from hetpipe.discover import alike, as_it_is, cluster_of
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
+from hetpipe.measuring.discover import alike, as_it_is, cluster_of
+from hetpipe.spec.cluster import Cluster
 from tests.strategies import make_profile
 
 GIB = 2**30

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.cluster import LinkBetween
-from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._baseline import equal_parts
 from hetpipe.partitioners._desk import Candidate, Desk, Rule
 from hetpipe.partitioners._drafts import Draft, equal_runs, in_runs
@@ -20,8 +18,10 @@ from hetpipe.partitioners._floor import RULES
 from hetpipe.partitioners._links import Links
 from hetpipe.partitioners._sets import Sets, together, unlike_rows
 from hetpipe.partitioners.fasop import Fasop
-from hetpipe.plan import Plan
-from hetpipe.simulator import simulate
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import LinkBetween
+from hetpipe.spec.plan import Plan
 from tests.strategies import LINK, UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 rings = st.lists(st.integers(0, 3), min_size=1, max_size=12)

@@ -5,13 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hetpipe.canvas import Box, Canvas, Words, fitting, text_width
-from hetpipe.cluster import Cluster
-from hetpipe.draw import _spread, draw_plan, plan_canvas, plan_page
-from hetpipe.formats import InputError
-from hetpipe.plan import Plan
-from hetpipe.profiles import Profile
-from hetpipe.simulator import simulate
+from hetpipe.files.messages import InputError
+from hetpipe.predict.simulator import simulate
+from hetpipe.show.canvas import Box, Canvas, Words, fitting, text_width
+from hetpipe.show.draw import _spread, draw_plan, plan_canvas, plan_page
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from examples import common
-from hetpipe.data import EpochSampler
-from hetpipe.device import one_thread
+from hetpipe.building.data import EpochSampler
+from hetpipe.layers.device import one_thread
 from tests.commands import ROOT, THREADS_LEFT, finish, start
 from tests.ranks import make_plan
 

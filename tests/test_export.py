@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.cluster import Cluster
-from hetpipe.export import Export, export, parse_blocks
-from hetpipe.formats import InputError
-from hetpipe.plan import Plan
+from hetpipe.exchange.export import Export, export, parse_blocks
+from hetpipe.files.messages import InputError
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
 from tests.strategies import make_cluster
 
 Stage = tuple[int, int, str]
@@ -274,7 +274,7 @@ def test_any_plan_gives_a_consistent_grid(plan: Plan, target: str) -> None:
 def test_command(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from hetpipe.cli import app
+    from hetpipe.cli.commands import app
 
     REGULAR.save(tmp_path / "plan.json")
     script = tmp_path / "launch.sh"

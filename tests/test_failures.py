@@ -18,6 +18,7 @@ from tests.jobs import Folder, train
 
 SECOND = "rank 1, replica 0 stage 1, device n0/1"  # where layer 3 of `failing` is
 AGAIN = r"nothing is saved so far \(a job's checkpoint section says where and when\); start it again: hetpipe train job.yaml"
+PROMPT = 60  # seconds: a few on an idle machine; a rank that is merely waited for is missed after 120
 FAIL_AT = 4  # its forward at which it fails: in the second step (three micro-batches a step)
 
 
@@ -31,7 +32,7 @@ def failing_job(path: Path, how: str, **sections: Any) -> Folder:
 
 def gone(ended: Ended, seconds_since_failure: float) -> None:
     assert ended.leftover == []
-    assert seconds_since_failure < 10
+    assert seconds_since_failure < PROMPT
 
 
 def failed_at(folder: Folder) -> float:
@@ -96,13 +97,13 @@ def test_under_torchrun_all_processes_of_both_agents_are_gone(tmp_path: Path, ho
     try:
         for agent in started:
             assert agent.wait(100) != 0
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PROMPT
         while processes(mark) and time.monotonic() < deadline:
             time.sleep(0.05)
         seconds = time.time() - failed_at(folder)
         print(f"all processes were gone {seconds:.1f} s after the failure")
         assert processes(mark) == []
-        assert seconds < 10
+        assert seconds < PROMPT
     finally:
         for agent in started:
             agent.kill()
@@ -149,9 +150,9 @@ def test_ending_the_command_ends_its_ranks(tmp_path: Path, how: signal.Signals, 
             time.sleep(0.05)
         assert said(folder).splitlines()[-1] == "SIGINT: stopping after this step; once more ends it at once"
         process.send_signal(how)
-    ended = finish(process, tmp_path, str(tmp_path), timeout=10)
+    ended = finish(process, tmp_path, str(tmp_path), timeout=PROMPT)
     assert (ended.code, ended.leftover) == (code, [])
-    assert ended.seconds < 10
+    assert ended.seconds < PROMPT
     assert "Traceback" not in ended.err
 
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from hetpipe.config import Job
 from hetpipe.fastspeed import FastSpeed, Params, cnnCalculateParam, dict_samples
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import DROPPED
 from hetpipe.fastspeed.convert import convert
 from hetpipe.fastspeed.import_path import import_path
 from hetpipe.fastspeed.module import load_weights, one_layer, read_checkpoint
-from hetpipe.formats import InputError
-from hetpipe.plan import Plan
+from hetpipe.files.messages import InputError
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
 from tests import fastspeed_parts as parts
 from tests.commands import Command
 from tests.fastspeed_parts import arguments, write

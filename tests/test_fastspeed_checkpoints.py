@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hetpipe.fastspeed.module import load_optimizer, read_checkpoint
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
 from tests import fastspeed_parts as parts
 
 

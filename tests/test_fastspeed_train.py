@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetpipe.config import Job
-from hetpipe.plan import Plan
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
 from tests import fastspeed_parts as parts
 from tests.commands import ROOT, Command
 from tests.external import CIFAR10

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.cluster import Link
-from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners import _limit
 from hetpipe.partitioners._floor import RULES, cost, simple_plans
 from hetpipe.partitioners._limit import PER_SECOND, Limit
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.fasop import Fasop
-from hetpipe.plan import Plan
-from hetpipe.planner import with_prediction
-from hetpipe.registry import partitioner
-from hetpipe.simulator import simulate
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.planner import with_prediction
+from hetpipe.planning.registry import partitioner
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import Link
+from hetpipe.spec.plan import Plan
 from tests.plans import ROUNDING, checked
 from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hetpipe.cluster import Cluster, Link
-from hetpipe.formats import InputError, nearest, read_mapping, write_text
-from hetpipe.plan import Plan
-from hetpipe.profiles import Profile
+from hetpipe.files.formats import read_mapping
+from hetpipe.files.messages import InputError, nearest
+from hetpipe.files.writing import write_text
+from hetpipe.spec.cluster import Cluster, Link
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
 from tests.strategies import clusters, make_cluster, make_profile, profiles
 
 CLUSTER = """
@@ -321,7 +323,7 @@ def test_file_sizes_are_looked_at_first(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "large.yaml").write_text("a: " + "x" * 5_000_000)
     with pytest.raises(InputError, match="it has 5000003 bytes, the most that is read are 4194304; a .json may have 268435456"):
         read_mapping(tmp_path / "large.yaml")
-    monkeypatch.setattr("hetpipe.formats.MOST_FILE_BYTES", 1_000)
+    monkeypatch.setattr("hetpipe.files.formats.MOST_FILE_BYTES", 1_000)
     (tmp_path / "large.JSON").write_text("1" * 2_000)
     with pytest.raises(InputError, match="large.JSON: it has 2000 bytes, the most that is read are 1000$"):
         read_mapping(tmp_path / "large.JSON")

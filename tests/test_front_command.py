@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.cluster import Cluster
-from hetpipe.front import Front
-from hetpipe.plan import Plan
+from hetpipe.planning.front import Front
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
 from tests.commands import Command
 from tests.strategies import make_cluster
 from tests.test_pareto import PROFILE, catalogue

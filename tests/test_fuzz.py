@@ -21,18 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hetpipe import checkpoint
-from hetpipe.build import build_data, build_layers, build_model, check_training
-from hetpipe.cluster import Link
-from hetpipe.config import Job
+from hetpipe.building.build import build_data, build_layers, build_model, check_training
+from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.resume import plain
+from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.fastspeed import Params
 from hetpipe.fastspeed.module import load_optimizer, load_weights, read_checkpoint
-from hetpipe.formats import clipped, exit_code
-from hetpipe.front import Front
-from hetpipe.importers import ImportOptions, import_published
-from hetpipe.resume import plain
-from hetpipe.runlog import trim_metrics
-from hetpipe.weights import materialise
+from hetpipe.files.messages import clipped, exit_code
+from hetpipe.layers.weights import materialise
+from hetpipe.planning.front import Front
+from hetpipe.spec.cluster import Link
+from hetpipe.spec.job import Job
+from hetpipe.training.runlog import trim_metrics
 from tests import fastspeed_parts as parts
 from tests.commands import Command, Said
 from tests.jobs import STATE, Folder
@@ -172,8 +172,8 @@ def up_to_where_ranks_start(job: Job, *_: object) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands(run: Command, workplace: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(workplace.path)
-    monkeypatch.setattr("hetpipe.start.run_everywhere", up_to_where_ranks_start)
-    monkeypatch.setattr("hetpipe.start.profile_everywhere", lambda _: None)
+    monkeypatch.setattr("hetpipe.training.start.run_everywhere", up_to_where_ranks_start)
+    monkeypatch.setattr("hetpipe.training.start.profile_everywhere", lambda _: None)
     monkeypatch.delenv("HETPIPE_DATA", raising=False)
     file = workplace.path / name
     document = (json.loads if name.endswith(".json") else yaml.safe_load)(file.read_text())

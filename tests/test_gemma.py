@@ -17,8 +17,8 @@ from transformers import GemmaConfig, GemmaForCausalLM
 from transformers.masking_utils import create_causal_mask
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaRMSNorm
 
-from hetpipe.device import one_thread
-from hetpipe.model import Loss, cross_entropy, split_rows
+from hetpipe.layers.device import one_thread
+from hetpipe.layers.model import Loss, cross_entropy, split_rows
 from tests.zoo import LENGTH, SAMPLES, WORDS
 
 SIZES = (3, 1, 2)

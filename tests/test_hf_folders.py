@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.formats import InputError
-from hetpipe.hf import TensorFiles
+from hetpipe.cli.weights import export_weights
+from hetpipe.exchange.hf import TensorFiles
+from hetpipe.files.messages import InputError
+from hetpipe.layers.weights import empty_names, materialise, tensors_of
 from hetpipe.models import bert, gpt2, t5
-from hetpipe.weights import empty_names, materialise, tensors_of
-from hetpipe.weights_command import export_weights
 from tests.zoo import WORDS, ZOO, transformers_model
 
 
@@ -58,7 +58,7 @@ def test_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "row": torch.rand(9),
     }
     save_file(wanted, tmp_path / "x.safetensors")
-    monkeypatch.setattr("hetpipe.hf.PIECE_BYTES", 48)
+    monkeypatch.setattr("hetpipe.exchange.hf.PIECE_BYTES", 48)
     files = TensorFiles(dict.fromkeys(wanted, tmp_path / "x.safetensors"))
     for name, tensor in wanted.items():
         assert files.read(name).dtype == tensor.dtype

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import hetpipe
-from hetpipe.formats import InputError
-from hetpipe.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy
-from hetpipe.plan import Backend
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.reference import ReferenceEngine
+from hetpipe.spec.plan import Backend
 from tests.nets import batch, build
 from tests.ranks import make_plan
 

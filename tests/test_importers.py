@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetpipe import cli
-from hetpipe.cluster import Cluster, Link
-from hetpipe.formats import InputError
-from hetpipe.importers import ImportOptions, import_published, parse_quantities
-from hetpipe.importers.options import NodeSpec, parse_nodes
-from hetpipe.importers.sailor import curve_link
-from hetpipe.importers.transformer import gpt_bytes
-from hetpipe.profiles import Profile
+from hetpipe.cli import commands as cli
+from hetpipe.exchange.importers import ImportOptions, import_published, parse_quantities
+from hetpipe.exchange.importers.options import NodeSpec, parse_nodes
+from hetpipe.exchange.importers.sailor import curve_link
+from hetpipe.exchange.importers.transformer import gpt_bytes
+from hetpipe.files.messages import InputError
+from hetpipe.spec.cluster import Cluster, Link
+from hetpipe.spec.profile import Profile
 from tests.external import NEEDS_SAILOR, SAILOR
 
 FLAT = [[0.0, 0.0, 2.0], 2e9]  # 2 GB/s at any size

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
-from hetpipe.profiles import Profile
+from hetpipe.spec.profile import Profile
 from tests.plans import ROUNDING, checked
 from tests.strategies import make_cluster, make_problem, make_profile, mixed
 

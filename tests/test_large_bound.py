@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from hetpipe.partition import Partitioner, PartitionError, Problem
 from hetpipe.partitioners._bound import Bound
 from hetpipe.partitioners._columns import Column, Columns, Effort
 from hetpipe.partitioners._kinds import Kinds
@@ -22,7 +21,8 @@ from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
-from hetpipe.plan import ReplicaPlan
+from hetpipe.planning.partition import Partitioner, PartitionError, Problem
+from hetpipe.spec.plan import ReplicaPlan
 from tests.plans import ROUNDING, checked, lies_in, open_gaps
 from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, mixed, problems
 

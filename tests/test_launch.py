@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.forkserver import Forkserver
-from hetpipe.launch import (
+from hetpipe.processes.forkserver import Forkserver
+from hetpipe.processes.launch import (
     RankFailure,
     Report,
     _store,
@@ -96,7 +96,8 @@ def test_the_server_of_ranks_is_spared_ctrl_c_and_this_process_is_not(monkeypatc
 def test_the_server_of_ranks_ends_at_once_while_it_imports_and_leaves_nothing(tmp_path: Path) -> None:
     """Also where the process that started it is killed."""
     code = (
-        "import os, signal, sys; from hetpipe import launch; launch.start_server(); launch.end_server(); launch.start_server(); "
+        "import os, signal, sys; from hetpipe.processes import launch; "
+        "launch.start_server(); launch.end_server(); launch.start_server(); "
         "print(launch._server._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     surroundings = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -110,7 +111,8 @@ def test_the_server_of_ranks_ends_at_once_while_it_imports_and_leaves_nothing(tm
 
 
 def test_what_starts_ranks_is_spared_their_imports() -> None:
-    code = "import sys, hetpipe.start; print(*{'hetpipe.trainer', 'hetpipe.runtime.engine', 'numba'} & set(sys.modules))"
+    late = {"hetpipe.training.trainer", "hetpipe.runtime.engine", "numba"}
+    code = f"import sys, hetpipe.training.start; print(*{late} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True).stdout == b"\n"
 
 

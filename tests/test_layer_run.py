@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.confirm import differs, glance
-from hetpipe.layer_run import LayerRun, busy_factor
-from hetpipe.model import LOSSES, Loss, Model
-from hetpipe.profiler import measure_device
-from hetpipe.profiles import Measurement
+from hetpipe.layers.layer_run import LayerRun, busy_factor
+from hetpipe.layers.model import LOSSES, Loss, Model
+from hetpipe.measuring.confirm import differs, glance
+from hetpipe.measuring.profiler import measure_device
+from hetpipe.spec.profile import Measurement
 
 CPU, SIZES = torch.device("cpu"), (1, 2)
 
@@ -74,9 +74,9 @@ class Cold(Device):
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, layer: Device) -> tuple[Model, Measurement]:
-    monkeypatch.setattr("hetpipe.profiler.time", SimpleNamespace(sleep=layer.pause))
-    monkeypatch.setattr("hetpipe.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now))
-    monkeypatch.setattr("hetpipe.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
+    monkeypatch.setattr("hetpipe.measuring.profiler.time", SimpleNamespace(sleep=layer.pause))
+    monkeypatch.setattr("hetpipe.layers.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now))
+    monkeypatch.setattr("hetpipe.layers.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
     loss = Loss(function=LOSSES["mse"])
     model = Model(name="m", layers=nn.Sequential(layer), inputs=torch.ones(2, 4), targets=torch.zeros(2, 4), loss=loss)
     return model, measure_device(model, "cpu-n1", CPU, SIZES, torch.optim.SGD).measurement

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError
-from hetpipe.plan import Plan
-from hetpipe.profiles import Profile
+from hetpipe.files.messages import InputError
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
 from tests.strategies import make_cluster, make_profile
 from tests.test_formats import cluster_document, plan_document, refused
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hetpipe
-from hetpipe.formats import InputError
-from hetpipe.loss_check import check_labels, check_loss
-from hetpipe.loss_trial import Trial, telling_rows
-from hetpipe.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy, mse
-from hetpipe.plan import Backend
-from hetpipe.split import TensorSpec
+from hetpipe.files.messages import InputError
+from hetpipe.layers.loss_check import check_labels, check_loss
+from hetpipe.layers.loss_trial import Trial, telling_rows
+from hetpipe.layers.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy, mse
+from hetpipe.layers.split import TensorSpec
+from hetpipe.spec.plan import Backend
 from tests.ranks import make_plan
 
 LABELS = torch.tensor([3, 0, 2, 2, 1, 0, 3, 1, 1, 2, 0, 3])

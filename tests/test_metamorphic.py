@@ -26,17 +26,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.bounds import fluid_bound
-from hetpipe.cluster import Cluster
-from hetpipe.partition import Partitioner, PartitionError, Problem
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._large import Large
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.exhaustive import Exhaustive
-from hetpipe.plan import Plan
-from hetpipe.profiles import Profile
-from hetpipe.simulator import simulate
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import Partitioner, PartitionError, Problem
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
 from tests.plans import ROUNDING
 from tests.strategies import UNHURRIED, problems
 from tests.test_bounds import plans

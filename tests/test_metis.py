@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.formats import InputError
-from hetpipe.importers import ImportOptions, import_published
+from hetpipe.exchange.importers import ImportOptions, import_published
+from hetpipe.files.messages import InputError
 from tests.test_importers import write
 
 

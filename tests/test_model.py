@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetpipe.formats import InputError
-from hetpipe.model import (
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import (
     Loss,
     Model,
     accuracy,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.batch_norm import check_batch_norm
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
+from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.models import alexnet, cifar_cnn, gpt, mlp, resnet, vgg19
 
 Build = Callable[..., nn.Sequential]

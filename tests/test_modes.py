@@ -8,16 +8,16 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hetpipe.batch_norm import check_batch_norm
-from hetpipe.device import one_thread
-from hetpipe.formats import InputError
-from hetpipe.model import Loss, Model, batch_size, mse
-from hetpipe.plan import Backend
-from hetpipe.profiler import measure_device
+from hetpipe.files.messages import InputError
+from hetpipe.layers.batch_norm import check_batch_norm
+from hetpipe.layers.device import one_thread
+from hetpipe.layers.model import Loss, Model, batch_size, mse
+from hetpipe.layers.split import trace_boundaries
+from hetpipe.measuring.profiler import measure_device
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.session import Session
-from hetpipe.split import trace_boundaries
-from hetpipe.trainer import _note_modes
+from hetpipe.spec.plan import Backend
+from hetpipe.training.session import Session
+from hetpipe.training.trainer import _note_modes
 from tests.modes import frozen_net, keep_modes, linear_net, modes
 from tests.nets import WIDTH, batch
 from tests.ranks import cluster_of, run_ranks

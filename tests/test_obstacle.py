@@ -11,8 +11,6 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.cluster import Cluster
-from hetpipe.partition import Partitioner, PartitionError, Problem
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain, refuse, with_spares
 from hetpipe.partitioners._search import Search
@@ -28,7 +26,9 @@ from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
-from hetpipe.profiles import Profile
+from hetpipe.planning.partition import Partitioner, PartitionError, Problem
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.profile import Profile
 from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 

@@ -13,21 +13,21 @@ import pytest
 import torch
 
 import hetpipe
-from hetpipe.config import Job
-from hetpipe.cost import Costs, sync_segments
-from hetpipe.formats import InputError
-from hetpipe.launch import start_ranks
-from hetpipe.model import Loss, Model, mse
-from hetpipe.plan import Backend, Plan
-from hetpipe.planner import make_plan as plan_for
-from hetpipe.profiler import measure_device
-from hetpipe.runlog import TrainResult
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, Model, mse
+from hetpipe.layers.split import refuse_skips
+from hetpipe.measuring.profiler import measure_device
+from hetpipe.planning.planner import make_plan as plan_for
+from hetpipe.predict.cost import Costs, sync_segments
+from hetpipe.predict.simulator import simulate
+from hetpipe.processes.launch import start_ranks
 from hetpipe.runtime.backends import check_backend, processes
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.simulator import simulate
-from hetpipe.split import refuse_skips
-from hetpipe.start import train_everywhere, train_rank
-from hetpipe.trainer import train_reference
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Backend, Plan
+from hetpipe.training.runlog import TrainResult
+from hetpipe.training.start import train_everywhere, train_rank
+from hetpipe.training.trainer import train_reference
 from tests.jobs import Folder, train
 from tests.nets import WIDTH, batch, build
 from tests.pipes import batch_norm_net, deferred, one_process, skipping_net, wrapped
@@ -266,7 +266,7 @@ def test_train_measures_plans_and_then_starts_one_process_a_replica(tmp_path: Pa
 def test_train_refuses_before_any_process_starts(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetpipe.start.start_ranks", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr("hetpipe.training.start.start_ranks", lambda *_: pytest.fail("processes were started"))
     folder = Folder(tmp_path)
     job = Job.read(folder.ready(), [f"plan.backend={backend}"])  # a 1F1B plan
     with pytest.raises(InputError, match=r"replica 0 has warm-up depths \[2, 1\] for 3 micro-batches"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
 from tests.commands import Command
 from tests.jobs import Folder
 
@@ -42,8 +42,9 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
     def work(*_: object, **__: object) -> None:
         pytest.fail("it worked first")
 
-    for place in ("planner.make_plan", "front_command.make_front", "simulator.simulate", "start.profile_everywhere",
-                  "export.export", "importers.import_published", "fastspeed.command.convert"):  # fmt: skip
+    for place in ("planning.planner.make_plan", "cli.front.make_front", "predict.simulator.simulate",
+                  "training.start.profile_everywhere", "exchange.export.export", "exchange.importers.import_published",
+                  "cli.fastspeed.convert"):  # fmt: skip
         monkeypatch.setattr(f"hetpipe.{place}", work)
     (folder.path / "there").mkdir()
     before = sorted(folder.path.rglob("*"))
@@ -66,7 +67,7 @@ def test_a_picture_of_a_plan_is_drawn_by_show(run: Command, folder: Folder) -> N
 def test_a_folder_of_a_job_that_cannot_be_written_is_said_before_ranks_start(
     run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch, section: str
 ) -> None:
-    monkeypatch.setattr("hetpipe.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr("hetpipe.training.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
     found = run("train", "job.yaml", "--set", f"{section}.folder=job.yaml/x")
     assert (found.code, found.err) == (2, "error: cannot write into the folder job.yaml/x: Not a directory\n")
     for name in ('"a\\0b"', '"a\\ud800b"', '""', "x" * 2_000):
@@ -95,7 +96,7 @@ def test_a_message_has_ten_lines_whoever_wrote_it(
     def refuse(*_: object) -> None:
         raise InputError("first\n" + "x" * 10**6 + "\ny" * 10**5)
 
-    monkeypatch.setattr("hetpipe.start.run_everywhere", refuse)
+    monkeypatch.setattr("hetpipe.training.start.run_everywhere", refuse)
     found = run("train", "job.yaml")
     lines = found.err.splitlines()
     assert found.code == 2

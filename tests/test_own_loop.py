@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.checkpoint import list_checkpoints
-from hetpipe.device import one_thread
-from hetpipe.launch import start_ranks
-from hetpipe.model import Loss, cross_entropy, mse
-from hetpipe.plan import Plan
-from hetpipe.runtime.own_loop import _nodes_of
+from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.layers.device import one_thread
+from hetpipe.layers.model import Loss, cross_entropy, mse
+from hetpipe.processes.launch import start_ranks
 from hetpipe.runtime.reference import ReferenceEngine
+from hetpipe.spec.plan import Plan
+from hetpipe.training.own_loop import _nodes_of
 from tests.nets import batch, build
 from tests.programs import alone, own_loop
 from tests.ranks import cluster_of, make_plan

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 import hetpipe
-import hetpipe.pareto
-from hetpipe.catalogue import Catalogue, choice_of
-from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError
-from hetpipe.front import Front, Row
-from hetpipe.front_report import COLUMNS, draw_front, front_csv
-from hetpipe.pareto import make_front
-from hetpipe.partition import PartitionError, Problem, Solution
+import hetpipe.planning.pareto
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
-from hetpipe.planner import make_plan
-from hetpipe.profiles import Profile
-from hetpipe.simulator import simulate
+from hetpipe.planning.front import Front, Row
+from hetpipe.planning.pareto import make_front
+from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.planning.planner import make_plan
+from hetpipe.predict.simulator import simulate
+from hetpipe.show.front_report import COLUMNS, draw_front, front_csv
+from hetpipe.spec.catalogue import Catalogue, choice_of
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.profile import Profile
 from tests.strategies import make_cluster, make_profile
 
 PRICES = {"a": 3.0, "b": 1.0}
@@ -160,7 +160,7 @@ class TestFront:
                 raise PartitionError("no plan was found in time", out_of_time=True)
             return plain(problem)
 
-        monkeypatch.setattr(hetpipe.pareto.registry, "partitioner", lambda _: named(broken))
+        monkeypatch.setattr(hetpipe.planning.pareto.registry, "partitioner", lambda _: named(broken))
         one, two = make_front(PROFILE, catalogue({"fast": "1..2"}), 6).front.rows
         assert two.status == "planned"
         assert two.reason == "the plan of 1 fast, which is part of it"
@@ -173,8 +173,8 @@ class TestFront:
 
     def test_what_was_cut_short_on_the_front_is_searched_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A planner that uses up its time at first, and then has a plan of one device only."""
-        monkeypatch.setattr(hetpipe.pareto, "LEAST_SECONDS", 0.05)
-        monkeypatch.setattr(hetpipe.pareto, "EACH_SECONDS", 0.05)
+        monkeypatch.setattr(hetpipe.planning.pareto, "LEAST_SECONDS", 0.05)
+        monkeypatch.setattr(hetpipe.planning.pareto, "EACH_SECONDS", 0.05)
         calls: list[int] = []
 
         def slow(problem: Problem) -> Solution:
@@ -186,7 +186,7 @@ class TestFront:
             one = choice_of(catalogue({"fast": 1})).whole()
             return Solution(plan=Auto()(replace(problem, cluster=one, time_limit_seconds=None)).plan)
 
-        monkeypatch.setattr("hetpipe.workers.registry", SimpleNamespace(partitioner=lambda _: slow))
+        monkeypatch.setattr("hetpipe.planning.workers.registry", SimpleNamespace(partitioner=lambda _: slow))
         one, two = make_front(PROFILE, catalogue({"fast": "1..2"}), 6).front.rows
         assert sorted(calls) == [1, 2, 2]
         assert one.plan is not None
@@ -217,7 +217,8 @@ class TestFront:
         ("options", "message"),
         [
             ({"partitioner": "chian"}, "unknown partitioner 'chian'; did you mean 'chain'"),
-            ({"global_batch": 0, "memory_reserve": 1.0}, "the global batch must be at least 1, got 0; memory_reserve is"),
+            ({"global_batch": 0}, "the global batch must be at least 1, got 0"),
+            ({"memory_reserve": 1.0, "max_price_per_hour": 0}, "memory_reserve is .* got 1.0; max_price_per_hour must be a pos"),
             ({"max_price_per_hour": -1.0}, "max_price_per_hour must be a positive number, got -1.0"),
             ({"source": catalogue({"fast": 1}, prices={})}, "no device type has a price_per_hour"),
             ({"source": catalogue({"fast": "0..99", "slow": "0..99"})}, "9999 sub-clusters are more than 4000"),

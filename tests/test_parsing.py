@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hetpipe.limits import LARGEST_INTEGER, MOST_LEVELS
-from hetpipe.parsing import ParseError, parse_json, parse_yaml
+from hetpipe.files.limits import LARGEST_INTEGER, MOST_LEVELS
+from hetpipe.files.parsing import ParseError, parse_json, parse_yaml
 
 LAUGHS = "a: &a [ha, ha, ha, ha, ha, ha, ha, ha, ha]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)

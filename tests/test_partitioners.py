@@ -9,10 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.bounds import fluid_bound
-from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError
-from hetpipe.partition import Partitioner, PartitionError, Problem, Solution
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners import _deals, _groupings, _search
 from hetpipe.partitioners._floor import simple_plans
 from hetpipe.partitioners._search import Search
@@ -21,8 +18,11 @@ from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
 from hetpipe.partitioners.exhaustive import Exhaustive
-from hetpipe.plan import Plan
-from hetpipe.simulator import simulate
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import Partitioner, PartitionError, Problem, Solution
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
 from tests.plans import checked
 from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpipe.plan import Plan
-from hetpipe.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.predict.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.spec.plan import Plan
 from tests.strategies import make_cluster, make_profile
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 import hetpipe
-from hetpipe.bounds import fluid_bound
-from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError
-from hetpipe.partition import PartitionError, Problem, Solution
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners._search import Search
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.planner import make_plan, with_prediction
-from hetpipe.report import prediction_facts
-from hetpipe.simulator import simulate
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.planning.planner import make_plan, with_prediction
+from hetpipe.predict.simulator import simulate
+from hetpipe.show.report import prediction_facts
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.strategies import make_cluster, make_problem, make_profile
 
 CLUSTER = make_cluster([{"a": 1, "b": 1}], price={"a": 3.0, "b": 1.0})
@@ -153,8 +153,8 @@ class TestOptions:
         [
             ({"partitioner": "chian"}, "unknown partitioner 'chian'; did you mean 'chain'"),
             ({"global_batch": 0}, "the global batch must be at least 1, got 0"),
-            ({"global_batch": 10**9}, "global_batch must be at most 1048576, got 1000000000"),
-            ({"global_batch": 10**5000}, "global_batch must be at most 1048576, got a number of thousands of digits"),
+            ({"global_batch": 10**9}, "the global batch must be at most 1048576, got 1000000000"),
+            ({"global_batch": 10**5000}, "the global batch must be at most 1048576, got a number of thousands of digits"),
             ({"memory_reserve": 1.0}, "memory_reserve is a fraction"),
             ({"time_limit_seconds": 0.0}, "time_limit_seconds must be a positive number, got 0.0"),
             (

@@ -12,9 +12,9 @@ from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import System, in_training, mean_error
 from bench.prediction.run import parts_of, run
 from bench.prediction.runs import read_runs
-from hetpipe.cluster import RuntimeOverhead
-from hetpipe.formats import InputError
-from hetpipe.profiles import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.files.messages import InputError
+from hetpipe.spec.cluster import RuntimeOverhead
+from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
 from tests.external import NEEDS_SAILOR
 
 HEADER = (

@@ -11,14 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.cluster import Cluster
-from hetpipe.config import ProfileSection
-from hetpipe.device import Emulation
-from hetpipe.formats import InputError
-from hetpipe.launch import start_ranks
-from hetpipe.measure import measurers, profile_cluster
-from hetpipe.model import LOSSES, Loss, Model, evaluating
-from hetpipe.profiler import (
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import Emulation
+from hetpipe.layers.model import LOSSES, Loss, Model, evaluating
+from hetpipe.measuring.measure import measurers, profile_cluster
+from hetpipe.measuring.profiler import (
     check_sizes,
     default_type_name,
     layer_profiles,
@@ -26,8 +23,11 @@ from hetpipe.profiler import (
     profile_model,
     saved_bytes,
 )
-from hetpipe.profiles import Measurement, Profile
-from hetpipe.world import World
+from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.world import World
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import ProfileSection
+from hetpipe.spec.profile import Measurement, Profile
 from tests.ranks import _rank_program, run_ranks
 from tests.user_parts import tied
 

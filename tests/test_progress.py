@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from hetpipe import progress
-from hetpipe.progress import Activity, duration
+from hetpipe.processes import progress
+from hetpipe.processes.progress import Activity, duration
 
 
 @pytest.fixture(autouse=True)

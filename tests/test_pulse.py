@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetpipe import pulse
-from hetpipe.pulse import Beat, PeerLostError, Pulse, gone, peers_named, read_beats
-from hetpipe.whereabouts import describe_with, on_change, resumes_from
+from hetpipe.processes import pulse
+from hetpipe.processes.pulse import Beat, PeerLostError, Pulse, gone, peers_named, read_beats
+from hetpipe.processes.whereabouts import describe_with, on_change, resumes_from
 
 
 class Store:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe import registry
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
+from hetpipe.planning import registry
 
 
 def test_partitioners_are_found_by_name() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from hetpipe import rendezvous
-from hetpipe.rendezvous import fresh_part
+from hetpipe.processes import rendezvous
+from hetpipe.processes.rendezvous import fresh_part
 
 SOON, LATE = timedelta(seconds=0.3), timedelta(seconds=30)
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hetpipe.cost import owner_segments
-from hetpipe.plan import Plan
-from hetpipe.replicas import PlanGroups, fingerprint, local_groups, plan_groups
-from hetpipe.split import make_stage, tied_layers
+from hetpipe.layers.split import make_stage, tied_layers
+from hetpipe.predict.cost import owner_segments
+from hetpipe.runtime.replicas import PlanGroups, fingerprint, local_groups, plan_groups
+from hetpipe.spec.plan import Plan
 from tests.programs import refusals, twenty_steps
 from tests.ranks import cluster_of, make_plan, run_ranks
 

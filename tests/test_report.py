@@ -5,13 +5,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError
-from hetpipe.plan import Plan
-from hetpipe.profiles import Profile
-from hetpipe.report import (
-    human_bytes,
-    human_seconds,
+from hetpipe.files.messages import InputError
+from hetpipe.files.units import human_bytes, human_seconds
+from hetpipe.predict.timeline import Span, Timeline
+from hetpipe.show.report import (
     plan_rows,
     plan_table,
     share_text,
@@ -20,7 +17,9 @@ from hetpipe.report import (
     ticks,
     utilisation_table,
 )
-from hetpipe.timeline import Span, Timeline
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -231,6 +230,6 @@ def test_utilisation_without_a_prediction():
 
 
 def test_no_torch_is_needed():
-    code = "import sys, hetpipe.report, hetpipe.draw; print(*{'torch', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, hetpipe.show.report, hetpipe.show.draw; print(*{'torch', 'matplotlib'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert found.stdout.strip() == ""

@@ -14,18 +14,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from hetpipe import checkpoint, folders
-from hetpipe.build import build_layers
-from hetpipe.checkpoint import CheckpointError
-from hetpipe.config import Job
-from hetpipe.folders import check_room, claimed
-from hetpipe.formats import InputError
-from hetpipe.launch import RankFailure
-from hetpipe.profiles import Profile
-from hetpipe.resume import compare, identity
-from hetpipe.runlog import TrainResult
-from hetpipe.start import run_everywhere, train_rank
-from hetpipe.trainer import state_bytes
+from hetpipe.building.build import build_layers
+from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.checkpoint import CheckpointError
+from hetpipe.checkpoints.resume import compare, identity
+from hetpipe.files import folders
+from hetpipe.files.folders import check_room, claimed
+from hetpipe.files.messages import InputError
+from hetpipe.processes.launch import RankFailure
+from hetpipe.spec.job import Job
+from hetpipe.spec.profile import Profile
+from hetpipe.training.runlog import TrainResult
+from hetpipe.training.start import run_everywhere, train_rank
+from hetpipe.training.trainer import state_bytes
 from tests.commands import finish, start
 from tests.jobs import Folder, train
 from tests.test_checkpoint import ALONE, OPTIMIZERS, STATE, net, steps

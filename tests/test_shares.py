@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetpipe.formats import InputError
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.shares import deal, proportional_shares, shares_for
+from hetpipe.files.messages import InputError
+from hetpipe.planning.shares import deal, proportional_shares, shares_for
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
 def plan_of(*sizes: tuple[int, ...]) -> Plan:

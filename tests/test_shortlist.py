@@ -11,8 +11,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.cluster import LinkBetween
-from hetpipe.partition import PartitionError, Problem, Solution
 from hetpipe.partitioners import _shortlist
 from hetpipe.partitioners._columns import Columns
 from hetpipe.partitioners._floor import simple_plans
@@ -26,8 +24,10 @@ from hetpipe.partitioners._stages import Stages
 from hetpipe.partitioners._symmetry import Symmetry
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.exhaustive import Exhaustive
-from hetpipe.plan import Plan
-from hetpipe.simulator import simulate
+from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import LinkBetween
+from hetpipe.spec.plan import Plan
 from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 

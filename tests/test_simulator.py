@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.cluster import Cluster
 from hetpipe.partitioners._batch import Durations, ready_times
-from hetpipe.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.schedule import default_depths
-from hetpipe.simulator import PipelineCosts, pipeline_times, simulate
-from hetpipe.timeline import Timeline
+from hetpipe.predict.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.predict.timeline import Timeline
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.schedule import default_depths
 from tests.strategies import make_cluster, make_profile
 
 FREE = {"bandwidth": 1e300, "latency": 0.0}

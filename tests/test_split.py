@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hetpipe.device import MemoryMeter, static_storages
-from hetpipe.formats import InputError
-from hetpipe.model import as_tuple
-from hetpipe.split import (
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import MemoryMeter, static_storages
+from hetpipe.layers.model import as_tuple
+from hetpipe.layers.split import (
     TensorSpec,
     joint_gradients,
     make_stage,

@@ -15,11 +15,11 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hetpipe import exits
-from hetpipe.checkpoint import list_checkpoints
-from hetpipe.config import Job
-from hetpipe.start import run_everywhere, train_rank
-from hetpipe.stopping import RunStopped, StopRequest, heed_signals, stop_if_told
+from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.cli import exits
+from hetpipe.processes.stopping import RunStopped, StopRequest, heed_signals, stop_if_told
+from hetpipe.spec.job import Job
+from hetpipe.training.start import run_everywhere, train_rank
 from tests.commands import agents, finish, processes, start
 from tests.jobs import Folder, train
 

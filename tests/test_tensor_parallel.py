@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from hetpipe.bounds import fluid_bound
-from hetpipe.cluster import Cluster
-from hetpipe.cost import Costs, shard_owners, sync_segments
-from hetpipe.formats import InputError
-from hetpipe.partition import Partitioner, PartitionError
+from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.exhaustive import Exhaustive
-from hetpipe.plan import Plan, StagePlan
-from hetpipe.profiles import Profile
-from hetpipe.simulator import replica_costs, simulate
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import Partitioner, PartitionError
+from hetpipe.predict.cost import Costs, shard_owners, sync_segments
+from hetpipe.predict.simulator import replica_costs, simulate
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan, StagePlan
+from hetpipe.spec.profile import Profile
 from tests.strategies import make_cluster, make_problem, make_profile
 
 WIRE = {"bandwidth": 100.0, "latency": 0.5}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetpipe.data import fetch
-from hetpipe.formats import InputError
-from hetpipe.texts import (
+from hetpipe.building.data import fetch
+from hetpipe.building.texts import (
     END,
     FIRST,
     IGNORED,
@@ -19,6 +18,7 @@ from hetpipe.texts import (
     source_packages,
     words_of,
 )
+from hetpipe.files.messages import InputError
 
 
 def test_words_are_parts_of_names_numbers_and_signs() -> None:

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hetpipe.checkpoint import list_checkpoints
-from hetpipe.config import Job
-from hetpipe.start import run_everywhere, train_rank
-from hetpipe.trainer import TrainResult
+from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.spec.job import Job
+from hetpipe.training.start import run_everywhere, train_rank
+from hetpipe.training.trainer import TrainResult
 from tests import restarted_loop
 from tests.commands import ROOT, THREADS_LEFT, Ended, agents, finish
 from tests.jobs import Folder, train

@@ -1,8 +1,8 @@
 import json
 from itertools import pairwise
 
-from hetpipe.timeline import Span, Timeline
-from hetpipe.trace import by_device, chrome_trace, save_trace
+from hetpipe.predict.timeline import Span, Timeline
+from hetpipe.show.trace import by_device, chrome_trace, save_trace
 
 
 def timeline(*spans: Span, step: float = 1.0) -> Timeline:

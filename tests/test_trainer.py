@@ -12,17 +12,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from hetpipe.cluster import Cluster
-from hetpipe.config import Job
-from hetpipe.launch import RankFailure
-from hetpipe.plan import Plan
-from hetpipe.profiles import Profile
-from hetpipe.progress import Activity
-from hetpipe.runlog import TrainResult
-from hetpipe.simulator import simulate
-from hetpipe.start import profile_everywhere, run_everywhere, train_rank
-from hetpipe.tables import train_table
-from hetpipe.trainer import train_reference
+from hetpipe.predict.simulator import simulate
+from hetpipe.processes.launch import RankFailure
+from hetpipe.processes.progress import Activity
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+from hetpipe.training.runlog import TrainResult
+from hetpipe.training.start import profile_everywhere, run_everywhere, train_rank
+from hetpipe.training.table import train_table
+from hetpipe.training.trainer import train_reference
 from tests.jobs import POINTS, Folder, train
 
 

@@ -8,11 +8,11 @@ import functools
 import pytest
 import torch
 
-from hetpipe.cluster import Cluster
-from hetpipe.formats import InputError
-from hetpipe.launch import RankFailure
-from hetpipe.plan import Backend
+from hetpipe.files.messages import InputError
+from hetpipe.processes.launch import RankFailure
 from hetpipe.runtime.backends import check_backend
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Backend
 from tests.nets import batch, build
 from tests.ranks import cluster_of, run_ranks
 from tests.transparency import Case, Trained, largest_difference, train_cases, train_on_one_device

@@ -1,4 +1,4 @@
-"""hetpipe/uneven.py, hetpipe/uneven_shares.py: each sample once, in unequal parts; DDP's gradient is that of the whole batch."""
+"""hetpipe/uneven/: each sample once, in unequal parts; DDP's gradient is that of the whole batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from hetpipe.data import EpochSampler
-from hetpipe.formats import InputError
+from hetpipe.building.data import EpochSampler
+from hetpipe.files.messages import InputError
 from hetpipe.uneven import (
     ShareLoader,
     ShareSampler,
@@ -23,7 +23,7 @@ from hetpipe.uneven import (
     process_group,
     windows,
 )
-from hetpipe.uneven_shares import plan_shares, share_out
+from hetpipe.uneven.shares import plan_shares, share_out
 from tests.commands import free_port
 from tests.ranks import cluster_of, make_plan, run_ranks
 from tests.uneven_ranks import Case, gradients, oddities

@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from hetpipe import checkpoint
-from hetpipe.formats import InputError
-from hetpipe.split import tied_layers, trace_boundaries
-from hetpipe.weights import empty_names, load_state, materialise, placed, state_of, tensors_of
+from hetpipe.checkpoints import checkpoint
+from hetpipe.files.messages import InputError
+from hetpipe.layers.split import tied_layers, trace_boundaries
+from hetpipe.layers.weights import empty_names, load_state, materialise, placed, state_of, tensors_of
 from tests.jobs import STATE
 from tests.test_checkpoint import ALONE
 

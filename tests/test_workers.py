@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hetpipe.partitioners import _columns
-from hetpipe.workers import cores
+from hetpipe.planning.workers import cores
 
 
 def test_as_many_threads_as_processors_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hetpipe import checkpoint
-from hetpipe.device import one_thread
-from hetpipe.formats import InputError
-from hetpipe.hf import export_weights
-from hetpipe.model import Model
+from hetpipe.checkpoints import checkpoint
+from hetpipe.exchange.hf import export_weights
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import one_thread
+from hetpipe.layers.model import Model
+from hetpipe.layers.weights import empty_names, materialise, state_of, tensors_of
+from hetpipe.measuring.profiler import profile_model
 from hetpipe.models import gpt2, llama
-from hetpipe.profiler import profile_model
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.weights import empty_names, materialise, state_of, tensors_of
 from tests.ranks import cluster_of, run_ranks
 from tests.test_checkpoint import ALONE
 from tests.zoo import (
@@ -198,7 +198,7 @@ def test_back_to_a_folder_that_transformers_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     row = trained[name]
-    monkeypatch.setattr("hetpipe.hf.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("hetpipe.exchange.hf.SHARD_BYTES", shard_bytes)
     layers = ZOO[name].build(weights=str(row["folder"]))
     export_weights(layers, Path(row["ranks"][0]["checkpoint"]), tmp_path / "out")
     assert all(

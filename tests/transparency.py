@@ -11,20 +11,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetpipe.build import build_metric
-from hetpipe.config import BatchNorm
-from hetpipe.device import Emulation, one_thread
-from hetpipe.model import Loss, Model, Tensors, class_weight, cross_entropy, mse, select, split_rows
-from hetpipe.plan import Backend, Plan
-from hetpipe.profiles import Measurement
+from hetpipe.building.build import build_metric
+from hetpipe.layers.device import Emulation, one_thread
+from hetpipe.layers.model import Loss, Model, Tensors, class_weight, cross_entropy, mse, select, split_rows
+from hetpipe.processes.whereabouts import describe_with
+from hetpipe.processes.world import World
 from hetpipe.runtime import backends
 from hetpipe.runtime.backends import check_backend, seat
 from hetpipe.runtime.base import Engine, Evaluation
 from hetpipe.runtime.engine import TorchEngine
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.reference import ReferenceEngine
-from hetpipe.whereabouts import describe_with
-from hetpipe.world import World
+from hetpipe.spec.job import BatchNorm
+from hetpipe.spec.plan import Backend, Plan
+from hetpipe.spec.profile import Measurement
 from tests.nets import LAYERS, WORDS, batch, build
 from tests.ranks import make_plan
 

@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from hetpipe.formats import InputError
+from hetpipe.files.messages import InputError
+from hetpipe.processes.world import World
 from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, windows
-from hetpipe.uneven_shares import measured_shares
-from hetpipe.world import World
+from hetpipe.uneven.shares import measured_shares
 
 
 class Case(NamedTuple):

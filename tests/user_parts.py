@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from hetpipe.datasets import DataSplits
+from hetpipe.building.datasets import DataSplits
 
 NOT_A_FUNCTION = 3
 

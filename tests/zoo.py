@@ -23,13 +23,13 @@ from transformers import (
 )
 
 from bench.stage_memory.run import fill_stage
-from hetpipe import checkpoint
-from hetpipe.model import Loss, Tensors, cross_entropy
+from hetpipe.checkpoints import checkpoint
+from hetpipe.layers.model import Loss, Tensors, cross_entropy
+from hetpipe.layers.weights import empty_names, tensors_of
 from hetpipe.models import bert, gpt2, llama, t5
-from hetpipe.plan import Backend
-from hetpipe.weights import empty_names, tensors_of
-from hetpipe.whereabouts import describe_with
-from hetpipe.world import World
+from hetpipe.processes.whereabouts import describe_with
+from hetpipe.processes.world import World
+from hetpipe.spec.plan import Backend
 from tests.jobs import STATE
 from tests.ranks import make_plan
 from tests.transparency import open_engine

@@ -17,20 +17,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hetpipe.bounds import fluid_bound
-from hetpipe.cli import main
-from hetpipe.cluster import Cluster
-from hetpipe.config import Job
-from hetpipe.draw import draw_plan
-from hetpipe.formats import InputError, write_text
-from hetpipe.partition import PartitionError, Problem
-from hetpipe.plan import Plan
-from hetpipe.planner import make_plan
-from hetpipe.profiles import Profile
-from hetpipe.report import human_seconds, plan_table, text_gantt, utilisation_table
-from hetpipe.runlog import TrainResult
-from hetpipe.start import profile_everywhere, run_everywhere
-from hetpipe.trainer import Trainer, train_reference
+from hetpipe.cli.commands import main
+from hetpipe.files.messages import InputError
+from hetpipe.files.units import human_seconds
+from hetpipe.files.writing import write_text
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.planner import make_plan
+from hetpipe.show.draw import draw_plan
+from hetpipe.show.report import plan_table, text_gantt, utilisation_table
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+from hetpipe.training.runlog import TrainResult
+from hetpipe.training.start import profile_everywhere, run_everywhere
+from hetpipe.training.trainer import Trainer, train_reference
 
 console = Console()
 WAYS = {"even-data-parallel": "equal data parallel", "even": "even pipeline", "auto": "the plan"}

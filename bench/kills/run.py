@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 
-from hetpipe.checkpoint import list_checkpoints
-from hetpipe.cli import main
+from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.cli.commands import main
 
 MARK = "HETPIPE_KILLS_RUN"  # in the environment of a command and of all that it starts
 GONE_SECONDS = 15.0

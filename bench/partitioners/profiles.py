@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetpipe.data_folder import find_data
-from hetpipe.profiles import Profile
+from hetpipe.building.data_folder import find_data
+from hetpipe.spec.profile import Profile
 
 SAILOR = find_data("sailor")
 EFFICIENCY, LAUNCH_SECONDS = 0.45, 2e-4

@@ -19,14 +19,14 @@ from rich.table import Table
 
 from bench.partitioners.clusters import CASES, LARGE, Case, cluster
 from bench.partitioners.profiles import profile
-from hetpipe.cli import main
-from hetpipe.formats import write_text
-from hetpipe.partition import PartitionError, Problem
+from hetpipe.cli.commands import main
+from hetpipe.files.writing import write_text
 from hetpipe.partitioners.auto import Auto
-from hetpipe.plan import Plan
-from hetpipe.registry import partitioner
-from hetpipe.simulator import simulate
-from hetpipe.timeline import Timeline
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.registry import partitioner
+from hetpipe.predict.simulator import simulate
+from hetpipe.predict.timeline import Timeline
+from hetpipe.spec.plan import Plan
 
 BASELINES = ("even", "equal-parameters", "torchgpipe-balance", "memory-layers", "type-blind", "fasop",
              "even-data-parallel", "uneven-data-parallel")  # fmt: skip

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.partitioners.profiles import SAILOR, profile
-from hetpipe.cluster import Cluster
-from hetpipe.importers.options import ImportOptions
-from hetpipe.importers.sailor import import_sailor
-from hetpipe.partition import Problem
+from hetpipe.exchange.importers.options import ImportOptions
+from hetpipe.exchange.importers.sailor import import_sailor
 from hetpipe.partitioners.auto import Auto
-from hetpipe.profiles import Profile
-from hetpipe.simulator import simulate
+from hetpipe.planning.partition import Problem
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.profile import Profile
 
 MODEL = "OPT-350"
 TYPES = {"A100-40": 40, "V100-16": 16, "Titan-RTX": 24, "GH-96": 96}  # GB

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.prediction.runs import DEVICES_PER_NODE, Run
-from hetpipe.cluster import Cluster, RuntimeOverhead
-from hetpipe.importers import ImportOptions, import_published
-from hetpipe.profiles import Measurement, Profile
-from hetpipe.simulator import simulate
+from hetpipe.exchange.importers import ImportOptions, import_published
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import Cluster, RuntimeOverhead
+from hetpipe.spec.profile import Measurement, Profile
 
 
 class System(NamedTuple):

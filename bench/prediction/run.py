@@ -19,9 +19,9 @@ from bench.prediction.earlier import earlier_runs
 from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import System, mean_error, predict_all
 from bench.prediction.runs import read_runs
-from hetpipe.cli import main
-from hetpipe.cluster import RuntimeOverhead
-from hetpipe.data_folder import data_folder
+from hetpipe.building.data_folder import data_folder
+from hetpipe.cli.commands import main
+from hetpipe.spec.cluster import RuntimeOverhead
 
 console = Console()
 GB = 1e9

@@ -19,12 +19,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hetpipe.cli import main
-from hetpipe.cluster import Cluster
-from hetpipe.plan import Plan
-from hetpipe.profiles import Profile
-from hetpipe.schedule import default_depths
-from hetpipe.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.cli.commands import main
+from hetpipe.predict.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.schedule import default_depths
 
 SHAPES = ((4, 8), (8, 64), (16, 128), (64, 512), (128, 1024))
 

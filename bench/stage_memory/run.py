@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from hetpipe.cluster import Cluster
-from hetpipe.launch import start_ranks
-from hetpipe.weights import materialise, tensors_of
+from hetpipe.layers.weights import materialise, tensors_of
+from hetpipe.processes.launch import start_ranks
+from hetpipe.spec.cluster import Cluster
 
 
 def resident_bytes(key: str) -> int:

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from hetpipe.formats import (
+from hetpipe.files.formats import (
     Count,
-    Faults,
     Flag,
     Name,
     Number,
@@ -19,7 +18,8 @@ from hetpipe.formats import (
     read_mapping,
     validated,
 )
-from hetpipe.limits import MOST_COUNT
+from hetpipe.files.limits import MOST_COUNT
+from hetpipe.files.messages import Faults
 
 Switch = Annotated[Flag, BeforeValidator(lambda value: bool(value) if value in (0, 1) else value)]  # FastSpeed writes 0 and 1
 Interval = Annotated[int, Field(strict=True, ge=-MOST_COUNT, le=MOST_COUNT)]  # 0 and below: never

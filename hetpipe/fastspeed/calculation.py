@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hetpipe.formats import InputError, cut
-from hetpipe.model import evaluating
+from hetpipe.files.messages import InputError, cut
+from hetpipe.layers.model import evaluating
 
 
 def cnnCalculateParam(model: nn.Module, shape: Sequence[int]) -> tuple[int, int]:  # noqa: N802  # FastSpeed's name

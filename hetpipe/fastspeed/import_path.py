@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from hetpipe.formats import InputError, nearest
+from hetpipe.files.messages import InputError, nearest
 
 _WHERE = "strategy.runing_dependency"
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe import registry
-from hetpipe.formats import InputError, cut, listed, reason, shown
-from hetpipe.limits import MOST_COUNT
-from hetpipe.model import Tensors, as_tuple
-from hetpipe.training_state import differences
-from hetpipe.weights import load_state, materialise
+from hetpipe.checkpoints.training_state import differences
+from hetpipe.files.limits import MOST_COUNT
+from hetpipe.files.messages import InputError, cut, listed, reason, shown
+from hetpipe.layers.model import Tensors, as_tuple
+from hetpipe.layers.weights import load_state, materialise
+from hetpipe.planning import registry
 
 
 class TakesDict(nn.Module):

@@ -24,21 +24,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from hetpipe.cache import measured
-from hetpipe.config import PlanSection, ProfileSection, TorchNamed
-from hetpipe.data import EpochSampler
+from hetpipe.building.data import EpochSampler
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.convert import MODEL, accumulated, manual_plan, measured_sizes
 from hetpipe.fastspeed.module import as_one_layer, load_optimizer, load_weights, read_checkpoint
-from hetpipe.formats import InputError, make_folder
-from hetpipe.model import Loss, Model, Tensors, as_tuple, as_value
-from hetpipe.plan import Plan
-from hetpipe.runtime import wrap
+from hetpipe.files.messages import InputError
+from hetpipe.files.writing import make_folder
+from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value
+from hetpipe.layers.weights import state_of
+from hetpipe.measuring.cache import measured
+from hetpipe.planning.shares import proportional_shares
+from hetpipe.processes.world import World, connect
 from hetpipe.runtime.base import Engine
-from hetpipe.session import Setting, meet, planned
-from hetpipe.shares import proportional_shares
-from hetpipe.weights import state_of
-from hetpipe.world import World, connect
+from hetpipe.spec.job import PlanSection, ProfileSection, TorchNamed
+from hetpipe.spec.plan import Plan
+from hetpipe.training.own_loop import wrap
+from hetpipe.training.session import Setting, meet, planned
 
 LossTokens = Callable[[Any, Any], Tensor]
 

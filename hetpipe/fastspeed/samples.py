@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hetpipe import registry
-from hetpipe.datasets import DataSplits
-from hetpipe.formats import InputError
+from hetpipe.building.datasets import DataSplits
+from hetpipe.files.messages import InputError
+from hetpipe.planning import registry
 
 
 class DictSamples(Dataset[Any]):

@@ -1,7 +1,6 @@
-"""Executing plans: one adapter a back end behind the Engine protocol, and `wrap` for one's own training loop."""
+"""One step of a plan, exactly. Read in this order:
 
-from __future__ import annotations
-
-from hetpipe.runtime.own_loop import wrap
-
-__all__ = ["wrap"]
+base (the Engine protocol), recorder (when each action ran), replicas (sums of gradients over the owners of a layer),
+given (is the batch right?), plan_engine (the step), executor and engine (a process a device), pipes/ (a process a
+replica), finite (where the first NaN arose), backends (which of them, by name).
+"""

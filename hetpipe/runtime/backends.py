@@ -8,20 +8,20 @@ from importlib import import_module
 
 import torch
 
-from hetpipe.cluster import Cluster, Device
-from hetpipe.device import Emulation
-from hetpipe.formats import InputError
-from hetpipe.model import Model
-from hetpipe.plan import Backend, Plan
-from hetpipe.replicas import PlanGroups
-from hetpipe.runtime.one_process import Library, OneProcessEngine
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import Emulation
+from hetpipe.layers.model import Model
+from hetpipe.layers.split import refuse_skips, tied_layers
+from hetpipe.processes.world import World
+from hetpipe.runtime.pipes.one_process import Library, OneProcessEngine
 from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
-from hetpipe.split import refuse_skips, tied_layers
-from hetpipe.world import World
+from hetpipe.runtime.replicas import PlanGroups
+from hetpipe.spec.cluster import Cluster, Device
+from hetpipe.spec.plan import Backend, Plan
 
 _LIBRARIES = {
-    "fairscale": "hetpipe.runtime.fairscale_pipe",
-    "torchgpipe": "hetpipe.runtime.torchgpipe_gpipe",
+    "fairscale": "hetpipe.runtime.pipes.fairscale_pipe",
+    "torchgpipe": "hetpipe.runtime.pipes.torchgpipe_gpipe",
 }
 
 

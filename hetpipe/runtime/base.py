@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import nn
 
-from hetpipe.model import Tensors
+from hetpipe.layers.model import Tensors
 
 Metric = Callable[[Tensors, Tensors], tuple[float, int]]
 

@@ -8,16 +8,16 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from hetpipe.device import Emulation, MemoryMeter, module_bytes, static_storages
-from hetpipe.model import Model, Tensors, evaluating, move, split_rows
-from hetpipe.plan import Plan
-from hetpipe.replicas import GradientSync, PlanGroups, local_groups, plan_groups
+from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
+from hetpipe.layers.model import Model, Tensors, evaluating, move, split_rows
+from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
+from hetpipe.layers.weights import materialise
+from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine, Score
 from hetpipe.runtime.recorder import Recorder
+from hetpipe.runtime.replicas import GradientSync, PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.torch_pipelining import Ends, StageRun
-from hetpipe.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
-from hetpipe.weights import materialise
-from hetpipe.world import World
+from hetpipe.spec.plan import Plan
 
 
 class TorchEngine(PlanEngine):

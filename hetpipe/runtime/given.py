@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from hetpipe.batch_norm import may_normalise_batches, needs_a_choice, normalises_batches
-from hetpipe.formats import InputError
-from hetpipe.loss_check import check_labels, check_loss
-from hetpipe.loss_trial import Trial, layer_name
-from hetpipe.model import Loss, Model, Tensors, as_tuple, batch_size
-from hetpipe.progress import say
-from hetpipe.split import TensorSpec
+from hetpipe.files.messages import InputError
+from hetpipe.layers.batch_norm import may_normalise_batches, needs_a_choice, normalises_batches
+from hetpipe.layers.loss_check import check_labels, check_loss
+from hetpipe.layers.loss_trial import Trial, layer_name
+from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, batch_size
+from hetpipe.layers.split import TensorSpec
+from hetpipe.processes.progress import say
 
 
 class Given:
@@ -61,7 +61,7 @@ class Given:
             )
 
     def check_loss(self, output: Sequence[TensorSpec], rows: int, targets: Tensors, device: torch.device) -> None:
-        """InputError if a target is no class or, the first time, if the loss does not do (see `hetpipe/loss_check.py`). `output`
+        """InputError if a target is no class or, the first time, if the loss does not do (see `loss_check`). `output`
         is what the last layer gives for so many rows, on this device."""
         trial = Trial(loss=self._loss, layer=layer_name(self._model), output=output, rows=rows, targets=targets)
         check_labels(trial, f"{self._replica}'s share of the batch")

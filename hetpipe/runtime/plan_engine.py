@@ -11,19 +11,19 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from hetpipe.formats import InputError, listed
-from hetpipe.model import Model, Tensors, Wanted, batch_size, evaluating, select
-from hetpipe.plan import Plan
-from hetpipe.pulse import peers_named
-from hetpipe.rendezvous import give_back_at_exit
-from hetpipe.replicas import GradientSync, is_finite
+from hetpipe.files.messages import InputError, listed
+from hetpipe.layers.model import Model, Tensors, Wanted, batch_size, evaluating, select
+from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.weights import load_state, plain_name, state_of
+from hetpipe.planning.shares import shares_for
+from hetpipe.processes.pulse import peers_named
+from hetpipe.processes.rendezvous import give_back_at_exit
+from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.given import Given
 from hetpipe.runtime.recorder import Recorder
-from hetpipe.shares import shares_for
-from hetpipe.split import TensorSpec
-from hetpipe.weights import load_state, plain_name, state_of
-from hetpipe.world import World
+from hetpipe.runtime.replicas import GradientSync, is_finite
+from hetpipe.spec.plan import Plan
 
 Score = Callable[[Tensors, Wanted], None]
 Span = tuple[str, int, int, str, int, float, float]  # device, replica, stage, kind, micro-batch, start, end

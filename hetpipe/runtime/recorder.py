@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hetpipe.device import MemoryMeter, Pacer, timing_event
+from hetpipe.layers.device import MemoryMeter, Pacer, timing_event
 
 
 @dataclass

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from hetpipe.model import Loss, Tensors, evaluating
+from hetpipe.layers.model import Loss, Tensors, evaluating
+from hetpipe.layers.weights import materialise
 from hetpipe.runtime.base import Evaluation, Metric
-from hetpipe.weights import materialise
 
 
 class ReferenceEngine:

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-from hetpipe.model import Tensors, Wanted, as_tuple
-from hetpipe.progress import debugging
+from hetpipe.layers.model import Tensors, Wanted, as_tuple
+from hetpipe.layers.split import Stage, TensorSpec
+from hetpipe.processes.progress import debugging
 from hetpipe.runtime.recorder import Recorder
-from hetpipe.schedule import Action, pipeline_actions
-from hetpipe.split import Stage, TensorSpec
+from hetpipe.spec.schedule import Action, pipeline_actions
 
 if not debugging():  # an error is told by the rank that has it, without a drawing of all
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)

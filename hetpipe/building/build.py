@@ -1,0 +1,239 @@
+"""Job → Model, data, optimizer, schedule: every name of the job file turned into the object it means."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hetpipe.building.data import MapDataset, fetch
+from hetpipe.building.datasets import DataSplits
+from hetpipe.files.messages import InputError, cut, nearest, shown
+from hetpipe.layers.batch_norm import check_batch_norm
+from hetpipe.layers.loss_check import check_sample
+from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
+from hetpipe.layers.split import trace_boundaries
+from hetpipe.planning import registry
+from hetpipe.runtime.base import Metric
+from hetpipe.spec.job import Job, LossSection, Named, SchedulerSection, TorchNamed
+
+_OPTIMIZERS_REFUSED = {
+    "LBFGS": "it evaluates the model several times a step",
+    "SparseAdam": "it needs sparse gradients",
+    "Muon": "it takes matrices only",
+}
+_SCHEDULERS_REFUSED = {
+    "LambdaLR": "a function",
+    "MultiplicativeLR": "a function",
+    "ReduceLROnPlateau": "a metric at every step",
+    "SequentialLR": "other schedulers",
+    "ChainedScheduler": "other schedulers",
+}
+TRIED_STEPS = 10_000  # of a schedule, before anything is measured
+SAMPLES = 8  # of the data that are looked at, likewise
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, *, theirs: bool = False) -> Any:
+    """Call with the job's arguments; an unknown one is named with the nearest known. What a function of the user's (`theirs`)
+    raises beside refusals of its arguments is its own fault, and is told with its traceback."""
+    signature = inspect.signature(function)
+    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        known = [
+            n for n, p in signature.parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        for name in arguments:
+            if name not in known:
+                raise InputError(f"{what} has no argument {name!r}{nearest(name, known)}")
+    try:
+        return function(**arguments)
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from error
+    except Exception as error:
+        if theirs and not isinstance(error, TypeError | ValueError):
+            raise
+        raise InputError(f"{what} refuses its arguments {shown(dict(arguments))}: {cut(str(error))}") from error
+
+
+def _function(section: Named, find: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+    return registry.load_target(section.target) if section.target is not None else find(str(section.name))
+
+
+def build_data(job: Job) -> DataSplits:
+    """The job's training and test samples."""
+    splits = _call(
+        _function(job.data, registry.dataset), job.data.args, f"data {job.data.label!r}", theirs=job.data.target is not None
+    )
+    if isinstance(splits, tuple) and len(splits) == 2:
+        splits = DataSplits(train=splits[0], test=splits[1])
+    if not isinstance(splits, DataSplits):
+        raise InputError(
+            f"data {job.data.label!r} must return DataSplits(train, test) or a pair, found {type(splits).__name__}"
+        )
+    for part, samples in (("training", splits.train), ("test", splits.test)):
+        if samples is not None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+            raise InputError(
+                f"data {job.data.label!r}: the {part} samples are of type {type(samples).__name__}, which has no "
+                "length or no index: give a map-style dataset, or a list of (inputs, target)"
+            )
+    if len(splits.train) == 0:  # type: ignore[arg-type]
+        raise InputError(f"data {job.data.label!r} has no training samples")
+    return splits
+
+
+def build_loss(section: LossSection) -> Loss:
+    """The job's loss and its weight."""
+    if section.target is not None:
+        function = registry.load_target(section.target)
+    else:
+        name = section.name or "cross_entropy"
+        if name not in LOSSES:
+            raise InputError(f"unknown loss {name!r}{nearest(name, list(LOSSES))}")
+        function = LOSSES[name]
+        if section.class_weights is not None:
+            both: dict[str, Any] = {"ignore_index": section.ignore_index, "class_weights": section.class_weights}
+            return Loss(function=partial(cross_entropy, **both), weight=partial(class_weight, **both),
+                        ignore_index=section.ignore_index)  # fmt: skip
+        if name == "cross_entropy" and section.ignore_index != -100:
+            function = partial(cross_entropy, ignore_index=section.ignore_index)
+    weight = registry.load_target(section.weight_fn) if section.weight_fn is not None else section.weight
+    return Loss(function=function, weight=weight, ignore_index=section.ignore_index)
+
+
+def build_metric(loss: Loss) -> Metric | None:
+    """What to count in an evaluation beside the loss: for cross-entropy, the correct predictions."""
+    if getattr(loss.function, "func", loss.function) is not cross_entropy:
+        return None
+    return partial(accuracy, ignore_index=loss.ignore_index)
+
+
+def check_training(job: Job) -> None:
+    """There is such a partitioner, and optimizer and schedule take their arguments: known before anything is measured."""
+    registry.check_partitioner(job.plan.partitioner)
+    section, optimizer = job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])
+    check_length(build_scheduler(section, optimizer), job.train.steps)
+    if section is not None:
+        _try_schedule(section, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))]), job.train.steps)
+
+
+def check_length(scheduler: torch.optim.lr_scheduler.LRScheduler | None, steps: int | None) -> None:
+    """InputError if a schedule that ends (OneCycleLR) ends before the training of so many steps."""
+    for part in getattr(scheduler, "_schedulers", [scheduler]):
+        most, warmup = getattr(part, "total_steps", None), sum(getattr(scheduler, "_milestones", []))
+        if steps is not None and most is not None and steps - warmup > most:
+            raise InputError(f"scheduler {type(part).__name__!r} has total_steps: {most}, but the job trains {steps} steps"
+                             + (f", {warmup} of them its warm-up" if warmup else ""))  # fmt: skip
+
+
+def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, steps: int | None) -> None:
+    """InputError if a schedule that can be built cannot go on: some divide by what they are given only then. Without the warm-up,
+    which another schedule does."""
+    alone = section if section.name == "LinearLR" else section.model_copy(update={"warmup_steps": 0})
+    scheduler = build_scheduler(alone, optimizer)
+    assert scheduler is not None
+    try:
+        optimizer.step()
+        for _ in range(min(TRIED_STEPS, steps or TRIED_STEPS, getattr(scheduler, "total_steps", TRIED_STEPS))):
+            scheduler.step()
+    except (ArithmeticError, TypeError, ValueError) as error:
+        hint = ": what counts steps must be above 0" if isinstance(error, ZeroDivisionError) else ""
+        raise InputError(f"scheduler {section.name!r} does not run with {shown(section.arguments)}: "
+                         f"{type(error).__name__}: {cut(str(error))}{hint}") from error  # fmt: skip
+
+
+def build_layers(job: Job) -> Any:
+    """What the job's model function returns: an nn.Sequential, if it is right."""
+    torch.manual_seed(job.train.seed)
+    layers = _call(
+        _function(job.model, registry.model), job.model.args, f"model {job.model.label!r}", theirs=job.model.target is not None
+    )
+    return layers.to(DTYPES[job.train.dtype]) if isinstance(layers, nn.Sequential) else layers
+
+
+def build_model(job: Job, data: MapDataset) -> Model:
+    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first; a few others
+    are looked at, too, so that what does not fit together is known before anything is measured."""
+    layers = build_layers(job)
+    numbers = sorted({round(i * (len(data) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})  # type: ignore[arg-type]
+    try:
+        inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor(numbers)))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"data {job.data.label!r}: {error}") from error
+    first = slice(0, 1)
+    model = Model(name=job.model.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
+                  loss=build_loss(job.loss), batch_norm=job.model.batch_norm)  # fmt: skip
+    check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
+    output = trace_boundaries(model.layers, model.inputs, backward=True)[-1]
+    check_sample(model, output, f"data {job.data.label!r}", targets, numbers)
+    return model
+
+
+def as_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors of a batch in the model's type; TypeError where it holds something else."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"samples hold tensors or tuples of tensors, found {type(value).__name__}")
+    return tuple(as_dtype(v, dtype) for v in value)
+
+
+def _torch_class(module: Any, base: type, name: str, what: str) -> type:
+    known = [
+        n
+        for n, c in vars(module).items()
+        if inspect.isclass(c) and issubclass(c, base) and c is not base and not n.startswith("_")
+    ]
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}{nearest(name, sorted(known))}")
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def optimizer_factory(section: TorchNamed) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:
+    """The optimizer of torch.optim by its name, as a function of parameters."""
+    found = _torch_class(torch.optim, torch.optim.Optimizer, section.name, "optimizer")
+    if section.name in _OPTIMIZERS_REFUSED:
+        reason = _OPTIMIZERS_REFUSED[section.name]
+        raise InputError(
+            f"optimizer {section.name!r} cannot train a pipeline: {reason}; use, for example, AdamW"
+        )
+    return lambda parameters: _call(
+        lambda **kw: found(list(parameters), **kw), _checked(found, section), f"optimizer {section.name!r}"
+    )
+
+
+def _checked(found: type, section: TorchNamed) -> dict[str, Any]:
+    known = [n for n in inspect.signature(found).parameters if n not in ("params", "self", "optimizer")]
+    for name in section.arguments:
+        if name not in known:
+            raise InputError(f"{section.name!r} has no argument {name!r}{nearest(name, known)}")
+    return section.arguments
+
+
+def build_scheduler(
+    section: SchedulerSection | None, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """The learning-rate schedule. LinearLR with `warmup_steps` w rises from 1/w of the rate over w steps; any other schedule
+    begins after such a warm-up."""
+    if section is None:
+        return None
+    schedulers = torch.optim.lr_scheduler
+    found = _torch_class(schedulers, schedulers.LRScheduler, section.name, "scheduler")
+    if section.name in _SCHEDULERS_REFUSED:
+        raise InputError(
+            f"scheduler {section.name!r} cannot be written in a job file: it takes "
+            f"{_SCHEDULERS_REFUSED[section.name]}; use, for example, CosineAnnealingLR with warmup_steps"
+        )
+    arguments, warmup = _checked(found, section), section.warmup_steps
+    if section.name == "LinearLR" and warmup:
+        arguments = {"start_factor": 1 / warmup, "total_iters": warmup, **arguments}
+    main: torch.optim.lr_scheduler.LRScheduler = _call(
+        lambda **kw: found(optimizer, **kw), arguments, f"scheduler {section.name!r}"
+    )
+    if not warmup or section.name == "LinearLR":
+        return main
+    rise = schedulers.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup)
+    return schedulers.SequentialLR(optimizer, [rise, main], milestones=[warmup])

@@ -1,0 +1,183 @@
+"""Which samples make up which step: seeded, resumable, each sample exactly once an epoch, split unequally.
+
+Every rank computes the same indices from the same seed and takes its own part of them, so nothing is sent and
+nothing can disagree. The sizes of the parts are decided in `hetpipe/planning/shares.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypedDict
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from hetpipe.files.messages import InputError
+
+
+class SamplerState(TypedDict):
+    """Where an EpochSampler stands; plain numbers, fit for a checkpoint."""
+
+    samples: int
+    seed: int
+    shuffle: bool
+    epoch: int
+    position: int
+
+
+class EpochSampler:
+    """Global batches of sample indices, epoch by epoch.
+
+    Iterating yields what is left of the current epoch as int64 [b] tensors, b = global_batch but for the last
+    batch, which may be smaller and is not dropped; the next iteration is the next epoch. A batch counts as
+    seen as soon as it is yielded, so a state saved after its step resumes with the batch after it.
+
+    Attributes:
+        epoch: epochs completed.
+        position: samples of the current epoch already yielded. Since it counts samples, a run can resume with
+            another global batch: no sample is seen twice in the epoch, and none is left out.
+    """
+
+    def __init__(self, samples: int, global_batch: int, *, seed: int = 0, shuffle: bool = True) -> None:
+        for name, value in dict(samples=samples, global_batch=global_batch).items():
+            if value < 1:
+                raise ValueError(f"sampler: {name} must be at least 1, got {value}")
+        self.samples, self.global_batch = samples, global_batch
+        self.seed, self.shuffle = seed, shuffle
+        self.epoch = 0
+        self.position = 0
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Steps of a whole epoch, the last partial one included."""
+        return -(-self.samples // self.global_batch)
+
+    def __len__(self) -> int:
+        """Batches left in this epoch; of the next one where this one is at its end."""
+        left = self.samples - self.position
+        return -(-left // self.global_batch) if left else self.batches_per_epoch
+
+    def order(self, epoch: int) -> Tensor:
+        """The permutation of an epoch: int64 [samples]."""
+        if not self.shuffle:
+            return torch.arange(self.samples)
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(self.samples, generator=generator)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.position == self.samples:
+            self.epoch, self.position = self.epoch + 1, 0
+        order = self.order(self.epoch)
+        while self.position < self.samples:
+            batch = order[self.position : self.position + self.global_batch]
+            self.position += len(batch)
+            yield batch
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def forever(self) -> Iterator[Tensor]:
+        """Batches of this epoch, the next, and so on without end."""
+        while True:
+            yield from self
+
+    def state_dict(self) -> SamplerState:
+        """The state, for a checkpoint."""
+        return SamplerState(
+            samples=self.samples,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            epoch=self.epoch,
+            position=self.position,
+        )
+
+    def load_state_dict(self, state: SamplerState) -> None:
+        """Continues where the state was saved, in the saved run's order: its seed is taken over too."""
+        if state["samples"] != self.samples:
+            raise ValueError(
+                f"the checkpoint was saved over {state['samples']} samples, the data now has {self.samples}: "
+                "resume on the same data, or start anew"
+            )
+        if state["epoch"] < 0 or not 0 <= state["position"] <= self.samples:
+            raise ValueError(
+                f"the checkpoint stands at sample {state['position']} of epoch {state['epoch']}, "
+                f"outside an epoch of {self.samples} samples"
+            )
+        self.seed, self.shuffle = state["seed"], state["shuffle"]
+        self.epoch, self.position = state["epoch"], state["position"]
+
+
+def replica_slices(batch: Tensor, shares: Sequence[int]) -> list[Tensor]:
+    """Consecutive parts of the first dimension, one a replica: `shares[r]` samples for replica r, 0 allowed.
+
+    Works on indices [b] as on samples [b, …], and on a replica's part with the sizes of its micro-batches.
+    """
+    if any(share < 0 for share in shares) or sum(shares) != len(batch):
+        raise ValueError(
+            f"shares {list(shares)} sum to {sum(shares)}, the batch has {len(batch)} samples: "
+            "shares are not negative and sum to the batch"
+        )
+    return list(torch.split(batch, list(shares)))
+
+
+class MapDataset(Protocol):
+    """A map-style dataset; `__getitems__(indices)` is used where it has one."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def fetch(dataset: MapDataset, indices: Tensor) -> tuple[Any, Any]:
+    """The samples of int64 [b] indices as (inputs, targets), collated by torch's rules along dimension 0.
+
+    For no indices the tensors have the shapes and types of sample 0 but zero samples.
+    """
+    numbers: list[int] = indices.tolist()
+    wanted = numbers or [0]
+    many = getattr(dataset, "__getitems__", None)
+    samples = many(wanted) if many is not None else [dataset[number] for number in wanted]
+    for number, sample in zip(wanted, samples, strict=False):
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise InputError(
+                f"sample {number} of {type(dataset).__name__} is not a pair (inputs, target) but {_describe(sample)}"
+            )
+    try:
+        inputs, targets = default_collate(samples)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(_differing(type(dataset).__name__, wanted, samples) or f"samples cannot be batched: {error}") from error
+    return (inputs, targets) if numbers else (emptied(inputs), emptied(targets))
+
+
+def _differing(dataset: str, numbers: Sequence[int], samples: Sequence[Any]) -> str | None:
+    """Which two samples do not go into one batch."""
+    for part, what in enumerate(("inputs", "targets")):
+        first = _shape(samples[0][part])
+        for number, sample in zip(numbers, samples, strict=False):
+            if _shape(sample[part]) != first:
+                return (
+                    f"the {what} of samples {numbers[0]} and {number} of {dataset} differ: {first} and {_shape(sample[part])}; "
+                    "a batch needs samples of one shape: pad or crop them in the dataset"
+                )
+    return None
+
+
+def _shape(value: Any) -> str:
+    """What of a value must be the same in all samples of a batch."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_shape, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_shape(v)}' for key, v in value.items())}}}"
+    return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+
+
+def _describe(sample: object) -> str:
+    if isinstance(sample, tuple | list):
+        return f"a {type(sample).__name__} of {len(sample)}"
+    return f"of type {type(sample).__name__}"
+
+
+def emptied(collated: Any) -> Any:
+    """The same tree of tensors with zero samples."""
+    if isinstance(collated, Tensor):
+        return collated[:0]
+    if isinstance(collated, dict):
+        return {key: emptied(value) for key, value in collated.items()}
+    if isinstance(collated, tuple | list):
+        return type(collated)(emptied(value) for value in collated)
+    raise ValueError(f"a sample holds {type(collated).__name__}, which cannot be batched: return tensors")

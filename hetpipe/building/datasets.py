@@ -1,0 +1,272 @@
+"""Data to train on: text files byte by byte, CIFAR-10's binary folder, and random samples for tests.
+
+Each function returns a DataSplits of map-style datasets. A sample is (inputs, target), both tensors;
+`__getitems__` gets many at once, by the convention of torch's DataLoader.
+"""
+
+import glob
+import os
+import sysconfig
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hetpipe.building.data_folder import data_folder
+from hetpipe.files.messages import InputError
+
+Sample = tuple[Tensor, Tensor]
+
+
+class Samples(Dataset[Sample], ABC):
+    """A dataset of known length whose samples are gathered many at a time."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def gather(self, indices: Tensor) -> Sample:
+        """Inputs and targets of int64 [b] indices, stacked along dimension 0."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        inputs, targets = self.gather(torch.as_tensor(indices, dtype=torch.int64))
+        return list(zip(inputs, targets, strict=True))
+
+    def __getitem__(self, index: int) -> Sample:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of a dataset of {len(self)}")
+        return self.__getitems__([index % len(self)])[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSplits:
+    """What a data function returns: samples to train on, and some held out, or None."""
+
+    train: Dataset[Sample]
+    test: Dataset[Sample] | None = None
+
+
+class ByteWindows(Samples):
+    """Consecutive windows of a text's bytes: inputs int64 [context], and targets, one byte later."""
+
+    def __init__(self, text: Tensor, context: int) -> None:
+        self.text, self.context = text, context  # text: uint8 [bytes]
+
+    def __len__(self) -> int:
+        return max(0, (len(self.text) - 1) // self.context)
+
+    def gather(self, indices: Tensor) -> Sample:
+        positions = indices[:, None] * self.context + torch.arange(self.context + 1)  # [b, context + 1]
+        windows = self.text[positions].long()
+        return windows[:, :-1], windows[:, 1:]
+
+
+class Images(Samples):
+    """Images kept as bytes: inputs float32 [3, height, width], targets int64 []."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor, mean: Tensor, deviation: Tensor) -> None:
+        self.pixels, self.labels = pixels, labels  # uint8 [n, 3, height, width], int64 [n]
+        self.mean, self.deviation = mean.view(3, 1, 1), deviation.view(3, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gather(self, indices: Tensor) -> Sample:
+        scaled = self.pixels[indices].to(torch.float32) / 255
+        return (scaled - self.mean) / self.deviation, self.labels[indices]
+
+
+class Vectors(Samples):
+    """Tensors in memory: inputs [features], targets []."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def gather(self, indices: Tensor) -> Sample:
+        return self.inputs[indices], self.targets[indices]
+
+
+def text(
+    context: int = 128,
+    files: str | Sequence[str] | None = None,
+    test_fraction: float = 0.1,
+    limit_bytes: int | None = None,
+) -> DataSplits:
+    """Next-byte prediction over text files: int64 [context] bytes, and the same one byte later.
+
+    Args:
+        context: bytes in a sample; windows do not overlap.
+        files: paths and glob patterns (`**` goes into folders), read in sorted order. The default is real
+            text that every machine has: the source of Python's standard library (its top level).
+        test_fraction: part of the text, at its end, that is held out; 0 for none.
+        limit_bytes: use this many bytes from the start; None for all.
+    """
+    require_count("context", context)
+    if limit_bytes is not None:
+        require_count("limit_bytes", limit_bytes)
+    if not 0 <= test_fraction < 1:
+        raise InputError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
+    paths = _standard_library() if files is None else _expand([files] if isinstance(files, str) else files)
+    corpus = _read(paths, limit_bytes)
+    test_bytes = round(len(corpus) * test_fraction)
+    train = _windows("training", corpus[: len(corpus) - test_bytes], context)
+    return DataSplits(
+        train=train,
+        test=_windows("test", corpus[len(corpus) - test_bytes :], context) if test_fraction else None,
+    )
+
+
+def _windows(name: str, part: Tensor, context: int) -> ByteWindows:
+    if len(part) <= context:
+        raise InputError(
+            f"text: the {name} part has {len(part)} bytes, one sample of context {context} needs "
+            f"{context + 1}: give more text, a shorter context or another test_fraction"
+        )
+    return ByteWindows(part, context)
+
+
+def _standard_library() -> list[Path]:
+    """Modules at the top level of the standard library, but for generated ones that describe the machine."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_sysconfigdata"))
+    if not paths:
+        raise InputError(f"text: no Python source in the standard library's folder {folder}; name `files`")
+    return paths
+
+
+def _expand(patterns: Sequence[str]) -> list[Path]:
+    """The files that paths and patterns name, sorted, each once."""
+    found: set[Path] = set()
+    for pattern in patterns:
+        matches = [Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True)]
+        if not matches:
+            raise InputError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
+        here = {match for match in matches if match.is_file()}
+        if not here:
+            raise InputError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
+        found |= here
+    if not found:
+        raise InputError("text: files is an empty list: name at least one file, or leave it out")
+    return sorted(found)
+
+
+def _read(paths: Sequence[Path], limit_bytes: int | None) -> Tensor:
+    """The files one after the other, a line feed between two, as uint8 [bytes]."""
+    parts: list[bytes] = []
+    size = 0
+    for path in paths:
+        try:
+            parts.append(path.read_bytes())
+        except OSError as error:
+            raise InputError(f"text: cannot read {path}: {error.strerror}") from error
+        size += len(parts[-1]) + 1
+        if limit_bytes is not None and size > limit_bytes:
+            break
+    corpus = bytearray(b"\n".join(parts)[:limit_bytes])
+    if not corpus:
+        raise InputError(f"text: the {len(paths)} files are empty, the first is {paths[0]}")
+    return torch.frombuffer(corpus, dtype=torch.uint8)
+
+
+CIFAR10_FOLDER = "cifar-10-batches-bin"
+CIFAR10_IMAGE_SHAPE = (3, 32, 32)  # red, green, blue planes
+CIFAR10_RECORD_BYTES = 1 + 3 * 32 * 32  # one label byte, then the pixels
+CIFAR10_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+CIFAR10_TEST_FILES = ("test_batch.bin",)
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # per channel, of the 50,000 training images scaled to [0, 1]
+CIFAR10_DEVIATION = (0.2470, 0.2435, 0.2616)
+
+
+def cifar10(folder: str | None = None, normalize: bool = True, limit: int | None = None) -> DataSplits:
+    """CIFAR-10 (Krizhevsky 2009) from the folder of its binary version: float32 [3, 32, 32] and int64 [].
+
+    Args:
+        folder: holds data_batch_1.bin to data_batch_5.bin and test_batch.bin; a piece of each is enough. The default is
+            cifar-10-batches-bin in the folder that the environment variable HETPIPE_DATA names.
+        normalize: subtract each channel's mean and divide by its deviation; else pixels lie in [0, 1].
+        limit: the first so many training images, and test images; None for all.
+    """
+    if limit is not None:
+        require_count("limit", limit, "cifar10")
+    path = Path(os.path.expanduser(folder)) if folder is not None else data_folder(CIFAR10_FOLDER, "give `folder`")
+    expected = [*CIFAR10_TRAIN_FILES, *CIFAR10_TEST_FILES]
+    try:
+        found = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise InputError(
+            f"cifar10: cannot read the folder {path}: {error.strerror}; expected there: {', '.join(expected)}"
+        ) from error
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise InputError(
+            f"cifar10: the folder {path} lacks {', '.join(missing)} (CIFAR-10's binary version has them); "
+            f"found: {', '.join(found[:10]) or 'nothing'}{', …' if len(found) > 10 else ''}"
+        )
+    mean = torch.tensor(CIFAR10_MEAN if normalize else (0.0, 0.0, 0.0))
+    deviation = torch.tensor(CIFAR10_DEVIATION if normalize else (1.0, 1.0, 1.0))
+
+    def images(names: Sequence[str]) -> Images:
+        records = torch.cat([_cifar10_records(path / name) for name in names])[:limit]
+        pixels = records[:, 1:].reshape(-1, *CIFAR10_IMAGE_SHAPE)
+        return Images(pixels, records[:, 0].long(), mean, deviation)
+
+    return DataSplits(train=images(CIFAR10_TRAIN_FILES), test=images(CIFAR10_TEST_FILES))
+
+
+def _cifar10_records(path: Path) -> Tensor:
+    """One file as uint8 [n, 3073], checked."""
+    try:
+        content = bytearray(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cifar10: cannot read {path}: {error.strerror}") from error
+    if not content or len(content) % CIFAR10_RECORD_BYTES:
+        raise InputError(
+            f"cifar10: {path} has {len(content)} bytes, not a positive multiple of {CIFAR10_RECORD_BYTES} "
+            "(one label and 3 x 32 x 32 pixels an image): is it whole, and the binary version?"
+        )
+    records = torch.frombuffer(content, dtype=torch.uint8).view(-1, CIFAR10_RECORD_BYTES)
+    worst = int(records[:, 0].argmax())
+    label = int(records[worst, 0])
+    if label > 9:
+        raise InputError(f"cifar10: {path} gives image {worst} the label {label}; labels are 0 to 9")
+    return records
+
+
+def random_classification(
+    samples: int = 256, inputs: int = 32, classes: int = 10, seed: int = 0, test_samples: int = 0
+) -> DataSplits:
+    """Samples scattered around a random centre for each class: float32 [inputs] and int64 []. For tests.
+
+    Args:
+        samples: number of training samples.
+        inputs: features of a sample.
+        classes: number of classes.
+        seed: decides everything.
+        test_samples: number of held-out samples; 0 for none.
+    """
+    for name, value in dict(samples=samples, inputs=inputs, classes=classes).items():
+        require_count(name, value, "random_classification")
+    if test_samples:
+        require_count("test_samples", test_samples, "random_classification")
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, inputs, generator=generator, dtype=torch.float32)
+    labels = torch.randint(classes, (samples + test_samples,), generator=generator)
+    noise = torch.randn(len(labels), inputs, generator=generator, dtype=torch.float32)
+    points = centres[labels] + 0.5 * noise
+    return DataSplits(
+        train=Vectors(points[:samples], labels[:samples]),
+        test=Vectors(points[samples:], labels[samples:]) if test_samples else None,
+    )
+
+
+def require_count(name: str, value: object, function: str = "text") -> None:
+    """InputError unless the value is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{function}: {name} must be an integer of at least 1, got {value!r}")

@@ -1,0 +1,174 @@
+"""What a checkpoint is of, and how a run goes on from it whose job has changed: exactly, with the change said, or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hetpipe.building.build import optimizer_factory
+from hetpipe.building.data import EpochSampler, SamplerState
+from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.training_state import TrainerState
+from hetpipe.files.messages import InputError, listed, shown
+from hetpipe.processes.progress import say
+from hetpipe.processes.whereabouts import resumes_from
+from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.spec.job import CheckpointSection, Job
+
+FREE = ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite")  # of train: a run may change them unsaid
+CYCLED = ("lr", "momentum", "betas", "max_lr")  # of an optimizer: what a schedule holds in a state of its own
+
+
+def identity(job: Job) -> dict[str, Any]:
+    """What a run depends on, by the job's keys: `{"model.name": "gpt", "train.optimizer.lr": 0.001, …}`."""
+    sections = {name: getattr(job, name).model_dump(mode="json") for name in ("model", "data", "loss", "train")}
+    return dict(_flat({**sections, "train": {k: v for k, v in sections["train"].items() if k not in FREE}}, ""))
+
+
+def _flat(value: Any, name: str) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [row for key, inner in value.items() for row in _flat(inner, f"{name}.{key}" if name else str(key))]
+    return [(name, value)]
+
+
+def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path) -> str | None:
+    """What is to be said of a job that has changed since (None: nothing); InputError where the run cannot go on so."""
+    if saved is None:
+        return None  # by a version that did not say
+    changed = [key for key in dict.fromkeys((*saved, *own)) if saved.get(key) != own.get(key)]
+    scheduled = any(key.startswith("train.scheduler.") for key in own)
+    refused = [key for key in changed if _binds(key, scheduled)]
+    told = {key: f"{key} was {shown(saved.get(key))}, is {shown(own.get(key))}" for key in changed}
+    if refused:
+        raise InputError(
+            f"checkpoint {checkpoint} is of another job; set these back, or name another checkpoint.folder to start anew:\n"
+            + listed([told[key] for key in refused])
+        )
+    if not changed:
+        return None
+    if "train.seed" in told:
+        told["train.seed"] += " (the order of the samples stays that of the old one)"
+    return f"note: the job has changed since {checkpoint} was saved, and goes on as it is now:\n{listed(list(told.values()))}"
+
+
+def _binds(key: str, scheduled: bool) -> bool:
+    """Whether the state that was saved belongs to the old value."""
+    section, _, name = key.rpartition(".")
+    return (
+        key in ("train.dtype", "train.optimizer.name", "train.scheduler")
+        or section == "train.scheduler"
+        or (scheduled and section.startswith("train.optimizer") and name in CYCLED)
+    )
+
+
+SCHEDULED = ("lr", "momentum", "betas")  # what a schedule changes in an optimizer's parameter groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A run's state that checkpoints hold: the engine's and the optimizer's tensors, the schedule, the place in the data."""
+
+    job: Job
+    section: CheckpointSection
+    engine: PlanEngine
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    sampler: EpochSampler
+
+    def restore(self, total: int) -> TrainerState | None:
+        """Take over the newest checkpoint of the job's folder for a run of `total` steps; None where there is none. InputError on
+        every rank where the run cannot go on from it."""
+        world = self.engine.world
+        found = world.first([str(p) for p in checkpoint.list_checkpoints(self.section.folder)])
+        if not found:
+            return None
+        newest = Path(found[-1])
+        if not self.section.resume:
+            raise InputError(
+                f"checkpoint.resume is false, but {self.section.folder} holds checkpoints of an earlier run (the newest is "
+                f"{newest.name}), among which new ones would be lost; name another folder, or remove that one"
+            )
+        state = checkpoint.read_state(newest)
+        note = self._compared(newest, state)
+        factory = optimizer_factory(self.job.train.optimizer)
+        checkpoint.load(newest, self.engine.stage, self.optimizer, world, whole=self.model, tensors=state.tensors,
+                        keeps=checkpoint.state_keys(factory))  # fmt: skip
+        try:
+            self.sampler.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
+        except ValueError as error:
+            raise InputError(f"checkpoint {newest}: {error}") from error
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state.scheduler_state or {})
+            for group, values in zip(self.optimizer.param_groups, state.scheduled, strict=True):
+                group.update(values.model_dump(exclude_none=True))
+        resumes_from(f"step {state.step}, {newest}")
+        if world.is_main:
+            say(resumed(newest, state.step, total))
+            if note is not None:
+                say(note, style="yellow")
+        return state
+
+    def _compared(self, newest: Path, state: TrainerState) -> str | None:
+        """What is to be said of a job that has changed; InputError where the run cannot go on so."""
+        for what, saved, own in (
+            ("optimizer", state.optimizer, self.job.train.optimizer.name),
+            ("scheduler", state.scheduler, self._scheduler_name),
+        ):
+            if saved != own:
+                raise InputError(
+                    f"checkpoint {newest} was saved with the {what} {saved}, the job has {own}: go on with the "
+                    "same one, or name another checkpoint.folder to start anew"
+                )
+        own_state = plain(self.scheduler.state_dict()) if self.scheduler is not None else None
+        state.check(own_state, len(self.optimizer.param_groups), str(newest / checkpoint.STATE_FILE))
+        return compare(state.job, identity(self.job), newest)
+
+    @property
+    def _scheduler_name(self) -> str | None:
+        return self.job.train.scheduler.name if self.job.train.scheduler is not None else None
+
+    def save(self, step: int, loss: float) -> None:
+        """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are. Collective."""
+        if not self.engine.parameters_are_finite():
+            if self.engine.world.is_main:
+                say(f"note: step {step} is not saved: its parameters are not finite", style="yellow")
+            return
+        extra = {
+            "loss": loss if math.isfinite(loss) else None,
+            "sampler": dict(self.sampler.state_dict()),
+            "optimizer": self.job.train.optimizer.name,
+            "scheduler": self._scheduler_name,
+            "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler else None,
+            "scheduled": [{k: g[k] for k in SCHEDULED if k in g} for g in self.optimizer.param_groups],
+            "job": identity(self.job),
+        }
+        saved = checkpoint.save(
+            self.section.folder, step, self.engine.stage, self.optimizer, extra, self.engine.world, self.section.keep
+        )
+        resumes_from(f"step {step}, {saved}")
+
+
+def resumed(newest: Path, step: int, total: int) -> str:
+    """What is said of the checkpoint from which a run goes on, or with which it had ended."""
+    anew = "to start anew, name another checkpoint.folder, or remove that one"
+    if step >= total:
+        return f"this run is finished: {newest} is of step {step}, the job has {total}; to go on, give it more steps; {anew}"
+    return f"resuming from {newest}; {anew}"
+
+
+def plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a scheduler's state that JSON can hold (nested schedulers included, functions not)."""
+    kept: dict[str, Any] = {}
+    for key, value in state.items():
+        if key == "_schedulers":
+            kept[key] = [plain(inner) for inner in value]
+        elif isinstance(value, int | float | str | bool | list | type(None)):
+            kept[key] = value
+    return kept

@@ -1,0 +1,295 @@
+"""The commands. Exit codes: 0 done, 2 the input is wrong, 3 no plan fits, 1 anything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from hetpipe import __version__
+from hetpipe.cli import exits
+from hetpipe.cli.exchange import export, import_published
+from hetpipe.cli.fastspeed import app as convert
+from hetpipe.cli.weights import export_weights
+from hetpipe.files.formats import Document
+from hetpipe.files.limits import MOST_BATCH
+from hetpipe.files.messages import InputError, nearest
+from hetpipe.files.writing import check_output
+from hetpipe.planning.front import Front
+from hetpipe.processes.launch import start_server
+from hetpipe.processes.progress import Activity
+from hetpipe.processes.stopping import stop_if_told
+from hetpipe.spec.catalogue import Catalogue, load_choice
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+from hetpipe.spec.options import PlanOptions, ScheduleChoice
+from hetpipe.spec.plan import Backend, Plan
+from hetpipe.spec.profile import Profile
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+app.add_typer(convert, name="convert")
+app.command()(export_weights)
+app.command()(export)
+app.command(name="import")(import_published)
+out, err = Console(), Console(stderr=True)
+
+ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json")]
+ClusterFile = Annotated[Path, typer.Option("--cluster", help="cluster.yaml")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a key of the job: train.steps=50. May be repeated.")
+]
+JobFile = Annotated[Path, typer.Argument(help="job.yaml")]
+
+FORMATS: dict[str, type[Document]] = {
+    "cluster": Cluster, "profile": Profile, "plan": Plan, "job": Job, "catalogue": Catalogue, "front": Front,
+}  # fmt: skip
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hetpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help="Measure unequal devices, plan for them, train on them.")
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None: ...
+def _is_main() -> bool:
+    """Whether this process is the one that writes files: of those that torchrun started, the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+@app.command()
+def profile(
+    job_file: JobFile,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path(
+        "profile.json"
+    ),
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
+    job = Job.read(job_file, settings or ())
+    if _is_main():
+        check_output(output)
+    start_server(job.model.name)
+    with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
+        from hetpipe.show.tables import profile_table
+        from hetpipe.training.start import profile_everywhere
+
+    measured = profile_everywhere(job)
+    if measured is None:
+        return
+    measured.save(output)
+    if as_json:
+        sys.stdout.write(measured.to_json())
+    else:
+        out.print(profile_table(measured))
+        out.print(f"profile written to {output}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def plan(
+    profile: ProfileFile,
+    cluster: ClusterFile,
+    global_batch: Annotated[
+        int, typer.Option("--global-batch", min=1, max=MOST_BATCH, help="Samples of one optimizer step.")
+    ],
+    partitioner: Annotated[str, typer.Option(help="auto, or another by name.")] = "auto",
+    schedule: Annotated[ScheduleChoice, typer.Option()] = "auto",
+    backend: Annotated[Backend, typer.Option()] = "torch",
+    max_price_per_hour: Annotated[float | None, typer.Option(min=0)] = None,
+    deadline_seconds_per_step: Annotated[float | None, typer.Option(min=0)] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds to search; then the best plan so far.")
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="The front of price and time over all sub-clusters.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="With --pareto: every sub-cluster as a line.")
+    ] = None,
+    plans: Annotated[
+        Path | None, typer.Option("--plans", help="With --pareto: a folder for the plans of the front.")
+    ] = None,
+    memory_reserve: Annotated[
+        float | None,
+        typer.Option(help="Fraction of each device's memory to leave free: 0.08 (0 with emulated devices or runtime_overhead)."),
+    ] = None,
+    no_recompute: Annotated[
+        bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Where to write the plan; with --pareto .json, .svg or .png."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find who computes what: replicas, stages, shares; with a lower bound and the gap to it."""
+    from hetpipe.planning.planner import make_plan
+    from hetpipe.show.draw import PICTURES
+    from hetpipe.show.report import plan_table
+
+    measured, machines = Profile.load(profile), load_choice(cluster)
+    options = PlanOptions().changed({
+        "partitioner": partitioner,
+        "schedule": schedule,
+        "backend": backend,
+        "max_price_per_hour": max_price_per_hour,
+        "deadline_seconds_per_step": deadline_seconds_per_step,
+        "allow_recompute": not no_recompute,
+        "memory_reserve": memory_reserve,
+        "time_limit_seconds": time_limit,
+    })  # fmt: skip
+    if pareto:
+        from hetpipe.cli.front import run_front
+
+        run_front(measured, machines, global_batch, options, (output, csv, plans), as_json, out)
+        return
+    check_output(output)
+    if output is not None and output.suffix.lower() in PICTURES:
+        raise InputError(f"cannot write {output}: a plan is written as .json, which 'hetpipe show' draws")
+    if isinstance(machines, Catalogue) or csv is not None or plans is not None:
+        what = f"{cluster} is a catalogue" if isinstance(machines, Catalogue) else "--csv and --plans are for fronts"
+        raise InputError(f"{what}: plan over all of its sub-clusters with --pareto")
+    with Activity("planning") as activity:
+        found = make_plan(measured, machines, global_batch, options, progress=activity.say)
+    if output is not None:
+        found.save(output)
+    if as_json:
+        sys.stdout.write(found.to_json())
+    else:
+        out.print(plan_table(found, profile=measured, cluster=machines.with_links(measured.links)))
+
+
+@app.command()
+def simulate(
+    plan: Annotated[Path, typer.Option("--plan", help="plan.json")],
+    profile: ProfileFile,
+    cluster: ClusterFile,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome/Perfetto trace here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict one step of a plan: its time, its bubbles, its memory."""
+    from hetpipe.predict.footprint import with_memory
+    from hetpipe.predict.simulator import simulate as run
+    from hetpipe.show.report import text_gantt
+    from hetpipe.show.tables import step_table
+    from hetpipe.show.trace import save_trace
+
+    check_output(trace)
+    found, measured, machines = Plan.load(plan), Profile.load(profile), Cluster.load(cluster)
+    timeline = with_memory(run(found, measured, machines), found, measured, machines)
+    for warning in timeline.warnings:
+        err.print(f"warning: {warning}", style="yellow", markup=False)
+    if trace is not None:
+        save_trace(trace, {"predicted": timeline})
+    if as_json:
+        _print_json(
+            {
+                "step_seconds": timeline.step_seconds,
+                "pipeline_seconds": timeline.pipeline_seconds,
+                "gradient_sync_seconds": timeline.sync_seconds,
+                "optimizer_seconds": timeline.optimizer_seconds,
+                "bubble_fraction": timeline.bubble_fraction(),
+                "peak_bytes": dict(timeline.peak_bytes),
+            }
+        )
+    else:
+        out.print(step_table(timeline, found, machines))
+        out.print(text_gantt(timeline))
+
+
+@app.command()
+def show(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    profile: Annotated[
+        Path | None, typer.Option(help="profile.json: names, times and bytes of the layers.")
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: types of the devices.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A picture: .svg, .png or .html.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a plan: as a table and a Gantt chart, or as a picture of the partition."""
+    from hetpipe.predict.simulator import simulate as run
+    from hetpipe.show.draw import PICTURES, draw_plan
+    from hetpipe.show.report import plan_table, text_gantt
+
+    check_output(output, *PICTURES)
+    found = Plan.load(plan)
+    measured = Profile.load(profile) if profile is not None else None
+    machines = Cluster.load(cluster) if cluster is not None else None
+    if machines is not None and measured is not None:
+        machines = machines.with_links(measured.links)
+    found.check(cluster=machines, profile=measured, source=str(plan))
+    timeline = run(found, measured, machines) if measured is not None and machines is not None else None
+    if output is not None:
+        draw_plan(found, output, profile=measured, cluster=machines, timeline=timeline)
+        err.print(f"picture written to {output}", markup=False, soft_wrap=True)
+    if as_json:
+        sys.stdout.write(found.to_json())
+        return
+    out.print(plan_table(found, profile=measured, cluster=machines))
+    if timeline is not None:
+        out.print(text_gantt(timeline))
+
+
+@app.command()
+def train(
+    job_file: JobFile,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Use this plan instead of the job's.")] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a job: starts its own ranks on one machine; works unchanged under torchrun on many."""
+    job = Job.read(job_file, settings or ())
+    if plan is not None:
+        job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
+    job.check_files()
+    if _is_main():
+        job.check_folders()
+    start_server(job.model.name)
+    with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
+        from hetpipe.training.start import train_everywhere, train_rank
+        from hetpipe.training.table import train_table
+
+    stop_if_told()
+    result = train_everywhere(job, train_rank)
+    if result is None:
+        return
+    if as_json:
+        _print_json(result.summary())
+        return
+    out.print(train_table(result))
+    if job.log is not None:
+        what = "plan, profile, metrics.jsonl, trace.json and summary.json"
+        out.print(f"{what} are in {job.log.folder}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def schema(
+    name: Annotated[str, typer.Argument(help="cluster, profile, plan, job, catalogue or front")],
+) -> None:
+    """Print the JSON Schema of a file format."""
+    if name not in FORMATS:
+        raise InputError(f"unknown format {name!r}{nearest(name, list(FORMATS))}")
+    _print_json(FORMATS[name].model_json_schema())
+
+
+def main(run: Callable[[], object] = app) -> NoReturn:
+    """Run the command line (`run`: another's) and end the process with its exit code."""
+    exits.main(run)

@@ -1,0 +1,87 @@
+"""`hetpipe export` and `hetpipe import`: plans to other systems, and their published profiles to here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetpipe.files.messages import InputError
+from hetpipe.files.writing import check_output, write_text
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def export(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    to: Annotated[str, typer.Option("--to", help="megatron, torchrun or deepspeed")],
+    cluster: Annotated[
+        Path | None, typer.Option(help="cluster.yaml: hosts, nodes and types of the devices.")
+    ] = None,
+    blocks: Annotated[
+        str | None, typer.Option(help="LO:HI, the layers that are transformer blocks (megatron).")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the script.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a plan as the launch arguments that come closest in another system, and say what is lost."""
+    from hetpipe.exchange.export import export as run
+    from hetpipe.exchange.export import parse_blocks
+
+    check_output(output)
+    machines = Cluster.load(cluster) if cluster is not None else None
+    found = run(Plan.load(plan), to, cluster=machines, blocks=parse_blocks(blocks))
+    if output is not None:
+        write_text(output, found.text)
+    if as_json:
+        sys.stdout.write(json.dumps({"target": found.target, "text": found.text, "lost": list(found.lost)}, indent=1) + "\n")
+    elif output is None:
+        sys.stdout.write(found.text)
+
+
+def import_published(
+    layout: Annotated[str, typer.Argument(help="sailor, fasop or metis: whose published files they are.")],
+    sources: Annotated[
+        list[Path], typer.Argument(help="Their folder; for metis also its clusterfile and hostfile.")
+    ],
+    model: Annotated[str, typer.Option(help="Which model, or (metis) what to call it.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path(
+        "profile.json"
+    ),
+    cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
+    nodes: Annotated[str, typer.Option(help="The cluster: '4xGH-96x4,1xV100-16x8'.")] = "",
+    zone: Annotated[str, typer.Option(help="sailor: the zone of the nodes.")] = "us-central1-a",
+    link: Annotated[str | None, typer.Option(help="fasop, metis: between nodes, '5 GB/s'.")] = None,
+    inside: Annotated[list[str] | None, typer.Option(help="fasop, metis: 'A100=230 GB/s'.")] = None,
+    memory: Annotated[list[str] | None, typer.Option(help="Of a device type: 'A100=40 GiB'.")] = None,
+    hidden_size: Annotated[int, typer.Option(min=0)] = 0,
+    sequence_length: Annotated[int, typer.Option(min=0)] = 0,
+    attention_heads: Annotated[int, typer.Option(min=0)] = 0,
+    vocabulary: Annotated[int, typer.Option(min=0)] = 0,
+    number_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a parameter.")] = 4,
+) -> None:
+    """Turn a profile that another planner published into profile.json and cluster.yaml."""
+    from hetpipe.exchange.importers import ImportOptions, parse_quantities
+    from hetpipe.exchange.importers import import_published as run
+
+    check_output(output)
+    check_output(cluster_output)
+    links, sizes = parse_quantities(link, inside or (), memory or ())
+    options = ImportOptions(
+        model=model, nodes=nodes, zone=zone, link=links.pop("", None), inside=links, memory=sizes,
+        hidden_size=hidden_size, sequence_length=sequence_length, attention_heads=attention_heads,
+        vocabulary=vocabulary, number_bytes=number_bytes,
+    )  # fmt: skip
+    found = run(layout, sources, options)
+    if cluster_output is not None and found.cluster is None:
+        raise InputError("--cluster-output needs a cluster: say which with --nodes, such as '4xGH-96x4'")
+    found.profile.save(output)
+    print(f"profile written to {output}")
+    if cluster_output is not None and found.cluster is not None:
+        found.cluster.save(cluster_output)
+        print(f"cluster written to {cluster_output}")

@@ -1,0 +1,115 @@
+"""How a command ends: its exit code, and its last words, which say what went wrong and how to go on.
+
+Exit codes: 0 done, 2 the input is wrong, 3 no plan fits, 128 + n stopped by signal n, 1 anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from hetpipe.files.messages import clipped, exit_code
+from hetpipe.processes.launch import RankFailure, end_server, report_of
+from hetpipe.processes.progress import debugging, say
+from hetpipe.processes.pulse import LAUNCHED, PeerLostError, first_to_say, is_echo, stop_pulse, verdict
+from hetpipe.processes.stopping import RunStopped, forget_signals, heed_signals, stop_if_told
+from hetpipe.processes.whereabouts import resume
+
+
+def main(run: Callable[[], object]) -> NoReturn:
+    """Run a command line and end the process with its exit code."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a job's package.module:function may lie here, as under python -m
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
+    own = None  # the error that ends this process, if it is its own
+    try:
+        heed_signals()
+        stop_if_told()
+        run()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+        say("stopped by Ctrl-C")
+    except (Exception, RunStopped) as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
+        code = exit_code(error)
+        own = None if _of_another(error) else report_of(error, 0).error
+        _print(last_words(error, code), error)
+    forget_signals()
+    if "RANK" in os.environ:
+        # No destructors: after a failure, process groups would wait in them for peers that are gone; after success, they
+        # end a process now and then with "terminate called without an active exception", which torchrun calls a failure.
+        stop_pulse(own)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    end_server()
+    sys.exit(code)
+
+
+def last_words(error: Exception | RunStopped, code: int) -> str:
+    """What is said of it, last of all that is printed."""
+    if isinstance(error, RunStopped):
+        return f"{error}; {how_to_resume(error.resume)}"
+    if isinstance(error, RankFailure):
+        return f"{error}; {how_to_resume(error.resume)}" if code == 1 else clipped(str(error.report and error.report.error))
+    if code != 1:
+        return clipped(str(error))
+    report = report_of(error, int(os.environ.get("RANK", "0")))
+    if "RANK" not in os.environ:
+        return str(report.error)
+    first = str(error) if isinstance(error, PeerLostError) else verdict() if report.is_echo else None
+    own = f"{report.where}: {report.error}" if report.where else report.error
+    return f"{first or own}; {how_to_resume(resume())}"
+
+
+def _of_another(error: BaseException) -> bool:
+    return isinstance(error, PeerLostError) or is_echo(str(error))
+
+
+def how_to_resume(where: str) -> str:
+    """The command that takes the run up again, and from where it goes on."""
+    if os.environ.get("TORCHELASTIC_RUN_ID") is not None:
+        again = "start the same torchrun command again on every host"
+    else:
+        again = f"start it again: {shlex.join(['hetpipe', *sys.argv[1:]])}"
+    if where:
+        return f"{again}; it goes on from {where}"
+    return f"nothing is saved so far (a job's checkpoint section says where and when); {again}"
+
+
+def _print(words: str, error: Exception | RunStopped) -> None:
+    """Write them: once in each agent's log, with the line of code that raised it (HETPIPE_LOG=debug: the whole traceback)."""
+    if isinstance(error, RunStopped):
+        if first_to_say(words):
+            say(words)
+        return
+    report = error.report if isinstance(error, RankFailure) else report_of(error, 0)
+    if report is not None and (exit_code(error) == 1 or debugging()):
+        if debugging():
+            sys.stderr.write(report.trace)
+        elif report.line and not _of_another(error):
+            say(f"{report.line}  (HETPIPE_LOG=debug shows the whole traceback)")
+    _tell_torchrun(words)
+    if first_to_say(words):
+        say(f"error: {words}", style="bold red")
+
+
+def _tell_torchrun(words: str) -> None:
+    """torchrun's own report, which follows, shows what a rank leaves in this file."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file is not None and LAUNCHED not in os.environ:
+        with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as out:
+            more = {"py_callstack": words, "timestamp": str(int(time.time()))}
+            json.dump({"message": {"message": words, "extraInfo": more}}, out)

@@ -1,0 +1,102 @@
+"""FASOP's published profiles (Hwang et al. 2024, github.com/AvatarHwang/FASOP) as a profile.
+
+A folder of NumPy arrays MODEL_DEVICE_DEGREE.npy: forward seconds of one sample of each layer (embedding, blocks, head) on a
+device type at a tensor-parallel degree. What FASOP adds itself is kept: forward and backward together are three times the
+forward, times grow with the micro-batch, and bytes come from the model's sizes (which the files do not hold).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from hetpipe.exchange.importers.options import Imported, ImportOptions, given_cluster, numbers
+from hetpipe.exchange.importers.transformer import gpt_bytes
+from hetpipe.files.limits import MOST_LAYERS
+from hetpipe.files.messages import InputError, cut, nearest
+from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+
+BACKWARD = 2.0  # backward over forward seconds
+
+
+def import_fasop(folder: Path, options: ImportOptions) -> Imported:
+    """The profile of `options.model` on every device type of the folder, and the cluster of the options."""
+    options.require("FASOP", "hidden_size", "sequence_length", "attention_heads", "vocabulary")
+    seconds = _read(folder, options.model)
+    lengths = {len(row) for row in seconds.values()}
+    if len(lengths) > 1 or min(lengths) < 3:
+        found = ", ".join(f"{kind} at degree {degree}: {len(row)}" for (kind, degree), row in seconds.items())
+        raise InputError(
+            f"{folder}: expected an embedding, blocks and a head, as many in each file of {options.model!r}; found {found}"
+        )
+    count = lengths.pop()
+    whole = gpt_bytes(count, options)
+    layers = tuple(
+        LayerProfile(
+            name="embedding" if i == 0 else "head" if i == count - 1 else f"block.{i - 1}",
+            parameter_bytes=whole.parameters[i],
+            output_bytes_per_sample=whole.outputs[i],
+            saved_bytes_per_sample=whole.saved[i],
+        )
+        for i in range(count)
+    )
+    profile = Profile(
+        format="hetpipe.profile/1",
+        model=options.model,
+        layers=layers,
+        measurements=tuple(
+            _measurement(kind, degree, row, options) for (kind, degree), row in seconds.items()
+        ),
+        # Mixed precision: float32 parameters and two moments beside 2-byte parameters and gradients are 12 of 16 bytes.
+        optimizer=OptimizerProfile(state_bytes_per_parameter_byte=6.0 if options.number_bytes == 2 else 2.0),
+        provenance={
+            "source": f"FASOP, {folder.name}; bytes from the model's sizes",
+            "backward_over_forward": BACKWARD,
+        },
+    )
+    return Imported(profile, given_cluster(options))
+
+
+def _measurement(kind: str, degree: int, row: list[float], options: ImportOptions) -> Measurement:
+    shard = gpt_bytes(len(row), options, degree)
+    return Measurement(
+        device_type=kind,
+        tensor_parallel=degree,
+        microbatch_sizes=(1,),
+        forward_seconds=(tuple(row),),
+        backward_seconds=(tuple(BACKWARD * t for t in row),),
+        optimizer_seconds=(0.0,) * len(row),  # FASOP leaves it out
+        parameter_bytes=shard.parameters if degree > 1 else None,
+        saved_bytes_per_sample=shard.saved if degree > 1 else None,
+    )
+
+
+def _read(folder: Path, model: str) -> dict[tuple[str, int], list[float]]:
+    """(device type, degree) → forward seconds of each layer."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder of MODEL_DEVICE_DEGREE.npy files")
+    found, others = {}, set()
+    for file in sorted(folder.glob("*.npy")):
+        match = re.fullmatch(r"(.+)_([^_]+)_([0-9]+)", file.stem)
+        if match is None or not int(match[3]):
+            continue
+        others.add(match[1])
+        if match[1] == model:
+            found[match[2], int(match[3])] = _array(file)
+    if not found:
+        known = nearest(model, sorted(others)) if others else "; there is no file MODEL_DEVICE_DEGREE.npy"
+        raise InputError(f"{folder} has no model {model!r}{known}")
+    return found
+
+
+def _array(file: Path) -> list[float]:
+    try:
+        with file.open("rb") as content:
+            array = np.lib.format.read_array(content, allow_pickle=False)
+    except Exception as error:  # whatever NumPy says of a damaged file
+        raise InputError(cut(f"{file} is not a NumPy array of numbers: {' '.join(str(error).split())}")) from None
+    if array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) > MOST_LAYERS:
+        raise InputError(f"{file}: expected one row of numbers, at most {MOST_LAYERS}")
+    return numbers([float(x) for x in array], str(file))

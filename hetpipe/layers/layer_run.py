@@ -1,0 +1,79 @@
+"""One layer by itself, forward and backward, to be timed; and how that lasts on a device that works without a pause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.layers.device import Stopwatch
+from hetpipe.layers.model import Model, Tensors, as_tuple, as_value
+
+DIFFERENT = 0.15  # a time that is off by more is another
+WINDOW_SECONDS, WINDOWS = 0.15, 3  # Linux deals out CPU quotas every 0.1 s
+
+
+def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The same values, as what enters a layer from elsewhere."""
+    return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """Forward and backward of one layer (the last with the loss) as actions that can be timed."""
+
+    layer: nn.Module
+    inputs: tuple[Tensor, ...]
+    loss: Callable[[Tensors], Tensor] | None
+    received: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+
+    def receive(self) -> None:
+        """Fresh inputs (a layer may work in place)."""
+        self.received[:] = [t.clone() for t in self.inputs]
+
+    def forward(self) -> None:
+        output = self.layer(as_value(self.received))
+        self.outputs[:] = (
+            [self.loss(output)] if self.loss is not None else [t for t in as_tuple(output) if t.requires_grad]
+        )
+
+    def backward(self) -> None:
+        differentiable = [t for t in self.outputs if t.requires_grad]
+        if differentiable:
+            torch.autograd.backward(differentiable, self.gradients(differentiable))
+        for tensor in self.inputs:
+            tensor.grad = None
+
+    def gradients(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.ones_like(t) for t in outputs]
+
+
+def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
+    """The loss of the last layer's output for these targets."""
+    count = model.loss.count(targets) or 1.0
+    return lambda output: model.loss.share(output, targets, count)
+
+
+def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
+    """How many times as long as `seconds`, which they took with pauses, forward and backward take on a device that works without:
+    1, unless it is more than 15 % longer (a CPU quota, heat, other work). The least of a few windows, after one that warms up: a
+    quota, which steady work uses up, shows in all of them, other work of a moment does not. A turn of a window's length uses it
+    up by itself."""
+    if seconds >= WINDOW_SECONDS:
+        return 1.0
+    watch, means = Stopwatch(device), list[float]()
+    for _ in range(1 + WINDOWS):
+        total, count, began = 0.0, 0, time.monotonic()
+        while count == 0 or time.monotonic() - began < WINDOW_SECONDS:
+            run.receive()
+            total += watch.measure(run.forward) + watch.measure(run.backward)
+            count += 1
+        means.append(total / count)
+    for parameter in run.layer.parameters():
+        parameter.grad = None
+    factor = min(means[1:]) / max(seconds, 1e-9)
+    return factor if factor > 1 + DIFFERENT else 1.0

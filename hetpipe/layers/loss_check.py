@@ -1,0 +1,261 @@
+"""A loss is tried before it trains: on numbers drawn for what the last layer gives, with real targets, once for a few samples
+and once for parts of them. Where the parts' losses, each with its weight, do not make the whole's, gradients would be wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError, cut
+from hetpipe.layers.loss_trial import Trial, draws, layer_name, with_few_rows
+from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
+from hetpipe.layers.split import TensorSpec, fake_tensors, type_name, unchanged_buffers
+
+CUT = "A batch is cut into micro-batches, so gradients would be wrong."
+GIVE = (
+    "For a weighted mean give what it divides by, as a function of the targets (in the job's loss section "
+    "'weight_fn: module:function', or loss_weight=function; for class weights 'class_weights: […]' in the job, or "
+    "loss_weight=lambda targets: weights[targets].sum())"
+)
+
+
+def check_sample(model: Model, output: Sequence[TensorSpec], who: str, targets: Tensors | None = None,
+                 numbers: Sequence[int] | None = None) -> None:  # fmt: skip
+    """InputError if the loss does not do, or one of these targets (by default the model's sample's; `numbers` are those of their
+    samples, who has them is `who`) is no class. `output` is what the last layer gives for the model's sample."""
+    targets = model.targets if targets is None else targets
+    trial = Trial(loss=model.loss, layer=layer_name(model), output=output, rows=batch_size(model.inputs), targets=targets)
+    check_labels(trial, who, numbers)
+    check_loss(trial)
+
+
+def check_labels(trial: Trial, who: str, numbers: Sequence[int] | None = None) -> None:
+    """InputError if a target is no class. Only losses are known that are cross-entropy itself, and only targets on the CPU are
+    looked at: on a GPU they would be waited for."""
+    found = _classes(trial)
+    labels = as_tuple(trial.targets)[0]
+    if found is None or labels.device.type != "cpu" or labels.is_floating_point() or labels.numel() == 0:
+        return
+    classes, ignored, _ = found
+    labels = labels.long()
+    if int(labels.min()) >= 0 and int(labels.max()) < classes:
+        return
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != ignored)
+    if bool(wrong.any()):
+        row = int(wrong.reshape(len(labels), -1).any(1).nonzero()[0])
+        number = row if numbers is None else numbers[row]
+        raise InputError(
+            f"{who}: the target of sample {number} is {int(labels[wrong][0])}, but layer {trial.layer} gives {classes} classes "
+            f"(0 to {classes - 1}); {ignored} is ignored"
+        )
+
+
+def _classes(trial: Trial) -> tuple[int, int, Tensor | None] | None:
+    """(classes, the label that is ignored, weights of the classes by which torch divides) where the loss is cross-entropy."""
+    function: Any = trial.loss.function
+    keywords: dict[str, Any] = {}
+    if isinstance(function, partial):
+        function, keywords = function.func, function.keywords
+    shape = trial.output[0].shape
+    if function is cross_entropy:
+        return shape[-1], keywords.get("ignore_index", -100), None
+    if isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss):
+        keywords = {"ignore_index": function.ignore_index, "weight": function.weight}
+    elif function not in (nn.functional.cross_entropy, nn.functional.nll_loss):
+        return None
+    return shape[min(1, len(shape) - 1)], keywords.get("ignore_index", -100), keywords.get("weight")
+
+
+def check_loss(trial: Trial, devices: Sequence[torch.device] = (torch.device("cpu"),)) -> str | None:
+    """InputError if the loss does not run, gives no number that can be trained on, or is no mean over what it is weighed by.
+    Returns why it could not be tried, if so; the first of `devices` on which it runs decides."""
+    _refuse_class_weights(trial)
+    found = with_few_rows(trial)
+    if isinstance(found, str):
+        return found
+    error: Exception | None = None
+    for device in devices:
+        for drawn in draws(found, device):
+            try:
+                with _unchanged(found.loss, device):
+                    return _tried(found, drawn, device)
+            except _NotFinite as odd:
+                error = error or odd
+            except Exception as failed:  # whatever a function says of numbers that it does not like
+                if isinstance(failed, InputError) and failed.__cause__ is None:
+                    raise
+                error = failed if error is None or isinstance(error, _NotFinite) else error
+    assert error is not None
+    if found.whole and not isinstance(error, _NotFinite):
+        _refuse_what_no_numbers_mend(found, error)
+    return f"on outputs drawn at random it {_said(error)}"
+
+
+class _NotFinite(Exception):
+    pass
+
+
+@contextmanager
+def _unchanged(loss: Loss, device: torch.device) -> Iterator[None]:
+    """Random state, and the buffers of a loss that has some, are afterwards what they were."""
+    owner = getattr(loss.function, "__self__", loss.function)
+    buffers = unchanged_buffers(owner) if isinstance(owner, nn.Module) else nullcontext()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), buffers:
+        yield
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Of these two devices only: torch.manual_seed would seed all GPUs anew."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, _NotFinite) else cut(f"raises {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _tried(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -> str | None:
+    output, targets = drawn
+    if trial.loss.count(targets) == 0:
+        return "none of the samples that were looked at counts"
+
+    def loss_of(begin: int, end: int, seed: int = 0) -> Tensor:
+        rows = [slice(begin * len(t) // trial.rows, end * len(t) // trial.rows) for t in as_tuple(output)]
+        part = as_value([t[own].clone() for t, own in zip(as_tuple(output), rows, strict=True)])
+        _seed(seed, device)
+        return trial.loss.function(part, as_value([t[begin:end].clone() for t in as_tuple(targets)]))
+
+    whole = loss_of(0, trial.rows)
+    _refuse_no_number(trial, whole)
+    value = _finite(whole)
+    if _finite(loss_of(0, trial.rows, seed=1)) != value:
+        return "it gives another number each time"
+    low = [t.dtype for t in (*as_tuple(output), whole) if t.is_floating_point()]
+    cuts = _cuts(trial, targets)
+    for middle, weights in cuts:
+        values = [value, _finite(loss_of(0, middle)), _finite(loss_of(middle, trial.rows))]
+        tolerance = max(1e-4, *(4 * torch.finfo(dtype).eps for dtype in low)) * max(map(abs, values))
+        if abs(value - _mean(values, weights)) > tolerance:
+            parts = select(targets, slice(0, middle)), select(targets, slice(middle, None))
+            raise InputError(_no_mean(trial, parts, values, weights, tolerance))
+    return None if cuts else "only one of the samples that were looked at counts"
+
+
+def _finite(loss: Tensor) -> float:
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise _NotFinite(f"gives {value}")
+    return value
+
+
+def _cuts(trial: Trial, targets: Tensors) -> list[tuple[int, list[float]]]:
+    """Two ways to cut the rows (one could happen to weigh its parts as any other weight does) such that both parts count, as near
+    to the middle as can be, with the weights of the whole and of the parts."""
+    found = []
+    for middle in sorted(range(1, trial.rows), key=lambda m: abs(2 * m - trial.rows)):
+        weights = [trial.loss.count(select(targets, s)) for s in (slice(None), slice(0, middle), slice(middle, None))]
+        _refuse_weights(trial, weights)
+        if min(weights) > 0:
+            found.append((middle, weights))
+    return found[:2]
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Of the two parts' losses."""
+    return (weights[1] * values[1] + weights[2] * values[2]) / (weights[1] + weights[2])
+
+
+def _refuse_no_number(trial: Trial, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise InputError(f"the loss must return a tensor of one number, found {type(value).__name__}")
+    if value.numel() != 1:
+        raise InputError(
+            f"the loss must return one number, found a tensor of shape {tuple(value.shape)} for {trial.what}: return its mean"
+        )
+    if not value.is_floating_point():
+        raise InputError(f"the loss must return a floating-point number, found one of {type_name(value.dtype)}")
+    if any(spec.requires_grad for spec in trial.output) and not value.requires_grad:
+        raise InputError(
+            "the loss requires no gradient: what it returns does not depend on the model's output, or was detached from it "
+            "(.item(), .detach(), torch.no_grad(), argmax)"
+        )
+
+
+def _refuse_class_weights(trial: Trial) -> None:
+    """Where they can be seen, those of classes count, too, that these targets do not have."""
+    weights = found[2] if (found := _classes(trial)) is not None else None
+    if weights is None or callable(trial.loss.weight) or as_tuple(trial.targets)[0].is_floating_point():
+        return
+    if float(weights.min()) != float(weights.max()):
+        raise InputError(
+            f"the loss is no mean weighed by {trial.loss.weight}: it divides by the sum of its class weights "
+            f"({float(weights.min()):.6g} to {float(weights.max()):.6g}). {CUT} {GIVE}"
+        )
+
+
+def _refuse_weights(trial: Trial, weights: Sequence[float]) -> None:
+    whole, first, second = weights
+    if abs(whole - first - second) > 1e-5 * max(whole, first + second):
+        raise InputError(
+            f"the loss's weight of {trial.rows} samples is {whole:.7g}, of their parts {first:.7g} and {second:.7g}: the weight "
+            "of a batch must be the sum of its parts' (return the sum over the targets, and not their mean)"
+        )
+
+
+def _no_mean(
+    trial: Trial, parts: tuple[Tensors, Tensors], values: Sequence[float], weights: Sequence[float], tolerance: float
+) -> str:
+    """All numbers, and what the loss looks like."""
+    loss, (first, second) = trial.loss, parts
+    own = loss.weight if isinstance(loss.weight, str) else "the function that is given"
+    sizes = [batch_size(first) + batch_size(second), batch_size(first), batch_size(second)]
+    message = (
+        f"the loss is no mean weighed by {own}: on outputs drawn at random it is {values[0]:.6g} for {sizes[0]} samples; it is "
+        f"{values[1]:.6g} for {sizes[1]} of them and {values[2]:.6g} for the other {sizes[2]}, whose mean is "
+        f"{_mean(values, weights):.6g} (weights {weights[1]:.6g} and {weights[2]:.6g}). {CUT}"
+    )
+    tokens = [replace(loss, weight="tokens").count(part) for part in (first, second)]
+    looks: dict[str, list[float]] = {"samples": [*sizes], "tokens": [sum(tokens), *tokens]}
+    if abs(values[0] - values[1] - values[2]) <= tolerance:
+        return f"{message} It looks like a sum: return the mean (reduction='mean')"
+    for weight, counts in looks.items():
+        if weight != loss.weight and min(counts) > 0 and abs(values[0] - _mean(values, counts)) <= tolerance:
+            of = "samples" if weight == "samples" else f"the targets that are not {loss.ignore_index}"
+            return (
+                f"{message} It looks like a mean over {of}: write 'weight: {weight}' in the job's loss section, or "
+                f"loss_weight={weight!r}"
+            )
+    return (
+        f"{message} Its weight is neither samples nor tokens. {GIVE}; a loss over pairs of samples, or a root of a mean, is "
+        "no mean over samples"
+    )
+
+
+def _refuse_what_no_numbers_mend(trial: Trial, error: Exception) -> None:
+    """InputError where the loss cannot run whatever numbers the model gives: their shapes and types are wrong, or the targets."""
+    if isinstance(error, NotImplementedError) or "device" in str(error).lower() or "cuda" in str(error).lower():
+        return  # it is for another device, or holds tensors there
+    reason: Exception | None = error if isinstance(error, IndexError) else None
+    with fake_tensors() as mode:
+        output = as_value([mode.from_tensor(s.empty(torch.device("cpu"))) for s in trial.output])
+        targets = as_value([mode.from_tensor(t) for t in as_tuple(trial.targets)])
+        try:
+            trial.loss.function(output, targets)
+        except Exception as failed:
+            reason = failed if not _by_values(failed) else reason
+    if reason is not None:
+        raise InputError(f"the loss does not run on {trial.what}: {cut(f'{type(error).__name__}: {error}')}") from error
+
+
+def _by_values(error: Exception) -> bool:
+    """Whether only the missing values of fake tensors are in the way."""
+    return type(error).__module__.startswith("torch._subclasses") or "fake" in str(error).lower()

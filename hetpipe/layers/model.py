@@ -1,0 +1,268 @@
+"""What is trained: layers (an nn.Sequential), a sample of its inputs and targets, and a loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hetpipe.files.limits import MOST_LAYERS
+from hetpipe.files.messages import InputError, nearest, shown
+from hetpipe.spec.job import BatchNorm
+
+Tensors = Tensor | tuple[Tensor, ...]
+LossFunction = Callable[[Tensors, Tensors], Tensor]
+LossWeight = Literal["samples", "tokens"] | Callable[[Tensors], Tensor | float]
+
+
+def as_tuple(value: object) -> tuple[Tensor, ...]:
+    """A layer's input or output as a tuple of tensors; TypeError naming what else it held."""
+    items = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for item in items:
+        if not isinstance(item, Tensor):
+            raise TypeError(f"layers pass a tensor or a tuple of tensors, found {type(item).__name__}")
+    return items
+
+
+def as_value(items: Sequence[Tensor]) -> Tensors:
+    """The inverse of `as_tuple`: a single tensor stands for itself."""
+    return items[0] if len(items) == 1 else tuple(items)
+
+
+def named_layers(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
+    """The layers with their names, one entry a position: a module that stands at two positions (one nn.ReLU for all) is in the
+    list twice, while `named_children()` leaves the second out."""
+    return [(name, layer) for name, layer in layers._modules.items() if layer is not None]
+
+
+def batch_size(value: Tensors) -> int:
+    """Samples in a batch: dimension 0 of the first tensor."""
+    return int(as_tuple(value)[0].shape[0])
+
+
+def select(value: Tensors, index: slice | Tensor) -> Tensors:
+    """Rows of every tensor of a batch."""
+    return as_value([t[index] for t in as_tuple(value)])
+
+
+def split_rows(value: Tensors, sizes: Sequence[int]) -> list[Tensors]:
+    """Cut a batch along dimension 0 into micro-batches of the given sizes."""
+    parts = zip(*(torch.split(t, list(sizes)) for t in as_tuple(value)), strict=True)
+    return [as_value(part) for part in parts]
+
+
+def move(value: Tensors, device: torch.device) -> Tensors:
+    """The batch on `device`. (To the CPU it must be waited for: nothing on the CPU would.)"""
+    return as_value([t.to(device, non_blocking=device.type == "cuda") for t in as_tuple(value)])
+
+
+@contextmanager
+def evaluating(layers: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module is in the mode that it was in, whatever the user froze."""
+    before = [(module, module.training) for module in layers.modules()]  # parents before their children
+    layers.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            if module.training != training:
+                module.train(training)  # which some override, to merge weights and to take them apart
+        for module, training in before:
+            module.training = training  # of one that stands in several places
+
+
+class Wanted(NamedTuple):
+    """The targets of a micro-batch where its output is, and their weight. (Counted there, on a GPU, they would be waited for in
+    the middle of the pipeline.)"""
+
+    targets: Tensors
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A mean loss and what it is the mean over. `function(output, targets)` returns the mean over the samples of a batch or
+    (weight "tokens") over its targets that differ from `ignore_index`. A weighted mean says what it divides by: a `weight`
+    that is a function of the targets returns it, a number for any rows of a batch, that of all rows the sum of its parts'."""
+
+    function: LossFunction
+    weight: LossWeight = "samples"
+    ignore_index: int = -100
+
+    def __post_init__(self) -> None:
+        if not callable(self.weight) and self.weight not in ("samples", "tokens"):
+            known = nearest(str(self.weight), ["samples", "tokens"])
+            raise InputError(f"loss weight {self.weight!r}{known}, or a function of the targets")
+
+    def count(self, targets: Tensors) -> float:
+        """The weight of a batch: its samples, its targets that are not ignored, or what the function says."""
+        if self.weight == "samples":
+            return batch_size(targets)
+        if self.weight == "tokens":
+            return int(_counted(targets, self.ignore_index).sum())
+        try:
+            weight = self.weight(targets)
+        except InputError:
+            raise
+        except Exception as error:  # whatever somebody's function does
+            raise InputError(f"the function that weighs the loss's targets raises {type(error).__name__}: {error}") from error
+        return _number(weight)
+
+    def wanted(self, targets: Tensors, sizes: Sequence[int], device: torch.device) -> list[Wanted]:
+        """The targets of each micro-batch, moved, and their weights, counted before they are moved."""
+        counts: list[float] = list(sizes)
+        if self.weight == "tokens":
+            rows = _counted(targets, self.ignore_index).reshape(sum(sizes), -1).sum(1).cpu()
+            counts = [int(part.sum()) for part in torch.split(rows, list(sizes))]
+        elif callable(self.weight):
+            counts = [self.count(part) for part in split_rows(targets, sizes)]
+        return [Wanted(*pair) for pair in zip(split_rows(move(targets, device), sizes), counts, strict=True)]
+
+    def skips_samples(self, targets: Tensors) -> bool:
+        """Whether there are targets that the function is likely to leave out of its mean, which then is none over samples:
+        whole numbers equal to `ignore_index`."""
+        labels = as_tuple(targets)[0]
+        whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+        return self.weight == "samples" and whole and not bool(_counted(targets, self.ignore_index).all())
+
+    def share(
+        self, output: Tensors, targets: Tensors, denominator: float, count: float | None = None
+    ) -> Tensor:
+        """The part of the global mean that this batch contributes: its sum over the global `denominator`. A batch without weight
+        (in which every target is ignored) contributes zero (its mean would be 0/0), with zero gradients. `count`: the weight of
+        the batch, where it is known."""
+        if count is None:
+            count = self.count(targets)
+        if count == 0:
+            empty = [
+                t.reshape(-1)[:0].sum() for t in as_tuple(output) if t.is_floating_point()
+            ]  # not 0 · output: that may be infinite
+            return sum(empty, torch.zeros((), device=empty[0].device if empty else None))
+        return self.function(output, targets) * (count / denominator)
+
+
+def _counted(targets: Tensors, ignore_index: int) -> Tensor:
+    """Which targets (of the first tensor) are not ignored."""
+    labels = as_tuple(targets)[0]
+    if labels.dtype == torch.uint8:  # a byte would compare -100 as 156
+        labels = labels.short()
+    return labels != ignore_index
+
+
+def _number(weight: Tensor | float) -> float:
+    """What a function says that a batch weighs."""
+    try:
+        value = float(weight.detach() if isinstance(weight, Tensor) else weight)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"the loss's weight of a batch must be one number, found {shown(weight)}") from None
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"the loss's weight of a batch is {value}; it must be finite and not below 0")
+    return value
+
+
+def cross_entropy(output: Tensors, targets: Tensors, ignore_index: int = -100,
+                  class_weights: tuple[float, ...] | None = None) -> Tensor:  # fmt: skip
+    """Mean cross-entropy: logits [..., classes] against class indices [...]; `ignore_index` is ignored. With `class_weights`
+    the mean weighted by them: what it divides by is `class_weight`."""
+    (logits,), (labels,) = as_tuple(output), as_tuple(targets)
+    classes = logits.shape[-1]
+    weight = None
+    if class_weights is not None:
+        if len(class_weights) != classes:
+            raise InputError(f"class_weights has {len(class_weights)} entries, and the model's output {classes} classes")
+        weight = _weights(class_weights, logits.dtype, logits.device)
+    return nn.functional.cross_entropy(
+        logits.reshape(-1, classes), labels.reshape(-1), weight, ignore_index=ignore_index
+    )
+
+
+def class_weight(targets: Tensors, class_weights: tuple[float, ...], ignore_index: int = -100) -> float:
+    """The sum of the weights of a batch's classes, but for those to be ignored."""
+    labels = as_tuple(targets)[0][_counted(targets, ignore_index)].long()
+    wrong = (labels < 0) | (labels >= len(class_weights))
+    if bool(wrong.any()):
+        raise InputError(f"a target is {int(labels[wrong][0])}, and class_weights has {len(class_weights)} entries")
+    return float(_weights(class_weights, torch.float64, labels.device)[labels].sum())
+
+
+@lru_cache(maxsize=16)  # on a GPU, a copy in the middle of a pipeline would wait for all before it
+def _weights(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(weights, dtype=dtype, device=device)
+
+
+def mse(output: Tensors, targets: Tensors) -> Tensor:
+    """Mean squared error of two tensors of the same shape."""
+    (prediction,), (wanted,) = as_tuple(output), as_tuple(targets)
+    if prediction.shape != wanted.shape:  # torch would broadcast, and train something else
+        raise InputError(
+            f"mse: the model's output has shape {tuple(prediction.shape)}, the targets {tuple(wanted.shape)}; they must be equal"
+        )
+    return nn.functional.mse_loss(prediction, wanted)
+
+
+LOSSES: dict[str, LossFunction] = {"cross_entropy": cross_entropy, "mse": mse}
+
+
+def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tuple[float, int]:
+    """(correct predictions, predictions) of logits [..., classes] against class indices [...]; `ignore_index` is ignored."""
+    (logits,), (labels,) = as_tuple(output), as_tuple(targets)
+    counted = _counted(targets, ignore_index)
+    return float(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Layers are the children of `layers`, the unit that is never split. `inputs` and `targets` are a small sample batch
+    (dimension 0 counts samples); only their shapes and types matter. `batch_norm`: what the user chose for BatchNorm, if anything
+    (`hetpipe/layers/batch_norm.py`)."""
+
+    name: str
+    layers: nn.Sequential
+    inputs: Tensors
+    targets: Tensors
+    loss: Loss
+    batch_norm: BatchNorm | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, nn.Sequential):
+            raise InputError(
+                f"model {self.name!r}: expected an nn.Sequential whose children are the layers, "
+                f"found {type(self.layers).__name__}"
+            )
+        if len(self.layers) == 0:
+            raise InputError(f"model {self.name!r} has no layers: its nn.Sequential is empty")
+        if len(self.layers) > MOST_LAYERS:
+            raise InputError(f"model {self.name!r} has {len(self.layers)} layers, the most that are planned are {MOST_LAYERS}: "
+                             "give children of several layers")  # fmt: skip
+        for position, (name, layer) in enumerate(self.layers._modules.items()):
+            _check_layer(position, name, layer)
+        rows, targets = batch_size(self.inputs), batch_size(self.targets)
+        if rows == 0:
+            raise InputError(f"the sample of model {self.name!r} holds no samples: give a batch of at least one")
+        if rows != targets:
+            raise InputError(f"the sample of model {self.name!r} has {rows} rows of inputs and {targets} of targets; dimension 0 "
+                             "of both counts samples")  # fmt: skip
+
+    def sample(self, size: int) -> tuple[Tensors, Tensors]:
+        """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""
+        rows = torch.arange(size) % batch_size(self.inputs)
+        return select(self.inputs, rows), select(self.targets, rows)
+
+
+def _check_layer(position: int, name: str, layer: nn.Module | None) -> None:
+    nested = layer.named_modules(prefix=name) if layer is not None else []
+    inside = [f"{at}.{k}" for at, m in nested if isinstance(m, nn.Sequential) for k, child in m._modules.items() if child is None]
+    if layer is None or inside:
+        what = f"layer {position} ({name!r})" if layer is None else f"{inside[0]!r}"
+        raise InputError(f"{what} of the nn.Sequential is None: leave it out, or put an nn.Identity() there")
+    for own, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
+        if is_lazy(tensor):
+            raise InputError(f"layer {name!r} ({type(layer).__name__}): {own!r} has no shape before the module has run: call the "
+                             "model on a sample first, or give the module its sizes")  # fmt: skip

@@ -1,0 +1,336 @@
+"""Model + Plan → stage modules: a slice of the nn.Sequential, what crosses its two ends, and its parameters by group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.autograd.graph import Node
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from hetpipe.files.messages import InputError, cut
+from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
+from hetpipe.layers.weights import tensors_of
+
+
+class Stage(nn.Sequential):
+    """Consecutive layers as one module; names stay those of the whole model. Tensors of a tuple come as separate arguments.
+    With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept."""
+
+    recompute = False
+
+    def forward(self, *tensors: Tensor) -> Tensors:
+        """Run the layers. What enters the stage, or a checkpointed layer, is kept for backward, so a layer that works
+        in place (`nn.ReLU(inplace=True)`) gets a copy of it."""
+        checkpointed = self.recompute and torch.is_grad_enabled()
+        tensors = tuple(alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
+        for index, (name, layer) in enumerate(named_layers(self)):
+            copy = (checkpointed or index == 0) and works_in_place(layer)
+            if checkpointed:
+                given, versions = tensors, [t._version for t in tensors]
+                once = partial(_counted_once, layer)
+                tensors = as_tuple(
+                    checkpoint(_call, layer, copy, *tensors, use_reentrant=False, context_fn=once)
+                )
+                if [t._version for t in given] != versions:
+                    raise InputError(f"layer {name!r} ({type(layer).__name__}) overwrites its input, so it cannot be recomputed: "
+                                     "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
+            else:
+                tensors = as_tuple(_call(layer, copy, *tensors))
+        return as_value(tensors)
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory as a tensor that is no leaf, so that a layer may write into it (`x += 1`), as it may on one device."""
+
+    @staticmethod
+    def forward(ctx: object, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """A tensor that is no leaf, of the same memory."""
+    result: Tensor = _Alias.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def works_in_place(layer: nn.Module) -> bool:
+    """Whether a layer says that it overwrites its input."""
+    return any(getattr(module, "inplace", False) is True for module in layer.modules())
+
+
+def _call(layer: nn.Module, copy: bool, *tensors: Tensor) -> Tensors:
+    result: Tensors = layer(as_value([t.clone() for t in tensors] if copy else tensors))
+    return result
+
+
+def _counted_once(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a checkpointed layer's forward and of its recomputation, which is no new batch for a BatchNorm."""
+    return nullcontext(), _unchanged_statistics(layer)
+
+
+@contextmanager
+def _unchanged_statistics(layer: nn.Module) -> Iterator[None]:
+    norms = [m for m in layer.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def make_stage(layers: nn.Sequential, lo: int, hi: int, *, recompute: bool = False) -> Stage:
+    """The stage of layers [lo, hi): the same module objects, the same names."""
+    stage = Stage()
+    for name, layer in named_layers(layers)[lo:hi]:
+        stage.add_module(name, layer)
+    stage.recompute = recompute
+    return stage
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and type of one tensor that crosses a boundary, and whether a gradient comes back for it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        return f"{self.shape} of {type_name(self.dtype)}"
+
+    def empty(self, device: torch.device) -> Tensor:
+        """An uninitialised tensor of this shape."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.requires_grad)
+
+    def filled(self) -> Tensor:
+        """Numbers of this shape on the CPU, always the same; zeros where they are no floating-point numbers."""
+        if not self.dtype.is_floating_point:
+            return torch.zeros(self.shape, dtype=self.dtype)
+        drawn = torch.randn(self.shape, dtype=self.dtype, generator=torch.Generator().manual_seed(0))
+        return drawn.requires_grad_(self.requires_grad)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Buffers have afterwards the values they had (BatchNorm counts its batches even on fake tensors). By name: moving a
+    module to another device and back gives it other tensors."""
+    before = {n: b.detach().clone() for n, b in module.named_buffers() if b.device.type != "meta"}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in before:
+                    buffer.copy_(before[name])
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Tensors without values, real ones beside them; without the traceback that torch logs before it raises."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _LinearOfOneType():
+            yield mode
+    finally:
+        logger.disabled = before
+
+
+class _LinearOfOneType(TorchFunctionMode):
+    """Fake tensors let a linear layer mix types, which real ones do not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear and not kwargs:
+            given, weight = args[:2]
+            if given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
+                raise InputError(f"its input is {type_name(given.dtype)}, and its weight {type_name(weight.dtype)}")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Random state and buffers are afterwards what they were, and autocast, which keeps the weights that it has cast, keeps none
+    of those that were cast here."""
+    state, keeps = torch.get_rng_state(), torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with unchanged_buffers(module):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(keeps)
+        torch.set_rng_state(state)
+
+
+def trace_boundaries(
+    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None, *, backward: bool = False
+) -> list[tuple[TensorSpec, ...]]:
+    """What enters layer 0, what leaves layer 0, …, what leaves layer L − 1 (L + 1 entries), for these inputs. No arithmetic
+    is done: the layers run on fake tensors, so nothing (BatchNorm statistics, random state) changes. A tensor on which the last
+    layer's output does not depend requires no gradient. All layers are traced as they run on `device` (under autocast, types
+    depend on it); without one, each where its first tensor is. `backward`: InputError if a backward would find that a layer has
+    overwritten what another needs."""
+    overwriting: list[str] = []
+    parameters: list[Tensor] = []
+    found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
+    with _unchanged(layers), fake_tensors() as mode, torch.enable_grad():
+        tensors: tuple[Tensor, ...] = tuple(mode.from_tensor(t.detach()) for t in as_tuple(inputs))
+        for name, layer in named_layers(layers):
+            # A stage has moved its own layers to its GPU, and with them what is tied to other stages' layers; these are where
+            # they were built, or on the meta device.
+            given = tensors_of(layer)
+            home = device or next((t.device for t in given.values() if not t.is_meta), None)
+            fake_of = {
+                id(t): _fake(t, home or tensors[0].device)
+                for t in set(given.values())
+                if t.is_meta or t.device != home
+            }
+            fakes = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
+            parameters += [p for p in (fakes.get(n, t) for n, t in given.items()) if p.requires_grad]
+            try:
+                value = as_value([t if home is None else t.to(home) for t in tensors])
+                versions = [t._version for t in as_tuple(value)]
+                tensors = as_tuple(functional_call(layer, fakes, (value,)) if fakes else layer(value))
+                if [t._version for t in as_tuple(value)] != versions:
+                    overwriting.append(f"{name!r} ({type(layer).__name__})")
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise InputError(
+                    f"layer {name!r} ({type(layer).__name__}) decides by the values of its tensors ({error}); a pipeline must "
+                    "know every shape beforehand: let the layer compute both ways and select, with torch.where"
+                ) from error
+            except Exception as error:
+                raise InputError(_does_not_run(name, layer, found, error)) from error
+            _refuse_reentrant(name, tensors)
+            found.append(_specs(tensors))
+            nodes.append([t.grad_fn for t in tensors])
+        if backward:
+            _check_backward(tensors, parameters, overwriting)
+    used = _ancestors(nodes[-1])
+    return [tuple(replace(spec, requires_grad=spec.requires_grad and (node is None or node in used))
+                  for spec, node in zip(specs, row, strict=True)) for specs, row in zip(found, nodes, strict=True)]  # fmt: skip
+
+
+def _does_not_run(name: str, layer: nn.Module, found: Sequence[tuple[TensorSpec, ...]], error: Exception) -> str:
+    """`found`: what enters the layers up to this one."""
+    given = "; ".join(map(str, found[-1]))
+    source, hint = "what the layer before it gives", ""
+    if len(found) == 1:
+        source = "the inputs"
+        if not any(s.dtype.is_floating_point or s.dtype.is_complex for s in found[0]):
+            hint = "; where it wants floating-point numbers, let the data give them (tensor.float()), or begin with an Embedding"
+    return f"layer {name!r} ({type(layer).__name__}) does not run on {source}: {given}: {cut(str(error))}{hint}"
+
+
+def _check_backward(outputs: Sequence[Tensor], parameters: Sequence[Tensor], overwriting: Sequence[str]) -> None:
+    """InputError if a tensor that these outputs' backward needs was overwritten; any other fault is left to real tensors."""
+    ends = [t for t in outputs if t.requires_grad]
+    if not overwriting or not ends or not parameters:
+        return
+    try:
+        torch.autograd.grad(ends, list(parameters), [torch.ones_like(t) for t in ends], allow_unused=True)
+    except Exception as error:
+        if "modified by an inplace operation" in str(error):
+            raise InputError(
+                "the model has no backward pass, on one device either: a tensor was overwritten that is needed for a gradient. "
+                f"Let the layers that overwrite their input work on a copy: {cut(', '.join(overwriting))} (torch: "
+                f"{cut(str(error).split('; expected')[0])})"
+            ) from error
+
+
+def _fake(tensor: Tensor, device: torch.device) -> Tensor:
+    """What stands for a tensor without values while fake tensors are in use."""
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def joint_gradients(rows: Sequence[tuple[TensorSpec, ...]]) -> list[tuple[TensorSpec, ...]]:
+    """One boundary's tensors for several micro-batches: a gradient comes back for all of them if for any."""
+    needed = [any(column) for column in zip(*([s.requires_grad for s in row] for row in rows), strict=True)]
+    return [tuple(replace(s, requires_grad=n) for s, n in zip(row, needed, strict=True)) for row in rows]
+
+
+def _ancestors(nodes: Iterable[Node | None]) -> set[Node]:
+    """All nodes of the autograd graph that a backward from these visits."""
+    pending, seen = [node for node in nodes if node is not None], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending += [parent for parent, _ in node.next_functions if parent is not None]
+    return seen
+
+
+def _specs(tensors: tuple[Tensor, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+
+
+def _refuse_reentrant(name: str, tensors: tuple[Tensor, ...]) -> None:
+    if any(node.name() == "CheckpointFunctionBackward" for node in _ancestors(t.grad_fn for t in tensors)):
+        raise InputError(
+            f"layer {name!r} uses reentrant checkpointing, under which a pipeline loses gradients without a word; "
+            "call torch.utils.checkpoint.checkpoint(…, use_reentrant=False), or leave recompute to the plan"
+        )
+
+
+def tied_layers(layers: nn.Sequential) -> dict[str, tuple[int, ...]]:
+    """Tied parameters: the first name of each → the layers that hold the same object."""
+    names: dict[nn.Parameter, list[tuple[int, str]]] = {}
+    for index, (child, layer) in enumerate(named_layers(layers)):
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append((index, f"{child}.{name}"))
+    found = {places[0][1]: tuple(dict.fromkeys(index for index, _ in places)) for places in names.values()}
+    return {name: indices for name, indices in found.items() if len(indices) > 1}
+
+
+CARRY = "carry the tensor instead: let the layers between take and return it beside their own, as a tuple"
+
+
+def skipping_layers(layers: nn.Sequential) -> dict[str, str]:
+    """Layers with skip connections by fairscale's or torchgpipe's @skippable: name → the library. (Found by the class's own
+    package, so that neither needs to be installed.)"""
+    found = {}
+    for name, layer in named_layers(layers):
+        for base in type(layer).__mro__:
+            if base.__name__ == "Skippable" and hasattr(layer, "stashable"):
+                found[name] = base.__module__.split(".")[0]
+    return found
+
+
+def refuse_skips(layers: nn.Sequential, backend: str) -> None:
+    """InputError if a layer has skip connections that this back end does not know."""
+    for name, library in skipping_layers(layers).items():
+        if library != backend:
+            raise InputError(
+                f"layer {name!r} is @skippable by {library}, and the back end {backend!r} passes tensors from layer to layer "
+                f"only; use the back end {library!r}, or {CARRY}"
+            )

@@ -1,0 +1,122 @@
+"""Profiles that were measured before: kept by all that they depend on, and trusted only while a short look confirms them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import hetpipe
+from hetpipe.building.build import optimizer_factory
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Model
+from hetpipe.measuring.confirm import confirmed_links, unconfirmed_types
+from hetpipe.measuring.measure import measurers, profile_cluster
+from hetpipe.processes.progress import Activity, say
+from hetpipe.processes.world import World
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import ProfileSection, TorchNamed
+from hetpipe.spec.profile import Profile
+
+
+def measured(model: Model, cluster: Cluster, world: World, options: ProfileSection, optimizer: TorchNamed, *,
+             fresh: bool = False, whole_nodes: bool = False) -> Profile:  # fmt: skip
+    """The cached profile of this model on these devices, if they are still as fast; else a new measurement, which is cached.
+    `whole_nodes`: a process may use all devices of its node. Collective."""
+    path = cache_path(model, cluster, options, repr(optimizer), world.hosts)
+    cached = world.first(_cached(path) if world.is_main and not fresh else None)
+    if cached is not None:
+        found = _confirmed(Profile.parse(cached, path), model, cluster, world, whole_nodes)
+        if found is not None:
+            if world.is_main and found.links != Profile.parse(cached, path).links:
+                found.save(path)
+            return found
+    profile = profile_cluster(
+        model, cluster, world, options, optimizer_factory(optimizer), whole_nodes=whole_nodes
+    )
+    if world.is_main:
+        profile.save(path)
+    world.barrier()
+    return profile
+
+
+def _confirmed(profile: Profile, model: Model, cluster: Cluster, world: World, whole_nodes: bool) -> Profile | None:
+    """The profile, with new links where those are not as fast as they were; None where a device is not. Collective."""
+    with Activity("comparing the cached profile with the devices", shown=world.is_main):
+        who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
+        others = unconfirmed_types(profile, model, cluster, world, who)
+    if others:
+        if world.is_main:
+            say(f"the cached profile no longer holds, measuring again: {'; '.join(others)}")
+        return None
+    links, others = confirmed_links(profile.links, cluster, world)
+    if others and world.is_main:
+        say(f"the cached profile's links no longer hold, and were measured again: {'; '.join(others)}")
+    return profile.model_copy(update={"links": tuple(links)})
+
+
+def _cached(path: str) -> Any:
+    """The profile in the cache; None where there is none, or one that is no longer readable."""
+    try:
+        return Profile.load(path).model_dump(mode="json") if Path(path).exists() else None
+    except InputError:
+        return None
+
+
+def cache_path(
+    model: Model, cluster: Cluster, options: ProfileSection, optimizer: str, hosts: tuple[str, ...] = ()
+) -> str:
+    """Where the profile of this model and its loss, on these device types of these hosts, with these versions, is kept."""
+    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.layers.named_parameters()]
+    sample = [
+        (tuple(t.shape[1:]), str(t.dtype))
+        for t in (model.inputs if isinstance(model.inputs, tuple) else (model.inputs,))
+    ]
+    content: list[Any] = [
+        model.name,
+        repr(model.layers),
+        _settings(model),
+        shapes,
+        sample,
+        (model.loss.weight, model.loss.ignore_index, _identity(model.loss.function)),
+        sorted({_identity(type(module).forward) for module in model.layers.modules()}),
+        options.model_dump(),
+        optimizer,
+        (torch.__version__, hetpipe.__version__),
+        hosts or os.uname().nodename,
+        {k: v.model_dump() for k, v in cluster.device_types.items()},
+        [(n.name, n.devices, n.host) for n in cluster.nodes],
+    ]
+    digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+    return os.path.join(options.cache or os.path.join(".hetpipe", "profiles"), f"{model.name}-{digest}.json")
+
+
+def _settings(model: Model) -> list[Any]:
+    """Numbers and texts that modules keep beside what they print (heads of an attention, or how it is computed)."""
+    found = []
+    for name, module in model.layers.named_modules():
+        own = {k: v for k, v in vars(module).items() if isinstance(v, int | float | str) and k != "training"}
+        attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        found.append((name, sorted(own.items()), attention))
+    return found
+
+
+def _identity(function: Callable[..., Any]) -> str:
+    """What a function does, as far as its code and what is bound to it tell."""
+    if isinstance(function, partial):
+        return f"{_identity(function.func)} of {function.args!r}, {sorted(function.keywords.items())!r}"
+    if isinstance(function, nn.Module):
+        return f"{function!r} {_identity(type(function).forward)}"
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"{type(function).__module__}.{type(function).__qualname__} {function!r}".split(" at 0x")[0]
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    bound = [repr(x).split(" at 0x")[0] for x in (*cells, *(getattr(function, "__defaults__", None) or ()))]
+    text = repr((code.co_code, code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")], bound))
+    return f"{function.__module__}.{function.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"

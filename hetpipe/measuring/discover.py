@@ -1,0 +1,174 @@
+"""What devices there are: the cluster that torchrun, or this machine, gives; and how a cluster file compares with them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hetpipe.files.messages import InputError, natural_key
+from hetpipe.layers.device import torch_device
+from hetpipe.measuring.profiler import default_type_name
+from hetpipe.processes.progress import say
+from hetpipe.processes.world import World
+from hetpipe.runtime.backends import drives_a_replica
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Backend
+from hetpipe.spec.profile import Measurement, Profile
+
+ALIKE = 0.05  # hosts whose times differ by no more are one type of device
+NOMINAL = 1.1  # a card sold as one of 24 GB may have 22.2 GiB: by so much a cluster file may be above what CUDA says
+
+
+def discover_cluster(backend: Backend = "torch") -> Cluster:
+    """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names, and the CPU of each
+    node, whose speed no name tells, is a type of its own (see `alike`). A process stands for the device of its local rank; where
+    the back end drives a replica from one process, the first for all GPUs of its host. Collective."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    agent = int(os.environ.get("GROUP_RANK", "0"))
+    own = []
+    if torch.cuda.is_available():
+        indices = [local]
+        if drives_a_replica(backend):
+            indices = list(range(torch.cuda.device_count())) if local == 0 else []
+        for index in indices:
+            gpu = torch.device("cuda", index)
+            own.append((agent, index, default_type_name(gpu), torch.cuda.get_device_properties(gpu).total_memory))
+    else:
+        per_host = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host
+        own.append((agent, local, "cpu", memory))
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own)
+    return cluster_of([row for part in parts for row in part])
+
+
+def cluster_of(rows: Sequence[tuple[int, int, str, int]]) -> Cluster:
+    """The cluster of devices (agent, index, type, bytes of memory). Pure."""
+    if len({agent for agent, _, kind, _ in rows if kind == "cpu"}) > 1:
+        rows = [(agent, index, f"cpu-n{agent}" if kind == "cpu" else kind, memory) for agent, index, kind, memory in rows]
+    nodes: dict[int, dict[str, int]] = {}
+    types: dict[str, dict[str, int]] = {}
+    for agent, _, kind, memory in sorted(rows):
+        counts = nodes.setdefault(agent, {})
+        if kind in counts and list(counts)[-1] != kind:
+            order = [row[2] for row in sorted(rows) if row[0] == agent]
+            raise InputError(
+                f"the devices of agent {agent} are, by local rank, {order}; a node lists each type once, so put equal ones "
+                "beside each other with CUDA_VISIBLE_DEVICES"
+            )
+        counts[kind] = counts.get(kind, 0) + 1
+        types[kind] = {"memory": min(memory, types.get(kind, {}).get("memory", memory))}
+    document = {
+        "format": "hetpipe.cluster/1",
+        "device_types": types,
+        "nodes": [{"name": f"n{a}", "devices": c} for a, c in sorted(nodes.items())],
+    }
+    return Cluster.parse(document, "the devices found")
+
+
+def as_it_is(cluster: Cluster, there: Mapping[str, tuple[str, int]]) -> tuple[Cluster, list[str]]:
+    """The cluster of a file with the memory that its GPUs really have, where that is less, and notes about what is different.
+    `there`: device id → name and total bytes of the card. InputError where a type has far more memory than its card, or stands
+    for unlike cards, of which only one would be measured."""
+    types, notes, faults = dict(cluster.device_types), list[str](), list[str]()
+    cards: dict[str, dict[str, str]] = {}  # type → name of the card → the first such device
+    for device, (name, size) in there.items():
+        kind = cluster.device(device).type
+        cards.setdefault(kind, {}).setdefault(name, device)
+        declared, card = cluster.device_types[kind].memory, f"{name} with {size / 2**30:.2f} GiB"
+        if declared > size * NOMINAL:
+            faults.append(
+                f"device {device} is of type {kind!r} with {declared / 2**30:.2f} GiB in the cluster file, but is a {card}: "
+                "correct the type's memory, or write the node's devices in the order of its GPUs"
+            )
+        elif types[kind].memory > size:
+            notes.append(f"note: device type {kind!r} counts with the {size / 2**30:.2f} GiB of {device}, a {name}")
+            types[kind] = types[kind].model_copy(update={"memory": size})
+    for kind, names in cards.items():
+        if len(names) > 1:
+            listed = ", ".join(f"{name} (device {device})" for name, device in names.items())
+            faults.append(f"device type {kind!r} stands for unlike GPUs: {listed}; give each a type of its own")
+        elif _plain(kind) not in _plain(name := next(iter(names))):
+            notes.append(f"note: device type {kind!r} is a {name}")
+    if faults:
+        raise InputError("; ".join(faults))
+    return cluster.model_copy(update={"device_types": types}), notes
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def cards(world: World, backend: Backend, cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """Device id → name and bytes of the GPU that this job's processes drive it with. Collective."""
+    own = [world.device_id] if world.device_id is not None else []
+    if own and drives_a_replica(backend):
+        first = cluster.device(own[0])
+        own = [d.id for d in cluster.devices if d.node == first.node and first.index == 0]
+    found = {}
+    for device in own:
+        gpu = torch_device(cluster.type_of(device), cluster.device(device).index)
+        found[device] = torch.cuda.get_device_name(gpu), torch.cuda.get_device_properties(gpu).total_memory
+    return {device: card for part in world.gather(found) for device, card in part.items()}
+
+
+def note_missing_gpus(world: World, cluster: Cluster) -> None:
+    """Say on one rank that real devices are stood for by processes on the CPU, and which of them share its cores."""
+    real = [k for k, kind in cluster.device_types.items() if kind.emulate is None and not k.startswith("cpu")]
+    if not real or torch.cuda.is_available():
+        return
+    shared = [f"{count} on {host}" for host, count in Counter(world.hosts).items() if count > 1]
+    sharing = f", which share the cores of their host ({', '.join(shared)})" if shared else ""
+    say(f"note: no GPU is found, so devices of type {', '.join(real)} are plain CPU processes{sharing}", style="yellow")
+
+
+
+def alike(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile]:
+    """The cluster and profile of CPUs that were found, in which those whose times agree within 5 % at every micro-batch size are
+    one type again, with the mean of their times and the least of their memory. Fewer types are planned sooner. Pure."""
+    groups: list[list[Measurement]] = []
+    for found in sorted(profile.measurements, key=lambda m: float((m.forward + m.backward).sum())):
+        group = next((g for g in groups if _agree(g[0], found)), None)
+        if group is None:
+            groups.append([found])
+        else:
+            group.append(found)
+    names = {m.device_type: min((x.device_type for x in g), key=natural_key) for g in groups for m in g}
+    types = {
+        name: cluster.device_types[name].model_copy(
+            update={"memory": min(cluster.device_types[kind].memory for kind in names if names[kind] == name)}
+        )
+        for name in dict.fromkeys(names.values())
+    }
+    nodes = tuple(
+        node.model_copy(update={"devices": {names[kind]: count for kind, count in node.devices.items()}})
+        for node in cluster.nodes
+    )
+    fields = {name: getattr(cluster, name) for name in type(cluster).model_fields}
+    return (
+        Cluster(**{**fields, "device_types": types, "nodes": nodes}),
+        profile.model_copy(update={"measurements": tuple(_mean(group, names[group[0].device_type]) for group in groups)}),
+    )
+
+
+def _agree(one: Measurement, other: Measurement) -> bool:
+    if not (one.device_type.startswith("cpu") and other.device_type.startswith("cpu")):
+        return False  # a GPU's name tells its speed
+    if one.microbatch_sizes != other.microbatch_sizes:
+        return False
+    a, b = ((m.forward + m.backward).sum(1) for m in (one, other))
+    return bool((np.maximum(a, b) <= (1 + ALIKE) * np.minimum(a, b)).all())
+
+
+def _mean(group: Sequence[Measurement], name: str) -> Measurement:
+    def of(key: str) -> list[Any]:
+        return list(np.mean([getattr(m, key) for m in group], axis=0).tolist())
+
+    fields = {key: of(key) for key in ("forward_seconds", "backward_seconds", "optimizer_seconds")}
+    return Measurement.model_validate({**group[0].model_dump(), **fields, "device_type": name})

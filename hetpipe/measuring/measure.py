@@ -1,0 +1,235 @@
+"""Measuring a whole cluster under torchrun or `hetpipe train`: every type measures itself, the main rank makes one profile."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import Emulation, torch_device
+from hetpipe.layers.model import Model
+from hetpipe.measuring.profiler import (
+    Measured,
+    OptimizerFactory,
+    assemble,
+    check_sizes,
+    measure_device,
+    provenance,
+)
+from hetpipe.processes.progress import Activity
+from hetpipe.processes.world import World
+from hetpipe.spec.cluster import Cluster, Device, LinkBetween
+from hetpipe.spec.job import ProfileSection
+from hetpipe.spec.profile import Measurement, Profile
+
+HOST = "host"  # the table by which emulated devices are paced
+LINK_REPEATS = 15
+LARGE_BYTES = 4 * 2**20
+
+
+def profile_cluster(
+    model: Model,
+    cluster: Cluster,
+    world: World,
+    options: ProfileSection,
+    optimizer: OptimizerFactory,
+    *,
+    whole_nodes: bool = False,
+) -> Profile:
+    """Collective: the first rank of each device type measures it (see `measurers` for `whole_nodes`). Emulated types are paced
+    by a table of this host's plain speed, measured first, by one rank alone; then they sleep most of the time and measure
+    side by side. Real CPU types measure in turn."""
+    sizes = check_sizes(options.microbatch_sizes)
+    who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
+    mine = [device for device, rank in who.values() if rank == world.rank]
+    emulated = [rank for device, rank in who.values() if cluster.device_types[device.type].emulate is not None]
+    host = None
+    if emulated:
+        host = _alone(
+            world,
+            emulated[0],
+            lambda: _run(model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True),
+        )
+    done: list[Measured] = []
+    for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
+        results = []
+        for device in (d for d in mine if d.id in turn):
+            emulation = _emulation(cluster, device.type, host.measurement if host else None)
+            repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
+            on = torch_device(cluster.device_types[device.type], device.index)
+            results.append(
+                _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
+            )
+        done += [measured for part in world.gather(results) for measured in part]
+    torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
+    links = measure_links(cluster, world)
+    here = torch_device(cluster.device_types[mine[0].type], mine[0].index) if mine else None
+    notes = provenance(
+        options.repeats,
+        max(m.spread for m in done),
+        devices={m.measurement.device_type: who[m.measurement.device_type][0].id for m in done},
+    )
+    profile = (
+        assemble(
+            model,
+            [m.measurement for m in done],
+            max(m.state_bytes_per_parameter_byte for m in done),
+            host=host.measurement if host else None,
+            links=links,
+            notes=notes,
+            device=here,
+        )
+        if world.is_main
+        else None
+    )
+    return Profile.parse(
+        world.first(profile.model_dump(mode="json") if profile else None), "the measured profile"
+    )
+
+
+def measurers(
+    cluster: Cluster, rank_of: Mapping[str, int], *, whole_nodes: bool
+) -> dict[str, tuple[Device, int]]:
+    """Device type → the device on which it is measured, and the rank that does it: the first that stands for such a device.
+    With `whole_nodes` a process may use all devices of its node (one drives a whole replica): a type that no process stands
+    for is measured by the first of a node that has it. InputError if a type is beyond the reach of all. Pure."""
+    found: dict[str, tuple[Device, int]] = {}
+    first: dict[str, int] = {}  # node → its lowest rank
+    for own in sorted(rank_of, key=lambda d: rank_of[d]):
+        device = cluster.device(own)
+        found.setdefault(device.type, (device, rank_of[own]))
+        first.setdefault(device.node, rank_of[own])
+    for device in cluster.devices if whole_nodes else ():
+        if device.node in first:
+            found.setdefault(device.type, (device, first[device.node]))
+    beyond = [kind for kind in dict.fromkeys(d.type for d in cluster.devices) if kind not in found]
+    if beyond:
+        raise InputError(
+            f"no process of this job can measure the device types {beyond}: it has the devices {sorted(rank_of)} of "
+            f"{[d.id for d in cluster.devices]}; start processes for the others, too, or give the job a profile"
+        )
+    return found
+
+
+def _emulation(cluster: Cluster, kind: str, host: Measurement | None) -> Emulation | None:
+    spec = cluster.device_types[kind]
+    if spec.emulate is None or host is None:
+        return None
+    return Emulation(slowdown=spec.emulate.slowdown, host=host, memory_bytes=spec.memory)
+
+
+def turns(cluster: Cluster, host_of: Mapping[Device, str]) -> list[set[str]]:
+    """Ids of the devices that measure at the same time: emulated ones and GPUs together; then plain CPUs, one a host. Pure."""
+    together, rounds, waiting = set[str](), list[set[str]](), Counter[str]()
+    for device, host in host_of.items():
+        if cluster.device_types[device.type].emulate is not None or torch.cuda.is_available():
+            together.add(device.id)
+            continue
+        if waiting[host] == len(rounds):
+            rounds.append(set())
+        rounds[waiting[host]].add(device.id)
+        waiting[host] += 1
+    return ([together] if together else []) + rounds
+
+
+def _alone(world: World, rank: int, measure: Callable[[], Measured]) -> Measured:
+    values = world.gather(measure() if world.rank == rank else None)
+    measured: Measured = next(v for v in values if v is not None)
+    return measured
+
+
+def _run(
+    model: Model,
+    kind: str,
+    device: torch.device,
+    sizes: tuple[int, ...],
+    optimizer: OptimizerFactory,
+    repeats: int,
+    emulation: Emulation | None,
+    visible: bool,
+) -> Measured:
+    total = len(model.layers) * (len(sizes) + 1)
+    with Activity(f"measuring {kind}", total, shown=visible) as activity:
+        return measure_device(
+            model,
+            kind,
+            device,
+            sizes,
+            optimizer,
+            repeats=repeats,
+            emulation=emulation,
+            processor_time=kind == HOST,
+            advance=activity.advance,
+        )
+
+
+class Pair(NamedTuple):
+    """Two nodes (or one twice), and a rank on each."""
+
+    a: str
+    b: str
+    left: int
+    right: int
+
+
+def node_pairs(cluster: Cluster, world: World) -> list[Pair]:
+    """Inside every node with two ranks, and between every two nodes."""
+    of_node: dict[str, list[int]] = {}
+    for device in cluster.devices:
+        if device.id in world.rank_of:
+            of_node.setdefault(device.node, []).append(world.rank_of[device.id])
+    names = list(of_node)
+    found = [Pair(a, a, of_node[a][0], of_node[a][1]) for a in names if len(of_node[a]) > 1]
+    return found + [
+        Pair(a, b, of_node[a][0], of_node[b][0]) for i, a in enumerate(names) for b in names[i + 1 :]
+    ]
+
+
+def measure_links(cluster: Cluster, world: World) -> list[LinkBetween]:
+    """Latency and bandwidth between every two nodes, and inside every node with two ranks: half of a round trip of a few
+    bytes, and of 4 MiB less that. Collective."""
+    found, pairs = [], node_pairs(cluster, world)
+    with Activity("measuring links", len(pairs), shown=world.is_main) as activity:
+        for pair in pairs:
+            small, large = map(statistics.median, ping_pong(world, pair, (16, LARGE_BYTES), LINK_REPEATS))
+            bandwidth = LARGE_BYTES / max(large - small, 1e-9)
+            found.append(LinkBetween(between=(pair.a, pair.b), latency=small, bandwidth=bandwidth))
+            activity.advance(f"{pair.a} – {pair.b}")
+    return found
+
+
+def ping_pong(world: World, pair: Pair, sizes: Sequence[int], repeats: int) -> list[list[float]]:
+    """Seconds one way of each repeat, for each size, on every rank. Collective."""
+    times = _as_one_of_both(world.rank, pair, sizes, repeats) if world.rank in (pair.left, pair.right) else None
+    return next(found for rank, found in zip(world.ranks, world.gather(times), strict=True) if rank == pair.left)
+
+
+def _as_one_of_both(rank: int, pair: Pair, sizes: Sequence[int], repeats: int) -> list[list[float]]:
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available() and dist.get_backend() != "gloo"
+        else torch.device("cpu")
+    )
+    found = []
+    for size in sizes:
+        message, times = torch.zeros(size, dtype=torch.uint8, device=device), []
+        for _ in range(repeats + 3):
+            time.sleep(0.001)
+            began = time.perf_counter()
+            if rank == pair.left:
+                dist.send(message, pair.right)
+                dist.recv(message, pair.right)
+            else:
+                dist.recv(message, pair.left)
+                dist.send(message, pair.left)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append((time.perf_counter() - began) / 2)
+        found.append(times[3:])
+    return found

@@ -1,0 +1,374 @@
+"""The profiler: every layer's seconds and bytes, on the devices themselves.
+
+Times are medians over repeats after a warm-up, each after a short idle gap (a pipeline's ranks wait between actions, and a hot
+loop would flatter small ones). A device that is more than 15 % slower without gaps (a CPU quota, heat) gets times that are so
+much longer. Saved bytes come from one forward, by saved-tensor hooks: shared storage once, parameters never.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError, cut
+from hetpipe.layers.device import (
+    Emulation,
+    MemoryMeter,
+    Pacer,
+    Stopwatch,
+    module_bytes,
+    one_thread,
+    static_storages,
+)
+from hetpipe.layers.layer_run import LayerRun, busy_factor, leaves, loss_of
+from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
+from hetpipe.layers.split import (
+    CARRY,
+    alias,
+    skipping_layers,
+    tied_layers,
+    trace_boundaries,
+    unchanged_buffers,
+)
+from hetpipe.layers.weights import placed
+from hetpipe.processes.progress import say
+from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+
+OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+Advance = Callable[[str], None]
+IDLE_SECONDS = 0.002
+
+
+@dataclass
+class Clock:
+    """Times one action (layer, kind, size): on a real device as it is; on an emulated one it lasts as long as it would there.
+    `processor_time` counts this thread's own processor seconds instead of wall time, so that other work on the machine does
+    not distort the table by which emulated devices are paced (one thread computes, forward and backward)."""
+
+    device: torch.device
+    emulation: Emulation | None = None
+    processor_time: bool = False
+    pacer: Pacer = field(default_factory=Pacer)
+
+    def measure(self, action: Callable[[], object], kind: str, layer: int, size: int) -> float:
+        """Seconds of the action."""
+        time.sleep(IDLE_SECONDS)
+        if self.processor_time:
+            began = time.thread_time()
+            action()
+            return time.thread_time() - began
+        if self.emulation is None:
+            return Stopwatch(self.device).measure(action)
+        seconds = self.emulation.seconds(kind, layer, layer + 1, size)
+        return Stopwatch(self.device).measure(lambda: self._paced(action, seconds))
+
+    def _paced(self, action: Callable[[], object], seconds: float) -> None:
+        self.pacer.start()
+        action()
+        self.pacer.finish(seconds)
+
+
+class _SizeRun:
+    """One micro-batch size on its way through the layers: what enters the next one, and what was measured so far."""
+
+    def __init__(self, model: Model, device: torch.device, size: int) -> None:
+        inputs, targets = (move(x, device) for x in model.sample(size))
+        self.size, self.tensors, self.loss = size, as_tuple(inputs), loss_of(model, targets)
+        self.forward: list[float] = []
+        self.backward: list[float] = []
+        self.spreads: list[float] = []
+        self.run: LayerRun
+
+    @property
+    def text(self) -> str:
+        """`1 sample`, `2 samples`."""
+        return f"{self.size} sample{'s' if self.size > 1 else ''}"
+
+    def measure(self, name: str, layer: nn.Module, clock: Clock, index: int, repeats: int, *, last: bool) -> None:
+        """Median forward and backward seconds of the next layer, and their relative spread."""
+        received = leaves(self.tensors)
+        try:
+            self.tensors = leaves(as_tuple(layer(as_value([t.clone() for t in received]))))
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, IndexError, TypeError, RuntimeError) as error:  # BatchNorm's of a single value; a word out of range
+            raise InputError(
+                f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, which a plan may have: "
+                f"{type(error).__name__}: {cut(str(error))}"
+            ) from error
+        self.run = run = LayerRun(layer, received, self.loss if last else None)
+        times = time_layer(run, clock, index, self.size, repeats)
+        self.forward.append(statistics.median(f for f, _ in times))
+        self.backward.append(statistics.median(b for _, b in times))
+        totals = sorted(f + b for f, b in times)
+        self.spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
+
+
+def time_layer(
+    run: LayerRun, clock: Clock, index: int, size: int, repeats: int
+) -> list[tuple[float, float]]:
+    """(forward, backward) seconds of each repeat; one before them warms up allocations and the parameters' first gradients."""
+    times = []
+    for _ in range(repeats + 1):
+        run.receive()
+        times.append(
+            (clock.measure(run.forward, "F", index, size), clock.measure(run.backward, "B", index, size))
+        )
+    for parameter in run.layer.parameters():
+        parameter.grad = None
+    return times[1:]
+
+
+@dataclass
+class _OptimizerRun:
+    """Median seconds of an optimizer step on each layer so far, and the bytes of its state and of its parameters."""
+
+    factory: OptimizerFactory
+    seconds: list[float] = field(default_factory=list)
+    state_bytes: int = 0
+    parameter_bytes: int = 0
+
+    def measure(self, layer: nn.Module, clock: Clock, index: int, repeats: int) -> None:
+        """The next layer."""
+        parameters = [p for p in layer.parameters() if p.requires_grad]
+        took, state = _time_optimizer(parameters, clock, index, self.factory, repeats) if parameters else (0.0, 0)
+        self.seconds.append(took)
+        self.state_bytes += state
+        self.parameter_bytes += sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _time_optimizer(
+    parameters: list[nn.Parameter], clock: Clock, index: int, factory: OptimizerFactory, repeats: int
+) -> tuple[float, int]:
+    """Median seconds of a step on one layer, and the bytes of its state; the parameters keep their values."""
+    before = [p.detach().clone() for p in parameters]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    optimizer = factory(parameters)
+    optimizer.step()
+    seconds = [clock.measure(optimizer.step, "optimizer", index, 0) for _ in range(repeats)]
+    tensors = [
+        t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor) and t.numel() > 1
+    ]
+    with torch.no_grad():
+        for p, value in zip(parameters, before, strict=True):
+            p.copy_(value)
+            p.grad = None
+    return statistics.median(seconds), sum(t.numel() * t.element_size() for t in tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A Measurement, with what came out beside it."""
+
+    measurement: Measurement
+    state_bytes_per_parameter_byte: float
+    spread: float
+
+
+def measure_device(
+    model: Model,
+    device_type: str,
+    device: torch.device,
+    sizes: Sequence[int],
+    optimizer: OptimizerFactory,
+    *,
+    repeats: int = 5,
+    emulation: Emulation | None = None,
+    processor_time: bool = False,
+    advance: Advance = lambda _: None,
+) -> Measured:
+    """Measure all layers on one device (see `Clock` for `emulation` and `processor_time`), one after the other, since each gets
+    its values when its turn comes, and only then. `advance` is called for every size of a layer and for its optimizer step.
+    Sizes from the first that does not fit the memory are left out."""
+    for name in skipping_layers(model.layers):
+        raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
+                         f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
+    clock = Clock(device, emulation, processor_time=processor_time)
+    factor, runs, steps = 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
+    with one_thread(device), unchanged_buffers(model.layers):
+        for index, (name, layer) in enumerate(named_layers(model.layers)):
+            last = index == len(model.layers) - 1
+            with placed(model.layers, layer, device):
+                for number, run in enumerate(runs):
+                    try:
+                        run.measure(name, layer, clock, index, repeats, last=last)
+                    except torch.OutOfMemoryError:
+                        if number == 0:
+                            raise
+                        del runs[number:]
+                        break
+                    advance(f"layer {index + 1} of {len(model.layers)} ({name}), {run.text}")
+                if last and emulation is None and not processor_time:
+                    factor = _when_busy(device_type, runs[len(runs) // 2], device)
+                steps.measure(layer, clock, index, repeats)
+            advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
+    measurement = Measurement(
+        device_type=device_type,
+        microbatch_sizes=tuple(run.size for run in runs),
+        forward_seconds=tuple(tuple(run.forward) for run in runs),
+        backward_seconds=tuple(tuple(run.backward) for run in runs),
+        optimizer_seconds=tuple(steps.seconds),
+    )
+    return Measured(
+        measurement=measurement.slower(factor) if factor > 1 else measurement,
+        state_bytes_per_parameter_byte=steps.state_bytes / max(1, steps.parameter_bytes),
+        spread=max(statistics.median(run.spreads) for run in runs),
+    )
+
+
+def _when_busy(device_type: str, latest: _SizeRun, device: torch.device) -> float:
+    """How many times as long the device takes when it works without a pause, as it does in training. By the latest layer."""
+    factor = busy_factor(latest.run, latest.forward[-1] + latest.backward[-1], device)
+    if factor > 1:
+        say(f"note: {device_type!r} takes {factor:.1f} times as long when it works without a pause (a CPU quota, heat or other "
+            "work): it is planned so")  # fmt: skip
+    return factor
+
+
+def saved_bytes(model: Model, device: torch.device) -> list[int]:
+    """Bytes that one sample leaves for backward, per layer. The layers run one after the other, each in a graph of its own, so
+    that its parameters can go with it; what it saved stays, and is not counted again in a later layer."""
+    inputs, targets = (move(x, device) for x in model.sample(1))
+    meter, kept, found, tensors = MemoryMeter(), list[Tensor](), list[int](), as_tuple(inputs)
+    with unchanged_buffers(model.layers), meter.hooks():
+        for index, layer in enumerate(model.layers):
+            with placed(model.layers, layer, device):
+                meter.exclude |= static_storages(layer)
+                before = meter.used
+                output = layer(as_value([alias(t) if t.requires_grad else t for t in tensors]))
+                loss = loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
+                found.append(meter.used - before)
+                kept += meter.held
+                tensors = tuple(
+                    t.detach().requires_grad_() if t.requires_grad else t for t in as_tuple(output)
+                )
+                del output, loss
+            meter.exclude = {t.untyped_storage().data_ptr() for t in kept}
+    return found
+
+
+def _saved_bytes_somewhere(model: Model, device: torch.device) -> list[int]:
+    """On the device if one sample of the whole model fits it, else on the CPU (whose kernels may save a little more)."""
+    try:
+        return saved_bytes(model, device)
+    except torch.OutOfMemoryError:
+        return saved_bytes(model, torch.device("cpu"))
+
+
+def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfile, ...], int]:
+    """The bytes of every layer, and the bytes of one sample's input."""
+    ends = [
+        sum(spec.size_bytes for spec in specs) for specs in trace_boundaries(model.layers, model.sample(1)[0])
+    ]
+    saved, by_name = (
+        _saved_bytes_somewhere(model, device),
+        dict(model.layers.named_parameters(remove_duplicate=False)),
+    )
+    ties: dict[int, list[str]] = {}
+    for name, members in tied_layers(model.layers).items():
+        for member in members:
+            ties.setdefault(member, []).append(name)
+    rows = []
+    for index, (name, layer) in enumerate(named_layers(model.layers)):
+        parameters, buffers = module_bytes(layer)
+        shared = ties.get(index, [])
+        rows.append(
+            LayerProfile(
+                name=name,
+                parameter_bytes=parameters,
+                output_bytes_per_sample=ends[index + 1],
+                saved_bytes_per_sample=saved[index],
+                buffer_bytes=buffers,
+                tied=shared[0] if shared else None,
+                tied_parameter_bytes=sum(by_name[n].numel() * by_name[n].element_size() for n in shared),
+            )
+        )
+    return tuple(rows), ends[0]
+
+
+def provenance(repeats: int, spread: float, **more: object) -> dict[str, object]:
+    """Versions, host, date, repeats and spread of a measurement."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "repeats": repeats,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "relative_spread": round(spread, 4),
+        **more,
+    }
+
+
+def check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sorted micro-batch sizes to measure; 1 is always one of them."""
+    if any(size < 1 for size in sizes):
+        raise InputError(f"micro-batch sizes must be at least 1, got {sorted(sizes)}")
+    return tuple(sorted({1, *sizes}))
+
+
+def assemble(
+    model: Model,
+    measurements: Sequence[Measurement],
+    state: float,
+    *,
+    host: Measurement | None = None,
+    links: Sequence[object] = (),
+    notes: dict[str, object] | None = None,
+    device: torch.device | None = None,
+) -> Profile:
+    """A Profile of measurements, with the model's bytes, counted on `device` (the CPU if none is given)."""
+    layers, input_bytes = layer_profiles(model, device or torch.device("cpu"))
+    return Profile(
+        format="hetpipe.profile/1",
+        model=model.name,
+        layers=layers,
+        measurements=tuple(measurements),
+        links=tuple(links),  # type: ignore[arg-type]
+        optimizer=OptimizerProfile(state_bytes_per_parameter_byte=state),
+        input_bytes_per_sample=input_bytes,
+        host=host,
+        provenance=notes or {},
+    )
+
+
+def profile_model(
+    model: Model,
+    *,
+    device_type: str | None = None,
+    microbatch_sizes: Sequence[int] = (1, 2, 4, 8),
+    repeats: int = 5,
+    optimizer: OptimizerFactory = torch.optim.AdamW,
+    device: torch.device | None = None,
+    advance: Advance = lambda _: None,
+) -> Profile:
+    """Measure `model` on one device of this machine (a GPU if there is one). `device_type` is its name in the profile."""
+    if device is None:
+        on_gpu = torch.cuda.is_available()
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    name = device_type or default_type_name(device)
+    measured = measure_device(
+        model, name, device, check_sizes(microbatch_sizes), optimizer, repeats=repeats, advance=advance
+    )
+    return assemble(
+        model,
+        [measured.measurement],
+        measured.state_bytes_per_parameter_byte,
+        notes=provenance(repeats, measured.spread),
+        device=device,
+    )
+
+
+def default_type_name(device: torch.device) -> str:
+    """A device type's name on a machine without a cluster file: the GPU's own, or cpu."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device).lower().replace(" ", "-")
+    return "cpu"

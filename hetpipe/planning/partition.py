@@ -1,0 +1,113 @@
+"""The contract of every planner: a Problem in, a Plan out, or a PartitionError that says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hetpipe.files.limits import MOST_BATCH
+from hetpipe.files.messages import InputError, shown
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.options import PlanOptions, ScheduleChoice
+from hetpipe.spec.plan import Backend, Plan, Proof
+from hetpipe.spec.profile import Profile
+
+
+class PartitionError(Exception):
+    """No plan fits, or (`out_of_time`) none was found. Commands print it and exit with 3. The message says which device type,
+    which layer, how many bytes; `missing_bytes` is the last as a number, and `needed_bytes` what the stage that does not
+    fit needs, where they are known."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing_bytes: int | None = None,
+        needed_bytes: int | None = None,
+        out_of_time: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.missing_bytes, self.needed_bytes, self.out_of_time = missing_bytes, needed_bytes, out_of_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is to be planned, with the options of `PlanOptions`, all decided. `cluster` already has the profile's measured
+    links, and `memory_reserve` is a number (see `Problem.of`)."""
+
+    cluster: Cluster
+    profile: Profile
+    global_batch: int
+    schedule: ScheduleChoice = "auto"
+    backend: Backend = "torch"
+    allow_recompute: bool = True
+    memory_reserve: float = 0.0
+    max_price_per_hour: float | None = None
+    deadline_seconds_per_step: float | None = None
+    time_limit_seconds: float | None = None
+    progress: Callable[[str], None] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise InputError(f"the global batch must be at least 1, got {shown(self.global_batch)}")
+        if self.global_batch > MOST_BATCH:
+            raise InputError(f"the global batch must be at most {MOST_BATCH}, got {shown(self.global_batch)}")
+        self.profile.check(self.cluster)
+
+    @property
+    def without_reserve(self) -> str:
+        """What a message adds to the memory that plans may use."""
+        return f" without the memory reserve of {self.memory_reserve:.0%}" if self.memory_reserve > 0 else ""
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        cluster: Cluster,
+        global_batch: int,
+        options: PlanOptions,
+        progress: Callable[[str], None] | None = None,
+    ) -> Problem:
+        """The problem of these options."""
+        decided = {**dict(options), "memory_reserve": options.reserve(cluster)}
+        own = {name: decided[name] for name in PlanOptions.model_fields if name != "partitioner"}
+        return cls.create(cluster=cluster, profile=profile, global_batch=global_batch, progress=progress, **own)
+
+    @classmethod
+    def create(cls, *, cluster: Cluster, profile: Profile, global_batch: int, **options: object) -> Problem:
+        """A Problem whose links are the profile's measured ones, where it has them."""
+        linked = cluster.with_links(profile.links)
+        return cls(cluster=linked, profile=profile, global_batch=global_batch, **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """A plan and the best lower bound that the search itself proved on the step time of any plan of its class; under a
+    deadline, on price per hour × seconds of a step."""
+
+    plan: Plan
+    lower_bound_seconds: float | None = None
+    lower_bound_price: float | None = None
+    proof: Proof | None = None
+
+
+def no_plan_in_time(seconds: float) -> PartitionError:
+    """The error of a search that its time limit ended before it had any plan."""
+    return PartitionError(
+        f"no plan was found within the time limit of {seconds:g} s, and none was ruled out; allow more time "
+        "(--time-limit, time_limit_seconds)",
+        out_of_time=True,
+    )
+
+
+class Partitioner(Protocol):
+    """One planning algorithm. `name` is how plans and commands call it."""
+
+    name: str
+
+    def __call__(self, problem: Problem) -> Solution:
+        """Solve the problem, or raise PartitionError."""
+        ...

@@ -1,0 +1,295 @@
+"""Every formula of the cost model, once, with its source. Seconds and bytes; layers [lo, hi); micro-batches of b samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import comb, lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.spec.cluster import Cluster, Link
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.profile import Profile
+
+Array = NDArray[np.float64]
+
+
+def _prefix(values: Array) -> Array:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes of one stage. `held_per_sample` is what each sample in flight keeps; `transient_per_sample` exists only while one
+    micro-batch runs backward (the recomputed layer); `boundary` are the buffers at the stage's two ends."""
+
+    static: float
+    boundary: float
+    held_per_sample: float
+    transient_per_sample: float
+
+    def peak(self, sizes: Sequence[int], depth: int) -> int:
+        """Greatest bytes at any time, for micro-batches of `sizes` samples of which at most `depth` are in flight."""
+        return self.peak_of(most_in_flight(sizes, depth), max(sizes))
+
+    def peak_of(self, window: int, largest: int) -> int:
+        """The same, where at most `window` samples are in flight, and `largest` are the most of a micro-batch."""
+        return round(
+            self.static
+            + self.boundary
+            + self.held_per_sample * window
+            + self.transient_per_sample * largest
+        )
+
+
+def most_in_flight(sizes: Sequence[int], depth: int) -> int:
+    """Most samples in flight at once: the greatest sum of min(depth, m) consecutive micro-batches."""
+    width = min(depth, len(sizes))
+    if min(sizes) == max(sizes):
+        return width * sizes[0]
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    return int((ends[width:] - ends[:-width]).max())
+
+
+class Costs:
+    """The costs of a profile on a cluster. Prefix sums are kept per (device type, degree, micro-batch size)."""
+
+    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+        self.profile = profile
+        self.cluster = cluster
+        self._times: dict[tuple[str, int, int], tuple[Array, Array]] = {}
+        self._bytes: dict[tuple[str, int], tuple[Array, Array, Array]] = {}
+        self._optimizer: dict[tuple[str, int], Array] = {}
+        self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
+        self._inputs = _prefix(profile.input_bytes)
+        pairs = (frozenset(link.between) for link in cluster.links)
+        self._pairs = [pair for pair in pairs if len(pair) == 2]
+        self._tied = [(l, layer) for l, layer in enumerate(profile.layers) if layer.tied is not None]  # noqa: E741
+
+    @property
+    def layer_count(self) -> int:
+        """L."""
+        return len(self.profile.layers)
+
+    def time_prefix(self, device_type: str, size: int, degree: int = 1) -> tuple[Array, Array]:
+        """Prefix sums of forward and backward seconds, [L + 1] each: a range costs prefix[hi] − prefix[lo]."""
+        key = (device_type, degree, size)
+        if key not in self._times:
+            forward, backward = self.profile.measurement(device_type, degree).times(size)
+            self._times[key] = (_prefix(forward), _prefix(backward))
+        return self._times[key]
+
+    def stage_seconds(
+        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
+    ) -> tuple[float, float]:
+        """F and B of one micro-batch. Recompute runs the forward again before the backward (Chen et al. 2016)."""
+        forward, backward = self.time_prefix(device_type, size, degree)
+        overhead = self.cluster.runtime_overhead.action_seconds
+        f = float(forward[hi] - forward[lo])
+        return f + overhead, float(backward[hi] - backward[lo]) + (f if recompute else 0.0) + overhead
+
+    def optimizer_seconds(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
+        """Seconds of one optimizer step over the range."""
+        key = (device_type, degree)
+        if key not in self._optimizer:
+            self._optimizer[key] = _prefix(
+                np.array(self.profile.measurement(device_type, degree).optimizer_seconds)
+            )
+        return float(self._optimizer[key][hi] - self._optimizer[key][lo])
+
+    def parameter_bytes(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
+        """Parameter bytes of a range on one device (of `degree` that split it); a parameter that layers of the range share is
+        counted once."""
+        repeated, seen = 0.0, set()
+        for l, layer in self._tied:  # noqa: E741
+            if lo <= l < hi:
+                repeated += layer.tied_parameter_bytes / degree if layer.tied in seen else 0
+                seen.add(layer.tied)
+        return self.shard_bytes(device_type, lo, hi, degree) - repeated
+
+    def shard_bytes(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
+        """Parameter bytes of a range on one device, what layers share counted with each."""
+        parameters, _, _ = self._layer_bytes(device_type, degree)
+        return float(parameters[hi] - parameters[lo])
+
+    def stage_memory(
+        self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, degree: int = 1
+    ) -> StageMemory:
+        """Memory of a stage: parameters, gradients, optimizer state and buffers; for each sample in flight what autograd
+        saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's saved bytes).
+        torch.distributed.pipelining keeps receive buffers for all `samples` of the step: inputs, and gradients of outputs.
+        On top, what the cluster file's `runtime_overhead` says of the framework."""
+        _, saved, plain = self._layer_bytes(device_type, degree)
+        runtime = self.cluster.runtime_overhead
+        copies = 2 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
+        static = copies * self.parameter_bytes(device_type, lo, hi, degree) + float(
+            self._buffers[hi] - self._buffers[lo]
+        )
+        output, largest = float(self.profile.output_bytes[hi - 1]), float(plain[lo:hi].max())
+        received = float(self.profile.input_bytes[lo]) + (output if hi < self.layer_count else 0.0)
+        boundary, transient = samples * received, runtime.backward_workspace * largest
+        if runtime.receive_buffers == "one":
+            boundary, transient = 0.0, transient + received
+        held = float(saved[hi] - saved[lo])
+        if recompute:  # the stage's own input is in its receive buffers, where these are kept for the step
+            first = lo + (runtime.receive_buffers == "step")
+            held, transient = float(self._inputs[hi] - self._inputs[first]), transient + largest
+        factor = runtime.allocator_factor
+        return StageMemory(
+            static=factor * static + runtime.device_bytes,
+            boundary=factor * boundary,
+            held_per_sample=factor * (held + output),
+            transient_per_sample=factor * transient,
+        )
+
+    def _layer_bytes(self, device_type: str, degree: int) -> tuple[Array, Array, Array]:
+        key = (device_type, degree) if degree > 1 else ("", 1)
+        if key not in self._bytes:
+            saved = self.profile.saved_bytes(degree, device_type)
+            self._bytes[key] = (
+                _prefix(self.profile.parameter_bytes(degree, device_type)),
+                _prefix(saved),
+                saved,
+            )
+        return self._bytes[key]
+
+    def link(self, device_a: str, device_b: str) -> Link:
+        """The link of two devices, by their nodes."""
+        return self.cluster.link_between(
+            self.cluster.device(device_a).node, self.cluster.device(device_b).node
+        )
+
+    def transfer(
+        self, device_a: str, device_b: str, boundary: int, size: int, degrees: tuple[int, int] = (1, 1)
+    ) -> tuple[float, float]:
+        """(seconds that the link is occupied, latency) for the output of layer `boundary` − 1, or its gradient.
+
+        Between tensor-parallel groups of these degrees every device of the smaller one sends its part over its own link, and
+        the receivers gather the parts by a ring inside their node (the scatter/gather of Narayanan et al. 2021): one group
+        the output, the other its gradient, so each way is given half of both; where transfers block both ends, which
+        counts each way twice, a quarter, as no sender waits for the receivers to gather."""
+        link, parts = self.link(device_a, device_b), min(degrees)
+        share = 2 if self.cluster.runtime_overhead.overlap_transfers else 4
+        size_bytes, latency = float(self.profile.output_bytes[boundary - 1]) * size, link.seconds(0)
+        occupied = occupied_seconds(link, size_bytes / parts)
+        for device, degree in zip((device_a, device_b), degrees, strict=True):
+            if degree > 1:
+                latency += (degree - 1) * self.link(device, device).seconds(size_bytes / degree) / share
+        return occupied, latency
+
+    def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:
+        """Ring all-reduce (Patarasu and Yuan 2009): 2(k − 1) rounds of size/k bytes over the slowest link of the group."""
+        k = len(set(devices))
+        if k < 2 or size_bytes <= 0:
+            return 0.0
+        nodes = Counter(self.cluster.device(d).node for d in set(devices))
+        return ring_seconds(self.links_among(nodes), k, size_bytes)
+
+    def links_among(self, nodes: Mapping[str, int]) -> set[Link]:
+        """The different links between devices of these nodes, of which each has so many."""
+        own = {pair for pair in self._pairs if pair <= nodes.keys()}
+        pairs = [(a, a) for a, count in nodes.items() if count > 1] + [tuple(pair) for pair in own]
+        if len(own) < comb(len(nodes), 2):  # the others have the link of the cluster
+            pairs.append(next(pair for pair in combinations(nodes, 2) if frozenset(pair) not in own))
+        return {self.cluster.link_between(a, b) for a, b in pairs}
+
+
+def occupied_seconds(link: Link, size_bytes: float) -> float:
+    """Seconds that a transfer holds a link: all but the latency."""
+    return max(0.0, link.seconds(size_bytes) - link.seconds(0))
+
+
+def ring_seconds(links: Iterable[Link], k: int, size_bytes: float) -> float:
+    """Ring all-reduce of `size_bytes` by k devices that these links join."""
+    return 2 * (k - 1) * max(link.seconds(size_bytes / k) for link in links)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Layers [lo, hi) with the same owners in all replicas; for a tied group `tied` names it, and the range is its hull."""
+
+    lo: int
+    hi: int
+    owners: tuple[str, ...]
+    size_bytes: float
+    tied: str | None = None
+
+
+def owner_segments(replicas: Sequence[ReplicaPlan]) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Runs of consecutive layers with the same owners (one device per replica: the first of a group), ascending: at most
+    1 + Σ(n_r − 1)."""
+    cuts = sorted(
+        {stage.layers[0] for replica in replicas for stage in replica.stages}
+        | {replicas[0].stages[-1].layers[1]}
+    )
+    runs = []
+    for lo, hi in pairwise(cuts):
+        runs.append((lo, hi, tuple(stage.device for stage in _stages_at(replicas, lo))))
+    return runs
+
+
+def shard_owners(stages: Sequence[StagePlan]) -> list[tuple[str, ...]]:
+    """Who holds each piece of what these stages all hold: a stage of degree t holds t equal shards, so in T pieces, T the
+    least common multiple of all degrees, piece j lies on device ⌊j·t / T⌋ of each stage. [T pieces][stages]
+
+    >>> one, two = StagePlan(layers=(0, 1), devices=("a/0",)), StagePlan(layers=(0, 1), devices=("b/0", "b/1"))
+    >>> shard_owners([one, two])
+    [('a/0', 'b/0'), ('a/0', 'b/1')]
+    """
+    degrees = [len(stage.devices) for stage in stages]
+    pieces = lcm(*degrees)
+    return [
+        tuple(stage.devices[j * t // pieces] for stage, t in zip(stages, degrees, strict=True))
+        for j in range(pieces)
+    ]
+
+
+def _untied_bytes(stages: Sequence[StagePlan], lo: int, hi: int, costs: Costs) -> float:
+    """Bytes of layers [lo, hi) in all shards together, without what is tied; the most of all stages that hold them
+    (shards repeat what Megatron does not split, so their sum grows with the degree)."""
+    tied = sum(layer.tied_parameter_bytes for layer in costs.profile.layers[lo:hi] if layer.tied)
+    kinds = {
+        (costs.cluster.device(s.device).type if len(s.devices) > 1 else "", len(s.devices)) for s in stages
+    }
+    return max(degree * costs.shard_bytes(kind, lo, hi, degree) for kind, degree in kinds) - tied
+
+
+def _stages_at(replicas: Sequence[ReplicaPlan], layer: int) -> list[StagePlan]:
+    """The stage of each replica that holds this layer."""
+    return [next(s for s in r.stages if layer < s.layers[1]) for r in replicas]
+
+
+def _stages_of(replicas: Sequence[ReplicaPlan], layers: Sequence[int]) -> list[StagePlan]:
+    """The stages, replica by replica, that hold any of these layers."""
+    return [s for r in replicas for s in r.stages if any(s.layers[0] <= i < s.layers[1] for i in layers)]
+
+
+def sync_segments(plan: Plan, costs: Costs) -> list[Segment]:
+    """What is all-reduced after backward, in launch order: segments from the last layer to the first, tied groups last.
+    Only groups of two or more devices are listed. Shards of a tensor-parallel stage are summed apart, each with its owners and
+    its part of the bytes; they use links of their own."""
+    layers = costs.profile.layers
+    segments = []
+    for lo, hi, _ in reversed(owner_segments(plan.replicas)):
+        stages = _stages_at(plan.replicas, lo)
+        pieces = shard_owners(stages)
+        size = _untied_bytes(stages, lo, hi, costs) / len(pieces) if len(stages) > 1 else 0.0
+        segments += [
+            Segment(lo=lo, hi=hi, owners=owners, size_bytes=size)
+            for owners in pieces
+            if len(set(owners)) > 1 and size > 0
+        ]
+    for name in sorted({layer.tied for layer in layers if layer.tied is not None}):
+        members = [i for i, layer in enumerate(layers) if layer.tied == name]
+        pieces = shard_owners(_stages_of(plan.replicas, members))
+        size = layers[members[0]].tied_parameter_bytes / len(pieces)
+        segments += [
+            Segment(lo=members[0], hi=members[-1] + 1, owners=owners, size_bytes=size, tied=name)
+            for owners in pieces
+            if len(set(owners)) > 1
+        ]
+    return segments

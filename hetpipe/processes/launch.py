@@ -1,0 +1,377 @@
+"""Starting ranks on one machine, and telling what went wrong first. Under torchrun the same rank program runs unchanged.
+
+Ranks are forked from a server process that has imported torch once (`forkserver`). The parent watches them: when one fails, it
+collects what all report, ends every process, and raises a RankFailure about the first cause (a killed process, else the earliest
+error that is not only the echo of a lost peer).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, NoReturn
+
+from hetpipe.files.messages import exit_code
+from hetpipe.processes.forkserver import Forkserver
+from hetpipe.processes.progress import say
+from hetpipe.processes.pulse import (
+    LAUNCHED,
+    Beat,
+    KeyValueStore,
+    is_echo,
+    part_for_beats,
+    read_beats,
+    stop_pulse,
+)
+from hetpipe.processes.stopping import RunError, RunStopped, stop_if_told
+from hetpipe.processes.whereabouts import resume, whereabouts
+from hetpipe.spec.cluster import Device
+
+_WRAPPERS = ("failed to run forward:", "Failed to run stage backward:")
+GRACE_SECONDS = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What one rank says when it ends: its result, or its error: the message, where the rank was, the line of code that raised
+    it, what the run can go on from, the traceback, and the code with which a command ends after it. `where` and `line`
+    are empty for an error of all ranks."""
+
+    rank: int
+    time: float
+    result: Any = None
+    error: str | None = None
+    code: int = 1
+    where: str = ""
+    line: str = ""
+    resume: str = ""
+    trace: str = ""
+    stopped: RunStopped | None = None
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether the error only says that a peer is gone."""
+        return self.error is not None and is_echo(self.error)
+
+
+class RankFailure(RuntimeError):
+    """A rank failed; the message names rank, stage and device. `report` (None if it ended without one) has the code to exit with
+    and the traceback; `resume` is what the run can go on from."""
+
+    def __init__(self, message: str, report: Report | None, resume: str = "") -> None:
+        super().__init__(message)
+        self.report, self.resume = report, resume
+
+    @property
+    def exit_code(self) -> int:
+        """That of the rank's own error."""
+        return self.report.code if self.report is not None else 1
+
+
+def report_of(error: BaseException, rank: int) -> Report:
+    """What this rank says of the error that ends it."""
+    root = root_cause(error)
+    of_all = isinstance(root, RunError)
+    return Report(
+        rank=rank,
+        time=time.time(),
+        error=str(root) if exit_code(root) != 1 or of_all else f"{type(root).__name__}: {root}",
+        code=exit_code(root),
+        where="" if of_all else whereabouts(rank),
+        line="" if of_all else _line(root),
+        resume=resume(),
+        trace="".join(traceback.format_exception(error)),
+        stopped=root if isinstance(root, RunStopped) else None,
+    )
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What a stage itself raised: torch's pipelining wraps it in a RuntimeError with a message full of tensor dumps."""
+    while (
+        type(error) is RuntimeError
+        and error.__cause__ is not None
+        and any(text in str(error) for text in _WRAPPERS)
+    ):
+        error = error.__cause__
+    return error
+
+
+def _line(error: BaseException) -> str:
+    """The innermost line of code that is in no installed package."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename and f.line]
+    return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}: {frames[-1].line}" if frames else ""
+
+
+class _Parent(NamedTuple):
+    """What a rank takes over from the process that starts it, whenever the server was started."""
+
+    environment: dict[str, str]
+    folder: str
+    path: list[str]
+
+
+def _rank(program: bytes, like: _Parent, rank: int, pipe: Connection) -> NoReturn:
+    """A rank's process, from its start to its end."""
+    os.environ.clear()
+    os.environ.update(like.environment)
+    os.chdir(like.folder)
+    sys.path[:] = like.path
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # for programs that a rank may start
+    report, words = None, None
+    try:
+        _use_threads(int(os.environ["OMP_NUM_THREADS"]))
+        run, arguments = pickle.loads(program)
+        report = Report(rank=rank, time=time.time(), result=run(*arguments))
+        content = pickle.dumps(report)
+    except BaseException as error:
+        report = report_of(error, rank)
+        words = report.error
+        content = pickle.dumps(report)
+    stop_pulse(words)
+    with contextlib.suppress(OSError):
+        pipe.send_bytes(content)  # not pipe.send: torch would put tensors into shared memory that dies with the sender
+    pipe.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if words is None else 1)  # no destructors: a process group whose peers are gone would wait in them
+
+
+def _use_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)  # the variable alone comes too late: the server has imported torch
+
+
+def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[str, str]:
+    """What torchrun would set for this rank: each node of the cluster is an agent."""
+    nodes = list(dict.fromkeys(d.node for d in devices))
+    device = devices[rank]
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(devices)),
+        "LOCAL_RANK": str(sum(d.node == device.node for d in devices[:rank])),
+        "GROUP_RANK": str(nodes.index(device.node)),
+        "LOCAL_WORLD_SIZE": str(sum(d.node == device.node for d in devices)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        LAUNCHED: "1",
+    }
+
+
+_server: Forkserver | None = None
+
+
+def start_server(model: str | None = None) -> None:
+    """Let the process from which ranks are forked begin to import what all of them need, with the named model; returns at once.
+    Called before this process imports torch, both import at the same time. A server that is there stays as it is. Under
+    torchrun, which has started the ranks, there is none."""
+    global _server
+    if "RANK" in os.environ or (_server is not None and _server.is_alive):
+        return
+    end_server()  # what is left of one that was killed
+    preload = ["hetpipe.runtime.engine", "hetpipe.training.start", "hetpipe.training.trainer"]
+    atexit.unregister(end_server)
+    atexit.register(end_server)
+    _server = Forkserver(preload + ([f"hetpipe.models.{model}"] if model is not None else []))
+
+
+def end_server() -> None:
+    """End it at once, whatever it still imports, so that nobody waits for what it might print; its ranks end with it."""
+    global _server
+    if _server is not None:
+        _server.end()
+        _server = None
+
+
+def start_ranks(
+    program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device], model: str | None = None
+) -> list[Any]:
+    """Run `program(*arguments)` in one process for each of `devices` and return their results in rank order. `program` must be a
+    module-level function of a module that can be imported; `model`: see `start_server`. RankFailure (after every process is
+    gone) if one fails. SIGTERM and Ctrl-C ask the ranks to stop; a second one ends them at once."""
+    start_server(model)
+    assert _server is not None
+    from hetpipe.processes.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
+
+    store = _store()
+    content = pickle.dumps((_importable(program), list(arguments)))
+    watch = _Watch(_server, devices, part_for_beats(part_of_start(store, len(devices), 1)))
+    try:
+        for rank in range(len(devices)):
+            mine, theirs = Pipe(duplex=False)
+            watch.pipes.append(mine)
+            like = _Parent({**os.environ, **rank_environment(devices, rank, store.port)}, os.getcwd(), sys.path)
+            watch.processes.append(_server.fork(_rank, (content, like, rank), theirs))
+            theirs.close()
+        with _told_to_stop(watch.ask_to_stop):
+            stop_if_told()
+            return watch.run()
+    finally:
+        watch.end_all()
+
+
+def _importable(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function where ranks find it: what `python -m` runs has a name beside `__main__`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if program.__module__ != "__main__" or spec is None:
+        return program
+    found: Callable[..., Any] = getattr(import_module(spec.name), program.__name__)
+    return found
+
+
+def _store() -> Any:
+    """The store where ranks meet, which listens on this machine's own address only."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)
+        port = listener.getsockname()[1]
+        return TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
+        )
+
+
+@contextmanager
+def _told_to_stop(ask: Callable[[int], None]) -> Iterator[None]:
+    """SIGTERM and Ctrl-C call `ask(signal)`."""
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    try:
+        before = {kind: signal.signal(kind, lambda number, _: ask(number)) for kind in kinds}
+    except ValueError:  # not the main thread: signals are somebody else's
+        before = {}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+class _Watch:
+    """The parent's view of its ranks: what they reported, and which are gone."""
+
+    def __init__(self, server: Forkserver, devices: Sequence[Device], store: KeyValueStore) -> None:
+        self.server, self.devices, self.store = server, devices, store
+        self.processes: list[int] = []
+        self.pipes: list[Connection] = []
+        self.reports: dict[int, Report] = {}
+        self.exit_codes: dict[int, int] = {}
+        self.asked: int | None = None  # by which signal the run was asked to stop
+
+    def run(self) -> list[Any]:
+        """Wait for all results; RankFailure as soon as one rank fails and the others have had time to say why."""
+        while len(self.exit_codes) < len(self.processes):
+            self.collect(None)
+            if self.failed():
+                deadline = time.monotonic() + GRACE_SECONDS
+                while time.monotonic() < deadline and len(self.exit_codes) < len(self.processes):
+                    self.collect(0.1)
+                raise self.failure()
+        return [self.reports[rank].result for rank in range(len(self.processes))]
+
+    def collect(self, timeout: float | None) -> None:
+        """Read what comes within `timeout` seconds (None: until something comes)."""
+        waiting: list[Any] = [self.server.fileno()]
+        waiting += [p for rank, p in enumerate(self.pipes) if rank not in self.reports and rank not in self.exit_codes]
+        ready = wait(waiting, timeout)
+        try:
+            ended: dict[int, int] = dict(self.server.ended()) if self.server.fileno() in ready else {}
+        except EOFError:
+            raise RankFailure("the process that holds the ranks was killed, and they with it", None) from None
+        for rank, (process, pipe) in enumerate(zip(self.processes, self.pipes, strict=True)):
+            if pipe in ready or process in ended:
+                self._read(rank, pipe)
+            if process in ended:
+                self.exit_codes[rank] = ended[process]
+
+    def _read(self, rank: int, pipe: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            if rank not in self.reports and pipe.poll():
+                self.reports[rank] = pickle.loads(pipe.recv_bytes())
+
+    def ask_to_stop(self, number: int) -> None:
+        """Tell all ranks to stop after the step in which they are; asked by the same signal again, end them."""
+        if self.asked == number:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        self.asked = number
+        say(f"{signal.Signals(number).name}: stopping after this step; once more ends it at once")
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for rank, process in enumerate(self.processes):
+            if rank not in self.exit_codes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
+
+    def failed(self) -> bool:
+        """Whether a rank has reported an error, or ended without a word."""
+        return any(r.error is not None for r in self.reports.values()) or any(
+            rank not in self.reports for rank in self.exit_codes
+        )
+
+    def failure(self) -> Exception | RunStopped:
+        """The first cause: a stop that was asked for, a silent death, else the earliest error that is not an echo."""
+        beats = self._beats()
+        resume = next((b.resume for b in beats.values() if b.resume), "")
+        silent = [rank for rank in sorted(self.exit_codes) if rank not in self.reports]
+        stopped = next((r.stopped for r in self.reports.values() if r.stopped is not None), None)
+        if self.asked is not None and (stopped is not None or silent):
+            return stopped.by(self.asked) if stopped is not None else RunStopped(self.asked, resume=resume)
+        if silent:
+            return RankFailure(self._death(silent[0], beats.get(silent[0])), None, resume)
+        first = min(
+            (r for r in self.reports.values() if r.error is not None), key=lambda r: (r.is_echo, r.time)
+        )
+        if not first.where:
+            return RankFailure(str(first.error), first, first.resume or resume)
+        where = first.where if "device" in first.where else f"{first.where}, device {self.devices[first.rank].id}"
+        return RankFailure(f"{where}: {first.error}", first, first.resume or resume)
+
+    def _death(self, rank: int, beat: Beat | None) -> str:
+        code = self.exit_codes[rank]
+        place = beat.place if beat is not None and beat.place else f"device {self.devices[rank].id}"
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code} and no message"
+        )
+        hint = " (the system kills processes like this when memory runs out)" if code == -signal.SIGKILL else ""
+        return f"rank {rank}, {place} {how}{hint}" + (f"; {beat.last_seen}" if beat is not None else "")
+
+    def _beats(self) -> dict[int, Beat]:
+        with contextlib.suppress(RuntimeError):
+            return read_beats(self.store, range(len(self.processes)))
+        return {}
+
+    def end_all(self) -> None:
+        """Every process is gone when this returns."""
+        for pipe in self.pipes:
+            pipe.close()
+        for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
+            self._signal(number)
+            with contextlib.suppress(EOFError):
+                self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.exit_codes) < len(self.processes) and time.monotonic() < deadline:
+            wait([self.server.fileno()], max(0.0, deadline - time.monotonic()))
+            ended = dict(self.server.ended())
+            self.exit_codes |= {rank: ended[p] for rank, p in enumerate(self.processes) if p in ended}

@@ -1,0 +1,228 @@
+"""The running job: which process is which device of the plan, and the groups over which it talks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetpipe.files.messages import InputError
+from hetpipe.processes.pulse import start_pulse
+from hetpipe.processes.rendezvous import leave, meet_ranks
+from hetpipe.spec.cluster import Cluster, Node
+
+# A message of a training step that takes longer means a lost peer; measuring, planning, loading and saving, where ranks wait
+# for one, may take long.
+TIMEOUT = timedelta(seconds=float(os.environ.get("HETPIPE_TIMEOUT_SECONDS", "120")))
+LONG_TIMEOUT = max(TIMEOUT, timedelta(seconds=float(os.environ.get("HETPIPE_LONG_TIMEOUT_SECONDS", "3600"))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among all. `rank_of` maps device ids to global ranks; `device_id` is this process's (None: it has no part in
+    the cluster); `hosts` are the host names of all ranks; `control` is a CPU group for small messages over `ranks`; `slow` is
+    another, for what may take long (None: `control` is one)."""
+
+    rank: int
+    size: int
+    device_id: str | None
+    rank_of: Mapping[str, int]
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...] = ()
+    control: dist.ProcessGroup | None
+    slow: dist.ProcessGroup | None = None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == min(self.ranks)
+
+    def sum(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> list[float]:
+        """Element-wise sum over the group's processes: the same bits everywhere."""
+        tensor = torch.tensor(list(values), dtype=dtype)
+        if len(self.ranks) > 1:
+            dist.all_reduce(tensor, group=self.control)
+        result: list[float] = tensor.tolist()
+        return result
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, in rank order, on every process."""
+        if len(self.ranks) == 1:
+            return [value]
+        values: list[Any] = [None] * len(self.ranks)
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def first(self, value: Any) -> Any:
+        """The main process's value on every process."""
+        if len(self.ranks) == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=min(self.ranks), group=self.control)
+        return values[0]
+
+    def on_main(self, action: Callable[[], object]) -> None:
+        """Done by the main process while the others wait; what it raises, all raise."""
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                action()
+            except Exception as raised:
+                error = raised
+        error = self.first(error)
+        if error is not None:
+            raise error
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self.sum([0.0])
+
+    def patiently(self) -> World:
+        """This world, whose messages may take as long as loading and saving do."""
+        return replace(self, control=self.slow or self.control)
+
+    def require(self, device_ids: Sequence[str]) -> World:
+        """This world, if it has a process for each of these devices; else an InputError."""
+        check_devices(device_ids, self.rank_of)
+        return self
+
+    def restrict(self, device_ids: Sequence[str]) -> World:
+        """The part of this world that runs these devices; every process must call it."""
+        self.require(device_ids)
+        ranks = tuple(sorted({self.rank_of[d] for d in device_ids}))
+        control, slow = (
+            dist.new_group(list(ranks), backend="gloo", timeout=timeout) if len(ranks) > 1 else None
+            for timeout in (TIMEOUT, LONG_TIMEOUT)
+        )
+        return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
+                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, hosts=self.hosts,
+                     control=control, slow=slow)  # fmt: skip
+
+
+def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None:
+    """InputError if a plan uses a device that no process of the job drives."""
+    missing = [d for d in device_ids if d not in rank_of]
+    if missing:
+        raise InputError(
+            f"the plan uses {missing}, but this job has only the devices {sorted(rank_of)}; start one process per device"
+        )
+
+
+def connect(*, use_cuda: bool, watched: bool = True) -> None:
+    """Join the process group that torchrun or `hetpipe train` prepared (or a world of one); gloo, with NCCL where there
+    are GPUs. A group that is there already must have what the devices need. `watched`: ranks give signs of life."""
+    if use_cuda and "RANK" in os.environ:
+        _take_gpu()
+    if dist.is_initialized():
+        _check_group(use_cuda=use_cuda)
+        return
+    # Its functions keep, as their default, the group that there is when they are imported, which then never ends.
+    import torch.distributed.nn.functional  # noqa: F401
+
+    backends = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
+    if "RANK" in os.environ:
+        store, rank, size = meet_ranks(LONG_TIMEOUT)
+        if watched and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # else the store ends with rank 0
+            start_pulse(store, rank, size, 2 * TIMEOUT.total_seconds())
+    else:
+        store, rank, size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
+    dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=LONG_TIMEOUT)
+    atexit.unregister(leave)
+    atexit.register(leave)  # once
+
+
+def _take_gpu() -> None:
+    """The GPU of this process's local rank becomes the current one."""
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise InputError(
+            f"local rank {local} has no GPU: this host shows {count}; start at most one process per GPU, or correct the "
+            "node's 'devices' in the cluster file, or CUDA_VISIBLE_DEVICES"
+        )
+    torch.cuda.set_device(local)
+
+
+def _check_group(*, use_cuda: bool) -> None:
+    """InputError if the process group that is there cannot send what the devices compute."""
+    found = dist.get_backend_config()
+    backends = dict(pair.split(":") for pair in found.split(","))
+    if use_cuda and backends.get("cuda", "gloo") == "gloo":
+        raise InputError(
+            f"the process group that was made before has the backends {found!r}, but the devices are GPUs, whose stages need "
+            "NCCL: make it with init_process_group('cpu:gloo,cuda:nccl'), or leave it to hetpipe, which makes one where there is "
+            "none"
+        )
+    if not use_cuda and "cpu" not in backends:
+        raise InputError(
+            f"the process group that was made before has the backends {found!r}, but the devices are CPUs (no GPU is found, or "
+            "they are emulated), whose stages need gloo: make it with init_process_group('gloo'), or leave it to hetpipe, "
+            "which makes one where there is none"
+        )
+
+
+def bind_devices(nodes: Sequence[Node], places: Sequence[tuple[str, int, int]]) -> dict[str, int]:
+    """Device id → rank. `places` has, per rank, (host name, agent number, local rank): an agent of torchrun is one node, the one
+    whose `host` is its host name where a node gives one, else the i-th node for agent i. Pure: see tests.
+
+    torchrun's c10d rendezvous numbers agents as it likes. So where the processes of the agents without a named node are as many,
+    agent for agent, as the devices of the nodes that are left, but in another order, an agent is the next node of its size.
+    """
+    hosts: dict[int, str] = {agent: host for host, agent, _ in places}
+    size = Counter(agent for _, agent, _ in places)
+    free = [node for node in nodes if node.host is None]
+    node_of: dict[int, Node] = {}
+    for agent, host in sorted(hosts.items()):
+        named = [node for node in nodes if node.host == host and node not in node_of.values()]
+        if named:
+            node_of[agent] = named[0]
+    waiting = [agent for agent in sorted(hosts) if agent not in node_of]
+    by_size = sorted(size[agent] for agent in waiting) == sorted(_device_count(node) for node in free)
+    for agent in waiting:
+        fitting = [node for node in free if not by_size or _device_count(node) == size[agent]]
+        if not fitting:
+            names = [node.name for node in nodes]
+            raise InputError(
+                f"agent {agent} on host {hosts[agent]!r} is no node of the cluster file: "
+                f"{len(hosts)} agents for the nodes {names}"
+            )
+        node_of[agent] = fitting[0]
+        free.remove(fitting[0])
+    bound = {}
+    for rank, (host, agent, local) in enumerate(places):
+        node = node_of[agent]
+        if local >= _device_count(node):
+            raise InputError(
+                f"local rank {local} on host {host!r} is beyond node {node.name!r}, which has {_device_count(node)} devices in "
+                f"the cluster file; start that agent with --nproc-per-node={_device_count(node)}"
+            )
+        bound[f"{node.name}/{local}"] = rank
+    return bound
+
+
+def _device_count(node: Node) -> int:
+    return sum(node.devices.values())
+
+
+def create_world(cluster: Cluster) -> World:
+    """Bind this job's processes to the devices of `cluster`. The process group must exist (see `connect`)."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    agent = int(os.environ.get("GROUP_RANK", "0"))
+    control = dist.new_group(list(range(size)), backend="gloo", timeout=LONG_TIMEOUT)
+    places: list[Any] = [None] * size
+    dist.all_gather_object(
+        places, (socket.gethostname(), agent, int(os.environ.get("LOCAL_RANK", str(rank)))), group=control
+    )
+    rank_of = bind_devices(cluster.nodes, places)
+    mine = next((d for d, r in rank_of.items() if r == rank), None)
+    hosts = tuple(host for host, _, _ in places)
+    return World(
+        rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), hosts=hosts, control=control
+    )

@@ -1,0 +1,215 @@
+"""The engine of the back ends fairscale and torchgpipe: one process drives all devices of a replica."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Model, Tensors, Wanted, evaluating, move, named_layers, split_rows
+from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
+from hetpipe.layers.weights import materialise
+from hetpipe.processes.world import World
+from hetpipe.runtime.pipes.batch_norm import DeferredStatistics
+from hetpipe.runtime.pipes.pipe_stage import PipeCall, callers_autocast, skipping_stage
+from hetpipe.runtime.plan_engine import PlanEngine, Score
+from hetpipe.runtime.recorder import GpipeRecorder
+from hetpipe.runtime.replicas import GradientSync, PlanGroups, local_groups, plan_groups
+from hetpipe.spec.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """What differs between the two. `pipe`: the class that runs a pipeline. `skippable`: the class of modules with skip
+    connections. `verify(layers)`: TypeError if these do not fit together."""
+
+    name: str
+    pipe: Callable[..., nn.Module]
+    skippable: type
+    verify: Callable[[nn.Sequential], None]
+
+
+class OneProcessEngine(PlanEngine):
+    """Trains one replica of a plan with a library that drives several devices from one process.
+
+    The libraries cut a batch into equal chunks and return the outputs put together. Here the batch they are given is a row of m
+    places, so that they cut it into exactly m, and the stages at the two ends exchange a place for the micro-batch of the plan,
+    of whatever size, and an output for its loss (`PipeStage`): one call a step for any micro-batch sizes, and neither
+    the whole input nor the whole output travels. All forwards are run before the first backward (GPipe). Recomputation
+    is the plan's, stage by stage, and not the library's, which knows one choice for all.
+
+    A parameter that several stages share (a tied weight) is copied to each, since a module lives on one device; the copies'
+    gradients are summed, so they stay equal. On CPU devices, which share one worker thread, stages run one after the other.
+    """
+
+    def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, devices: Sequence[torch.device],
+                 library: Library) -> None:  # fmt: skip
+        super().__init__(model, plan, world)
+        self.is_last = True
+        self.devices, self.device, self._library = list(devices), devices[0], library
+        bounds = [stage.layers for stage in self._replica_plan.stages]
+        _check_skips(model.layers, plan, library)
+        materialise(model.layers)
+        self.stage, copies = separate_stages(model.layers, bounds)
+        self._clocks = [GpipeRecorder(device) for device in devices]
+        self.recorders = [*self._clocks]
+        make = skipping_stage(library.skippable)
+        self._parts = [
+            make(
+                make_stage(self.stage, *stage.layers, recompute=stage.recompute).to(device),
+                s,
+                len(bounds),
+                clock,
+            )
+            for s, (stage, device, clock) in enumerate(
+                zip(self._replica_plan.stages, devices, self._clocks, strict=True)
+            )
+        ]
+        self._chunks = len(self._replica_plan.microbatch_sizes)
+        self._pipe = library.pipe(nn.Sequential(*self._parts), balance=[1] * len(bounds), devices=self.devices,
+                                  chunks=self._chunks, checkpoint="never")  # fmt: skip
+        self._statistics = DeferredStatistics(self.stage) if model.batch_norm == "deferred" else None
+        self.sync = self._gradient_sync(groups, copies)
+        self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
+
+    def _gradient_sync(
+        self, groups: PlanGroups, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]]
+    ) -> GradientSync:
+        layers = self._model.layers
+        ties = tied_layers(layers)
+        by_name = dict(layers.named_parameters(remove_duplicate=False))
+        return GradientSync(
+            local_groups(layers, 0, len(layers), plan_groups(self.plan, self.world.rank_of, ties), self.plan, ties,
+                         {by_name[name]: name for name in ties}),
+            groups.owners, self.world.rank, device=self.device, copies=copies,
+        )  # fmt: skip
+
+    @property
+    def place(self) -> str:
+        """`replica 1 (torchgpipe), device n1/0, n1/1`, for messages."""
+        where = ", ".join(stage.device for stage in self._replica_plan.stages)
+        return f"replica {self.replica} ({self._library.name}), device {where}"
+
+    def _needed(self, sizes: Sequence[int]) -> list[list[bool]]:
+        """Behind each stage but the last: does a gradient come back for the tensor, in any micro-batch? One size of micro-batches
+        tells where a single tensor crosses, since that one is used or the loss is a constant."""
+        cuts = [stage.layers[1] for stage in self._replica_plan.stages[:-1]]
+        if all(len(self._boundaries(sizes[0], training=True)[at]) == 1 for at in cuts):
+            sizes = sizes[:1]
+        rows = [[self._boundaries(size, training=True)[at] for size in sorted(set(sizes))] for at in cuts]
+        return [[spec.requires_grad for spec in joint_gradients(row)[0]] for row in rows]
+
+    def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
+        if (size, training) not in self._specs:
+            with nullcontext() if training else evaluating(self.stage):
+                self._specs[size, training] = trace_boundaries(self.stage, self._model.sample(size)[0])
+        return self._specs[size, training]
+
+    @property
+    def _loss_device(self) -> torch.device:
+        return self.devices[-1]
+
+    def _call(self, sizes: Sequence[int], inputs: Tensors, targets: Tensors,
+              consume: Callable[[Tensors, Wanted], Tensor], *, training: bool) -> Tensor:  # fmt: skip
+        call = PipeCall(split_rows(move(inputs, self.devices[0]), sizes), self.loss.wanted(targets, sizes, self.devices[-1]),
+                        self._needed(sizes) if training else None, consume, callers_autocast())  # fmt: skip
+        for part in self._parts:
+            part.begin(call)
+        try:
+            result: Tensor = self._pipe(torch.zeros(len(sizes), device=self.devices[0]))
+        finally:
+            for part in self._parts:
+                part.begin(None)
+        return result
+
+    def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
+        assert inputs is not None and targets is not None
+        losses = self._call(sizes, inputs, targets, self._share_of_loss, training=True)
+        if self._statistics is not None:
+            self._statistics.pause()
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        for clock in self._clocks:
+            clock.close()
+        return list(losses.detach().unbind())
+
+    def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
+        """One global batch: every process gives its replica's share of both (a replica without samples: None or empty). Returns
+        the loss of the whole global batch; gradients are ready on return."""
+        if self._statistics is None:
+            return super().step(inputs, targets)
+        self._statistics.begin()
+        loss = super().step(inputs, targets)
+        self._statistics.commit(self.world)
+        return loss
+
+    def _score(
+        self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
+    ) -> None:
+        assert inputs is not None and targets is not None
+
+        def consume(output: Tensors, wanted: Wanted) -> Tensor:
+            score(output, wanted)
+            return torch.zeros(1, device=self.devices[-1])
+
+        parts = [sizes[at : at + self._chunks] for at in range(0, len(sizes), self._chunks)]
+        rows = [sum(part) for part in parts]
+        with torch.no_grad():
+            for part, x, y in zip(parts, split_rows(inputs, rows), split_rows(targets, rows), strict=True):
+                self._call(part, x, y, consume, training=False)
+
+    def close(self) -> None:
+        """Give hooks, buffers and the library's threads back."""
+        super().close()
+        if self._statistics is not None:
+            self._statistics.close()
+        del self._pipe
+
+
+def _check_skips(layers: nn.Sequential, plan: Plan, library: Library) -> None:
+    """InputError on every rank if skip connections have no other end, or would be recomputed."""
+    try:
+        library.verify(layers)
+    except TypeError as error:
+        raise InputError(
+            f"{library.name}: the model's skip connections do not fit together: {error}"
+        ) from None
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            for name, layer in named_layers(layers)[slice(*stage.layers)]:
+                if stage.recompute and isinstance(layer, library.skippable):
+                    raise InputError(
+                        f"replica {r} stage {s} is recomputed, but its layer {name!r} is @skippable: run again, it would stash "
+                        "its tensor a second time; plan with allow_recompute: false, or carry the tensor from layer to layer"
+                    )
+
+
+def separate_stages(
+    layers: nn.Sequential, bounds: Sequence[tuple[int, int]]
+) -> tuple[Stage, dict[nn.Parameter, list[nn.Parameter]]]:
+    """The layers, under their names, such that no two stages share a parameter or a buffer: where one does, the later stage
+    gets a copy of the layer in which the shared ones are copied. Also parameter → its copies. All else is the same object."""
+    whole, copies = Stage(), dict[nn.Parameter, list[nn.Parameter]]()
+    earlier: set[Tensor] = set()
+    for lo, hi in bounds:
+        memo: dict[int, Any] = {}  # one a stage: layers that share within it go on doing so
+        own: set[Tensor] = set()
+        for name, layer in named_layers(layers)[lo:hi]:
+            held = [*layer.parameters(), *layer.buffers()]
+            shared = [t for t in held if t in earlier]
+            if shared:
+                memo |= {id(t): t for t in held if t not in earlier}
+                new = [t for t in shared if id(t) not in memo]
+                layer = copy.deepcopy(layer, memo)
+                for tensor in new:
+                    if isinstance(tensor, nn.Parameter):
+                        copies.setdefault(tensor, []).append(memo[id(tensor)])
+            own.update(held)
+            whole.add_module(name, layer)
+        earlier |= own
+    return whole, copies

@@ -1,0 +1,153 @@
+"""A stage as fairscale's `Pipe` and torchgpipe's `GPipe` hold it: the one child of its partition, whatever its layers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from hetpipe.layers.model import Tensors, Wanted, as_tuple, as_value, batch_size
+from hetpipe.layers.split import Stage
+from hetpipe.runtime.recorder import GpipeRecorder
+
+Skip = tuple[Any, str]  # the name space and the name of a tensor that skips layers
+_FLOATS = {1: torch.float16, 2: torch.float16, 4: torch.float32, 8: torch.float64}
+
+
+@dataclass
+class PipeCall:
+    """What all stages share during one call of the library. `inputs` and `targets` of each micro-batch; `needed`: behind each
+    stage but the last, which tensors a gradient comes back for (None: no gradients at all); `consume(output, targets)`
+    gives what the last stage returns."""
+
+    inputs: Sequence[Tensors]
+    targets: Sequence[Wanted]
+    needed: Sequence[Sequence[bool]] | None
+    consume: Callable[[Tensors, Wanted], Tensor]
+    autocast: Callable[[torch.device], AbstractContextManager[Any]]
+    types: dict[tuple[int, int], list[torch.dtype]] = field(default_factory=dict)
+
+
+class PipeStage(nn.Module):
+    """Runs one stage on the library's worker thread of its device.
+
+    A partition meets the micro-batches in their order, so they are counted here, and what the library chunks is only a row of
+    places, one a micro-batch: the first stage takes the micro-batch's inputs, of whatever size, from the call, and
+    the last one turns its output into the loss of that micro-batch. Between two stages only floating-point tensors travel (the
+    libraries' copies give gradients to all): integers and booleans go as the bits of a float and come back as what they were.
+    The worker threads do not know the caller's autocast, so it is entered here.
+    """
+
+    def __init__(self, stage: Stage, index: int, count: int, recorder: GpipeRecorder) -> None:
+        nn.Module.__init__(self)  # a library's own base class, if there is one, wants arguments
+        self.stage, self.index, self.last = stage, index, index == count - 1
+        self.recorder = recorder
+        self.call: PipeCall | None = None
+        self.met = 0
+        for parameter in (p for p in stage.parameters() if p.requires_grad):
+            parameter.register_post_accumulate_grad_hook(recorder.touch)  # type: ignore[no-untyped-call]
+
+    def begin(self, call: PipeCall | None) -> None:
+        """The library's next call works on these micro-batches."""
+        self.call, self.met = call, 0
+
+    def forward(self, given: Tensors) -> Tensors:
+        """One micro-batch."""
+        call, i = self.call, self.met
+        assert call is not None
+        self.met += 1
+        recorder = self.recorder
+        recorder.begin(f"{self.index}F{i}")
+        tensors = (
+            list(as_tuple(call.inputs[i])) if self.index == 0 else self._arrived(as_tuple(given), call, i)
+        )
+        register_hooks = torch.is_grad_enabled()
+        if register_hooks:
+            _hook(tensors, recorder.touch, "all")
+        with call.autocast(recorder.device):
+            output = self.stage(*tensors)
+            result = call.consume(output, call.targets[i]).reshape(1) if self.last else output
+        if register_hooks:
+            _hook(as_tuple(result), lambda _: recorder.begin_backward(self.index, i), "any")
+        recorder.finish("F", i, batch_size(call.inputs[i]))
+        return result if self.last else self._leaving(as_tuple(output), call, i)
+
+    def _leaving(self, tensors: Sequence[Tensor], call: PipeCall, i: int) -> Tensors:
+        call.types[self.index, i] = [t.dtype for t in tensors]
+        return as_value([_packed(t) for t in _only_needed(tensors, call, self.index)])
+
+    def _arrived(self, tensors: Sequence[Tensor], call: PipeCall, i: int) -> list[Tensor]:
+        types = call.types.pop((self.index - 1, i))
+        needed = _only_needed(tensors, call, self.index - 1)
+        return [_unpacked(t, dtype) for t, dtype in zip(needed, types, strict=True)]
+
+
+def _only_needed(tensors: Sequence[Tensor], call: PipeCall, boundary: int) -> Sequence[Tensor]:
+    if call.needed is None:
+        return tensors
+    return [t if needed else t.detach() for t, needed in zip(tensors, call.needed[boundary], strict=True)]
+
+
+def _hook(tensors: Iterable[Tensor], function: Callable[[Any], None], mode: Any) -> None:
+    watched = [t for t in tensors if t.requires_grad]
+    if watched:
+        register_multi_grad_hook(watched, function, mode=mode)
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """A floating-point tensor with the same bits (of one-byte types: the same values)."""
+    if tensor.is_floating_point():
+        return tensor
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    kind = _FLOATS[tensor.element_size()]
+    return tensor.to(kind) if tensor.element_size() == 1 else tensor.view(kind)
+
+
+def _unpacked(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.is_floating_point:
+        return tensor
+    if dtype.is_complex:
+        return torch.view_as_complex(tensor.contiguous())
+    return tensor.detach().to(dtype) if dtype.itemsize == 1 else tensor.detach().view(dtype)
+
+
+def callers_autocast() -> Callable[[torch.device], AbstractContextManager[Any]]:
+    """The autocast of the calling thread, to be entered on another."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    types = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+    return lambda device: (
+        torch.autocast(device.type, types[device.type]) if device.type in types else nullcontext()
+    )
+
+
+def _skips_of(layers: Iterable[Any], base: Any) -> tuple[list[Skip], list[Skip]]:
+    """(what leaves, what enters) these layers by skip connections; both ends inside: neither."""
+    stashed: list[Skip] = []
+    popped: list[Skip] = []
+    for layer in layers:
+        if isinstance(layer, base):
+            popped += layer.poppable()
+            stashed += layer.stashable()
+    return [s for s in stashed if s not in popped], [s for s in popped if s not in stashed]
+
+
+def skipping_stage(base: type) -> type[PipeStage]:
+    """A PipeStage that tells a library, whose class of modules with skip connections is `base`, which tensors of such layers
+    leave the stage and enter it."""
+
+    class SkippingStage(PipeStage, base):  # type: ignore[misc]
+        stashable_names = poppable_names = frozenset[str]()
+
+        def stashable(self) -> list[Skip]:
+            return _skips_of(self.stage, base)[0]
+
+        def poppable(self) -> list[Skip]:
+            return _skips_of(self.stage, base)[1]
+
+    return SkippingStage

@@ -1,0 +1,353 @@
+"""Plans and timelines as text: tables, and a Gantt chart for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from hetpipe.files.units import human_bytes, human_seconds, three_digits
+from hetpipe.predict.cost import Costs
+from hetpipe.predict.timeline import Span, Timeline
+from hetpipe.show.trace import WORK, by_device, chrome_trace, save_trace
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.profile import Profile
+
+__all__ = [
+    "chrome_trace", "counted", "layer_range", "origin", "plan_rows",
+    "plan_table", "prediction_facts", "save_trace", "share_text", "shorten", "text_gantt", "ticks",
+    "total_seconds", "utilisation_table",
+]  # fmt: skip
+
+# Okabe and Ito 2008: told apart by the colour-blind too
+KIND_COLOURS = {"F": "#56B4E9", "B": "#E69F00", "sync": "#CC79A7", "optimizer": "#009E73"}
+KIND_NAMES = {"F": "forward", "B": "backward", "sync": "sync", "optimizer": "optimizer"}
+_NUMBERS = ("F", "B", "params", "peak", "memory")
+_PROOFS = {
+    "exhaustive": "the whole class of plans was searched",
+    "search-bound": "no plan of the class that was searched is below it",
+    "fluid": "no plan of any kind is below it",
+}
+
+
+
+def layer_range(stage: StagePlan) -> str:
+    """The layers of a stage, first to last, both included: `0–8`, or `9` where it is one."""
+    lo, hi = stage.layers
+    return f"{lo}–{hi - 1}" if hi - lo > 1 else f"{lo}"
+
+
+def share_text(replica: ReplicaPlan) -> str:
+    """Number of micro-batches × size, and a lone one by its size: `9 × 4 + 3`."""
+    runs = [(len(list(group)), size) for size, group in groupby(replica.microbatch_sizes)]
+    if len(runs) > 4:
+        sizes = replica.microbatch_sizes
+        return f"{len(sizes)} × {min(sizes)} to {max(sizes)}"
+    return " + ".join(f"{size}" if count == 1 < len(runs) else f"{count} × {size}" for count, size in runs)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 sample`, `2 samples`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def origin(plan: Plan) -> str:
+    """What a plan is for and from: `64 samples a step, 1f1b, planned by chain`."""
+    by = plan.partitioner if plan.partitioner.startswith("by ") else f"by {plan.partitioner}"
+    return f"{counted(plan.global_batch, 'sample')} a step, {plan.schedule}, planned {by}"
+
+
+def shorten(name: str, length: int) -> str:
+    """The end of a name, which tells it apart: `…layers.49.attention`."""
+    return name if len(name) <= length else "…" + name[len(name) - length + 1 :]
+
+
+def ticks(seconds: float, count: int) -> list[float]:
+    """At most `count` + 1 round times from 0 to `seconds`, in steps of 1, 2 or 5 × 10ᵏ."""
+    if not seconds > 0:
+        return [0.0]
+    raw = seconds / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(f * power for f in (1, 2, 5, 10) if f * power >= raw * (1 - 1e-9))
+    return [i * step for i in range(math.floor(seconds / step * (1 + 1e-9)) + 1)]
+
+
+def _peak(plan: Plan, stage: StagePlan) -> str:
+    peaks = plan.predicted.peak_bytes if plan.predicted else {}
+    known = [peaks[d] for d in stage.devices if d in peaks]
+    return human_bytes(max(known)) if known else ""
+
+
+def _names(stage: StagePlan, profile: Profile) -> str:
+    lo, hi = stage.layers
+    first, last = shorten(profile.layers[lo].name, 24), shorten(profile.layers[hi - 1].name, 24)
+    return first if hi - lo == 1 else f"{first} … {last}"
+
+
+def _stage_row(
+    plan: Plan, r: int, s: int, profile: Profile | None, cluster: Cluster | None, costs: Costs | None
+) -> dict[str, str]:
+    replica = plan.replicas[r]
+    stage = replica.stages[s]
+    lo, hi = stage.layers
+    kind, degree = cluster.device(stage.device).type if cluster else "", len(stage.devices)
+    forward = backward = parameters = ""
+    if costs is not None:
+        size = replica.microbatch_sizes[0]
+        pair = costs.stage_seconds(kind, lo, hi, size, recompute=stage.recompute, degree=degree)
+        forward, backward = map(human_seconds, pair)
+        parameters = human_bytes(costs.parameter_bytes(kind, lo, hi, degree))
+    elif profile is not None and degree == 1:
+        parameters = human_bytes(float(profile.parameter_bytes()[lo:hi].sum()))
+    return {
+        "stage": f"r{r} s{s}",
+        "device": ", ".join(stage.devices) + (f" {kind}" if kind else ""),
+        "share": "" if s else f"{share_text(replica)} = {replica.samples}",
+        "layers": layer_range(stage) + (f" {_names(stage, profile)}" if profile else ""),
+        "F": forward,
+        "B": backward,
+        "depth": f"{replica.depths(plan.schedule)[s]}",
+        "recompute": "yes" if stage.recompute else "",
+        "params": parameters,
+        "peak": _peak(plan, stage),
+        "memory": human_bytes(cluster.type_of(stage.device).memory) if cluster else "",
+    }
+
+
+def plan_rows(
+    plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None
+) -> list[dict[str, str]]:
+    """One row a stage, as text by column; columns of which nothing is known are left out.
+
+    "share" (of the replica) stands with its first stage; F and B are of one micro-batch of its first size;
+    "depth" is the warm-up depth. InputError if the plan does not belong to the profile and cluster.
+    """
+    plan.check(profile=profile, cluster=cluster)
+    costs = Costs(profile, cluster) if profile is not None and cluster is not None else None
+    rows = [
+        _stage_row(plan, r, s, profile, cluster, costs)
+        for r, replica in enumerate(plan.replicas)
+        for s in range(len(replica.stages))
+    ]
+    kept = [column for column in rows[0] if any(row[column] for row in rows)]
+    return [{column: row[column] for column in kept} for row in rows]
+
+
+def prediction_facts(plan: Plan) -> list[tuple[str, str]]:
+    """What was predicted of the plan, as (name, text); empty where nothing was."""
+    p = plan.predicted
+    if p is None:
+        return []
+    parts = {"pipeline": p.pipeline_seconds, "gradient sync": p.gradient_sync_seconds,
+             "optimizer": p.optimizer_seconds}  # fmt: skip
+    inside = ", ".join(f"{name} {human_seconds(x)}" for name, x in parts.items())
+    facts = [("step", f"{human_seconds(p.step_seconds)} ({inside})")]
+    facts += [("throughput", f"{three_digits(p.samples_per_second)} samples/s")]
+    if p.lower_bound_seconds is not None:
+        named = p.proof if p.lower_bound_price_per_million_samples is None else "fluid"
+        proof = f" ({named}: {_PROOFS[named]})" if named else ""
+        facts.append(("lower bound", human_seconds(p.lower_bound_seconds) + proof))
+    if p.fluid_bound_seconds is not None and p.proof != "fluid":
+        efficiency = p.fluid_bound_seconds / p.step_seconds if p.step_seconds > 0 else 1.0
+        text = f"{human_seconds(p.fluid_bound_seconds)} (no plan of any kind is below it; this one reaches {efficiency:.0%})"
+        facts.append(("fluid bound", text))
+    if p.gap is not None:
+        of = "" if p.lower_bound_price_per_million_samples is None else " of the price"
+        facts.append((f"gap{of}", f"{100 * p.gap:.1f} %"))
+    if p.price_per_hour:
+        per_million = f"{p.price_per_million_samples:.2f} per million samples"
+        facts.append(("price", f"{p.price_per_hour:.2f} per hour, {per_million}"))
+    if p.lower_bound_price_per_million_samples is not None and p.proof:
+        text = f"{p.lower_bound_price_per_million_samples:.2f} per million samples ({p.proof}: {_PROOFS[p.proof]})"
+        facts.append(("least price in time", text))
+    return facts
+
+
+def _columns(rows: Sequence[dict[str, str]], wanted: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in wanted:
+        number = column in _NUMBERS
+        table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    for i, row in enumerate(rows):
+        if i and row["share"]:
+            table.add_section()
+        table.add_row(*(Text(row[column]) for column in wanted))
+    return table
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """One table where the terminal is wide enough, else two: what runs where, and what it costs."""
+
+    rows: Sequence[dict[str, str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = _columns(self.rows, list(self.rows[0]))
+        costs = [column for column in self.rows[0] if column in _NUMBERS]
+        needed = console.measure(whole, options=options.update(max_width=10_000)).maximum
+        if not costs or needed <= options.max_width:
+            yield whole
+        else:
+            yield _columns(self.rows, [column for column in self.rows[0] if column not in _NUMBERS])
+            yield _columns(self.rows, ["stage", *costs])
+
+
+def plan_table(plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None) -> Group:
+    """The plan: a row a stage, grouped by replica, and below it the prediction.
+
+    More is shown with the profile (names, parameters), the cluster (types, memory) and both (times).
+    InputError if they do not belong together.
+    """
+    rows = plan_rows(plan, profile=profile, cluster=cluster)
+    heading = f"{plan.model}: {origin(plan)}"
+    below = Table.grid(padding=(0, 2))
+    for name, text in prediction_facts(plan):
+        below.add_row(Text(name, style="bold"), Text(text))
+    nothing = Text("no prediction in this plan: 'hetpipe simulate' makes one", style="dim")
+    return Group(Text(heading, style="bold"), _Stages(rows), below if plan.predicted else nothing)
+
+
+def total_seconds(timeline: Timeline) -> float:
+    """Where the time axis ends: the step, or the last span where one lies behind it."""
+    return max([timeline.step_seconds, *(span.end for span in timeline.spans)])
+
+
+def _cells(spans: Sequence[Span], seconds: float, width: int) -> list[Span | None]:
+    """What each of `width` buckets shows: the work that fills most of it, unless idle time fills more.
+
+    A gradient sum shows only where no work does. An optimizer (or sum) too short for a bucket still gets one.
+    """
+    shown: list[Span | None] = [None] * width
+    best, idle = [0.0] * width, [1.0] * width
+    scale = width / seconds if seconds > 0 else 0.0
+    for span in spans:
+        a, b = span.start * scale, min(span.end * scale, width)
+        for c in range(int(a + 1e-9), math.ceil(b - 1e-9)) if span.kind in WORK else ():
+            part = min(b, c + 1) - max(a, c)
+            idle[c] -= part
+            if part > best[c] + 1e-9:
+                best[c], shown[c] = part, span
+    for c in range(width):
+        if idle[c] > best[c] + 1e-9:
+            shown[c] = None
+    for span in spans:
+        if span.kind in ("sync", "optimizer") and span.end > span.start:
+            _mark(shown, span, scale)
+    return shown
+
+
+def _mark(shown: list[Span | None], span: Span, scale: float) -> None:
+    if any(x is span for x in shown):
+        return
+    first, last = int(span.start * scale + 0.5), int(span.end * scale + 0.5)
+    for c in range(first, min(last, len(shown))):
+        shown[c] = shown[c] or span
+    middle = min(int((span.start + span.end) / 2 * scale), len(shown) - 1)
+    if first == last and (shown[middle] is None or span.kind == "optimizer"):
+        shown[middle] = span
+
+
+def _row(spans: Sequence[Span], seconds: float, width: int) -> Text:
+    """`F11B00··oo`: a letter, then the micro-batch's last digit; only the digit where there is one column."""
+    cells, text = _cells(spans, seconds, width), _line()
+    for c, span in enumerate(cells):
+        if span is None:
+            text.append("·", style="dim")
+            continue
+        starts = (c == 0 or cells[c - 1] is not span) and c + 1 < width and cells[c + 1] is span
+        lone = span.microbatch is None or span.kind not in ("F", "B")
+        letter = span.kind[0] if lone or starts else f"{span.microbatch % 10}"  # type: ignore[operator]
+        text.append(letter, style=f"black on {KIND_COLOURS[span.kind]}")
+    return text
+
+
+def _axis(seconds: float, width: int) -> str:
+    line = ""
+    for t in ticks(seconds, width // 12):
+        at, label = round(t * width / seconds) if seconds > 0 else 0, "|" + human_seconds(t)
+        if at >= len(line) and at + len(label) <= width:
+            line = line.ljust(at) + label
+    return line
+
+
+@dataclass(frozen=True)
+class _Gantt:
+    timeline: Timeline
+    width: int | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows, seconds = by_device(self.timeline), total_seconds(self.timeline)
+        labels, last = [], None
+        for r, s, device, _ in rows:
+            head = f"r{r}" if r != last else ""
+            labels.append(f"{head:<{len(f'r{r}')}} s{s} {device}")
+            last = r
+        left = max([len(label) for label in labels], default=0)
+        width = self.width or max(20, options.max_width - left - 1)
+        for label, (*_, spans) in zip(labels, rows, strict=True):
+            yield _line(f"{label:<{left}} ").append_text(_row(spans, seconds, width))
+        yield _line(" " * (left + 1) + _axis(seconds, width), style="dim")
+        legend = _line(" " * (left + 1))
+        for kind, name in KIND_NAMES.items():
+            legend.append(kind[0], style=f"black on {KIND_COLOURS[kind]}").append(f" {name}  ")
+        yield legend.append("·", style="dim").append(" idle")
+
+
+def _line(text: str = "", style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="crop")
+
+
+def text_gantt(timeline: Timeline, width: int | None = None) -> RenderableType:
+    """A row a device in the order of replicas and stages, a column per time bucket.
+
+    `width` columns, or as many as the terminal has. A forward or backward is its letter, then the last digit
+    of its micro-batch (where it has one column only the digit, in its colour); `s` is a sum of gradients, `o`
+    the optimizer.
+    """
+    if width is not None and width < 1:
+        raise ValueError(f"width must be at least 1 column, got {width}")
+    return _Gantt(timeline, width)
+
+
+def _kind_seconds(spans: Iterable[Span]) -> dict[str, float]:
+    found = dict.fromkeys(WORK, 0.0)
+    for span in spans:
+        if span.kind in found:
+            found[span.kind] += span.end - span.start
+    return found
+
+
+def _utilisation(spans: Iterable[Span], step: float) -> list[str]:
+    per_kind = _kind_seconds(spans)
+    busy = 100 * sum(per_kind.values()) / step if step > 0 else 0.0
+    return [f"{busy:.1f} %", f"{max(0.0, 100 - busy):.1f} %", *map(human_seconds, per_kind.values())]
+
+
+def utilisation_table(predicted: Timeline | None, measured: Timeline) -> Table:
+    """Per device what part of the step it computes (busy) and does not (bubble), and its seconds by kind.
+
+    What was predicted stands on a second line.
+    """
+    caption = f"step: {human_seconds(measured.step_seconds)} measured"
+    if predicted is not None:
+        caption += f", {human_seconds(predicted.step_seconds)} predicted"
+        if predicted.step_seconds > 0:
+            caption += f" ({100 * (measured.step_seconds / predicted.step_seconds - 1):+.1f} %)"
+    table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("device", "", "busy", "bubble", "F", "B", "optimizer"):
+        table.add_column(column, justify="left" if column in ("device", "") else "right")
+    expected = {device: spans for *_, device, spans in by_device(predicted)} if predicted else {}
+    for r, s, device, spans in by_device(measured):
+        name = Text(f"r{r} s{s} {device}")
+        table.add_row(name, "measured", *_utilisation(spans, measured.step_seconds))
+        if predicted is not None and device in expected:
+            figures = _utilisation(expected[device], predicted.step_seconds)
+            table.add_row("", "predicted", *figures, style="dim")
+    return table

@@ -1,0 +1,206 @@
+"""The cluster file: device types, nodes, and the links inside and between nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from hetpipe.files.formats import (
+    Bytes,
+    BytesPerSecond,
+    DeviceCount,
+    Document,
+    Factor,
+    Flag,
+    Name,
+    Price,
+    Seconds,
+    Strict,
+)
+from hetpipe.files.limits import MOST_DEVICES, MOST_FACTOR
+from hetpipe.files.messages import Faults, InputError, nearest, shown, told
+
+
+class Emulate(Strict):
+    """A CPU rank whose every compute action lasts `slowdown` times what it takes on this host."""
+
+    slowdown: Annotated[float, Field(strict=True, ge=1.0, le=MOST_FACTOR)]
+
+
+class DeviceType(Strict):
+    """One kind of device: its memory in bytes and its price in currency units per hour."""
+
+    memory: Bytes
+    price_per_hour: Price = 0.0
+    emulate: Emulate | None = None
+
+
+class Link(Strict):
+    """A link: `latency` (s) and `bandwidth` (bytes/s), or measured `points` [[bytes, seconds], …], interpolated."""
+
+    bandwidth: BytesPerSecond | None = None
+    latency: Seconds = 0.0
+    points: tuple[tuple[Bytes, Seconds], ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.bandwidth is None) == (self.points is None):
+            raise ValueError(
+                "a link needs either 'bandwidth' (with 'latency') or measured 'points', and not both"
+            )
+        if self.points is not None:
+            sizes = [size for size, _ in self.points]
+            if len(sizes) < 2 or any(b <= a for a, b in pairwise(sizes)):
+                raise ValueError(
+                    f"'points' needs at least two [bytes, seconds] of increasing bytes, got sizes {shown(sizes)}"
+                )
+        return self
+
+    def seconds(self, size_bytes: float) -> float:
+        """Seconds to send `size_bytes` one way. Beyond the last measured point the last slope goes on."""
+        if self.points is None:
+            assert self.bandwidth is not None
+            return self.latency + size_bytes / self.bandwidth
+        sizes, seconds = zip(*self.points, strict=True)
+        if size_bytes > sizes[-1]:
+            slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+            return float(seconds[-1] + max(slope, 0.0) * (size_bytes - sizes[-1]))
+        return float(np.interp(size_bytes, sizes, seconds))
+
+
+class LinkBetween(Link):
+    """The link of one pair of nodes (twice the same node: inside it)."""
+
+    between: tuple[Name, Name]
+
+
+class Node(Strict):
+    """A machine: how many devices of which type, in the order of their local ranks, and the link between them."""
+
+    name: Annotated[Name, Field(pattern=r"^[^/\s]+$")]
+    devices: Annotated[dict[Name, DeviceCount], Field(min_length=1)]
+    link: Link | None = None
+    host: Name | None = None
+
+
+class RuntimeOverhead(Strict):
+    """What the framework itself takes. The defaults are those of this project's engine with nothing measured; how each
+    can be measured, and values for DeepSpeed on GH200, stand in bench/prediction/README.md.
+
+    `device_bytes` on each device: what the driver shows and the framework's allocator does not (CUDA context, kernels,
+    communicators). `action_seconds` per forward and per backward. `parameter_copies`: copies of the parameters beside
+    parameters, gradients and optimizer state (1 where gradients are summed in one flat buffer). `backward_workspace`:
+    what a backward needs while it runs, in units of what its largest layer saved. `allocator_factor`: bytes that the
+    allocator holds over bytes in use. `receive_buffers`: for all micro-batches of a step (torch.distributed.pipelining)
+    or one each way (DeepSpeed). `overlap_transfers`: false where sends and receives block the compute stream at both
+    ends (DeepSpeed).
+    """
+
+    device_bytes: Bytes = 0
+    action_seconds: Seconds = 0.0
+    parameter_copies: Factor = 0.0
+    backward_workspace: Factor = 0.0
+    allocator_factor: Annotated[Factor, Field(ge=1)] = 1.0
+    receive_buffers: Literal["step", "one"] = "step"
+    overlap_transfers: Flag = True
+
+
+class Device(NamedTuple):
+    """One device: `id` is `node/index`; the index is the local rank on the node."""
+
+    id: str
+    node: str
+    index: int  # type: ignore[assignment]  # also the name of a method of tuples
+    type: str
+
+
+class Cluster(Document):
+    """Unequal devices on nodes, and what joins them."""
+
+    format: Literal["hetpipe.cluster/1"]
+    device_types: Annotated[dict[Name, DeviceType], Field(min_length=1)]
+    nodes: Annotated[tuple[Node, ...], Field(min_length=1)]
+    link: Link | None = None
+    links: tuple[LinkBetween, ...] = ()
+    runtime_overhead: RuntimeOverhead = RuntimeOverhead()
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        types, names = list(self.device_types), Counter(node.name for node in self.nodes)
+        several = [name for name, count in names.items() if count > 1]
+        faults = told(several, lambda name: f"node name {name!r} is given {names[name]} times")
+        strange = [(node.name, kind) for node in self.nodes for kind in node.devices if kind not in self.device_types]
+        faults += told(strange, lambda x: f"node {x[0]!r}: unknown device type {x[1]!r}{nearest(x[1], types)}")
+        ends = [end for link in self.links for end in link.between if end not in names]
+        faults += told(ends, lambda end: f"links: unknown node {end!r}{nearest(end, list(names))}")
+        if self.device_count > MOST_DEVICES:
+            faults.append(f"the nodes have {self.device_count} devices, the most of a cluster are {MOST_DEVICES}")
+        if faults:
+            raise Faults(faults)
+        return self
+
+    @property
+    def device_count(self) -> int:
+        """How many devices there are."""
+        return sum(sum(node.devices.values()) for node in self.nodes)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices, node by node, in the order of the file."""
+        found = []
+        for node in self.nodes:
+            kinds = [kind for kind, count in node.devices.items() for _ in range(count)]
+            found += [Device(f"{node.name}/{i}", node.name, i, kind) for i, kind in enumerate(kinds)]
+        return tuple(found)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Device]:
+        return {device.id: device for device in self.devices}
+
+    @cached_property
+    def _pairs(self) -> dict[frozenset[str], Link]:
+        pairs: dict[frozenset[str], Link] = {
+            frozenset([node.name]): node.link for node in self.nodes if node.link is not None
+        }
+        return pairs | {frozenset(link.between): link for link in self.links}
+
+    def device(self, device_id: str) -> Device:
+        """The device with this id; InputError naming the nearest id if there is none."""
+        if device_id not in self._by_id:
+            raise InputError(self.unknown(device_id))
+        return self._by_id[device_id]
+
+    def unknown(self, device_id: str) -> str:
+        """What is said of an id that no device has."""
+        return f"the cluster has no device {shown(device_id)}{nearest(device_id, list(self._by_id))}"
+
+    def type_of(self, device_id: str) -> DeviceType:
+        """The device type (memory, price) of one device."""
+        return self.device_types[self.device(device_id).type]
+
+    def link_between(self, node_a: str, node_b: str) -> Link:
+        """The link of two nodes (or inside one): `links`, else the node's own, else the cluster's."""
+        link = self._pairs.get(frozenset([node_a, node_b]), self.link)
+        if link is None:
+            place = (
+                f"inside node {node_a!r}" if node_a == node_b else f"between nodes {node_a!r} and {node_b!r}"
+            )
+            raise InputError(
+                f"no link is known {place}: give the {'node' if node_a == node_b else 'cluster'} a "
+                "'link: {bandwidth: 12 GB/s, latency: 10 us}', or measure the links with 'hetpipe profile'"
+            )
+        return link
+
+    def with_links(self, links: tuple[LinkBetween, ...]) -> Cluster:
+        """This cluster with measured links, which override those of the file. Links of unknown nodes are left out."""
+        names = {node.name for node in self.nodes}
+        known = tuple(link for link in links if set(link.between) <= names)
+        replaced = {frozenset(link.between) for link in known}
+        kept = tuple(link for link in self.links if frozenset(link.between) not in replaced)
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return Cluster(**{**fields, "links": kept + known})

@@ -1,0 +1,270 @@
+"""The job file: what to train, on what, how; and `--set key=value`, which changes it from the command line."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hetpipe.files.formats import (
+    Count,
+    Document,
+    Flag,
+    Name,
+    Number,
+    Positive,
+    Samples,
+    Seed,
+    Strict,
+    read_mapping,
+    read_yaml,
+)
+from hetpipe.files.limits import LARGEST_INTEGER
+from hetpipe.files.messages import InputError, shown
+from hetpipe.files.writing import check_folder
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.options import PlanOptions
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+
+
+def _refuse_text(data: Any) -> Any:
+    if isinstance(data, str):
+        raise ValueError(f"write {{name: {data}}}, with its arguments, if any, behind the name")
+    return data
+
+
+class Named(Strict):
+    """Something of the registry by `name`, or a function by `target` (`package.module:function`), with its `args`."""
+
+    name: Name | None = None
+    target: Name | None = None
+    args: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mapping(cls, data: Any) -> Any:
+        return _refuse_text(data)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.name is None) == (self.target is None):
+            raise ValueError(
+                "give either 'name' (from the registry) or 'target' (package.module:function), and not both"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        """The name or the target."""
+        return self.name or str(self.target)
+
+
+BatchNorm = Literal["per_microbatch", "deferred"]
+
+
+class ModelSection(Named):
+    """The model; `batch_norm: per_microbatch` accepts that BatchNorm normalises each micro-batch by itself, `deferred` that its
+    running statistics are then those of the whole batch."""
+
+    batch_norm: BatchNorm | None = None
+
+
+class LossSection(Strict):
+    """A loss of the registry, or a function (output, targets) → mean; `weight` says over what it is the mean: the samples, or the
+    targets that are not `ignore_index` (tokens). A weighted mean has a `weight_fn` instead: a function, as
+    `package.module:function`, of targets → what the loss of these divides by. `class_weights`: of cross_entropy, one number a
+    class; it is then the mean weighted by them."""
+
+    name: Name | None = None
+    target: Name | None = None
+    weight: Literal["samples", "tokens"] = "samples"
+    weight_fn: Name | None = None
+    ignore_index: Annotated[int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = -100
+    class_weights: tuple[Annotated[Number, Field(ge=0)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.name is not None and self.target is not None:
+            raise ValueError("give either 'name' or 'target' (package.module:function), and not both")
+        return self
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> Self:
+        own = [key for key in ("weight_fn", "class_weights") if getattr(self, key) is not None]
+        if own and len(given := [key for key in ("weight", *own) if key in self.model_fields_set]) > 1:
+            raise ValueError(f"give one of {' and '.join(map(repr, given))}: each says what the mean is over")
+        if self.class_weights is None:
+            return self
+        if self.target is not None or self.name not in (None, "cross_entropy"):
+            raise ValueError("'class_weights' are those of name: cross_entropy; for another loss give a 'weight_fn'")
+        if not any(weight > 0 for weight in self.class_weights):
+            raise ValueError("'class_weights' has no number above 0")
+        return self
+
+
+class PlanSection(PlanOptions):
+    """How to plan, or which plan `file` to use."""
+
+    file: Name | None = None
+
+
+class TorchNamed(Strict):
+    """A class of torch.optim by name and its arguments."""
+
+    model_config = {"extra": "allow", "frozen": True}
+
+    name: Name
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Every key but the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        for key, value in data.items() if isinstance(data, Mapping) else ():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{shown(key)} is {value}; write a finite number")
+        return _refuse_text(data)  # torch's own signature says which keys there are
+
+
+class SchedulerSection(TorchNamed):
+    """A class of torch.optim.lr_scheduler; `warmup_steps` puts a linear warm-up before it (for LinearLR: is it)."""
+
+    warmup_steps: Count = 0
+
+
+class TrainSection(Strict):
+    """The loop: `steps`, or `epochs` of the data. Afterwards the loss of `evaluate_samples` of the test samples is measured
+    (by default as many as a few steps train). `on_nonfinite`: what a step does whose loss, or gradient, is infinite or no number:
+    it ends the run, is left out, or is taken like any other."""
+
+    global_batch: Samples
+    steps: Positive | None = None
+    epochs: Positive | None = None
+    optimizer: TorchNamed = TorchNamed(name="AdamW")
+    scheduler: SchedulerSection | None = None
+    clip_norm: Annotated[Number, Field(gt=0)] | None = None
+    seed: Seed = 0
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    evaluate_samples: Count | Literal["all"] | None = None
+    check_replicas_every: Positive = 100
+    on_nonfinite: Literal["stop", "skip", "ignore"] = "stop"
+
+    @model_validator(mode="after")
+    def _length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either 'steps' or 'epochs', and not both")
+        return self
+
+
+class CheckpointSection(Strict):
+    """Where and how often to save; training resumes from the newest checkpoint there unless `resume` is false."""
+
+    folder: Name
+    every_steps: Positive = 100
+    keep: Positive = 3
+    resume: Flag = True
+
+
+class LogSection(Strict):
+    """Where results go (metrics.jsonl, plan.json, profile.json, trace.json, summary.json) and how often a line is written."""
+
+    folder: Name
+    every_steps: Positive = 10
+
+
+class ProfileSection(Strict):
+    """How to measure: micro-batch sizes (1 is always one of them) and repeats."""
+
+    microbatch_sizes: tuple[Samples, ...] = (1, 2, 4, 8)
+    repeats: Positive = 5
+    cache: Name | None = None
+
+
+class Job(Document):
+    """One training run."""
+
+    format: Literal["hetpipe.job/1"]
+    model: ModelSection
+    data: Named
+    loss: LossSection = LossSection(name="cross_entropy")
+    cluster: Name | None = None
+    profile: Name | None = None
+    profiler: ProfileSection = ProfileSection()
+    plan: PlanSection = PlanSection()
+    train: TrainSection
+    checkpoint: CheckpointSection | None = None
+    log: LogSection | None = None
+
+    @classmethod
+    def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Job:
+        """The job of a file, changed by `key.key=value` settings (values are YAML). Relative paths of cluster, profile and plan
+        are looked up from the current folder, then from the job file's."""
+        data = read_mapping(path)
+        if isinstance(data, Mapping):
+            data = apply_settings(dict(data), settings)
+        job = cls.parse(data, str(path))
+        base = Path(path).resolve().parent
+        found = {
+            "cluster": _locate(job.cluster, base),
+            "profile": _locate(job.profile, base),
+            "plan": job.plan.model_copy(update={"file": _locate(job.plan.file, base)}),
+        }
+        return job.model_copy(update=found)
+
+    def check_files(self) -> None:
+        """Read the cluster, profile and plan files and compare them, so that a fault is found before anything starts."""
+        cluster = self.read_cluster()
+        profile = Profile.load(self.profile) if self.profile is not None else None
+        if cluster is not None and profile is not None:
+            profile.check(cluster.with_links(profile.links))
+        if self.plan.file is not None:
+            Plan.load(self.plan.file).check(
+                cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=self.plan.file
+            )
+
+    def check_folders(self) -> None:
+        """InputError if the log or the checkpoints could not be written."""
+        for section in (self.log, self.checkpoint):
+            if section is not None:
+                check_folder(section.folder)
+
+    def read_cluster(self) -> Cluster | None:
+        """The cluster file's content; None where the job names none."""
+        return Cluster.load(self.cluster) if self.cluster is not None else None
+
+
+def _locate(name: str | None, base: Path) -> str | None:
+    if name is None or os.path.exists(name) or not os.path.exists(base / name):
+        return name
+    return str(base / name)
+
+
+def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """`data` with each "a.b=value" put in its place; the values are read as YAML, an empty one as null."""
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise InputError(
+                f"cannot read the setting {shown(setting)}; write key=value, for example train.steps=50"
+            )
+        value = read_yaml(text, f"the value of the setting {shown(setting)}")
+        *path, last = key.split(".")
+        place = data
+        for part in path:
+            inner = place.get(part)
+            if inner is not None and not isinstance(inner, dict):
+                raise InputError(
+                    f"the setting {shown(setting)} goes into {shown(part)}, which is {shown(inner)} and has no keys"
+                )
+            place[part] = dict(inner) if inner is not None else {}
+            place = place[part]
+        place[last] = value
+    return data

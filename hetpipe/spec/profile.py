@@ -1,0 +1,188 @@
+"""The profile file: what every layer costs, in seconds and bytes, on every type of device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Samples, Strict
+from hetpipe.files.limits import MOST_LAYERS, MOST_SECONDS
+from hetpipe.files.messages import Faults, InputError, nearest, shown
+from hetpipe.spec.cluster import Cluster, LinkBetween
+
+Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
+Array = NDArray[np.float64]
+
+
+class LayerProfile(Strict):
+    """The bytes of one layer. Saved bytes are what autograd keeps from forward to backward; a storage that several
+    layers save is counted with the first of them, parameters never. `tied` names a group of layers that share a
+    parameter of `tied_parameter_bytes` (part of `parameter_bytes` in each of them)."""
+
+    name: Name
+    parameter_bytes: Bytes
+    output_bytes_per_sample: Bytes
+    saved_bytes_per_sample: Bytes
+    buffer_bytes: Bytes = 0
+    tied: Name | None = None
+    tied_parameter_bytes: Bytes = 0
+
+
+class Measurement(Strict):
+    """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
+    A tensor-parallel degree above 1 carries its own parameter and saved bytes per device."""
+
+    device_type: Name
+    tensor_parallel: DeviceCount = 1
+    microbatch_sizes: Annotated[tuple[Samples, ...], Field(min_length=1)]
+    forward_seconds: tuple[Times, ...]
+    backward_seconds: tuple[Times, ...]
+    optimizer_seconds: Times
+    parameter_bytes: tuple[Bytes, ...] | None = None
+    saved_bytes_per_sample: tuple[Bytes, ...] | None = None
+
+    @model_validator(mode="after")
+    def _rectangular(self) -> Self:
+        rows = len(self.microbatch_sizes)
+        if any(b <= a for a, b in zip(self.microbatch_sizes, self.microbatch_sizes[1:], strict=False)):
+            raise ValueError(f"microbatch_sizes must increase, got {shown(list(self.microbatch_sizes))}")
+        for name in ("forward_seconds", "backward_seconds"):
+            if len(getattr(self, name)) != rows:
+                raise ValueError(f"{name} has {len(getattr(self, name))} rows for {rows} microbatch_sizes")
+        return self
+
+    @cached_property
+    def forward(self) -> Array:
+        """Forward seconds, [S sizes, L layers]."""
+        return np.array(self.forward_seconds, dtype=np.float64)
+
+    @cached_property
+    def backward(self) -> Array:
+        """Backward seconds, [S sizes, L layers]."""
+        return np.array(self.backward_seconds, dtype=np.float64)
+
+    def slower(self, factor: float) -> Measurement:
+        """With all seconds so many times as long."""
+
+        def longer(times: Sequence[float]) -> tuple[float, ...]:
+            return tuple(t * factor for t in times)
+
+        return self.model_copy(
+            update={
+                "forward_seconds": tuple(map(longer, self.forward_seconds)),
+                "backward_seconds": tuple(map(longer, self.backward_seconds)),
+                "optimizer_seconds": longer(self.optimizer_seconds),
+            }
+        )
+
+    def times(self, size: int) -> tuple[Array, Array]:
+        """Forward and backward seconds of each layer, [L] and [L], for a micro-batch of `size` samples: linear between
+        the measured sizes, and on the last (first) slope beyond them, never below zero."""
+        sizes = self.microbatch_sizes
+        if size <= 0:
+            return np.zeros(len(self.optimizer_seconds)), np.zeros(len(self.optimizer_seconds))
+        if len(sizes) == 1:
+            scale = size / sizes[0]
+            return self.forward[0] * scale, self.backward[0] * scale
+        right = min(max(int(np.searchsorted(sizes, size)), 1), len(sizes) - 1)
+        part = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return tuple(
+            np.maximum(t[right - 1] + part * (t[right] - t[right - 1]), 0.0)
+            for t in (self.forward, self.backward)
+        )
+
+
+class OptimizerProfile(Strict):
+    """How many bytes of optimizer state a parameter byte brings (AdamW 2, SGD with momentum 1, SGD 0)."""
+
+    state_bytes_per_parameter_byte: Factor
+
+
+class Profile(Document):
+    """A measured model. `host` holds the plain speed of the machine that emulates devices, from which they are paced."""
+
+    format: Literal["hetpipe.profile/1"]
+    model: Name
+    layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1, max_length=MOST_LAYERS)]
+    measurements: tuple[Measurement, ...]
+    links: tuple[LinkBetween, ...] = ()
+    optimizer: OptimizerProfile
+    input_bytes_per_sample: Bytes = 0
+    host: Measurement | None = None
+    provenance: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        count = len(self.layers)
+        faults = []
+        seen: set[tuple[str, int]] = set()
+        for m in (*self.measurements, *([self.host] if self.host else [])):
+            key = (m.device_type, m.tensor_parallel)
+            name = f"measurement of {m.device_type!r} (tensor_parallel {m.tensor_parallel})"
+            rows = (*m.forward_seconds, *m.backward_seconds, m.optimizer_seconds,
+                    *(x for x in (m.parameter_bytes, m.saved_bytes_per_sample) if x is not None))  # fmt: skip
+            faults += [
+                f"{name}: a row has {len(row)} numbers for {count} layers"
+                for row in rows
+                if len(row) != count
+            ]
+            if key in seen:
+                faults.append(f"{name} is given twice")
+            seen.add(key)
+        if faults:
+            raise Faults(faults)
+        return self
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, int], Measurement]:
+        return {(m.device_type, m.tensor_parallel): m for m in self.measurements}
+
+    def measurement(self, device_type: str, tensor_parallel: int = 1) -> Measurement:
+        """The measurement of a device type; InputError naming the measured types if there is none."""
+        found = self._by_key.get((device_type, tensor_parallel))
+        if found is None:
+            known = sorted({m.device_type for m in self.measurements})
+            degree = f" at tensor-parallel degree {tensor_parallel}" if tensor_parallel > 1 else ""
+            raise InputError(
+                f"the profile of {self.model!r} has no measurement of device type {device_type!r}{degree}"
+                f"{nearest(device_type, known)}; measure it with 'hetpipe profile' on such a device"
+            )
+        return found
+
+    def check(self, cluster: Cluster) -> None:
+        """InputError if a type of the cluster's devices was not measured, at any tensor-parallel degree."""
+        for kind in cluster.device_types:
+            if any(kind in node.devices for node in cluster.nodes):
+                degrees = [m.tensor_parallel for m in self.measurements if m.device_type == kind]
+                self.measurement(kind, min(degrees, default=1))
+
+    def parameter_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
+        """Parameter bytes per layer on one device, [L]."""
+        return self._per_layer("parameter_bytes", tensor_parallel, device_type)
+
+    def saved_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
+        """Bytes per layer that one sample leaves for backward, [L]."""
+        return self._per_layer("saved_bytes_per_sample", tensor_parallel, device_type)
+
+    def _per_layer(self, name: str, tensor_parallel: int, device_type: str | None) -> Array:
+        """The measurement's own numbers where its degree has them, else the layers'."""
+        if tensor_parallel > 1 and device_type is not None:
+            own = getattr(self.measurement(device_type, tensor_parallel), name)
+            if own is not None:
+                return np.array(own, dtype=np.float64)
+        return np.array([getattr(layer, name) for layer in self.layers], dtype=np.float64)
+
+    @cached_property
+    def output_bytes(self) -> Array:
+        """Output bytes per sample and layer, [L]."""
+        return np.array([layer.output_bytes_per_sample for layer in self.layers], dtype=np.float64)
+
+    @cached_property
+    def input_bytes(self) -> Array:
+        """Input bytes per sample and layer, [L]: the output of the layer before."""
+        return np.concatenate([[float(self.input_bytes_per_sample)], self.output_bytes[:-1]])

@@ -1,0 +1,90 @@
+"""`hetpipe.wrap`: one's own model, one's own loop."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hetpipe.files.messages import InputError, natural_key
+from hetpipe.layers.batch_norm import check_batch_norm
+from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
+from hetpipe.processes.world import connect, create_world
+from hetpipe.runtime.backends import (
+    check_backend,
+    check_cluster,
+    drives_a_replica,
+    open_engine,
+    seat,
+)
+from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.runtime.replicas import ReplicaMismatchError
+from hetpipe.spec.cluster import Cluster, Node
+from hetpipe.spec.job import BatchNorm
+from hetpipe.spec.plan import Backend, Plan
+
+
+def _nodes_of(plan: Plan) -> tuple[Node, ...]:
+    """The nodes that a plan names, in natural order, each as large as its greatest index (for plans without a cluster file)."""
+    greatest: dict[str, int] = {}
+    for device in plan.device_ids:
+        node, index = device.rsplit("/", 1)
+        greatest[node] = max(greatest.get(node, 0), int(index))
+    return tuple(
+        Node(name=name, devices={"any": greatest[name] + 1}) for name in sorted(greatest, key=natural_key)
+    )
+
+
+def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
+         ignore_index: int = -100, cluster: Cluster | None = None, backend: Backend = "torch",
+         batch_norm: BatchNorm | None = None) -> PlanEngine:  # fmt: skip
+    """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
+    replica (fairscale, torchgpipe; each on one host, in the order of the plan).
+
+    `sample` is an input batch (any number of samples; shapes and types matter). `loss_fn(output, targets)` returns a mean,
+    over samples, (loss_weight "tokens") over the targets that differ from `ignore_index`, or a weighted one: `loss_weight` is
+    then a function of targets that returns the number which the loss of these divides by. In the first step the loss is tried
+    on two parts of its targets against the whole: InputError if it is no such mean. Every rank must build the same model (seed
+    it). Nodes are bound to torchrun's agents in the order of `cluster`, or of the plan's node names.
+    Modules stay in the mode they are in: what `.eval()` froze stays frozen, and `engine.evaluate` puts every mode back.
+    `batch_norm` accepts that BatchNorm that trains normalises each micro-batch by itself: "per_microbatch", or "deferred" for
+    running statistics of the whole batch (fairscale and torchgpipe only); without it, InputError.
+    """
+    check_backend(backend, plan)
+    check_cluster(backend, cluster)
+    connect(use_cuda=torch.cuda.is_available())
+    nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
+    shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
+    world = seat(create_world(shown), backend, plan)
+    loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
+    whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
+                  batch_norm=batch_norm)  # fmt: skip
+    check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
+    engine = open_engine(backend, whole, plan, world, _device, lambda _: None)
+    if engine is None:
+        wanted = "replica" if drives_a_replica(backend) else "device"
+        raise InputError(
+            f"rank {world.rank} has no part in the plan, which uses {list(plan.device_ids)}; start one process per {wanted} of it"
+        )
+    check_same_model(engine)
+    return engine
+
+
+def _device(device_id: str) -> torch.device:
+    return (
+        torch.device("cuda", int(device_id.rsplit("/", 1)[1]))
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+
+
+def check_same_model(engine: PlanEngine) -> None:
+    """InputError on every rank if replicas of a layer differ. (One pipeline has each layer once: any weights are one model.)"""
+    different = None
+    try:
+        engine.sync.check_equal()
+    except ReplicaMismatchError as error:
+        different = str(error)
+    found = [message for message in engine.world.gather(different) if message is not None]
+    if found:
+        raise InputError("the ranks built different models; call torch.manual_seed with the same seed on every rank "
+                         f"before building it, or load the same weights ({found[0]})")  # fmt: skip

@@ -1,0 +1,141 @@
+"""What a run leaves: its result, its log folder, and what it shows while it runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hetpipe.files.folders import claimed
+from hetpipe.files.writing import write_bytes, write_text
+from hetpipe.predict.timeline import Timeline
+from hetpipe.processes.world import World
+from hetpipe.runtime.base import Evaluation
+from hetpipe.show.trace import save_trace
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+
+WARMUP_STEPS = 2
+METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
+
+
+@dataclass(kw_only=True)
+class TrainResult:
+    """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01
+    where an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of
+    the run that was resumed."""
+
+    plan: Plan | None
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    samples: int = 0
+    first_step: int = 0
+    loss_before: float | None = None
+    evaluation: Evaluation | None = None
+    evaluated_samples: int = 0
+    test_samples: int = 0
+    measured: Timeline | None = None
+    predicted: Timeline | None = None
+    overrun_fraction: float = 0.0
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def median_step_seconds(self) -> float:
+        """Median of the steady steps."""
+        return median(self.steady_seconds) if self.step_seconds else 0.0
+
+    @property
+    def steady_seconds(self) -> list[float]:
+        """Steps after the warm-up (allocations, first messages), where there are more."""
+        return self.step_seconds[WARMUP_STEPS:] or self.step_seconds
+
+    @property
+    def samples_per_second(self) -> float:
+        """Whole global batches per median step."""
+        batch = self.plan.global_batch if self.plan is not None else self.samples / max(1, len(self.losses))
+        return batch / self.median_step_seconds if self.step_seconds else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """The result as plain numbers."""
+        losses = [number(loss) for loss in self.losses]
+        found: dict[str, Any] = {
+            "steps": self.first_step + len(losses),
+            "samples": self.samples,
+            "first_loss": losses[0] if losses else None,
+            "last_loss": losses[-1] if losses else self.loss_before,
+            "measured_step_seconds": self.median_step_seconds,
+            "samples_per_second": self.samples_per_second,
+            "overrun_fraction": self.overrun_fraction,
+            "losses": losses,
+        }
+        if self.predicted is not None:
+            found["predicted_step_seconds"] = self.predicted.step_seconds
+        if self.evaluation is not None:
+            found |= {"test_loss": number(self.evaluation.loss), "test_accuracy": self.evaluation.metric,
+                      "test_samples": self.evaluated_samples}  # fmt: skip
+        if self.measured is not None:
+            found["peak_bytes"] = self.peak_bytes
+            found["utilisation"] = {d: 1 - b for d, b in self.measured.bubble_fraction().items()}
+        return found
+
+
+def number(value: float) -> float | None:
+    """The value as JSON has it: None where it is infinite or no number."""
+    return value if math.isfinite(value) else None
+
+
+@contextmanager
+def claim(job: Job, world: World) -> Iterator[None]:
+    """The job's folders for this run alone (see `folders.claimed`): by the main rank, what it hears all hear. Collective."""
+    sections = {"checkpoint.folder": job.checkpoint, "log.folder": job.log}
+    folders = {key: section.folder for key, section in sections.items() if section is not None}
+    with ExitStack() as stack:
+        world.on_main(lambda: stack.enter_context(claimed(folders)))
+        yield
+
+
+def trim_metrics(path: Path, step: int) -> None:
+    """Leave in the log what was written up to `step`, from which the run goes on: an earlier run's other lines are void."""
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_bytes(path, b"".join(line for line in lines if _step_of(line) <= step))
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return float("inf")  # cut off when the run was killed
+
+
+def progress_text(loss: float, result: TrainResult) -> str:
+    """Loss, throughput and utilisation in a line."""
+    parts = [f"loss {loss:.4f}"]
+    if result.step_seconds:
+        batch = result.samples / len(result.losses)
+        parts.append(
+            f"{result.step_seconds[-1]:.2f} s/step, {batch / result.step_seconds[-1]:.1f} samples/s"
+        )
+    if result.measured is not None:
+        busy = [1 - b for b in result.measured.bubble_fraction().values()]
+        parts.append(f"busy {min(busy):.0%} to {max(busy):.0%}")
+    return ", ".join(parts)
+
+
+def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult) -> None:
+    """plan.json, profile.json, summary.json and trace.json (predicted beside measured)."""
+    plan.save(folder / "plan.json")
+    profile.save(folder / "profile.json")
+    write_text(folder / SUMMARY_FILE, json.dumps(result.summary(), indent=1) + "\n")
+    timelines = {
+        name: t
+        for name, t in (("predicted", result.predicted), ("measured", result.measured))
+        if t is not None
+    }
+    save_trace(folder / "trace.json", timelines)

@@ -1,0 +1,214 @@
+"""From a job file to ranks that know their part: world, model, profile, plan. The same on one machine and under torchrun."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hetpipe.building.build import build_data, build_model, check_training
+from hetpipe.building.datasets import DataSplits
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import Emulation, module_bytes, torch_device
+from hetpipe.layers.model import Model, named_layers
+from hetpipe.measuring.cache import measured
+from hetpipe.measuring.discover import alike, as_it_is, cards, discover_cluster, note_missing_gpus
+from hetpipe.planning.planner import make_plan
+from hetpipe.predict.cost import Costs
+from hetpipe.processes.progress import Activity, say
+from hetpipe.processes.whereabouts import describe_with
+from hetpipe.processes.world import World, connect, create_world
+from hetpipe.runtime.backends import (
+    check_backend,
+    check_cluster,
+    drives_a_replica,
+    open_engine,
+    seat,
+)
+from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+from hetpipe.spec.options import PlanOptions
+from hetpipe.spec.plan import Backend, Plan
+from hetpipe.spec.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Who trains what where: all that measuring, planning and joining need. `found`: no file declares the cluster."""
+
+    world: World
+    cluster: Cluster
+    model: Model
+    found: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session(Setting):
+    """A running job on this rank, before planning: everything that does not depend on the plan."""
+
+    job: Job
+    data: DataSplits
+
+
+def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cluster]:
+    """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. Collective."""
+    check_cluster(backend, cluster)
+    emulated = cluster is not None and any(t.emulate is not None for t in cluster.device_types.values())
+    connect(use_cuda=torch.cuda.is_available() and not emulated)
+    if not torch.cuda.is_available() or emulated:
+        torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
+    declared, cluster = cluster, cluster or discover_cluster(backend)
+    world = create_world(cluster)
+    describe_with(f"device {world.device_id}")
+    if declared is not None and torch.cuda.is_available() and not emulated:
+        cluster, notes = as_it_is(cluster, cards(world, backend, cluster))
+        for note in notes if world.is_main else ():
+            say(note, style="yellow")
+    if world.is_main:
+        note_missing_gpus(world, cluster)
+    return world, cluster
+
+
+def open_session(job: Job) -> Session:
+    """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
+    with Activity("starting", shown=os.environ.get("RANK", "0") == "0") as activity:
+        activity.say(f"waiting for all {os.environ.get('WORLD_SIZE', '1')} ranks")
+        world, cluster = meet(job.read_cluster(), job.plan.backend)
+        check_training(job)
+        activity.say(f"building the data {job.data.label!r}")
+        data = build_data(job)
+        activity.say(f"building the model {job.model.label!r}")
+        model = build_model(job, data.train)
+    return Session(job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None)
+
+
+def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
+    """The job's profile file, if it names one; else as `measured`. Collective."""
+    job = session.job
+    if job.profile is not None and not fresh:
+        profile = Profile.load(job.profile)
+        _check_profile(profile, session.model, job.profile)
+        return profile
+    whole_nodes = drives_a_replica(job.plan.backend)
+    return measured(
+        session.model, session.cluster, session.world, job.profiler, job.train.optimizer, fresh=fresh, whole_nodes=whole_nodes
+    )
+
+
+def _check_profile(profile: Profile, model: Model, source: str) -> None:
+    """A profile of another model, or of this one with other arguments, would plan and pace something else."""
+    faults = []
+    if profile.model != model.name:
+        faults.append(f"it is of model {profile.model!r}, the job's is {model.name!r}")
+    measured = [(layer.name, layer.parameter_bytes) for layer in profile.layers]
+    own = [(name, module_bytes(layer)[0]) for name, layer in named_layers(model.layers)]
+    if len(measured) != len(own):
+        faults.append(f"it has {len(measured)} layers, the model {len(own)}")
+    else:
+        faults += [
+            f"layer {i} is {there!r} with {there_bytes} parameter bytes, in the model {here!r} with {here_bytes}"
+            for i, ((there, there_bytes), (here, here_bytes)) in enumerate(zip(measured, own, strict=True))
+            if (there, there_bytes) != (here, here_bytes)
+        ][:1]
+    if faults:
+        raise InputError(
+            f"{source} is not a profile of this model ({'; '.join(faults)}); measure it with 'hetpipe profile'"
+        )
+
+
+def planned_by_file(session: Session) -> Plan | None:
+    """The job's plan file, if it names one, checked against everything but the profile."""
+    job = session.job
+    if job.plan.file is None:
+        return None
+    plan = Plan.load(job.plan.file)
+    plan.check(
+        cluster=session.cluster,
+        layers=len(session.model.layers),
+        global_batch=job.train.global_batch,
+        source=job.plan.file,
+    )
+    check_backend(job.plan.backend, plan)
+    return plan
+
+
+def obtain_plan(session: Session, profile: Profile) -> Plan:
+    """A new plan by the job's partitioner. Collective."""
+    return planned(session, profile, session.job.train.global_batch, session.job.plan)
+
+
+def planned(setting: Setting, profile: Profile, global_batch: int, options: PlanOptions) -> Plan:
+    """A new plan, made by the main rank. Collective."""
+    world = setting.world
+    outcome: Any = None
+    if world.is_main:
+        cluster, profile = alike(setting.cluster, profile) if setting.found else (setting.cluster, profile)
+        outcome = _try_plan(profile, cluster, global_batch, options)
+    outcome = world.first(outcome)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return Plan.parse(outcome, "the new plan")
+
+
+def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: PlanOptions) -> Any:
+    try:
+        with Activity("planning") as activity:
+            plan = make_plan(profile, cluster, global_batch, options, progress=activity.say)
+        return plan.model_dump(mode="json")
+    except Exception as error:  # goes to every rank, which raises it
+        return error
+
+
+def join(setting: Setting, profile: Profile, plan: Plan, backend: Backend = "torch") -> PlanEngine | None:
+    """This process's engine; None where the plan leaves it unused (it may end). Collective."""
+    cluster, model = setting.cluster, setting.model
+    plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
+    check_backend(backend, plan)
+    world = seat(setting.world, backend, plan)
+    if world.device_id in plan.device_ids:
+        describe_with(f"{_place(plan, world.device_id)}, device {world.device_id}", lambda: "loading its layers")
+
+    def device(device_id: str) -> torch.device:
+        found = cluster.device(device_id)
+        return torch_device(cluster.device_types[found.type], found.index)
+
+    with Activity("starting: loading the layers", shown=setting.world.is_main):
+        engine = open_engine(backend, model, plan, world, device, lambda d: _emulation(cluster, profile, plan, d))
+    if engine is not None:
+        describe_with(engine.place, lambda: engine.doing)
+    return engine
+
+
+def _place(plan: Plan, device: str) -> str:
+    """`replica 0 stage 1`."""
+    return next(
+        f"replica {r} stage {s}"
+        for r, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+        if stage.device == device
+    )
+
+
+def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -> Emulation | None:
+    spec = cluster.type_of(device_id)
+    if spec.emulate is None:
+        return None
+    if profile.host is None:
+        raise InputError(
+            f"device {device_id} is emulated, but the profile has no 'host' measurement to pace it by; "
+            "measure again with 'hetpipe profile'"
+        )
+    stage, samples = next((s, r.samples) for r in plan.replicas for s in r.stages if s.device == device_id)
+    memory = Costs(profile, cluster).stage_memory(
+        cluster.device(device_id).type, *stage.layers, samples=samples, recompute=stage.recompute
+    )
+    largest = max(max(r.microbatch_sizes) for r in plan.replicas if stage in r.stages)
+    return Emulation(
+        slowdown=spec.emulate.slowdown,
+        host=profile.host,
+        memory_bytes=spec.memory,
+        transient_bytes=round(memory.transient_per_sample * largest),
+    )

@@ -1,0 +1,110 @@
+"""A job's program on every rank: in this process under torchrun, else in ranks that are started here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hetpipe.files.messages import InputError
+from hetpipe.processes.launch import start_ranks
+from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
+from hetpipe.spec.cluster import Cluster, Device
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+from hetpipe.training.runlog import TrainResult
+from hetpipe.training.session import obtain_plan, obtain_profile, open_session, planned_by_file
+
+
+def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> Any:
+    """`program(job, *arguments)` on every rank: in this process under torchrun, else in ranks started here. Returns the main
+    rank's result (None on other ranks of torchrun)."""
+    if "RANK" in os.environ:
+        return program(job, *arguments)
+    return _start(program, (job, *arguments), _machine(job).devices)
+
+
+def _start(program: Callable[..., Any], arguments: tuple[Job, *tuple[Any, ...]], devices: Sequence[Device]) -> Any:
+    results = start_ranks(program, arguments, devices, arguments[0].model.name)
+    return next((result for result in results if result is not None), None)
+
+
+def _machine(job: Job) -> Cluster:
+    """The job's cluster; without one, the GPUs of this machine, or its CPU."""
+    cluster = job.read_cluster()
+    if cluster is None:
+        count = max(1, torch.cuda.device_count())
+        cluster = Cluster.parse(
+            {
+                "format": "hetpipe.cluster/1",
+                "device_types": {"here": {"memory": 0}},
+                "nodes": [{"name": "n0", "devices": {"here": count}}],
+            },
+            "this machine",
+        )
+    _refuse_shared_gpus(cluster)
+    return cluster
+
+
+def train_rank(job: Job, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
+    """The program of every rank of `hetpipe train`. The process that starts ranks is spared the trainer's imports."""
+    from hetpipe.training.trainer import Trainer
+
+    return Trainer(job).run(plan, profile)
+
+
+def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:
+    """`program(job)` on every rank, as `run_everywhere`. Where one process drives a replica, the number of processes is known
+    with the plan: if it or the profile is not in a file, one process a device measures and plans first; then
+    `program(job, plan, profile)` runs in one process a replica."""
+    backend = job.plan.backend
+    if "RANK" in os.environ or not drives_a_replica(backend):
+        return run_everywhere(job, program)
+    cluster = _machine(job)
+    check_cluster(backend, cluster)
+    load_library(backend)
+    if job.plan.file is not None:
+        plan = Plan.load(job.plan.file)
+        check_backend(backend, plan)
+        if job.profile is not None:
+            return _start(program, (job,), processes(backend, plan, cluster))
+    plan, profile = run_everywhere(job, _plan_rank)
+    return _start(program, (job, plan, profile), processes(backend, plan, cluster))
+
+
+def _plan_rank(job: Job) -> tuple[Plan, Profile] | None:
+    session = open_session(job)
+    plan = planned_by_file(session)
+    profile = obtain_profile(session)
+    plan = plan or obtain_plan(session, profile)
+    return (plan, profile) if session.world.is_main else None
+
+
+def _refuse_shared_gpus(cluster: Cluster) -> None:
+    """Several nodes of real GPUs are several machines: started on one, their ranks would share its GPUs without a word."""
+    real = [
+        node.name
+        for node in cluster.nodes
+        if any(cluster.device_types[k].emulate is None for k in node.devices)
+    ]
+    if torch.cuda.is_available() and len(real) > 1:
+        raise InputError(
+            f"the cluster file has real devices on the nodes {real}, and this is one machine: start the command under torchrun "
+            f"on each of them (torchrun --nnodes={len(cluster.nodes)} --nproc-per-node=… -m hetpipe …), or leave one node"
+        )
+
+
+def _profile_rank(job: Job) -> Profile | None:
+    session = open_session(job)
+    profile = obtain_profile(session, fresh=True)
+    return profile if session.world.is_main else None
+
+
+def profile_everywhere(job: Job) -> Profile | None:
+    """A new measurement of the job's model on all its device types: in the process that started the ranks, or on
+    the main rank."""
+    result: Profile | None = run_everywhere(job, _profile_rank)
+    return result
