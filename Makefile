@@ -4,6 +4,7 @@
 # make lint    ruff, mypy and the floors of the house (import-linter)
 # make rooms   the picture of the rooms in CONTRIBUTING.md, as they are
 # make check   lint and test: what CI runs
+# make test-torch TORCH=2.8.0   the runtime's tests on another release of torch, in an environment of its own (CUDA builds take 4 GB)
 # make clean   removes what building and running left behind, but for .venv
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -20,7 +21,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 STAMP := $(VENV)/.hetpipe-setup
 
-.PHONY: setup demo test lint rooms check clean
+.PHONY: setup demo test test-torch lint rooms check clean
 
 setup: $(STAMP)
 
@@ -36,6 +37,19 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+# the release first, then the other packages as pinned, where they take that release
+TORCH_VENV = .venv-torch-$(TORCH)
+TORCH_TESTS ?= tests/test_transparency.py tests/test_executor.py tests/test_split.py tests/test_replicas.py tests/test_batch_norm.py \
+	tests/test_one_process.py tests/test_own_loop.py tests/test_autowrap.py tests/test_checkpoint.py tests/test_trainer.py tests/test_uneven.py
+
+test-torch:
+	@test -n "$(TORCH)" || { echo "which release? make test-torch TORCH=2.8.0"; exit 2; }
+	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install torch==$(TORCH)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install -c $(TORCH_VENV)/constraints.txt -e '.[test,pipes]'
+	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(TORCH_TESTS)
 
 lint: setup
 	$(PY) -m ruff check

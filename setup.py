@@ -42,7 +42,7 @@ setup(
     package_dir={"hetpipe.partitioners": "partitioners", "hetpipe.models": "models"},
     package_data={"hetpipe": ["py.typed"], "hetpipe.models": ["README.md"]},
     install_requires=[
-        "torch>=2.13,<2.14",
+        "torch>=2.8",
         "numpy>=2",
         "scipy>=1.13",
         "highspy>=1.10",

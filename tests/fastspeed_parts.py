@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import hetpipe
+from bench.reference import ReferenceEngine
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.fastspeed import FastSpeed, Params, platform
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, Tensors
 from hetpipe.processes.world import World
-from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.spec.job import Job
-from hetpipe.training.session import open_session, planned_by_file
+from hetpipe.spec.plan import Plan
+from hetpipe.training.session import open_session
 
 TRAIN = {"epochs": 1, "batch_size": 100, "iter_log_interval": 50, "epoch_log_interval": 1, "gradient_accumulate_step": 1,
          "criterion": "CrossEntropy", "optimizer": "Adam", "learning_rate": 0.01}  # fmt: skip
@@ -150,8 +151,8 @@ def compare(layers: nn.Module, loss: float, true: nn.Module, true_loss: float, s
 def converted_epoch(job_file: str) -> list[Compared]:
     """Every step of an epoch of a converted job, in float64."""
     session = open_session(Job.read(job_file, ["train.dtype=float64"]))
-    plan = planned_by_file(session)
-    assert plan is not None
+    assert session.job.plan.file is not None
+    plan = Plan.load(session.job.plan.file)
     model, loss = session.model, session.model.loss
     true = ReferenceEngine(copy.deepcopy(model.layers), loss)
     engine = hetpipe.wrap(

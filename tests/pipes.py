@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import hetpipe
+from bench.reference import ReferenceEngine
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, mse, split_rows
 from hetpipe.processes.world import World
-from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.runtime.replicas import ReplicaMismatchError
 from hetpipe.spec.plan import Backend, Plan
 from tests.nets import WIDTH, Block, batch, build

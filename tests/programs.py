@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import hetpipe
 import hetpipe.processes.world
-import hetpipe.runtime.engine
 import hetpipe.runtime.replicas
+import hetpipe.runtime.stages.engine
 from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse, select
@@ -135,7 +135,7 @@ def save_late(world: World, folder: str) -> dict[str, Any]:
     def late(function: Any) -> Any:
         return lambda *given: (time.sleep(2.0 * last), function(*given))[1]
 
-    hetpipe.runtime.engine.materialise = late(hetpipe.runtime.engine.materialise)
+    hetpipe.runtime.stages.engine.materialise = late(hetpipe.runtime.stages.engine.materialise)
     plan, (inputs, targets) = make_plan([{"cuts": [6, 4], "sizes": [4, 4]}]), batch("blocks", 8, 0)
     engine = open_engine(world, plan, build("blocks"), inputs, targets, Loss(function=mse))
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)

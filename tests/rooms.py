@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import grimp
@@ -21,16 +20,16 @@ def floors() -> list[list[str]]:
     return [[room.strip() for room in layer.split("|")] for layer in layers]
 
 
-def arrows() -> Counter[tuple[str, str]]:
-    """How many imports go from one room into another, of those that run or are for the type checker."""
-    found: Counter[tuple[str, str]] = Counter()
+def arrows() -> set[tuple[str, str]]:
+    """Which room imports from which, at run time or for the type checker."""
+    found = set[tuple[str, str]]()
     rooms = {room for floor in floors() for room in floor}
     graph = grimp.build_graph("hetpipe", cache_dir=None)
     for importer in graph.modules:
         for imported in graph.find_modules_directly_imported_by(importer):
             above, below = (f"{name}.".split(".")[1] for name in (importer, imported))
             if above != below and {above, below} <= rooms:
-                found[above, below] += 1
+                found.add((above, below))
     return found
 
 
@@ -47,18 +46,15 @@ def purpose(room: str) -> str:
 
 
 def picture() -> str:
-    """A table: floor, room, what it is for, its size, and the rooms it imports from."""
+    """A table: floor, room, what it is for, and the rooms it imports from."""
     counted = arrows()
-    lines = ["| floor | room | what lives there | files | lines | imports from |", "|--:|---|---|--:|--:|---|"]
+    lines = ["| floor | room | what lives there | imports from |", "|--:|---|---|---|"]
     floor_list = floors()
     for number, floor in enumerate(floor_list):
         for room in floor:
-            files = sorted((ROOT / "hetpipe" / room).rglob("*.py"))
-            size = sum(len(f.read_text().splitlines()) for f in files)
             below = ", ".join(b for lower in floor_list for b in lower if (room, b) in counted)
-            lines.append(f"| {len(floor_list) - number} | `{room}/` | {purpose(room)} | {len(files)} | {size} | {below} |")
-    total = f"{sum(counted.values())} imports lead from one room into another ({len(counted)} arrows)"
-    lines.append(f"\n{total}; {len(up())} of them go up.")
+            lines.append(f"| {len(floor_list) - number} | `{room}/` | {purpose(room)} | {below} |")
+    lines.append(f"\n{len(counted)} arrows lead from a room to another; {len(up())} of them go up.")
     return "\n".join(lines) + "\n"
 
 

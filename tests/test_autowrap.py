@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.reference import ReferenceEngine
 from hetpipe.layers.model import Loss, mse, select
 from hetpipe.processes.launch import start_ranks
-from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
 from tests.nets import batch, build

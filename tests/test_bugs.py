@@ -87,8 +87,9 @@ def test_a_lighter_boundary_counts_where_nothing_fits() -> None:
     layers = [LAYER | {"output_bytes_per_sample": size} for size in (100, 1, 1)]
     layers[2] |= {"parameter_bytes": 0}
     problem = make_problem(
-        make_cluster([{"a": 2}], memory=1_040), make_profile({"a": [1.0] * 3}, layers=layers), 4
-    )
+        make_cluster([{"a": 2}], memory=1_040, overhead={"receive_buffers": "step"}),
+        make_profile({"a": [1.0] * 3}, layers=layers), 4,
+    )  # fmt: skip
     capacity = Capacity(problem, one_pipeline=True)
     last, before = (capacity.fits(0, place, 1, 4, capacity.limits) for place in (1, 2))
     assert (last[1, 3], before[0, 1]) == (True, False)

@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+from bench.reference import train_reference
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.resume import plain, resumed
 from hetpipe.checkpoints.training_state import TrainerState
@@ -26,7 +27,6 @@ from hetpipe.spec.job import Job
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.table import train_table
-from hetpipe.training.trainer import train_reference
 from tests.jobs import STATE, Folder, train
 
 ALONE = World(rank=0, size=1, device_id="n0/0", rank_of={"n0/0": 0}, ranks=(0,), control=None)

@@ -51,20 +51,27 @@ class TestSeconds:
 
 class TestMemory:
     def test_by_hand(self) -> None:
-        """Layers 1 and 2 of 4 samples, 2 in flight: 4 x 500 parameters; inputs 4 x 10; 2 x (50 + 40 + 5)."""
+        """Layers 1 and 2, 2 of 4 samples in flight: 4 x 500 parameters; 2 x (50 + 40 + 5) and the inputs, 2 x 10 and the next."""
         memory = costs().stage_memory("a", 1, 3, samples=4)
+        assert (memory.static, memory.boundary, memory.held_per_sample) == (2000, 0, 105)
+        assert memory.peak((1, 1, 1, 1), 2) == 2000 + 2 * 105 + 10
+
+    def test_receive_buffers_for_all_micro_batches_of_a_step(self) -> None:
+        """As torch.distributed.pipelining has them: 4 inputs of 10, or 4 gradients of 10."""
+        memory = costs(overhead={"receive_buffers": "step"}).stage_memory("a", 1, 3, samples=4)
         assert (memory.static, memory.boundary, memory.held_per_sample) == (2000, 40, 95)
         assert memory.peak((1, 1, 1, 1), 2) == 2000 + 40 + 190
+        assert costs(overhead={"receive_buffers": "step"}).stage_memory("a", 0, 1, samples=4).boundary == 40
 
-    def test_a_stage_that_is_not_the_last_keeps_gradients_of_outputs(self) -> None:
+    def test_a_stage_that_is_not_the_last_receives_a_gradient_while_another_is_in_use(self) -> None:
         memory = costs().stage_memory("a", 0, 1, samples=4)
-        assert (memory.static, memory.boundary) == (401, 40)
+        assert (memory.static, memory.boundary, memory.transient_per_sample) == (401, 0, 20)
 
     def test_recompute_keeps_inputs_and_one_layer(self) -> None:
-        """Between its layers 20 bytes, the output 5; in backward the largest layer, 50."""
+        """The input 10 bytes, between its layers 20, the output 5; in backward the largest layer, 50, and the next input."""
         memory = costs().stage_memory("a", 1, 3, samples=4, recompute=True)
-        assert (memory.held_per_sample, memory.transient_per_sample) == (25, 50)
-        assert memory.peak((2, 2), 1) == 2000 + 40 + 2 * 25 + 2 * 50
+        assert (memory.held_per_sample, memory.transient_per_sample) == (35, 60)
+        assert memory.peak((2, 2), 1) == 2000 + 2 * 35 + 2 * 60
 
     def test_tied_parameters_in_one_stage_count_once(self) -> None:
         tied = [

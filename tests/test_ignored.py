@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import hetpipe
+from bench.reference import ReferenceEngine
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.spec.plan import Backend
 from tests.nets import batch, build
 from tests.ranks import make_plan

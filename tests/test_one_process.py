@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hetpipe
+from bench.reference import ReferenceEngine, train_reference
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.layers.split import refuse_skips
@@ -22,12 +23,10 @@ from hetpipe.predict.cost import Costs, sync_segments
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.launch import start_ranks
 from hetpipe.runtime.backends import check_backend, processes
-from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import train_everywhere, train_rank
-from hetpipe.training.trainer import train_reference
 from tests.jobs import Folder, train
 from tests.nets import WIDTH, batch, build
 from tests.pipes import batch_norm_net, deferred, one_process, skipping_net, wrapped

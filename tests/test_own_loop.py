@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from bench.reference import ReferenceEngine
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, cross_entropy, mse
 from hetpipe.processes.launch import start_ranks
-from hetpipe.runtime.reference import ReferenceEngine
 from hetpipe.spec.plan import Plan
 from hetpipe.training.own_loop import _nodes_of
 from tests.nets import batch, build

@@ -26,7 +26,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
-from hetpipe.training.trainer import state_bytes
+from hetpipe.training.trainer import checkpoint_bytes
 from tests.commands import finish, start
 from tests.jobs import Folder, train
 from tests.test_checkpoint import ALONE, OPTIMIZERS, STATE, net, steps
@@ -270,7 +270,7 @@ def test_there_is_room_or_the_message_says_how_much(tmp_path: Path, monkeypatch:
 def test_the_bytes_of_a_checkpoint_are_known_before_the_first_step(tmp_path: Path) -> None:
     """AdamW keeps two numbers of each parameter; what is tied is saved under each of its names but counted once."""
     folder = Folder(tmp_path)
-    found = state_bytes(Profile.load(folder.profile(folder.job())))
+    found = checkpoint_bytes(Profile.load(folder.profile(folder.job())))
     parameters = sum(p.numel() * 8 for p in build_layers(Job.read(tmp_path / "job.yaml")).parameters())
     assert found == 3 * parameters
     run_everywhere(Job.read(folder.ready(checkpoint={"folder": str(tmp_path / "saved")}), ["train.steps=1"]), train_rank)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from rich.console import Console
 
+from bench.reference import Truth, train_reference
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.launch import RankFailure
 from hetpipe.processes.progress import Activity
@@ -22,8 +24,10 @@ from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import profile_everywhere, run_everywhere, train_rank
 from hetpipe.training.table import train_table
-from hetpipe.training.trainer import train_reference
+from hetpipe.training.trainer import Trainer
 from tests.jobs import POINTS, Folder, train
+
+ONE = [{"cuts": [6], "sizes": [6, 6]}]  # all of the model on one device
 
 
 def trained(file: Path, *settings: str) -> TrainResult:
@@ -34,11 +38,21 @@ def trained(file: Path, *settings: str) -> TrainResult:
     return result
 
 
-def reference(file: Path, *settings: str) -> TrainResult:
+def alone(file: Path, *settings: str) -> TrainResult:
+    """In this process, the only rank."""
+    try:
+        result = Trainer(Job.read(file, settings)).run()
+    finally:
+        dist.destroy_process_group()
+    assert result is not None
+    return result
+
+
+def reference(file: Path, *settings: str) -> Truth:
     return train_reference(Job.read(file, settings))
 
 
-def assert_same(found: TrainResult, truth: TrainResult) -> None:
+def assert_same(found: TrainResult, truth: TrainResult | Truth) -> None:
     assert len(found.losses) == len(truth.losses) > 0
     torch.testing.assert_close(torch.tensor(found.losses), torch.tensor(truth.losses), rtol=0, atol=1e-9)
     assert (found.evaluation is None) == (truth.evaluation is None)
@@ -151,22 +165,22 @@ def test_the_evaluation_shows_its_progress(
 ) -> None:
     said = list[str]()
     monkeypatch.setattr(Activity, "say", lambda self, text: said.append(f"{self.title} {self.done} of {self.total} {text}"))
-    reference(Folder(tmp_path).ready(), "train.steps=2", "train.evaluate_samples=13")
-    assert [re.sub(r"loss.*", "loss", line) for line in said if not line.startswith("starting")] == [
+    alone(Folder(tmp_path).ready((1,), ONE), "train.steps=2", "train.evaluate_samples=13")
+    assert [re.sub(r"loss.*", "loss", line) for line in said if line.startswith(("training", "evaluating"))] == [
         "training 1 of 2 loss", "training 2 of 2 loss", "evaluating 1 of 2 loss", "evaluating 2 of 2 loss",
     ]  # fmt: skip
 
 
 def test_as_many_samples_are_evaluated_as_a_few_steps_train_unless_all_are_asked_for(tmp_path: Path) -> None:
     data = {**POINTS, "args": {**POINTS["args"], "test_samples": 60}}
-    file = Folder(tmp_path).ready(data=data)
-    found = reference(file, "train.steps=1")
+    file = Folder(tmp_path).ready((1,), ONE, data=data)
+    found = alone(file, "train.steps=1")
     assert (found.evaluation and found.evaluation.weight, found.evaluated_samples, found.test_samples) == (48, 48, 60)
     said = io.StringIO()
     Console(file=said, width=100).print(train_table(found))
     assert "(48 of 60 samples;" in said.getvalue()
     assert "train.evaluate_samples=all takes all" in said.getvalue()
-    found = reference(file, "train.steps=1", "train.evaluate_samples=all")
+    found = alone(file, "train.steps=1", "train.evaluate_samples=all")
     assert found.evaluation is not None
     assert found.evaluation.weight == 60
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from bench.reference import ReferenceEngine
 from hetpipe.checkpoints import checkpoint
 from hetpipe.exchange.hf import export_weights
 from hetpipe.files.messages import InputError
@@ -23,7 +24,6 @@ from hetpipe.layers.model import Model
 from hetpipe.layers.weights import empty_names, materialise, state_of, tensors_of
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.models import gpt2, llama
-from hetpipe.runtime.reference import ReferenceEngine
 from tests.ranks import cluster_of, run_ranks
 from tests.test_checkpoint import ALONE
 from tests.zoo import (

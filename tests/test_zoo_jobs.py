@@ -13,11 +13,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from transformers import BertForSequenceClassification
 
+from bench.reference import train_reference
 from hetpipe.building.build import build_data
 from hetpipe.building.data import fetch
 from hetpipe.cli.weights import export_weights
 from hetpipe.spec.job import Job
-from hetpipe.training.trainer import train_reference
 from tests.commands import hetpipe
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bench.reference import ReferenceEngine
 from hetpipe.building.build import build_metric
 from hetpipe.layers.device import Emulation, one_thread
 from hetpipe.layers.model import Loss, Model, Tensors, class_weight, cross_entropy, mse, select, split_rows
@@ -19,9 +20,8 @@ from hetpipe.processes.world import World
 from hetpipe.runtime import backends
 from hetpipe.runtime.backends import check_backend, seat
 from hetpipe.runtime.base import Engine, Evaluation
-from hetpipe.runtime.engine import TorchEngine
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.runtime.reference import ReferenceEngine
+from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.job import BatchNorm
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Measurement
@@ -182,7 +182,7 @@ def open_engine(world: World, plan: Plan, layers: nn.Sequential, inputs: Tensors
 
 def _groups_of(engine: PlanEngine) -> Iterator[dist.ProcessGroup]:
     if isinstance(engine, TorchEngine):
-        yield engine._pipeline_group
+        yield engine._lanes.activations
     yield from (b.process_group for b in engine.sync._buckets if b.process_group is not None)
 
 

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.reference import Truth, train_reference
 from hetpipe.cli.commands import main
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds
@@ -32,7 +33,7 @@ from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import profile_everywhere, run_everywhere
-from hetpipe.training.trainer import Trainer, train_reference
+from hetpipe.training.trainer import Trainer
 
 console = Console()
 WAYS = {"even-data-parallel": "equal data parallel", "even": "even pipeline", "auto": "the plan"}
@@ -101,7 +102,7 @@ def _table(rows: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _compare_losses(plan: TrainResult, reference: TrainResult) -> dict[str, float]:
+def _compare_losses(plan: TrainResult, reference: Truth) -> dict[str, float]:
     differences = [
         abs(a - b) / max(abs(b), 1e-12) for a, b in zip(plan.losses, reference.losses, strict=True)
     ]

@@ -115,18 +115,9 @@ def check_training(job: Job) -> None:
     """There is such a partitioner, and optimizer and schedule take their arguments: known before anything is measured."""
     registry.check_partitioner(job.plan.partitioner)
     section, optimizer = job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])
-    check_length(build_scheduler(section, optimizer), job.train.steps)
+    build_scheduler(section, optimizer, job.train.steps)
     if section is not None:
         _try_schedule(section, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))]), job.train.steps)
-
-
-def check_length(scheduler: torch.optim.lr_scheduler.LRScheduler | None, steps: int | None) -> None:
-    """InputError if a schedule that ends (OneCycleLR) ends before the training of so many steps."""
-    for part in getattr(scheduler, "_schedulers", [scheduler]):
-        most, warmup = getattr(part, "total_steps", None), sum(getattr(scheduler, "_milestones", []))
-        if steps is not None and most is not None and steps - warmup > most:
-            raise InputError(f"scheduler {type(part).__name__!r} has total_steps: {most}, but the job trains {steps} steps"
-                             + (f", {warmup} of them its warm-up" if warmup else ""))  # fmt: skip
 
 
 def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, steps: int | None) -> None:
@@ -214,10 +205,10 @@ def _checked(found: type, section: TorchNamed) -> dict[str, Any]:
 
 
 def build_scheduler(
-    section: SchedulerSection | None, optimizer: torch.optim.Optimizer
+    section: SchedulerSection | None, optimizer: torch.optim.Optimizer, steps: int | None = None
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """The learning-rate schedule. LinearLR with `warmup_steps` w rises from 1/w of the rate over w steps; any other schedule
-    begins after such a warm-up."""
+    begins after such a warm-up. InputError if one that ends (OneCycleLR) ends before a training of so many `steps`."""
     if section is None:
         return None
     schedulers = torch.optim.lr_scheduler
@@ -233,7 +224,13 @@ def build_scheduler(
     main: torch.optim.lr_scheduler.LRScheduler = _call(
         lambda **kw: found(optimizer, **kw), arguments, f"scheduler {section.name!r}"
     )
-    if not warmup or section.name == "LinearLR":
+    if section.name == "LinearLR":
+        warmup = 0
+    most = getattr(main, "total_steps", None)
+    if steps is not None and most is not None and steps - warmup > most:
+        raise InputError(f"scheduler {section.name!r} has total_steps: {most}, but the job trains {steps} steps"
+                         + (f", {warmup} of them its warm-up" if warmup else ""))  # fmt: skip
+    if not warmup:
         return main
     rise = schedulers.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup)
     return schedulers.SequentialLR(optimizer, [rise, main], milestones=[warmup])

@@ -16,7 +16,7 @@ from hetpipe.building.data import EpochSampler, SamplerState
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.training_state import TrainerState
 from hetpipe.files.messages import InputError, listed, shown
-from hetpipe.processes.progress import say
+from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import CheckpointSection, Job
@@ -112,7 +112,7 @@ class Saved:
         if world.is_main:
             say(resumed(newest, state.step, total))
             if note is not None:
-                say(note, style="yellow")
+                warn(note)
         return state
 
     def _compared(self, newest: Path, state: TrainerState) -> str | None:
@@ -138,7 +138,7 @@ class Saved:
         """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are. Collective."""
         if not self.engine.parameters_are_finite():
             if self.engine.world.is_main:
-                say(f"note: step {step} is not saved: its parameters are not finite", style="yellow")
+                warn(f"note: step {step} is not saved: its parameters are not finite")
             return
         extra = {
             "loss": loss if math.isfinite(loss) else None,

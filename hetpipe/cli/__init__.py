@@ -1,1 +1,1 @@
-"""The command `hetpipe`: commands, one module for each group of others, exits (codes and last words)."""
+"""The command `hetpipe`: commands, a module for each group of others, exits (codes, last words), terminal (colours, bars)."""

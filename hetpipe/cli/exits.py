@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import shlex
 import signal
@@ -15,9 +16,10 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from hetpipe.cli.terminal import install
 from hetpipe.files.messages import clipped, exit_code
 from hetpipe.processes.launch import RankFailure, end_server, report_of
-from hetpipe.processes.progress import debugging, say
+from hetpipe.processes.progress import debugging, say, show_with
 from hetpipe.processes.pulse import LAUNCHED, PeerLostError, first_to_say, is_echo, stop_pulse, verdict
 from hetpipe.processes.stopping import RunStopped, forget_signals, heed_signals, stop_if_told
 from hetpipe.processes.whereabouts import resume
@@ -30,6 +32,7 @@ def main(run: Callable[[], object]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
+    show_with(install)
     own = None  # the error that ends this process, if it is its own
     try:
         heed_signals()
@@ -103,7 +106,7 @@ def _print(words: str, error: Exception | RunStopped) -> None:
             say(f"{report.line}  (HETPIPE_LOG=debug shows the whole traceback)")
     _tell_torchrun(words)
     if first_to_say(words):
-        say(f"error: {words}", style="bold red")
+        say(f"error: {words}", logging.ERROR)
 
 
 def _tell_torchrun(words: str) -> None:

@@ -32,14 +32,14 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.writing import make_folder
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value
 from hetpipe.layers.weights import state_of
-from hetpipe.measuring.cache import measured
 from hetpipe.planning.shares import proportional_shares
 from hetpipe.processes.world import World, connect
 from hetpipe.runtime.base import Engine
-from hetpipe.spec.job import PlanSection, ProfileSection, TorchNamed
+from hetpipe.spec.job import ProfileSection, TorchNamed
+from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan
 from hetpipe.training.own_loop import wrap
-from hetpipe.training.session import Setting, meet, planned
+from hetpipe.training.session import Request, Setting, meet, prepare
 
 LossTokens = Callable[[Any, Any], Tensor]
 
@@ -172,11 +172,11 @@ class FastSpeed:
         layers = as_one_layer(copy.deepcopy(model), self.names)
         whole = Model(name=MODEL, layers=layers, inputs=inputs, targets=targets, loss=loss)
         setting = Setting(world=world, cluster=self.cluster, model=whole, found=True)
-        options = ProfileSection(microbatch_sizes=measured_sizes(self.arguments))
-        profile = measured(whole, self.cluster, world, options, TorchNamed(name="Adam"))
-        plan = planned(
-            setting, profile, self.arguments.batch_size, PlanSection(partitioner="uneven-data-parallel")
-        )
+        profiler = ProfileSection(microbatch_sizes=measured_sizes(self.arguments))
+        plan, _ = prepare(setting, Request(
+            global_batch=self.arguments.batch_size, options=PlanOptions(partitioner="uneven-data-parallel"),
+            profiler=profiler, optimizer=TorchNamed(name="Adam"),
+        ))  # fmt: skip
         of = {replica.stages[0].device: replica for replica in plan.replicas}
         idle = [device for device in devices if device not in of]
         if idle:

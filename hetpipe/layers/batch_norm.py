@@ -6,17 +6,19 @@ from __future__ import annotations
 from typing import get_args
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.spec.job import BatchNorm
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+AnyBatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 def normalises_batches(module: nn.Module) -> bool:
     """Whether a module normalises by the samples that are in a batch together (BatchNorm of any kind that trains, or that keeps
     no running statistics), or gathers statistics of them (an InstanceNorm that tracks, and whatever else has buffers named
     `running_…`). In evaluation mode these are layers like any other."""
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BATCH_NORMS):
         return module.training or module.running_mean is None
     return module.training and _tracks(module)
 
@@ -27,7 +29,7 @@ def _tracks(module: nn.Module) -> bool:
 
 def may_normalise_batches(layers: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules, by name, that do so in one mode or the other."""
-    return [(name, m) for name, m in layers.named_modules() if isinstance(m, _BatchNorm) or _tracks(m)]
+    return [(name, m) for name, m in layers.named_modules() if isinstance(m, BATCH_NORMS) or _tracks(m)]
 
 
 def check_batch_norm(layers: nn.Sequential, choice: BatchNorm | None, *, whole_replicas: bool = False) -> None:
@@ -48,7 +50,7 @@ def check_batch_norm(layers: nn.Sequential, choice: BatchNorm | None, *, whole_r
                 "batch_norm: deferred needs the fairscale or torchgpipe back end; with torch choose per_microbatch"
             )
         for name, module in found:
-            if not isinstance(module, _BatchNorm):
+            if not isinstance(module, BATCH_NORMS):
                 raise InputError(
                     f"batch_norm: deferred gathers the statistics of BatchNorm, and {name!r} is a {type(module).__name__}: "
                     "choose per_microbatch"
@@ -60,7 +62,7 @@ def check_batch_norm(layers: nn.Sequential, choice: BatchNorm | None, *, whole_r
 
 def needs_a_choice(name: str, module: nn.Module) -> str:
     """What is said of the first such module."""
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BATCH_NORMS):
         what = f"the model has BatchNorm (first: {name!r}), which normalises every micro-batch by its own statistics, so "
         what += "gradients differ from those of one device with the whole batch"
     else:

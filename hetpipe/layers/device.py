@@ -22,9 +22,9 @@ def usable_bytes(gpu: torch.device) -> int:
     return int((1 - DEFAULT_RESERVE) * torch.cuda.get_device_properties(gpu).total_memory)
 
 
-def torch_device(device_type: DeviceType, local_rank: int) -> torch.device:
+def torch_device(device_type: DeviceType | None, local_rank: int) -> torch.device:
     """CUDA where there are GPUs and the type is not emulated, else the CPU. InputError if the local rank has no GPU."""
-    if device_type.emulate is not None or not torch.cuda.is_available():
+    if (device_type is not None and device_type.emulate is not None) or not torch.cuda.is_available():
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise InputError(

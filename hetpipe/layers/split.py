@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from hetpipe.files.messages import InputError, cut
+from hetpipe.layers.batch_norm import BATCH_NORMS
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
 from hetpipe.layers.weights import tensors_of
 
@@ -88,7 +90,7 @@ def _counted_once(layer: nn.Module) -> tuple[AbstractContextManager[None], Abstr
 
 @contextmanager
 def _unchanged_statistics(layer: nn.Module) -> Iterator[None]:
-    norms = [m for m in layer.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in layer.modules() if isinstance(m, BATCH_NORMS)]
     before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
     try:
         yield
@@ -130,9 +132,14 @@ class TensorSpec:
         return drawn.requires_grad_(self.requires_grad)
 
     @property
+    def numel(self) -> int:
+        """Numbers of the tensor."""
+        return prod(self.shape)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the tensor."""
-        return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
+        return self.numel * self.dtype.itemsize
 
 
 def type_name(dtype: torch.dtype) -> str:

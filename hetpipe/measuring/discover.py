@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hetpipe.files.messages import InputError, natural_key
 from hetpipe.layers.device import torch_device
 from hetpipe.measuring.profiler import default_type_name
-from hetpipe.processes.progress import say
+from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.backends import drives_a_replica
 from hetpipe.spec.cluster import Cluster
@@ -125,7 +125,7 @@ def note_missing_gpus(world: World, cluster: Cluster) -> None:
         return
     shared = [f"{count} on {host}" for host, count in Counter(world.hosts).items() if count > 1]
     sharing = f", which share the cores of their host ({', '.join(shared)})" if shared else ""
-    say(f"note: no GPU is found, so devices of type {', '.join(real)} are plain CPU processes{sharing}", style="yellow")
+    warn(f"note: no GPU is found, so devices of type {', '.join(real)} are plain CPU processes{sharing}")
 
 
 

@@ -39,7 +39,7 @@ from hetpipe.layers.split import (
     unchanged_buffers,
 )
 from hetpipe.layers.weights import placed
-from hetpipe.processes.progress import say
+from hetpipe.processes.progress import warn
 from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -229,7 +229,7 @@ def _when_busy(device_type: str, latest: _SizeRun, device: torch.device) -> floa
     """How many times as long the device takes when it works without a pause, as it does in training. By the latest layer."""
     factor = busy_factor(latest.run, latest.forward[-1] + latest.backward[-1], device)
     if factor > 1:
-        say(f"note: {device_type!r} takes {factor:.1f} times as long when it works without a pause (a CPU quota, heat or other "
+        warn(f"note: {device_type!r} takes {factor:.1f} times as long when it works without a pause (a CPU quota, heat or other "
             "work): it is planned so")  # fmt: skip
     return factor
 

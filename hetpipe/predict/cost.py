@@ -11,7 +11,7 @@ from math import comb, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.spec.cluster import Cluster, Link
+from hetpipe.spec.cluster import Cluster, Link, ReceiveBuffers
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.profile import Profile
 
@@ -121,8 +121,9 @@ class Costs:
     ) -> StageMemory:
         """Memory of a stage: parameters, gradients, optimizer state and buffers; for each sample in flight what autograd
         saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's saved bytes).
-        torch.distributed.pipelining keeps receive buffers for all `samples` of the step: inputs, and gradients of outputs.
-        On top, what the cluster file's `runtime_overhead` says of the framework."""
+        The first stage holds the inputs of all `samples` of the step; another has receive buffers for the inputs in flight and
+        one more, and for the gradient in use and the next (`runtime.stages.executor`). On top, what the cluster file's
+        `runtime_overhead` says of the framework."""
         _, saved, plain = self._layer_bytes(device_type, degree)
         runtime = self.cluster.runtime_overhead
         copies = 2 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
@@ -130,20 +131,17 @@ class Costs:
             self._buffers[hi] - self._buffers[lo]
         )
         output, largest = float(self.profile.output_bytes[hi - 1]), float(plain[lo:hi].max())
-        received = float(self.profile.input_bytes[lo]) + (output if hi < self.layer_count else 0.0)
-        boundary, transient = samples * received, runtime.backward_workspace * largest
-        if runtime.receive_buffers == "one":
-            boundary, transient = 0.0, transient + received
-        held = float(saved[hi] - saved[lo])
-        if recompute:  # the stage's own input is in its receive buffers, where these are kept for the step
-            first = lo + (runtime.receive_buffers == "step")
-            held, transient = float(self._inputs[hi] - self._inputs[first]), transient + largest
+        given, returned = float(self.profile.input_bytes[lo]), output if hi < self.layer_count else 0.0
+        transient, held = runtime.backward_workspace * largest, float(saved[hi] - saved[lo])
+        if recompute:
+            held, transient = float(self._inputs[hi] - self._inputs[lo + 1]), transient + largest
+        boundary, kept, passing = _receive_buffers(runtime.receive_buffers, given, returned, first=lo == 0, recompute=recompute)
         factor = runtime.allocator_factor
         return StageMemory(
             static=factor * static + runtime.device_bytes,
-            boundary=factor * boundary,
-            held_per_sample=factor * (held + output),
-            transient_per_sample=factor * transient,
+            boundary=factor * boundary * samples,
+            held_per_sample=factor * (held + kept + output),
+            transient_per_sample=factor * (transient + passing),
         )
 
     def _layer_bytes(self, device_type: str, degree: int) -> tuple[Array, Array, Array]:
@@ -196,6 +194,20 @@ class Costs:
         if len(own) < comb(len(nodes), 2):  # the others have the link of the cluster
             pairs.append(next(pair for pair in combinations(nodes, 2) if frozenset(pair) not in own))
         return {self.cluster.link_between(a, b) for a, b in pairs}
+
+
+def _receive_buffers(
+    kind: ReceiveBuffers, given: float, returned: float, *, first: bool, recompute: bool
+) -> tuple[float, float, float]:
+    """Bytes of what a stage receives (inputs `given`, gradients `returned` per sample): for each sample of the step, for each
+    in flight, and for each of one micro-batch."""
+    if kind == "step":
+        return given + returned, 0.0, 0.0
+    if kind == "one":  # under recompute each micro-batch in flight keeps its own input
+        return 0.0, given if recompute else 0.0, given + returned
+    if first:
+        return given, 0.0, 2 * returned
+    return 0.0, given, given + 2 * returned
 
 
 def occupied_seconds(link: Link, size_bytes: float) -> float:

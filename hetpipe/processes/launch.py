@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, NoReturn
 
 from hetpipe.files.messages import exit_code
+from hetpipe.processes import progress
 from hetpipe.processes.forkserver import Forkserver
 from hetpipe.processes.progress import say
 from hetpipe.processes.pulse import (
@@ -134,7 +135,9 @@ def _rank(program: bytes, like: _Parent, rank: int, pipe: Connection) -> NoRetur
     report, words = None, None
     try:
         _use_threads(int(os.environ["OMP_NUM_THREADS"]))
-        run, arguments = pickle.loads(program)
+        display, run, arguments = pickle.loads(program)
+        if display is not None:
+            progress.show_with(display)
         report = Report(rank=rank, time=time.time(), result=run(*arguments))
         content = pickle.dumps(report)
     except BaseException as error:
@@ -186,7 +189,7 @@ def start_server(model: str | None = None) -> None:
     if "RANK" in os.environ or (_server is not None and _server.is_alive):
         return
     end_server()  # what is left of one that was killed
-    preload = ["hetpipe.runtime.engine", "hetpipe.training.start", "hetpipe.training.trainer"]
+    preload = ["hetpipe.runtime.stages.engine", "hetpipe.training.start", "hetpipe.training.trainer"]
     atexit.unregister(end_server)
     atexit.register(end_server)
     _server = Forkserver(preload + ([f"hetpipe.models.{model}"] if model is not None else []))
@@ -211,7 +214,7 @@ def start_ranks(
     from hetpipe.processes.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
 
     store = _store()
-    content = pickle.dumps((_importable(program), list(arguments)))
+    content = pickle.dumps((progress.display, _importable(program), list(arguments)))
     watch = _Watch(_server, devices, part_for_beats(part_of_start(store, len(devices), 1)))
     try:
         for rank in range(len(devices)):

@@ -1,34 +1,73 @@
-"""What is going on, for people, on standard error: on a terminal a line that is kept up to date; elsewhere (a pipe, nohup, SLURM)
-a line every few seconds, so that a log can be followed."""
+"""What is going on, for people: records of the logger "hetpipe", which go to standard error unless a program has given it
+handlers of its own. What takes a while says so every few seconds, so that a log can be followed; on a terminal whoever runs the
+program may show a bar instead (`show_with`)."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
+from typing import Protocol
 
 FIRST_SECONDS = 1.0  # what is over sooner is not mentioned in a log
 OFTEN_SECONDS, SELDOM_SECONDS = 5.0, 60.0  # between the lines of a log: at first, and when hours have passed
+LOG = logging.getLogger("hetpipe")
 
 
-def say(message: str, style: str = "") -> None:
-    """One line on standard error."""
-    Console(stderr=True).print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+class _StandardError(logging.Handler):
+    """Standard error, whatever that is when something is said."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line."""
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+
+if not LOG.handlers:
+    LOG.addHandler(_StandardError())
+    LOG.propagate = False
+if LOG.level == logging.NOTSET:
+    LOG.setLevel(logging.INFO)
+
+
+def say(message: str, level: int = logging.INFO) -> None:
+    """One message for people."""
+    LOG.log(level, "%s", message)
+
+
+def warn(message: str) -> None:
+    """One message on what a user might not expect."""
+    say(message, logging.WARNING)
+
+
+class Bar(Protocol):
+    """What shows an activity on a terminal."""
+
+    def start(self) -> None:
+        """It begins."""
+        ...
+
+    def update(self) -> None:
+        """It has another text, or is further."""
+        ...
+
+    def stop(self) -> None:
+        """It is over."""
+        ...
+
+
+bars: Callable[[Activity], Bar] | None = None
+display: Callable[[], None] | None = None  # what `show_with` was given, which ranks that are started call, too
+
+
+def show_with(install: Callable[[], None]) -> None:
+    """Let `install`, a function of a module, say how this process and the ranks that it starts show things."""
+    global display
+    display = install
+    install()
 
 
 def debugging() -> bool:
@@ -59,13 +98,9 @@ class Activity:
     ) -> None:
         self.title, self.total, self.start, self.done = title, total, done, done
         self.text = ""
-        self._lasting, self._began = lasting, time.monotonic()
-        self._bar = self._log = None
-        if shown and sys.stderr.isatty():
-            self._bar = _bar(total is not None, lasting)
-            self._task = self._bar.add_task(title, total=total, completed=done, text="")
-        elif shown:
-            self._log = _Log(self)
+        self.lasting, self._began = lasting, time.monotonic()
+        self._bar = bars(self) if shown and bars is not None and sys.stderr.isatty() else None
+        self._log = _Log(self) if shown and self._bar is None else None
 
     def __enter__(self) -> Activity:
         self._began = time.monotonic()
@@ -78,13 +113,13 @@ class Activity:
         if self._bar is not None:
             self._bar.stop()
         if self._log is not None:
-            self._log.stop(last_line=kind is None and self._lasting)
+            self._log.stop(last_line=kind is None and self.lasting)
 
     def say(self, text: str) -> None:
         """What is being done now, or what is known so far."""
         self.text = text
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, text=text)
+            self._bar.update()
 
     def advance(self, text: str = "") -> None:
         """One part more is done."""
@@ -100,20 +135,6 @@ class Activity:
         if self.total is not None and parts and self.done < self.total:
             times += f", about {duration(passed / parts * (self.total - self.done))} left"
         return f"{self.title}{f': {what}' if what else ''}; {times}"
-
-
-def _bar(counted: bool, lasting: bool) -> Progress:
-    columns: list[ProgressColumn] = [TextColumn("{task.description}", table_column=Column(no_wrap=True))]
-    if counted:
-        columns += [BarColumn(bar_width=20), MofNCompleteColumn(table_column=Column(no_wrap=True))]
-    else:
-        columns.append(SpinnerColumn())
-    columns.append(TimeElapsedColumn(table_column=Column(no_wrap=True)))
-    if counted:
-        columns.append(TimeRemainingColumn(table_column=Column(no_wrap=True)))
-    text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
-    columns.append(TextColumn("{task.fields[text]}", table_column=text, markup=False))
-    return Progress(*columns, console=Console(stderr=True), transient=not lasting, expand=True)
 
 
 class _Log:

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hetpipe.files.messages import InputError
+from hetpipe.processes.cards import check_card
 from hetpipe.processes.pulse import start_pulse
 from hetpipe.processes.rendezvous import leave, meet_ranks
 from hetpipe.spec.cluster import Cluster, Node
@@ -121,11 +123,13 @@ def connect(*, use_cuda: bool, watched: bool = True) -> None:
     are GPUs. A group that is there already must have what the devices need. `watched`: ranks give signs of life."""
     if use_cuda and "RANK" in os.environ:
         _take_gpu()
+    if use_cuda and torch.cuda.is_available():
+        check_card(torch.cuda.current_device())
     if dist.is_initialized():
         _check_group(use_cuda=use_cuda)
         return
     # Its functions keep, as their default, the group that there is when they are imported, which then never ends.
-    import torch.distributed.nn.functional  # noqa: F401
+    import_module("torch.distributed.nn.functional")
 
     backends = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
     if "RANK" in os.environ:

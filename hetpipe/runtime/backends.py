@@ -160,7 +160,7 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
         engine = OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
     else:
         # imported here: it takes seconds, which a process that only starts ranks is spared
-        from hetpipe.runtime.engine import TorchEngine
+        from hetpipe.runtime.stages.engine import TorchEngine
 
         engine = TorchEngine(model, plan, used, groups, devices[0], emulation=emulation(own[0]))
     used.patiently().barrier()  # steps wait for no rank that is still loading its layers

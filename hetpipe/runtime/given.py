@@ -13,7 +13,7 @@ from hetpipe.layers.loss_check import check_labels, check_loss
 from hetpipe.layers.loss_trial import Trial, layer_name
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, batch_size
 from hetpipe.layers.split import TensorSpec
-from hetpipe.processes.progress import say
+from hetpipe.processes.progress import warn
 
 
 class Given:
@@ -70,7 +70,7 @@ class Given:
         self._tried = True
         note = check_loss(trial, list(dict.fromkeys([torch.device("cpu"), device])))
         if note is not None and not self._quiet:
-            say(f"note: whether the loss is a mean over its batch could not be tried: {note}")
+            warn(f"note: whether the loss is a mean over its batch could not be tried: {note}")
 
 
 def _shapes(batch: Tensors | None) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -98,11 +98,29 @@ def plan_groups(
     return groups
 
 
+class Lanes(NamedTuple):
+    """The groups in which the stages of a pipeline send: activations down, gradients up. With gloo they are one."""
+
+    activations: dist.ProcessGroup
+    gradients: dist.ProcessGroup
+
+    def warm_up(self, ranks: Sequence[int], device: torch.device) -> None:
+        """Send a number over each boundary, each way: NCCL connects two ranks in their first message, for which both stand still.
+        `ranks`: of the stages in order, this rank one of them."""
+        number = torch.zeros(1, device=device)
+        for group, order in ((self.activations, list(ranks)), (self.gradients, list(ranks)[::-1])):
+            at = order.index(dist.get_rank())
+            if at > 0:
+                dist.recv(number, order[at - 1], group=group)
+            if at < len(order) - 1:
+                dist.send(number, order[at + 1], group=group)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanGroups:
-    """The process groups of a plan: one per pipeline, one per distinct set of owners."""
+    """The process groups of a plan: the lanes of each pipeline, and one group per distinct set of owners."""
 
-    pipelines: tuple[dist.ProcessGroup, ...]
+    pipelines: tuple[Lanes, ...]
     owners: Mapping[tuple[int, ...], dist.ProcessGroup]
 
     @classmethod
@@ -111,21 +129,23 @@ class PlanGroups:
         raise an InputError if they hold different plans, or one that uses a device which no process drives."""
         _check_same_plan(plan)
         check_devices(plan.device_ids, rank_of)
-        pipelines = tuple(
-            dist.new_group(sorted({rank_of[s.device] for s in r.stages}), timeout=TIMEOUT)
-            for r in plan.replicas
-        )
+        apart = dist.get_backend() == "nccl"
+        pipelines = []
+        for replica in plan.replicas:
+            members = sorted({rank_of[s.device] for s in replica.stages})
+            down = dist.new_group(members, timeout=TIMEOUT)
+            pipelines.append(Lanes(down, dist.new_group(members, timeout=TIMEOUT) if apart else down))
         owners: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for _, ranks in plan_groups(plan, rank_of, tied):
             key = tuple(sorted(set(ranks)))
             if len(key) > 1 and key not in owners:
                 owners[key] = dist.new_group(list(key), timeout=TIMEOUT)
-        return cls(pipelines=pipelines, owners=owners)
+        return cls(pipelines=tuple(pipelines), owners=owners)
 
     def warm_up(self, device: torch.device) -> None:
         """Sum a number over each set of owners that this rank is one of, in the order in which all ranks know them: NCCL connects
         a group in its first sum, for which every rank stands still until the last has come; in the midst of a backward the
-        stages before would wait, too. (Neighbouring stages are connected by torch, before their first step.)"""
+        stages before would wait, too."""
         rank = dist.get_rank()
         for ranks, group in self.owners.items():
             if rank in ranks:

@@ -88,6 +88,9 @@ class Node(Strict):
     host: Name | None = None
 
 
+ReceiveBuffers = Literal["flight", "step", "one"]
+
+
 class RuntimeOverhead(Strict):
     """What the framework itself takes. The defaults are those of this project's engine with nothing measured; how each
     can be measured, and values for DeepSpeed on GH200, stand in bench/prediction/README.md.
@@ -96,9 +99,9 @@ class RuntimeOverhead(Strict):
     communicators). `action_seconds` per forward and per backward. `parameter_copies`: copies of the parameters beside
     parameters, gradients and optimizer state (1 where gradients are summed in one flat buffer). `backward_workspace`:
     what a backward needs while it runs, in units of what its largest layer saved. `allocator_factor`: bytes that the
-    allocator holds over bytes in use. `receive_buffers`: for all micro-batches of a step (torch.distributed.pipelining)
-    or one each way (DeepSpeed). `overlap_transfers`: false where sends and receives block the compute stream at both
-    ends (DeepSpeed).
+    allocator holds over bytes in use. `receive_buffers`: for the micro-batches in flight (this engine), for all of a step
+    (torch.distributed.pipelining) or one each way (DeepSpeed). `overlap_transfers`: false where sends and receives block
+    the compute stream at both ends (DeepSpeed).
     """
 
     device_bytes: Bytes = 0
@@ -106,7 +109,7 @@ class RuntimeOverhead(Strict):
     parameter_copies: Factor = 0.0
     backward_workspace: Factor = 0.0
     allocator_factor: Annotated[Factor, Field(ge=1)] = 1.0
-    receive_buffers: Literal["step", "one"] = "step"
+    receive_buffers: ReceiveBuffers = "flight"
     overlap_transfers: Flag = True
 
 

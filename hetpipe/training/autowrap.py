@@ -8,12 +8,12 @@ from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.loss_check import check_sample
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.layers.split import trace_boundaries
-from hetpipe.measuring.cache import measured
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import BatchNorm, PlanSection, ProfileSection, TorchNamed
+from hetpipe.spec.job import BatchNorm, ProfileSection, TorchNamed
+from hetpipe.spec.options import PlanOptions
 from hetpipe.training.own_loop import check_same_model
-from hetpipe.training.session import Setting, join, meet, planned
+from hetpipe.training.session import Request, Setting, join, meet, prepare
 
 
 class UnusedRank(Exception):
@@ -44,9 +44,9 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
     check_sample(whole, trace_boundaries(model, inputs, backward=True)[-1], "the sample")
     setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None)
-    profile = measured(whole, machines, world, ProfileSection(), TorchNamed(name=optimizer))
-    plan = planned(setting, profile, global_batch, PlanSection(partitioner=partitioner))
-    engine = join(setting, profile, plan)
+    options = PlanOptions().changed({"partitioner": partitioner})
+    request = Request(global_batch=global_batch, options=options, profiler=ProfileSection(), optimizer=TorchNamed(name=optimizer))
+    engine = join(setting, *prepare(setting, request))
     if engine is None:
         raise UnusedRank(f"rank {world.rank} is not used: the plan is faster without device {world.device_id}")
     check_same_model(engine)

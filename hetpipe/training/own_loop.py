@@ -9,18 +9,13 @@ from hetpipe.files.messages import InputError, natural_key
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.processes.world import connect, create_world
-from hetpipe.runtime.backends import (
-    check_backend,
-    check_cluster,
-    drives_a_replica,
-    open_engine,
-    seat,
-)
+from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.replicas import ReplicaMismatchError
 from hetpipe.spec.cluster import Cluster, Node
 from hetpipe.spec.job import BatchNorm
 from hetpipe.spec.plan import Backend, Plan
+from hetpipe.training.session import Setting, join
 
 
 def _nodes_of(plan: Plan) -> tuple[Node, ...]:
@@ -54,12 +49,13 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     connect(use_cuda=torch.cuda.is_available())
     nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
     shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
-    world = seat(create_world(shown), backend, plan)
+    world = create_world(shown)
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
     whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
                   batch_norm=batch_norm)  # fmt: skip
     check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
-    engine = open_engine(backend, whole, plan, world, _device, lambda _: None)
+    plan = plan.model_copy(update={"backend": backend})
+    engine = join(Setting(world=world, cluster=shown, model=whole), plan, None)
     if engine is None:
         wanted = "replica" if drives_a_replica(backend) else "device"
         raise InputError(
@@ -67,14 +63,6 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
         )
     check_same_model(engine)
     return engine
-
-
-def _device(device_id: str) -> torch.device:
-    return (
-        torch.device("cuda", int(device_id.rsplit("/", 1)[1]))
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
 
 
 def check_same_model(engine: PlanEngine) -> None:

@@ -1,4 +1,5 @@
-"""From a job file to ranks that know their part: world, model, profile, plan. The same on one machine and under torchrun."""
+"""The one way from a model, of a job or of one's own, to an engine that has joined the others: meet, prepare (measure, plan),
+join. The same on one machine and under torchrun."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hetpipe.measuring.cache import measured
 from hetpipe.measuring.discover import alike, as_it_is, cards, discover_cluster, note_missing_gpus
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.cost import Costs
-from hetpipe.processes.progress import Activity, say
+from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World, connect, create_world
 from hetpipe.runtime.backends import (
@@ -29,7 +30,7 @@ from hetpipe.runtime.backends import (
 )
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
+from hetpipe.spec.job import Job, ProfileSection, TorchNamed
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Profile
@@ -53,6 +54,24 @@ class Session(Setting):
     data: DataSplits
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to plan for, and how to measure. `profile` and `plan` are files that are used instead."""
+
+    global_batch: int
+    options: PlanOptions
+    profiler: ProfileSection
+    optimizer: TorchNamed
+    profile: str | None = None
+    plan: str | None = None
+
+    @classmethod
+    def by(cls, job: Job) -> Request:
+        """What a job wants."""
+        return cls(global_batch=job.train.global_batch, options=job.plan, profiler=job.profiler,
+                   optimizer=job.train.optimizer, profile=job.profile, plan=job.plan.file)  # fmt: skip
+
+
 def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cluster]:
     """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. Collective."""
     check_cluster(backend, cluster)
@@ -66,7 +85,7 @@ def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cl
     if declared is not None and torch.cuda.is_available() and not emulated:
         cluster, notes = as_it_is(cluster, cards(world, backend, cluster))
         for note in notes if world.is_main else ():
-            say(note, style="yellow")
+            warn(note)
     if world.is_main:
         note_missing_gpus(world, cluster)
     return world, cluster
@@ -85,16 +104,26 @@ def open_session(job: Job) -> Session:
     return Session(job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None)
 
 
-def obtain_profile(session: Session, *, fresh: bool = False) -> Profile:
-    """The job's profile file, if it names one; else as `measured`. Collective."""
-    job = session.job
-    if job.profile is not None and not fresh:
-        profile = Profile.load(job.profile)
-        _check_profile(profile, session.model, job.profile)
+def prepare(
+    setting: Setting, request: Request, plan: Plan | None = None, profile: Profile | None = None
+) -> tuple[Plan, Profile]:
+    """The plan and the profile that it is for: those given, those of the files, or measured and planned anew. A fault in a plan
+    file is known before anything is measured. Collective."""
+    plan = plan or _plan_of_file(setting, request)
+    profile = profile or obtain_profile(setting, request)
+    plan = plan or _new_plan(setting, profile, request)
+    return plan.model_copy(update={"backend": request.options.backend}), profile  # whatever it was made for
+
+
+def obtain_profile(setting: Setting, request: Request, *, fresh: bool = False) -> Profile:
+    """The profile file, if there is one (and it is not to be `fresh`); else as `measured`. Collective."""
+    if request.profile is not None and not fresh:
+        profile = Profile.load(request.profile)
+        _check_profile(profile, setting.model, request.profile)
         return profile
-    whole_nodes = drives_a_replica(job.plan.backend)
+    whole_nodes = drives_a_replica(request.options.backend)
     return measured(
-        session.model, session.cluster, session.world, job.profiler, job.train.optimizer, fresh=fresh, whole_nodes=whole_nodes
+        setting.model, setting.cluster, setting.world, request.profiler, request.optimizer, fresh=fresh, whole_nodes=whole_nodes
     )
 
 
@@ -119,53 +148,45 @@ def _check_profile(profile: Profile, model: Model, source: str) -> None:
         )
 
 
-def planned_by_file(session: Session) -> Plan | None:
-    """The job's plan file, if it names one, checked against everything but the profile."""
-    job = session.job
-    if job.plan.file is None:
+def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
+    """Checked against everything but the profile."""
+    if request.plan is None:
         return None
-    plan = Plan.load(job.plan.file)
+    plan = Plan.load(request.plan)
     plan.check(
-        cluster=session.cluster,
-        layers=len(session.model.layers),
-        global_batch=job.train.global_batch,
-        source=job.plan.file,
+        cluster=setting.cluster, layers=len(setting.model.layers), global_batch=request.global_batch, source=request.plan
     )
-    check_backend(job.plan.backend, plan)
+    check_backend(request.options.backend, plan)
     return plan
 
 
-def obtain_plan(session: Session, profile: Profile) -> Plan:
-    """A new plan by the job's partitioner. Collective."""
-    return planned(session, profile, session.job.train.global_batch, session.job.plan)
-
-
-def planned(setting: Setting, profile: Profile, global_batch: int, options: PlanOptions) -> Plan:
-    """A new plan, made by the main rank. Collective."""
-    world = setting.world
+def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
+    """Made by the main rank. Collective."""
     outcome: Any = None
-    if world.is_main:
+    if setting.world.is_main:
         cluster, profile = alike(setting.cluster, profile) if setting.found else (setting.cluster, profile)
-        outcome = _try_plan(profile, cluster, global_batch, options)
-    outcome = world.first(outcome)
+        outcome = _try_plan(profile, cluster, request)
+    outcome = setting.world.first(outcome)
     if isinstance(outcome, BaseException):
         raise outcome
     return Plan.parse(outcome, "the new plan")
 
 
-def _try_plan(profile: Profile, cluster: Cluster, global_batch: int, options: PlanOptions) -> Any:
+def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Any:
     try:
         with Activity("planning") as activity:
-            plan = make_plan(profile, cluster, global_batch, options, progress=activity.say)
+            plan = make_plan(profile, cluster, request.global_batch, request.options, progress=activity.say)
         return plan.model_dump(mode="json")
     except Exception as error:  # goes to every rank, which raises it
         return error
 
 
-def join(setting: Setting, profile: Profile, plan: Plan, backend: Backend = "torch") -> PlanEngine | None:
-    """This process's engine; None where the plan leaves it unused (it may end). Collective."""
-    cluster, model = setting.cluster, setting.model
-    plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
+def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | None:
+    """This process's engine; None where the plan leaves it unused (it may end). `profile` paces emulated devices; without one,
+    or types of devices in the cluster, none is emulated. Collective."""
+    cluster, model, backend = setting.cluster, setting.model, plan.backend
+    if profile is not None:
+        plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
     check_backend(backend, plan)
     world = seat(setting.world, backend, plan)
     if world.device_id in plan.device_ids:
@@ -173,10 +194,13 @@ def join(setting: Setting, profile: Profile, plan: Plan, backend: Backend = "tor
 
     def device(device_id: str) -> torch.device:
         found = cluster.device(device_id)
-        return torch_device(cluster.device_types[found.type], found.index)
+        return torch_device(cluster.device_types.get(found.type), found.index)
+
+    def emulation(device_id: str) -> Emulation | None:
+        return _emulation(cluster, profile, plan, device_id) if profile is not None else None
 
     with Activity("starting: loading the layers", shown=setting.world.is_main):
-        engine = open_engine(backend, model, plan, world, device, lambda d: _emulation(cluster, profile, plan, d))
+        engine = open_engine(backend, model, plan, world, device, emulation)
     if engine is not None:
         describe_with(engine.place, lambda: engine.doing)
     return engine

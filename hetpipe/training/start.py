@@ -16,7 +16,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
-from hetpipe.training.session import obtain_plan, obtain_profile, open_session, planned_by_file
+from hetpipe.training.session import Request, obtain_profile, open_session, prepare
 
 
 def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> Any:
@@ -77,10 +77,8 @@ def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:
 
 def _plan_rank(job: Job) -> tuple[Plan, Profile] | None:
     session = open_session(job)
-    plan = planned_by_file(session)
-    profile = obtain_profile(session)
-    plan = plan or obtain_plan(session, profile)
-    return (plan, profile) if session.world.is_main else None
+    found = prepare(session, Request.by(job))
+    return found if session.world.is_main else None
 
 
 def _refuse_shared_gpus(cluster: Cluster) -> None:
@@ -99,7 +97,7 @@ def _refuse_shared_gpus(cluster: Cluster) -> None:
 
 def _profile_rank(job: Job) -> Profile | None:
     session = open_session(job)
-    profile = obtain_profile(session, fresh=True)
+    profile = obtain_profile(session, Request.by(job), fresh=True)
     return profile if session.world.is_main else None
 
 

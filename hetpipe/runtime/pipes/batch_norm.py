@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from hetpipe.layers.batch_norm import BATCH_NORMS, AnyBatchNorm
 from hetpipe.processes.world import World
 
 
@@ -19,7 +19,7 @@ class DeferredStatistics:
 
     def __init__(self, layers: nn.Module) -> None:
         self._norms = [
-            m for m in layers.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None
+            m for m in layers.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None
         ]
         self._sums: list[Tensor] = []
         self._counting = False
@@ -68,12 +68,12 @@ class DeferredStatistics:
             handle.remove()
 
 
-def _mean(norm: _BatchNorm) -> Tensor:
+def _mean(norm: AnyBatchNorm) -> Tensor:
     assert norm.running_mean is not None
     return norm.running_mean
 
 
-def _update(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+def _update(norm: AnyBatchNorm, mean: Tensor, variance: Tensor) -> None:
     assert norm.running_mean is not None and norm.running_var is not None
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)

@@ -168,7 +168,7 @@ class OneProcessEngine(PlanEngine):
         super().close()
         if self._statistics is not None:
             self._statistics.close()
-        del self._pipe
+        self.__dict__.pop("_pipe", None)  # where it was made
 
 
 def _check_skips(layers: nn.Sequential, plan: Plan, library: Library) -> None:

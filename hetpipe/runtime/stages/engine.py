@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
-from hetpipe.layers.model import Model, Tensors, evaluating, move, split_rows
+from hetpipe.layers.model import Model, Tensors, Wanted, evaluating, move, split_rows
 from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine, Score
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import GradientSync, PlanGroups, local_groups, plan_groups
-from hetpipe.runtime.torch_pipelining import Ends, StageRun
+from hetpipe.runtime.stages.executor import Ends, StageRun
 from hetpipe.spec.plan import Plan
 
 
@@ -33,7 +33,10 @@ class TorchEngine(PlanEngine):
         lo, hi = self._stage_plan.layers
         materialise(model.layers, lo, hi, device)
         self.stage = make_stage(model.layers, lo, hi, recompute=self._stage_plan.recompute).to(device)
-        self._pipeline_group = groups.pipelines[self.replica]
+        self._lanes = groups.pipelines[self.replica]
+        self._ranks = [world.rank_of[s.device] for s in self._replica_plan.stages]
+        if device.type == "cuda":
+            self._lanes.warm_up(self._ranks, device)
         self.sync = self._gradient_sync(groups)
         self.recorder = Recorder(device, meter=self._meter(emulation))
         self.recorders = [self.recorder]
@@ -97,8 +100,8 @@ class TorchEngine(PlanEngine):
             self._runs[key] = StageRun(
                 self.stage,
                 index=self.index,
-                ranks=[self.world.rank_of[s.device] for s in self._replica_plan.stages],
-                group=self._pipeline_group,
+                ranks=self._ranks,
+                lanes=self._lanes,
                 sizes=sizes,
                 depths=depths,
                 ends=self._ends(sizes, training=training),
@@ -118,28 +121,26 @@ class TorchEngine(PlanEngine):
             self._autocast = autocast
 
     def _release(self, key: tuple[tuple[int, ...], bool]) -> None:
-        self._runs.pop(key).release()
+        self._runs.pop(key).close()
 
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
-        return self._pipeline(self._run(sizes, training=True), sizes, inputs, targets)
+        wanted = self._wanted(sizes, targets)
+        return self._run(sizes, training=True).run(self._microbatches(sizes, inputs), wanted)
 
-    def _pipeline(
-        self, run: StageRun, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None
-    ) -> list[Tensor]:
-        return run.run(
-            split_rows(move(inputs, self.device), sizes) if inputs is not None and self.is_first else None,
-            self.loss.wanted(targets, sizes, self.device) if targets is not None and self.is_last else None,
-        )
+    def _microbatches(self, sizes: tuple[int, ...], inputs: Tensors | None) -> list[Tensors] | None:
+        return split_rows(move(inputs, self.device), sizes) if inputs is not None and self.is_first else None
+
+    def _wanted(self, sizes: tuple[int, ...], targets: Tensors | None) -> list[Wanted] | None:
+        return self.loss.wanted(targets, sizes, self.device) if targets is not None and self.is_last else None
 
     def _score(
         self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
     ) -> None:
-        run = self._run(sizes, training=False)
-        wanted = self.loss.wanted(targets, sizes, self.device) if self.is_last and targets is not None else []
-        run.runtime.on_output = lambda output, i: score(output, wanted[i])
+        wanted = self._wanted(sizes, targets) or []
         with torch.no_grad():
-            self._pipeline(run, sizes, inputs, None)
-        run.runtime.on_output = None
+            self._run(sizes, training=False).run(
+                self._microbatches(sizes, inputs), None, lambda output, i: score(output, wanted[i])
+            )
 
     def close(self) -> None:
         """Give hooks and buffers back."""

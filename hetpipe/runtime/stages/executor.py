@@ -1,0 +1,197 @@
+"""Runs one stage of a pipeline: its list of actions (`spec.schedule`), forward and backward by autograd, and what crosses its two
+boundaries (`transfers`).
+
+Before each action the stage posts what it may: inputs for as many micro-batches as are in flight, and one; gradients for the
+backward to come, and one (at the end of the step, when fewer are in flight, the room of the others as well). So it has as many
+receive buffers as micro-batches are in flight, not as the step has, and the next message moves while this one is computed. No
+send is waited for before it must have arrived: that of an activation when its gradient has come; that of gradient j when the
+input j + w of the stage before has come, whose warm-up depth is w, since that stage has run the backward of j before it.
+
+Why no stage waits for ever. A stage waits only in `take`, for the message that its next action needs, and it has posted it:
+the window of inputs is one larger than what the list of actions has in flight, that of gradients has the next one. (What it
+waits for in `settle` has arrived, or, where no gradient comes back, was posted by a neighbour that is at most a warm-up behind.)
+So of all messages that are waited for take the one whose sender's action comes first in the order of the whole schedule, in
+which each action comes after those that it needs: such an order exists since depths never rise along the pipeline
+(`schedule.check_depths`). That sender does not wait for another, or its message would come before; it computes, sends without
+waiting, and the message arrives. Each lane carries its messages in one order at both ends, so none stands in another's way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Tensors, Wanted, as_tuple
+from hetpipe.layers.split import Stage, TensorSpec
+from hetpipe.runtime.recorder import Recorder
+from hetpipe.runtime.replicas import Lanes
+from hetpipe.runtime.stages.transfers import Incoming, Outgoing
+from hetpipe.spec.schedule import Action, check_depths, stage_actions
+
+FORWARD_ONLY = 2  # micro-batches in flight on a stage that keeps nothing for a backward
+Ends = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]  # what enters and what leaves a stage with one micro-batch
+Output = Callable[[Tensors, int], None]
+
+
+class _Flight(NamedTuple):
+    """What a micro-batch keeps between its forward and its backward."""
+
+    inputs: tuple[Tensor, ...]
+    ends: tuple[Tensor, ...]  # the outputs, or the loss
+    held: list[object]
+
+
+class StageRun:
+    """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given), or only forward.
+    `ranks` are the global ranks of all stages in order; `ends` has what enters and leaves with each micro-batch."""
+
+    def __init__(self, module: Stage, *, index: int, ranks: Sequence[int], lanes: Lanes, sizes: Sequence[int],
+                 depths: Sequence[int] | None, ends: Sequence[Ends], recorder: Recorder,
+                 loss: Callable[[Tensors, Wanted], Tensor] | None) -> None:  # fmt: skip
+        self.module, self.index, self.sizes, self.ends = module, index, sizes, ends
+        self.recorder, self.loss = recorder, loss
+        self.is_first, self.is_last = index == 0, index == len(ranks) - 1
+        self.trains, m = depths is not None, len(sizes)
+        if depths is not None:
+            check_depths(depths)
+            self.depth, self._depth_before = min(depths[index], m), depths[index - 1] if index else m
+            self.actions = stage_actions(index, self.depth, m)
+        else:
+            self.depth, self._depth_before = FORWARD_ONLY, FORWARD_ONLY
+            self.actions = [Action(index, "F", i) for i in range(m)]
+        device, meter = recorder.device, recorder.meter
+        back = [[[s for s in specs if s.requires_grad] for specs in pair] for pair in ends]
+        self._inputs = self._gradients = self._outputs = self._returned = None
+        if not self.is_first:
+            self._inputs = Incoming([e[0] for e in ends], ranks[index - 1], lanes.activations, device, meter)
+            self._returned = Outgoing(ranks[index - 1], lanes.gradients)
+        if not self.is_last:
+            self._gradients = Incoming([b[1] for b in back], ranks[index + 1], lanes.gradients, device, meter)
+            self._outputs = Outgoing(ranks[index + 1], lanes.activations)
+
+    def run(
+        self, inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None, on_output: Output | None = None
+    ) -> list[Tensor]:
+        """Run all micro-batches. The first stage takes `inputs`; the last one, where it trains, `targets`, and returns their
+        losses, and else calls `on_output` with each output."""
+        for lane in (self._inputs, self._gradients, self._outputs, self._returned):
+            if lane is not None:
+                lane.begin()
+        self._flying: deque[_Flight] = deque()
+        self._losses: list[Tensor] = []
+        self._forwards = self._backwards = 0
+        for action in self.actions:
+            self._post()
+            if action.kind == "F":
+                self._forward(action, inputs, targets, on_output)
+            else:
+                self._backward(action)
+        for lane in (self._outputs, self._returned):
+            if lane is not None:
+                lane.settle(len(self.sizes))
+        return self._losses
+
+    def _post(self) -> None:
+        """Let come what there is room for."""
+        m, over = len(self.sizes), self._backwards if self.trains else self._forwards
+        if self._inputs is not None:
+            while self._inputs.posted < min(m, over + self.depth + 1):
+                self._inputs.post()
+        if self._gradients is not None and self.trains and self._forwards + 1 >= self.depth:
+            room = 2 + max(0, self.depth - (m - over))
+            while self._gradients.posted < min(m, over + room):
+                self._gradients.post()
+
+    def _forward(
+        self, action: Action, inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None, on_output: Output | None
+    ) -> None:
+        i, recorder = action.microbatch, self.recorder
+        if self._inputs is None:
+            assert inputs is not None
+            given = as_tuple(inputs[i])
+        else:
+            recorder.note(f"the wait for the input of {action}")
+            given = self._inputs.take()
+            if self.trains:
+                given = tuple(t.detach().requires_grad_(s.requires_grad) for t, s in zip(given, self.ends[i][0], strict=True))
+        if self._returned is not None:
+            self._returned.settle(i + 1 - self._depth_before)
+        meter = recorder.meter if self.trains else None
+        recorder.begin(str(action))
+        with meter.hooks() if meter is not None else nullcontext():
+            output = self.module(*given)
+            ends = as_tuple(output)
+            if self.is_last and self.trains:
+                assert self.loss is not None and targets is not None
+                held = [meter.hold(t) for t in ends] if meter is not None else []
+                ends = (self.loss(output, targets[i]),)
+                self._losses.append(ends[0].detach())
+            else:
+                held = [meter.hold(t) for t in ends] if meter is not None else []
+        if self.is_last:
+            if on_output is not None:
+                on_output(output, i)
+        else:
+            self._check(ends, action)
+        recorder.finish("F", i, self.sizes[i])
+        self._forwards += 1
+        if self._outputs is not None:
+            self._outputs.send([t.detach() for t in ends])
+        if self.trains:
+            self._flying.append(_Flight(given, ends, held))
+        else:
+            if self._inputs is not None:
+                self._inputs.release()
+            if self._outputs is not None:
+                self._outputs.settle(i + 1 - FORWARD_ONLY)
+
+    def _backward(self, action: Action) -> None:
+        i, recorder = action.microbatch, self.recorder
+        flight, gradients = self._flying.popleft(), None
+        if self._gradients is not None and self._outputs is not None:
+            recorder.note(f"the wait for the gradient of {action}")
+            gradients = self._gradients.take()
+            self._outputs.settle(i + 1)
+        recorder.begin(str(action))
+        ends = flight.ends
+        if gradients is not None:  # what nothing later uses takes no part in backward
+            ends = tuple(t for t, spec in zip(ends, self.ends[i][1], strict=True) if spec.requires_grad)
+        pairs = [(t, None if gradients is None else gradients[g]) for g, t in enumerate(ends) if t.requires_grad]
+        if pairs:
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        returned = [
+            t.grad if t.grad is not None else torch.zeros_like(t)  # zeros for an input that this micro-batch did not use
+            for t, spec in zip(flight.inputs, self.ends[i][0], strict=True)
+            if spec.requires_grad and not self.is_first
+        ]
+        del flight, ends, pairs
+        recorder.finish("B", i, self.sizes[i])
+        self._backwards += 1
+        if self._gradients is not None:
+            self._gradients.release()
+        if self._inputs is not None and self._returned is not None:
+            self._inputs.release()
+            self._returned.send(returned)
+
+    def _check(self, outputs: tuple[Tensor, ...], action: Action) -> None:
+        """What the next stage has made room for is what there is."""
+        specs = self.ends[action.microbatch][1]
+        found = [(tuple(t.shape), t.dtype) for t in outputs]
+        if found != [(spec.shape, spec.dtype) for spec in specs]:
+            told = "; ".join(str(TensorSpec(shape, dtype, False)) for shape, dtype in found)
+            raise InputError(
+                f"{action}: the stage's output is {told}, and {'; '.join(map(str, specs))} when it was traced, for which the "
+                "next stage has made room: a layer's shapes must depend on its input's shapes only"
+            )
+
+    def close(self) -> None:
+        """The receive buffers are no longer counted; drop the run."""
+        for lane in (self._inputs, self._gradients):
+            if lane is not None:
+                lane.close()

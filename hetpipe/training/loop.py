@@ -1,0 +1,168 @@
+"""The training loop: data, optimizer and schedule around an engine; stops, skips and saves as the job says."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from typing import Any
+
+import torch
+
+from hetpipe.building.build import (
+    DTYPES,
+    as_dtype,
+    build_metric,
+    build_scheduler,
+    optimizer_factory,
+)
+from hetpipe.building.data import EpochSampler, fetch
+from hetpipe.checkpoints.resume import Saved
+from hetpipe.layers.model import Tensors
+from hetpipe.predict.timeline import Timeline
+from hetpipe.processes.progress import Activity, warn
+from hetpipe.processes.stopping import RunStopped, StopRequest
+from hetpipe.processes.whereabouts import resume
+from hetpipe.runtime.base import Evaluation
+from hetpipe.runtime.finite import NonFiniteError, origin
+from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.spec.job import Job
+from hetpipe.training.metrics import Metrics, state_bytes
+from hetpipe.training.runlog import WARMUP_STEPS, TrainResult, progress_text
+from hetpipe.training.session import Session
+
+EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
+
+
+class Loop:
+    """One run of the loop, on one rank."""
+
+    def __init__(self, job: Job, session: Session, engine: PlanEngine) -> None:
+        self.job, self.session, self.engine, self.section = job, session, engine, job.train
+        self.optimizer = optimizer_factory(job.train.optimizer)(list(engine.parameters()))
+        self.sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
+        self.total = job.train.steps or job.train.epochs * self.sampler.batches_per_epoch  # type: ignore[operator]
+        self.scheduler = build_scheduler(job.train.scheduler, self.optimizer, self.total)
+        self.result = TrainResult(plan=engine.plan)
+        self.metrics = Metrics(engine, self.result, job.log)
+        self._has_state = False  # whether the optimizer has made its first step
+        self.saved: Saved | None = None
+        if job.checkpoint is not None:
+            self.saved = Saved(job=job, section=job.checkpoint, engine=engine, model=session.model.layers,
+                               optimizer=self.optimizer, scheduler=self.scheduler, sampler=self.sampler)  # fmt: skip
+
+    def run(self, predicted: Timeline | None = None) -> TrainResult:
+        """All steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it did."""
+        engine, start = self.engine, self._resume()
+        self.metrics.begin(start, self.total - start, predicted)
+        batches = self.sampler.forever()
+        with self._activity("training", self.total, done=start, lasting=True) as activity, StopRequest() as stop:
+            engine.steps, engine.ask_to_stop = start, lambda: bool(stop)
+            for step in range(start, self.total):
+                self.metrics.begin_step()
+                loss, norm = self._step(step, next(batches))
+                if step == start + WARMUP_STEPS - 1:
+                    for recorder in engine.recorders:
+                        recorder.pacer.overrun_seconds = 0.0
+                self._after(step + 1, loss, norm, activity)
+                if engine.asked_to_stop:
+                    raise RunStopped(stop.number or signal.SIGTERM, step + 1, resume())
+        self.metrics.end()
+        self.result.evaluation = self._evaluate()
+        self.metrics.collect()
+        return self.result
+
+    def _step(self, step: int, batch: torch.Tensor) -> tuple[float, float | None]:
+        torch.manual_seed((self.section.seed + self.engine.world.rank) * 1_000_003 + step)
+        share = self._share(self.session.data.train, batch)
+        loss, norm = self.engine.step(*share), None
+        if self._goes_on(step + 1, loss, share):
+            if self.section.clip_norm is not None:
+                norm = self.engine.clip_grad_norm_(self.section.clip_norm)
+            self._optimize()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.metrics.took(loss, len(batch))
+        return loss, norm
+
+    def _goes_on(self, step: int, loss: float, share: tuple[Tensors | None, Tensors | None]) -> bool:
+        """Whether the optimizer takes this step; NonFiniteError where the run is to stop. The same on all ranks."""
+        if self.engine.finite or self.section.on_nonfinite == "ignore":
+            return True
+        what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+        if self.section.on_nonfinite == "skip":
+            if self.engine.world.is_main:
+                warn(f"note: step {step} is left out: {what}")
+            return False
+        raise NonFiniteError(
+            f"step {step}: {what}; the first number that is not finite is in {origin(self.engine, *share)}; a smaller "
+            "train.optimizer.lr or train.clip_norm may help; train.on_nonfinite: skip leaves such a step out"
+        )
+
+    def _share(self, dataset: Any, batch: torch.Tensor) -> tuple[Tensors | None, Tensors | None]:
+        """This rank's inputs and targets of a global batch: the first stage's, the last stage's, both, or none."""
+        own = self.engine.share(batch)
+        assert isinstance(own, torch.Tensor)
+        if not (self.engine.is_first or self.engine.is_last) or len(own) == 0:
+            return None, None
+        inputs, targets = fetch(dataset, own)
+        dtype = DTYPES[self.section.dtype]
+        return as_dtype(inputs, dtype), as_dtype(targets, dtype)
+
+    def _optimize(self) -> None:
+        for recorder in self.engine.recorders:
+            recorder.begin("optimizer")
+        self.optimizer.step()
+        for recorder in self.engine.recorders:
+            recorder.finish("optimizer", 0, 0)
+        meter = self.engine.recorders[0].meter  # of an emulated device, which has a process of its own
+        if not self._has_state and meter is not None:
+            meter.add(state_bytes(self.optimizer), "optimizer state")
+        self._has_state = True
+
+    def _after(self, done: int, loss: float, norm: float | None, activity: Activity) -> None:
+        """Check, log and save; its time is not part of the step."""
+        began, engine, last = time.perf_counter(), self.engine, done == self.total
+        if done % self.section.check_replicas_every == 0:
+            engine.sync.check_equal()
+        self.metrics.pause(began)
+        self.metrics.after(
+            done, last=last, learning_rate=self.optimizer.param_groups[0]["lr"], norm=norm, epoch=self.sampler.epoch
+        )
+        began = time.perf_counter()
+        if self.saved is not None and (last or engine.asked_to_stop or done % self.saved.section.every_steps == 0):
+            self.saved.save(done, loss)
+        if engine.world.is_main:
+            activity.advance(progress_text(loss, self.result))
+        self.metrics.pause(began)
+
+    def _evaluate(self) -> Evaluation | None:
+        """The test samples (as many as `evaluate_samples` says) in global batches: mean loss and, for classes, accuracy."""
+        test, asked = self.session.data.test, self.section.evaluate_samples
+        count = self.result.test_samples = len(test) if test is not None else 0  # type: ignore[arg-type]
+        if asked != "all":
+            count = min(count, EVALUATED_STEPS * self.section.global_batch if asked is None else asked)
+        if count == 0:
+            return None
+        self.result.evaluated_samples = count
+        metric = build_metric(self.session.model.loss)
+        losses, weight, hits, counted = 0.0, 0.0, 0.0, 0.0
+        batches = torch.split(torch.arange(count), self.section.global_batch)
+        with self._activity("evaluating", len(batches)) as activity:
+            for batch in batches:
+                found = self.engine.evaluate(*self._share(test, batch), metric)
+                losses, weight = losses + found.loss * found.weight, weight + found.weight
+                hits, counted = hits + (found.metric or 0.0) * found.counted, counted + found.counted
+                activity.advance(f"loss {losses / (weight or 1.0):.4f}")
+        mean = hits / (counted or 1.0) if metric is not None else None
+        return Evaluation(losses / (weight or 1.0), mean, weight, counted)
+
+    def _resume(self) -> int:
+        state = self.saved.restore(self.total) if self.saved is not None else None
+        if state is None:
+            return 0
+        self.result.loss_before = state.loss
+        return state.step
+
+    def _activity(self, title: str, total: int, *, done: int = 0, lasting: bool = False) -> Activity:
+        return Activity(title, total, done=done, lasting=lasting, shown=self.engine.world.is_main)

@@ -1,0 +1,253 @@
+"""hetpipe/runtime/stages/: stages as threads over a network that helps as little as NCCL: a message moves when
+both ends have asked for it and all before it in its lane have moved. Whatever the schedule, nobody waits for ever, gradients are
+those of one device, and there are no more receive buffers than the memory model counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import MemoryMeter
+from hetpipe.layers.model import Loss, Tensors, Wanted, as_tuple, split_rows
+from hetpipe.layers.split import joint_gradients, make_stage, trace_boundaries
+from hetpipe.runtime.recorder import Recorder
+from hetpipe.runtime.replicas import Lanes
+from hetpipe.runtime.stages import transfers
+from hetpipe.runtime.stages.executor import StageRun
+from hetpipe.spec.schedule import default_depths
+
+PATIENCE = 60.0  # seconds that only a deadlock takes
+WIDTH = 3
+
+
+class Network:
+    """isend and irecv between threads, whose ranks are their names."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.lanes: dict[tuple[str, int, int], tuple[list[Tensor], list[Tensor]]] = {}
+        self.messages = 0
+
+    def isend(self, tensor: Tensor, other: int, *, group: str) -> Work:
+        return self._ask(0, (group, int(threading.current_thread().name), other), tensor)
+
+    def irecv(self, tensor: Tensor, other: int, *, group: str) -> Work:
+        return self._ask(1, (group, other, int(threading.current_thread().name)), tensor)
+
+    def _ask(self, end: int, lane: tuple[str, int, int], tensor: Tensor) -> Work:
+        with self.changed:
+            ends = self.lanes.setdefault(lane, ([], []))
+            ends[end].append(tensor)
+            number = len(ends[end])
+            if number <= len(ends[1 - end]):  # the other end is there, and so all before it were
+                source, target = ends[0][number - 1], ends[1][number - 1]
+                assert (source.shape, source.dtype) == (target.shape, target.dtype)
+                with torch.no_grad():
+                    target.copy_(source)
+                self.messages += 1
+            self.changed.notify_all()
+            return Work(self, ends[1 - end], number)
+
+
+class Work:
+    def __init__(self, network: Network, other: list[Tensor], number: int) -> None:
+        self.network, self.other, self.number = network, other, number
+
+    def wait(self) -> None:
+        with self.network.changed:
+            if not self.network.changed.wait_for(lambda: len(self.other) >= self.number, PATIENCE):
+                raise TimeoutError(f"message {self.number} of this lane never moved")
+
+
+class Carrying(nn.Module):
+    """(x, labels[, y]) → the same with x changed: a tuple, one of which has no gradient."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=torch.float64).requires_grad_(not frozen)
+
+    def forward(self, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, labels = given
+        return torch.tanh(self.linear(x)), labels + 1
+
+
+class Plain(nn.Module):
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=torch.float64).requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+def last_of(output: Tensors, targets: Tensors) -> Tensor:
+    return nn.functional.mse_loss(as_tuple(output)[0], as_tuple(targets)[0])
+
+
+LOSS = Loss(function=last_of)
+
+
+class Pipeline:
+    """Runs all stages, each in a thread; `runs` are those of the stages."""
+
+    def __init__(self, layers: nn.Sequential, inputs: Tensors, cuts: Sequence[int], sizes: Sequence[int],
+                 depths: Sequence[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+        self.network, self.sizes, self.inputs = Network(), sizes, inputs
+        monkeypatch.setattr(transfers, "dist", self.network)
+        parts = split_rows(inputs, sizes)
+        boundaries = [trace_boundaries(layers, part) for part in parts]
+        self.meters = [MemoryMeter() for _ in cuts[1:]]
+        self.runs = [
+            StageRun(
+                make_stage(layers, lo, hi), index=s, ranks=range(len(cuts) - 1), lanes=Lanes("down", "up"), sizes=sizes,
+                depths=depths, recorder=Recorder(torch.device("cpu"), meter=self.meters[s]),
+                ends=list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in (lo, hi)), strict=True)),
+                loss=(lambda output, wanted: LOSS.share(output, wanted.targets, sum(sizes), wanted.weight)),
+            )
+            for s, (lo, hi) in enumerate(pairwise(cuts))
+        ]  # type: ignore[arg-type]  # fmt: skip
+
+    def run(self, targets: Tensor | None, on_output: Callable[[Tensors, int], None] | None = None) -> list[Tensor]:
+        found: dict[int, Any] = {}
+
+        def stage(s: int) -> None:
+            try:
+                inputs = split_rows(self.inputs, self.sizes) if s == 0 else None
+                last = s == len(self.runs) - 1
+                wanted = None
+                if last and targets is not None:
+                    wanted = [Wanted(t, n) for t, n in zip(split_rows(targets, self.sizes), self.sizes, strict=True)]
+                with torch.set_grad_enabled(targets is not None):
+                    found[s] = self.runs[s].run(inputs, wanted, on_output if last else None)
+            except BaseException as error:
+                found[s] = error
+
+        threads = [threading.Thread(target=stage, args=(s,), name=str(s), daemon=True) for s in range(len(self.runs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * PATIENCE)
+        for error in found.values():
+            if isinstance(error, BaseException):
+                raise error
+        return found[len(self.runs) - 1]  # type: ignore[no-any-return]
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[int, list[int], list[int], list[bool], bool]:
+    """(layers, cuts, sizes, which layers are frozen, whether tuples cross the boundaries)"""
+    count = draw(st.integers(1, 8))
+    stages = draw(st.integers(1, count))
+    cuts = [0, *sorted(draw(st.permutations(range(1, count)))[: stages - 1]), count]
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))
+    frozen = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    return count, cuts, sizes, frozen, draw(st.booleans())
+
+
+def models(count: int, frozen: Sequence[bool], tuples: bool, samples: int) -> tuple[nn.Sequential, Tensors, Tensor]:
+    torch.manual_seed(0)
+    layers = nn.Sequential(*((Carrying if tuples else Plain)(frozen=f) for f in frozen[:count]))
+    x, y = torch.randn(2, samples, WIDTH, dtype=torch.float64)
+    return layers, (x, torch.arange(samples)) if tuples else x, y
+
+
+def depths_of(draw: Callable[[st.SearchStrategy[Any]], Any], stages: int, m: int) -> list[int]:
+    """Never rising; beyond m now and then."""
+    drawn = draw(st.lists(st.integers(1, m + 2), min_size=stages, max_size=stages))
+    return sorted(drawn, reverse=True)
+
+
+@given(pipelines(), st.data())
+def test_every_schedule_ends_with_the_gradients_of_one_device(
+    case: tuple[int, list[int], list[int], list[bool], bool], data: st.DataObject
+) -> None:
+    count, cuts, sizes, frozen, tuples = case
+    layers, inputs, targets = models(count, frozen, tuples, sum(sizes))
+    depths = depths_of(data.draw, len(cuts) - 1, len(sizes))
+    with pytest.MonkeyPatch.context() as patch:
+        pipeline = Pipeline(layers, inputs, cuts, sizes, depths, patch)
+        for _ in range(2):  # the second step uses the buffers of the first
+            layers.zero_grad()
+            losses = pipeline.run(targets)
+            found = [p.grad for p in layers.parameters()]
+            layers.zero_grad()
+            whole = last_of(layers(inputs), targets)
+            if whole.requires_grad:
+                whole.backward()
+            assert float(sum(losses)) == pytest.approx(whole.item(), abs=1e-12)
+            for mine, parameter in zip(found, layers.parameters(), strict=True):
+                assert (mine is None) == (parameter.grad is None)
+                if mine is not None and parameter.grad is not None:
+                    torch.testing.assert_close(mine, parameter.grad, rtol=0, atol=1e-12)
+    m = len(sizes)
+    for s, run in enumerate(pipeline.runs):
+        depth = min(depths[s], m)
+        inward, gradients = run._inputs, run._gradients
+        tensors = 2 if tuples else 1
+        assert inward is None or len(inward._all) <= tensors * min(m, depth + 1)
+        assert gradients is None or len(gradients._all) <= min(m, max(2, depth + 1))
+
+
+@given(pipelines())
+def test_forward_only_gives_every_output_in_order(case: tuple[int, list[int], list[int], list[bool], bool]) -> None:
+    count, cuts, sizes, frozen, tuples = case
+    layers, inputs, _ = models(count, frozen, tuples, sum(sizes))
+    seen: list[tuple[int, Tensor]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        pipeline = Pipeline(layers, inputs, cuts, sizes, None, patch)
+        pipeline.run(None, lambda output, i: seen.append((i, as_tuple(output)[0])))
+    assert [i for i, _ in seen] == list(range(len(sizes)))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat([t for _, t in seen]), as_tuple(layers(inputs))[0])
+    assert all(run._inputs is None or len(run._inputs._all) <= 3 * (1 + tuples) for run in pipeline.runs)
+
+
+def test_as_many_receive_buffers_as_are_in_flight_however_many_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1F1B over three stages, 64 micro-batches: stage 1 has two in flight, so three inputs and two gradients."""
+    layers, inputs, targets = models(3, [False] * 3, False, 64)
+    pipeline = Pipeline(layers, inputs, [0, 1, 2, 3], [1] * 64, default_depths("1f1b", 3, 64), monkeypatch)
+    pipeline.run(targets)
+    middle = pipeline.runs[1]
+    assert middle._inputs is not None
+    assert middle._gradients is not None
+    assert (len(middle._inputs._all), len(middle._gradients._all)) == (3, 2)
+    assert pipeline.meters[1].used == 5 * WIDTH * 8
+    middle.close()
+    assert pipeline.meters[1].used == 0
+
+
+def test_depths_that_rise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, inputs, _ = models(2, [False] * 2, False, 4)
+    with pytest.raises(ValueError, match="warm-up depth 2 of stage 1 is above depth 1 of stage 0"):
+        Pipeline(layers, inputs, [0, 1, 2], [1] * 4, [1, 2], monkeypatch)
+
+
+class Growing(nn.Module):
+    """Its output has as many rows as its input's numbers say, which no trace sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[: self.rows]
+
+
+def test_an_output_of_another_shape_than_traced_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, inputs, targets = models(2, [False] * 2, False, 4)
+    layers[0] = nn.Sequential(layers[0], growing := Growing())
+    pipeline = Pipeline(layers, inputs, [0, 1, 2], [2, 2], [1, 1], monkeypatch)
+    growing.rows = 2
+    monkeypatch.setattr("tests.test_executor.PATIENCE", 0.2)
+    message = r"0F0: the stage's output is \(2, 3\) of float64, and \(1, 3\) of float64 when it was traced"
+    with pytest.raises(InputError, match=message):
+        pipeline.run(targets)
