@@ -106,7 +106,8 @@ def no_plan_in_time(seconds: float) -> PartitionError:
 class Partitioner(Protocol):
     """One planning algorithm. `name` is how plans and commands call it."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, problem: Problem) -> Solution:
         """Solve the problem, or raise PartitionError."""
