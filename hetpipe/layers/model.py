@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.spec.job import BatchNorm
 
 Tensors = Tensor | tuple[Tensor, ...]
-LossFunction = Callable[[Tensors, Tensors], Tensor]
-LossWeight = Literal["samples", "tokens"] | Callable[[Tensors], Tensor | float]
+LossFunction = Callable[[Any, Any], Tensor]  # of what the last layer gives and the targets, each Tensors
+LossWeight = Literal["samples", "tokens"] | Callable[[Any], Tensor | float]
 
 
 def as_tuple(value: object) -> tuple[Tensor, ...]:
