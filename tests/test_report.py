@@ -7,7 +7,7 @@ from rich.console import Console
 
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_bytes, human_seconds
-from hetpipe.predict.timeline import Span, Timeline
+from hetpipe.predict.timeline import Span, SpanKind, Timeline
 from hetpipe.show.report import (
     plan_rows,
     plan_table,
@@ -72,7 +72,7 @@ def printed(renderable: object, width: int = 140) -> str:
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (24 * 2**30, "24.0 GiB"), (1000 * 2**20, "1000 MiB"),
      (999.9 * 2**20, "1000 MiB"), (2**60, "1024 PiB"), (-2048, "-2.00 KiB")],
 )  # fmt: skip
-def test_human_bytes(size, text):
+def test_human_bytes(size: float, text: str) -> None:
     assert human_bytes(size) == text
 
 
@@ -81,7 +81,7 @@ def test_human_bytes(size, text):
     [(0, "0 s"), (3e-9, "3.00 ns"), (12.34e-6, "12.3 µs"), (0.00123, "1.23 ms"), (0.9999, "1.00 s"),
      (45, "45.0 s"), (119.6, "2.00 min"), (7300, "2.03 h"), (-0.5, "-500 ms"), (float("inf"), "∞")],
 )  # fmt: skip
-def test_human_seconds(seconds, text):
+def test_human_seconds(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
 
 
@@ -89,24 +89,24 @@ def test_human_seconds(seconds, text):
     ("sizes", "text"),
     [([4] * 9 + [3], "9 × 4 + 3"), ([1], "1 × 1"), ([1, 2, 1, 2, 1], "5 × 1 to 2"), ([5, 4, 4], "5 + 2 × 4")],
 )
-def test_a_share_is_the_number_of_micro_batches_times_their_size(sizes, text):
+def test_a_share_is_the_number_of_micro_batches_times_their_size(sizes: list[int], text: str) -> None:
     replica = {"microbatch_sizes": sizes, "stages": [{"layers": [0, 1], "devices": ["n0/0"]}]}
     whole = {"format": "hetpipe.plan/1", "model": "m", "global_batch": sum(sizes), "replicas": [replica]}
     assert share_text(Plan.parse(whole, "the plan").replicas[0]) == text
 
 
-def test_names_are_shortened_at_their_beginning():
+def test_names_are_shortened_at_their_beginning() -> None:
     assert shorten("model.layers.49.attention", 13) == "…49.attention"
     assert shorten("head", 13) == "head"
 
 
-def test_ticks_are_round_and_within():
+def test_ticks_are_round_and_within() -> None:
     assert ticks(1.0, 4) == [0, 0.5, 1.0]
     assert ticks(0.0, 4) == [0.0]
     assert len(ticks(3.4, 7)) == 7
 
 
-def test_rows_say_all_that_is_known():
+def test_rows_say_all_that_is_known() -> None:
     first, second, third = plan_rows(plan(predicted=PREDICTED), profile=PROFILE, cluster=CLUSTER)
     assert first == {
         "stage": "r0 s0", "device": "n0/0 fast", "share": "2 × 2 + 1 = 5", "layers": "0–2 embed … body.1",
@@ -118,20 +118,20 @@ def test_rows_say_all_that_is_known():
     assert (third["stage"], third["share"], third["peak"]) == ("r1 s0", "2 × 1 = 2", "")
 
 
-def test_columns_of_which_nothing_is_known_are_left_out():
+def test_columns_of_which_nothing_is_known_are_left_out() -> None:
     assert list(plan_rows(plan())[0]) == ["stage", "device", "share", "layers", "depth", "recompute"]
     assert plan_rows(plan(), profile=PROFILE)[0]["params"] == "3.00 MiB"
     assert plan_rows(plan(), cluster=CLUSTER)[1]["device"] == "n0/2 slow"
 
 
-def test_a_plan_for_another_cluster_is_refused_by_name():
+def test_a_plan_for_another_cluster_is_refused_by_name() -> None:
     nodes = [{"name": "m", "devices": {"fast": 3}}]
     other = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {"nodes": nodes}, "the cluster")
     with pytest.raises(InputError, match="the cluster has no device 'n0/0'"):
         plan_table(plan(), cluster=other)
 
 
-def test_the_table_shows_stages_and_the_prediction():
+def test_the_table_shows_stages_and_the_prediction() -> None:
     text = printed(plan_table(plan(predicted=PREDICTED), profile=PROFILE, cluster=CLUSTER))
     assert text.startswith("net: 7 samples a step, 1f1b, planned by chain\n")
     rows = [line.split() for line in text.splitlines()]
@@ -144,7 +144,7 @@ def test_the_table_shows_stages_and_the_prediction():
     assert "price        1.50 per hour, 2.98 per million samples" in text
 
 
-def test_a_narrow_terminal_gets_two_tables_and_loses_nothing():
+def test_a_narrow_terminal_gets_two_tables_and_loses_nothing() -> None:
     whole = plan_table(plan(predicted=PREDICTED), profile=PROFILE, cluster=CLUSTER)
     wide, narrow = printed(whole, 140), printed(whole, 70)
     assert all(len(line) <= 70 for line in narrow.splitlines())
@@ -152,16 +152,19 @@ def test_a_narrow_terminal_gets_two_tables_and_loses_nothing():
     assert sum("stage" in line for line in narrow.splitlines()) == 2
 
 
-def test_a_plan_without_a_prediction_says_so():
+def test_a_plan_without_a_prediction_says_so() -> None:
     assert printed(plan_table(plan())).endswith("no prediction in this plan: 'hetpipe simulate' makes one")
 
 
-def span(kind, start, end, *, device="n0/0", replica=0, stage=0, microbatch=None):
+def span(
+    kind: SpanKind, start: float, end: float, *, device: str = "n0/0", replica: int = 0, stage: int = 0,
+    microbatch: int | None = None,
+) -> Span:  # fmt: skip
     return Span(device=device, replica=replica, stage=stage, kind=kind, start=start, end=end,
                 microbatch=microbatch)  # fmt: skip
 
 
-def timeline(*spans, step):
+def timeline(*spans: Span, step: float) -> Timeline:
     return Timeline(spans=spans, step_seconds=step, pipeline_seconds=step, sync_seconds=0.0,
                     optimizer_seconds=0.0)  # fmt: skip
 
@@ -177,7 +180,7 @@ TWO_STAGES = timeline(
 )  # fmt: skip
 
 
-def test_a_gantt_drawn():
+def test_a_gantt_drawn() -> None:
     assert printed(text_gantt(TWO_STAGES, width=12)).splitlines()[:4] == [
         "r0 s0 n0/0 F01····B0sso",
         "   s1 n0/2 ···0B00····o",
@@ -186,18 +189,18 @@ def test_a_gantt_drawn():
     ]
 
 
-def test_a_gantt_has_a_time_axis_and_a_legend():
+def test_a_gantt_has_a_time_axis_and_a_legend() -> None:
     lines = printed(text_gantt(TWO_STAGES, width=48)).splitlines()
     assert lines[3] == "           |0 s                |5.00 s             |10.0 s"
     assert lines[4] == "           F forward  B backward  s sync  o optimizer  · idle"
 
 
-def test_a_gantt_is_as_wide_as_the_terminal():
+def test_a_gantt_is_as_wide_as_the_terminal() -> None:
     lines = printed(text_gantt(TWO_STAGES), width=60).splitlines()
     assert len(lines[2]) == 60
 
 
-def test_short_optimizers_show_and_zero_lengths_do_not():
+def test_short_optimizers_show_and_zero_lengths_do_not() -> None:
     short = timeline(span("F", 0, 10, microbatch=0), span("optimizer", 9.99, 10), step=10)
     assert printed(text_gantt(short, width=5)).splitlines()[0] == "r0 s0 n0/0 F000o"
     nothing = timeline(span("F", 0, 0, microbatch=0), span("optimizer", 0, 0), step=0)
@@ -205,12 +208,12 @@ def test_short_optimizers_show_and_zero_lengths_do_not():
     assert "idle" in printed(text_gantt(timeline(step=0.0), width=5))
 
 
-def test_a_gantt_needs_a_column():
+def test_a_gantt_needs_a_column() -> None:
     with pytest.raises(ValueError, match="width must be at least 1 column, got 0"):
         text_gantt(TWO_STAGES, width=0)
 
 
-def test_utilisation_of_predicted_and_measured():
+def test_utilisation_of_predicted_and_measured() -> None:
     forward = span("F", 0, 1, microbatch=0)
     measured = timeline(forward, span("B", 1, 3, microbatch=0), span("sync", 3, 4), step=4)
     predicted = timeline(forward, span("B", 1, 2, microbatch=0), step=2)
@@ -223,13 +226,13 @@ def test_utilisation_of_predicted_and_measured():
     assert text.endswith("step: 4.00 s measured, 2.00 s predicted (+100.0 %)")
 
 
-def test_utilisation_without_a_prediction():
+def test_utilisation_without_a_prediction() -> None:
     text = printed(utilisation_table(None, timeline(span("sync", 0, 0), step=0.0)))
     assert "r0 s0 n0/0   measured   0.0 %   100.0 %" in text
     assert "predicted" not in text
 
 
-def test_no_torch_is_needed():
+def test_no_torch_is_needed() -> None:
     code = "import sys, hetpipe.show.report, hetpipe.show.draw; print(*{'torch', 'matplotlib'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert found.stdout.strip() == ""

@@ -1,7 +1,8 @@
 import json
 from itertools import pairwise
+from pathlib import Path
 
-from hetpipe.predict.timeline import Span, Timeline
+from hetpipe.predict.timeline import Span, SpanKind, Timeline
 from hetpipe.show.trace import by_device, chrome_trace, save_trace
 
 
@@ -10,12 +11,15 @@ def timeline(*spans: Span, step: float = 1.0) -> Timeline:
                     optimizer_seconds=0.0)  # fmt: skip
 
 
-def span(kind: str, start: float, end: float, *, device="n0/0", replica=0, stage=0, microbatch=None) -> Span:
+def span(
+    kind: SpanKind, start: float, end: float, *, device: str = "n0/0", replica: int = 0, stage: int = 0,
+    microbatch: int | None = None,
+) -> Span:  # fmt: skip
     return Span(device=device, replica=replica, stage=stage, kind=kind, start=start, end=end,
                 microbatch=microbatch)  # fmt: skip
 
 
-def test_an_event_has_its_name_duration_and_place():
+def test_an_event_has_its_name_duration_and_place() -> None:
     trace = chrome_trace({"measured": timeline(span("F", 0.001, 0.0035, stage=2, microbatch=3))})
     (event,) = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert event == {
@@ -25,7 +29,7 @@ def test_an_event_has_its_name_duration_and_place():
     assert trace["otherData"] == {"step_seconds": {"measured": 1.0}}
 
 
-def test_threads_are_named_and_sorted_by_replica_and_stage():
+def test_threads_are_named_and_sorted_by_replica_and_stage() -> None:
     run = timeline(
         span("F", 0, 1, device="b/0", replica=1, microbatch=0),
         span("F", 0, 1, device="z/0", stage=0, microbatch=0),
@@ -39,7 +43,7 @@ def test_threads_are_named_and_sorted_by_replica_and_stage():
     assert [e["args"]["sort_index"] for e in meta if e["name"] == "thread_sort_index"] == [1, 2, 3, 1, 2, 3]
 
 
-def test_what_overlaps_work_has_a_thread_of_its_own_and_no_two_events_of_a_thread_overlap():
+def test_what_overlaps_work_has_a_thread_of_its_own_and_no_two_events_of_a_thread_overlap() -> None:
     run = timeline(
         span("F", 0.0, 0.1, microbatch=0),
         span("F", 0.1, 0.1 + 0.2, microbatch=1),
@@ -61,14 +65,14 @@ def test_what_overlaps_work_has_a_thread_of_its_own_and_no_two_events_of_a_threa
             assert round(a["ts"] * 1000) + round(a["dur"] * 1000) <= round(b["ts"] * 1000)
 
 
-def test_zero_length_spans_and_empty_timelines_are_written(tmp_path):
+def test_zero_length_spans_and_empty_timelines_are_written(tmp_path: Path) -> None:
     path = tmp_path / "new" / "trace.json"
     save_trace(path, {"predicted": timeline(), "measured": timeline(span("optimizer", 0.5, 0.5))})
     events = json.loads(path.read_text("utf-8"))["traceEvents"]
     assert [(e["name"], e["dur"]) for e in events if e["ph"] == "X"] == [("optimizer", 0.0)]
 
 
-def test_by_device_sorts_devices_by_stage_and_spans_by_start():
+def test_by_device_sorts_devices_by_stage_and_spans_by_start() -> None:
     late, early = span("B", 2, 3, microbatch=0), span("F", 0, 1, microbatch=0)
     other = span("F", 0, 1, device="n1/0", stage=1, microbatch=0)
     assert by_device(timeline(other, late, early)) == [(0, 0, "n0/0", [early, late]), (0, 1, "n1/0", [other])]
