@@ -176,7 +176,7 @@ def _initialise(module: nn.Module, model: PreTrainedModel) -> None:
     """Children before their parent, which may draw some of them again."""
     for child in module.children():
         _initialise(child, model)
-    model._init_weights(module)  # type: ignore[no-untyped-call]
+    model._init_weights(module)
 
 
 def configure(

@@ -246,7 +246,7 @@ class _Solver(threading.local):
     """HiGHS, one for each thread, without a log; programs here have a few rows, which presolve would not make fewer."""
 
     def __init__(self) -> None:
-        self.highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        self.highs = highspy.Highs()
         self.highs.setOptionValue("output_flag", False)
         self.highs.setOptionValue("presolve", "off")
         self.highs.setOptionValue("solver", "simplex")

@@ -184,7 +184,7 @@ def module_bytes(module: nn.Module) -> tuple[int, int]:
 
 def timing_event() -> torch.cuda.Event:
     """A CUDA event that knows when it was."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)
 
 
 class Stopwatch:

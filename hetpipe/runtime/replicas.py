@@ -230,11 +230,11 @@ class GradientSync:
         )
         hook = partial(self._count, bucket)
         for parameter, view in views:
-            bucket.handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            bucket.handles.append(parameter.register_post_accumulate_grad_hook(hook))
             for copy in self._copies.get(parameter, ()):
                 bucket.copies.append((copy, view))
                 touch = partial(_touch, bucket, parameter)
-                bucket.handles.append(copy.register_post_accumulate_grad_hook(touch))  # type: ignore[no-untyped-call]
+                bucket.handles.append(copy.register_post_accumulate_grad_hook(touch))
         self._buckets.append(bucket)
 
     @property

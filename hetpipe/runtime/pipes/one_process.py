@@ -133,7 +133,7 @@ class OneProcessEngine(PlanEngine):
         losses = self._call(sizes, inputs, targets, self._share_of_loss, training=True)
         if self._statistics is not None:
             self._statistics.pause()
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        losses.sum().backward()
         for clock in self._clocks:
             clock.close()
         return list(losses.detach().unbind())

@@ -50,7 +50,7 @@ class PipeStage(nn.Module):
         self.call: PipeCall | None = None
         self.met = 0
         for parameter in (p for p in stage.parameters() if p.requires_grad):
-            parameter.register_post_accumulate_grad_hook(recorder.touch)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(recorder.touch)
 
     def begin(self, call: PipeCall | None) -> None:
         """The library's next call works on these micro-batches."""
