@@ -42,7 +42,7 @@ class ReferenceEngine:
         assert inputs is not None and targets is not None
         self.layers.zero_grad(set_to_none=True)
         loss = self.loss.share(self.layers(inputs), targets, self.loss.count(targets) or 1.0)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach())
 
     def clip_grad_norm_(self, max_norm: float) -> float:

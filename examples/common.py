@@ -45,7 +45,8 @@ class Classifier(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Logits [b, classes] of int64 [b, positions] bytes."""
         features = self.convolution(self.embed(text).mT)  # [b, width, positions - 4]
-        return self.head(features.logsumexp(2) - math.log(features.shape[2]))
+        logits: Tensor = self.head(features.logsumexp(2) - math.log(features.shape[2]))
+        return logits
 
 
 def build_model() -> Classifier:

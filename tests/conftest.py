@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 from hypothesis import settings
+from rich.console import Console
 
 from tests.commands import Command, Said
 
@@ -50,8 +51,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def command(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["hetpipe", *map(str, arguments)])
-        monkeypatch.setattr(cli, "out", cli.Console(width=200))
-        monkeypatch.setattr(cli, "err", cli.Console(stderr=True, width=200))
+        monkeypatch.setattr(cli, "out", Console(width=200))
+        monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
         monkeypatch.setattr(sys, "path", [*sys.path])
         monkeypatch.setenv("COLUMNS", "200")
         with pytest.raises(SystemExit) as ended:

@@ -27,9 +27,11 @@ from hetpipe.training.session import open_session
 
 TRAIN = {"epochs": 1, "batch_size": 100, "iter_log_interval": 50, "epoch_log_interval": 1, "gradient_accumulate_step": 1,
          "criterion": "CrossEntropy", "optimizer": "Adam", "learning_rate": 0.01}  # fmt: skip
-STRATEGY = {"model_type": "ddp", "partition_type": "manual", "manual_partition_list": [12, 4], "manual_batchsize_list": [6, 2],
-            "unbalanced_strategy": "time", "test_batchsize_bytime": 10, "model_name": "Net", "model_args": [5, 8],
-            "runing_dependency": ["from tests.fastspeed_parts import * "]}  # fmt: skip
+STRATEGY: dict[str, Any] = {
+    "model_type": "ddp", "partition_type": "manual", "manual_partition_list": [12, 4], "manual_batchsize_list": [6, 2],
+    "unbalanced_strategy": "time", "test_batchsize_bytime": 10, "model_name": "Net", "model_args": [5, 8],
+    "runing_dependency": ["from tests.fastspeed_parts import * "],
+}  # fmt: skip
 
 
 def arguments(
@@ -64,7 +66,8 @@ class Net(nn.Module):
         self.first, self.second = nn.Linear(FEATURES, hidden), nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.tanh(self.first(x))) + x.mean(1, keepdim=True)
+        logits: Tensor = self.second(torch.tanh(self.first(x)))
+        return logits + x.mean(1, keepdim=True)
 
 
 class DictNet(nn.Module):
@@ -76,7 +79,8 @@ class DictNet(nn.Module):
 
     def forward(self, given: dict[str, Tensor]) -> Tensor:
         mask = given["attention_mask"].unsqueeze(-1).to(self.head.weight.dtype)
-        return self.head((self.embedding(given["input_ids"]) * mask).sum(1) / mask.sum(1))
+        logits: Tensor = self.head((self.embedding(given["input_ids"]) * mask).sum(1) / mask.sum(1))
+        return logits
 
 
 class LossNet(nn.Module):
@@ -226,7 +230,7 @@ class watched:  # noqa: N801  # a context
     """While it lasts, each step of the engine that `train` makes is compared with the same samples on one device."""
 
     def __init__(self, made: FastSpeed, dataset: Any, steps: list[Compared]) -> None:
-        self.made, self.dataset, self.steps, self.wrap = made, dataset, steps, platform.wrap
+        self.made, self.dataset, self.steps, self.wrap = made, dataset, steps, vars(platform)["wrap"]
 
     def __enter__(self) -> None:
         vars(platform)["wrap"] = self._wrap

@@ -29,7 +29,7 @@ class Merging(nn.Module):
         if self.merged == mode:
             self.merged = not mode
             with torch.no_grad():
-                self.weight += self.update if self.merged else -self.update
+                self.weight.add_(self.update if self.merged else -self.update)
         return self
 
     def forward(self, x: Tensor) -> Tensor:

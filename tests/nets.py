@@ -165,7 +165,9 @@ class AddInPlace(nn.Module):
 def in_place() -> nn.Sequential:
     """Layers 2, 4, 6 and 7 write into their input, also where a stage begins with them."""
     linear = (0, 1, 3, 5, 8, 9)
-    row = [nn.Linear(WIDTH, WIDTH) if index in linear else nn.ReLU(inplace=True) for index in range(LAYERS)]
+    row: list[nn.Module] = [
+        nn.Linear(WIDTH, WIDTH) if index in linear else nn.ReLU(inplace=True) for index in range(LAYERS)
+    ]
     row[6] = AddInPlace()
     return nn.Sequential(*row)
 

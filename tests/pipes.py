@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -35,7 +35,7 @@ def skipping_net(backend: Backend) -> nn.Sequential:
             super().__init__()
             self.name, self.block = name, Block()
 
-        def forward(self, x: Tensor) -> Iterator[Any]:
+        def forward(self, x: Tensor) -> Generator[Any, Any, Any]:
             yield skip.stash(self.name, torch.sin(x))
             return self.block(x)
 
@@ -44,7 +44,7 @@ def skipping_net(backend: Backend) -> nn.Sequential:
             super().__init__()
             self.name, self.block = name, Block()
 
-        def forward(self, x: Tensor) -> Iterator[Any]:
+        def forward(self, x: Tensor) -> Generator[Any, Any, Any]:
             skipped = yield skip.pop(self.name)
             return self.block(x) * skipped
 
@@ -106,11 +106,13 @@ def one_process(world: World, backend: Backend) -> dict[str, Any]:
     found["autocast"] = _autocast(world, backend, x.float(), y.float())
     found["dropout"] = _dropout(world, backend, x, y)
     found["copies"] = _copies(world, backend)
-    with engine_of(world, backend, [{"cuts": [2, 1, 1], "sizes": [4, 3]}], build("blocks")[:4]) as engine:
+    four = nn.Sequential(*list(build("blocks"))[:4])
+    with engine_of(world, backend, [{"cuts": [2, 1, 1], "sizes": [4, 3]}], four) as engine:
         engine.step(x, y)
         found["spans"] = engine.spans()
         found["name"] = engine.name
-    broken = nn.Sequential(*build("blocks")[:2], Fails(), *build("blocks")[:1])
+    first, second, third, *_ = build("blocks")
+    broken = nn.Sequential(first, second, Fails(), third)
     with engine_of(world, backend, [{"cuts": [2, 1, 1], "sizes": [4, 3]}], broken) as engine:
         with pytest.raises(ValueError, match="no such luck"):
             engine.step(x, y)
@@ -119,7 +121,7 @@ def one_process(world: World, backend: Backend) -> dict[str, Any]:
     for name, rows, net in (
         ("foreign skip", THREE_STAGES, skipping_net(other)),
         ("recomputed skip", {**THREE_STAGES, "recompute": True}, skipping_net(backend)),
-        ("lonely skip", {"cuts": [1, 1], "sizes": [4]}, skipping_net(backend)[:2]),
+        ("lonely skip", {"cuts": [1, 1], "sizes": [4]}, nn.Sequential(*list(skipping_net(backend))[:2])),
     ):
         with pytest.raises(InputError) as caught, engine_of(world, backend, [rows], net):
             pass
@@ -144,18 +146,19 @@ def _skips(world: World, backend: Backend, x: Tensor, y: Tensor) -> dict[str, fl
 
 def _autocast(world: World, backend: Backend, x: Tensor, y: Tensor) -> dict[str, Any]:
     torch.manual_seed(0)
-    layers = nn.Sequential(*[Seen() for _ in range(4)])
+    seen = [Seen() for _ in range(4)]
+    layers = nn.Sequential(*seen)
     with engine_of(
         world, backend, [{"cuts": [1, 2, 1], "sizes": [4, 3], "recompute": True}], layers
     ) as engine:
         plain = engine.step(x, y)
-        before = [set(layer.types) for layer in layers]
-        for layer in layers:
+        before = [set(layer.types) for layer in seen]
+        for layer in seen:
             layer.types.clear()
         with torch.autocast("cpu", torch.bfloat16):
             loss = engine.step(x, y)
         own = gradients(layers)
-    types = [set(layer.types) for layer in layers]
+    types = [set(layer.types) for layer in seen]
     layers.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
         for a, b in zip(split_rows(x, [4, 3]), split_rows(y, [4, 3]), strict=True):

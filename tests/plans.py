@@ -29,7 +29,7 @@ def checked(problem: Problem, plan: Plan) -> Timeline:
 
 def drawn_replicas(data: st.DataObject, columns: Columns) -> list[ReplicaPlan]:
     """Of any devices, one or a measured number of them a stage, and any cuts."""
-    kinds, replicas = columns.kinds, []
+    kinds, replicas = columns.kinds, list[ReplicaPlan]()
     free = {(node.name, kind): list(kinds.ids[node.name, kind]) for node in kinds.problem.cluster.nodes for kind in node.devices}
     for _ in range(data.draw(st.integers(2, 4))):
         stages, lo = [], 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import hetpipe.runtime.stages.engine
 from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse, select
+from hetpipe.layers.weights import materialise
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.runtime.replicas import ReplicaMismatchError
@@ -78,7 +80,8 @@ def refusals(world: World, plan: Plan) -> dict[str, Any]:
     )
     beyond = make_plan([{"cuts": [4, 2, 2, 2], "sizes": [4, 4]}, {"cuts": [6, 4], "sizes": [4]}])
     attempt("a device that is not there", lambda: open_engine(world, beyond, build("blocks"), *data, loss))
-    attempt("a model of nine layers", lambda: open_engine(world, plan, build("blocks")[:9], *data, loss))
+    nine = nn.Sequential(*list(build("blocks"))[:9])
+    attempt("a model of nine layers", lambda: open_engine(world, plan, nine, *data, loss))
     engine = open_engine(world, plan, build("blocks"), *data, loss)
     assert engine is not None
     inputs, targets = (as_tuple(t)[0] for t in data)
@@ -129,13 +132,17 @@ def talk(world: World) -> dict[str, Any]:
 def save_late(world: World, folder: str) -> dict[str, Any]:
     """Where a step waits a second for a peer, the last stage is 2 s late: with its engine, then with its part of a checkpoint,
     and then with that of another's loading."""
-    hetpipe.processes.world.TIMEOUT = hetpipe.runtime.replicas.TIMEOUT = timedelta(seconds=1)
+    vars(hetpipe.processes.world)["TIMEOUT"] = vars(hetpipe.runtime.replicas)["TIMEOUT"] = timedelta(seconds=1)
     last = world.rank == world.size - 1
 
     def late(function: Any) -> Any:
-        return lambda *given: (time.sleep(2.0 * last), function(*given))[1]
+        def later(*given: Any) -> Any:
+            time.sleep(2.0 * last)
+            return function(*given)
 
-    hetpipe.runtime.stages.engine.materialise = late(hetpipe.runtime.stages.engine.materialise)
+        return later
+
+    vars(hetpipe.runtime.stages.engine)["materialise"] = late(materialise)
     plan, (inputs, targets) = make_plan([{"cuts": [6, 4], "sizes": [4, 4]}]), batch("blocks", 8, 0)
     engine = open_engine(world, plan, build("blocks"), inputs, targets, Loss(function=mse))
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
@@ -190,7 +197,7 @@ def _wrap() -> None:
         raise RuntimeError("[Stage 1] failed to run forward:\n args: Tensor(…)") from error
 
 
-MISDEEDS = {
+MISDEEDS: dict[str, Callable[[], None]] = {
     "raise": _raise,
     "input": _refuse,
     "wrapped": _wrap,
@@ -278,8 +285,8 @@ def own_loop(
     rank = int(os.environ["RANK"])
     if seeds:
         torch.manual_seed(seeds[rank])
-        nn.init.normal_(model[5].linear.weight)  # type: ignore[union-attr,arg-type]
-    sample = inputs[:2]  # type: ignore[index]
+        nn.init.normal_(model.get_parameter("5.linear.weight"))
+    sample = inputs[:2]
     try:
         engine = hetpipe.wrap(
             model,

@@ -3,7 +3,7 @@ hand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck
@@ -14,7 +14,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
 
 UNHURRIED: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-RUNTIME = {
+RUNTIME: dict[str, Any] = {
     "device_bytes": 100,
     "parameter_copies": 0.5,
     "backward_workspace": 1.5,
@@ -52,7 +52,7 @@ def make_cluster(
 
 
 def make_profile(
-    forward: dict[str, Sequence[float]],
+    forward: Mapping[str, Sequence[float]],
     sizes: Sequence[int] = (1,),
     layer: dict[str, int] | None = None,
     layers: Sequence[dict[str, Any]] | None = None,

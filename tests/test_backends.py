@@ -98,8 +98,8 @@ def test_a_gpu_is_taken_and_its_groups_connected_before_the_engine_is_made(monke
     connect(use_cuda=False)
     try:
         world = create_world(cluster_of(1))
-        for kind in ("cuda:1", "cpu"):
-            backends.open_engine("torch", model, plan, world, lambda _, kind=kind: torch.device(kind), lambda _: None)
+        for take in (lambda _: torch.device("cuda:1"), lambda _: torch.device("cpu")):
+            backends.open_engine("torch", model, plan, world, take, lambda _: None)
     finally:
         torch.distributed.destroy_process_group()
     assert done == ["take cuda:1", "give back", "connect cuda:1", "forget the peak of cuda:1", "engine", "engine"]

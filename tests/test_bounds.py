@@ -13,6 +13,7 @@ from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.shares import proportional_shares
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.schedule import ScheduleName
 from tests.strategies import make_cluster, make_problem, make_profile, problems
 
 
@@ -71,7 +72,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
             for ends, device in zip(zip((0, *cuts), (*cuts, L), strict=True), line, strict=True)
         )
         replicas.append(ReplicaPlan(microbatch_sizes=sizes, stages=stages))
-    schedule = draw(st.sampled_from(["gpipe", "1f1b"]))
+    schedule: ScheduleName = draw(st.sampled_from(["gpipe", "1f1b"]))
     return Plan(model="test", global_batch=batch, schedule=schedule, replicas=tuple(replicas))
 
 

@@ -40,7 +40,7 @@ def test_a_group_behind_one_device_gathers_too() -> None:
 def test_a_backward_outside_a_step_launches_no_sum() -> None:
     """Two engines on one model, the first not used yet: it took the gradients, and summed over ranks, in the other's step."""
     layer = nn.Linear(2, 1, bias=False)
-    group = OwnerGroup("layers 0:1", (0,), (layer.weight,))
+    group = OwnerGroup("layers 0:1", (0,), (layer.get_parameter("weight"),))
     unused, used = (GradientSync([group], {}, 0) for _ in range(2))
     used.begin(2)
     for _ in range(2):

@@ -94,7 +94,7 @@ def test_floating_targets_have_the_model_s_type() -> None:
     )
     model = build_model(own, build_data(own).train)
     assert model.targets.dtype is torch.float32  # type: ignore[union-attr]
-    mse(model.layers(model.inputs), model.targets).backward()  # type: ignore[no-untyped-call]
+    mse(model.layers(model.inputs), model.targets).backward()
 
 
 @pytest.mark.parametrize(

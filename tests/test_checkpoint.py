@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def steps(layers: nn.Sequential, optimizer: torch.optim.Optimizer, count: int, f
 WHOLE = {"format": "hetpipe.checkpoint/1", "step": 4, **STATE}
 DELETED = object()
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": functools.partial(torch.optim.AdamW, lr=0.01),
     "AdamW, amsgrad": functools.partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
     "SGD": functools.partial(torch.optim.SGD, lr=0.01),

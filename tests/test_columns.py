@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import assume, given, settings
@@ -130,7 +131,7 @@ class TestSumsInChains:
     def test_replicas_that_keep_to_them_do_not_wait_for_each_other(self, problem: Problem, data: st.DataObject) -> None:
         """No step is longer than its own sums, and all below them in the chain, make any replica's."""
         columns = Columns(Stages(Kinds(problem)))
-        L, degree_one = columns.L, np.flatnonzero(columns.degree == 1)
+        L, degree_one = columns.L, np.flatnonzero(columns.degree == 1).tolist()
         assume(columns.kinds.between and len(degree_one))
         common = tuple(sorted(data.draw(st.sets(st.integers(1, L - 1), max_size=2)))) if L > 1 else ()
         groups = []
@@ -138,7 +139,7 @@ class TestSumsInChains:
             more = data.draw(st.sets(st.integers(1, L - 1))) if L > 1 else set()
             cuts = tuple(sorted({0, *more, *common, L}))
             ready = tuple(data.draw(st.floats(0, 10)) for _ in cuts[1:])
-            kinds = tuple(int(data.draw(st.sampled_from(degree_one))) for _ in ready)
+            kinds = tuple(data.draw(st.sampled_from(degree_one)) for _ in ready)
             replica = ReplicaPlan(microbatch_sizes=(1,), stages=(StagePlan(layers=(0, L), devices=("n0/0",)),))
             groups.append(Group(number, Pipeline(Path(kinds, cuts), (1,), 0, 1, replica, ready, 0.5)))
         R = sum(g.number for g in groups)
@@ -190,7 +191,7 @@ class TestSumsInChains:
         b, number = columns.stages.sizes[size], [data.draw(st.integers(1, 4)) for _ in drawn]
         sizes = [{"microbatch_sizes": (b,) * m} for m in number]
         replicas = tuple(replica.model_copy(update=x) for replica, x in zip(drawn, sizes, strict=True))
-        fields = {"model": problem.profile.model, "schedule": "1f1b", "partitioner": "none"}
+        fields: dict[str, Any] = {"model": problem.profile.model, "schedule": "1f1b", "partitioner": "none"}
         plan = Plan(**fields, global_batch=b * sum(number), replicas=replicas)
         T, gaps = simulate(plan, problem.profile, problem.cluster).step_seconds, columns.chains.all
         opened = open_gaps(columns, replicas)

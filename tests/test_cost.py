@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,18 +9,18 @@ from hetpipe.predict.cost import Costs, most_in_flight, owner_segments, sync_seg
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.strategies import make_cluster, make_profile
 
-LAYERS = [
+LAYERS: list[dict[str, Any]] = [
     {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 30, "buffer_bytes": 1},
     {"parameter_bytes": 200, "output_bytes_per_sample": 20, "saved_bytes_per_sample": 50},
     {"parameter_bytes": 300, "output_bytes_per_sample": 5, "saved_bytes_per_sample": 40},
 ]
 
 
-def costs(layers: list[dict[str, object]] | None = None, **cluster: object) -> Costs:
+def costs(layers: list[dict[str, Any]] | None = None, **cluster: Any) -> Costs:
     profile = make_profile(
         {"a": [1.0, 2.0, 4.0]}, sizes=(1, 2, 4), layers=layers or LAYERS, fixed=0.5, optimizer=0.1
     )
-    return Costs(profile, make_cluster([{"a": 2}, {"a": 2}], **cluster))  # type: ignore[arg-type]
+    return Costs(profile, make_cluster([{"a": 2}, {"a": 2}], **cluster))
 
 
 def replica(*cuts: int, devices: list[str], sizes: tuple[int, ...] = (1, 1)) -> ReplicaPlan:

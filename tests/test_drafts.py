@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,9 +94,14 @@ class TestEveryDraft:
         layer = {"parameter_bytes": 400, "output_bytes_per_sample": 50, "saved_bytes_per_sample": 30}
         profile = make_profile({"a": [0.1] * 10, "b": [0.25] * 10}, sizes=(1, 2, 4, 8), layer=layer, fixed=0.3)
         problem = make_problem(make_cluster([{"a": 1}] * 20 + [{"b": 1}] * 20, link=link), profile, 400)
-        desk, steps = Desk(problem), []
+        desk, steps = Desk(problem), list[tuple[Any, ...]]()
         step = desk.steps.step
-        monkeypatch.setattr(desk.steps, "step", lambda *given: steps.append(1) or step(*given))
+
+        def counted(*given: Any) -> float:
+            steps.append(given)
+            return step(*given)
+
+        monkeypatch.setattr(desk.steps, "step", counted)
         assert sum(1 for _ in every(desk, Fasop())) > 1000
         assert desk.quickest(Fasop().candidates(desk)) is not None
         assert len(steps) < 100

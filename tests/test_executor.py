@@ -106,15 +106,16 @@ class Pipeline:
         parts = split_rows(inputs, sizes)
         boundaries = [trace_boundaries(layers, part) for part in parts]
         self.meters = [MemoryMeter() for _ in cuts[1:]]
+        names: Any = ("down", "up")  # of the groups in `Network`
         self.runs = [
             StageRun(
-                make_stage(layers, lo, hi), index=s, ranks=range(len(cuts) - 1), lanes=Lanes("down", "up"), sizes=sizes,
+                make_stage(layers, lo, hi), index=s, ranks=range(len(cuts) - 1), lanes=Lanes(*names), sizes=sizes,
                 depths=depths, recorder=Recorder(torch.device("cpu"), meter=self.meters[s]),
                 ends=list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in (lo, hi)), strict=True)),
                 loss=(lambda output, wanted: LOSS.share(output, wanted.targets, sum(sizes), wanted.weight)),
             )
             for s, (lo, hi) in enumerate(pairwise(cuts))
-        ]  # type: ignore[arg-type]  # fmt: skip
+        ]  # fmt: skip
 
     def run(self, targets: Tensor | None, on_output: Callable[[Tensors, int], None] | None = None) -> list[Tensor]:
         found: dict[int, Any] = {}

@@ -110,11 +110,11 @@ def test_under_torchrun_all_processes_of_both_agents_are_gone(tmp_path: Path, ho
             agent.wait()
     gone = rf"error: rank 1 on host {socket.gethostname()} \(replica 0 stage 1, device n0/1\) is gone; last heard of at "
     again = r"; nothing is saved so far \(.*\); start the same torchrun command again on every host$"
-    for agent in (0, 1):
-        said = (tmp_path / f"agent{agent}.err").read_text()
+    for number in (0, 1):
+        said = (tmp_path / f"agent{number}.err").read_text()
         if how == "kill":
             assert re.search(gone + rf"[^;]*, in [^;]+{again}", said, re.MULTILINE)
-        elif agent == 0:
+        elif number == 0:
             assert re.search(rf"^error: {SECOND}, in 1F\d of step 2: ArithmeticError: this layer .*{again}", said, re.MULTILINE)
         else:
             other = gone.replace("is gone; last heard of at ", r"failed in .*: ArithmeticError: this layer divides")

@@ -299,7 +299,7 @@ def test_checkpoints_are_read_without_running_them(tmp_path: Path) -> None:
     torch.save({"epoch": 4, "model": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
     (layer,) = one_layer("tests.fastspeed_parts:Net", [5, 8], weights=str(path))
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in layer.state_dict().items())
-    whole = torch.compile(parts.Net(), backend="eager")  # its names have a prefix, in the file or in the model
+    whole: Any = torch.compile(parts.Net(), backend="eager")  # its names have a prefix, in the file or in the model
     load_weights(whole, read_checkpoint(str(path)), str(path))
     assert torch.equal(whole.first.weight, net.first.weight)
     load_weights(parts.Net(), {"model": whole.state_dict()}, "compiled.pth")

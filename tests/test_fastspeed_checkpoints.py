@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def test_the_state_of_another_optimizer_is_named() -> None:
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.zeros(2, 6)).sum().backward()
     optimizer.step()
+    change: Callable[[Any], object]
     for change, message in (
         (lambda s: s.update(param_groups=[]), "it is not the state of this model's Adam: loaded state dict has a different"),
         (lambda s: s["param_groups"][0].pop("params"), "it is not the state of this model's Adam: 'params'"),

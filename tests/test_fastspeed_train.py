@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_the_rest_of_the_surface(tmp_path: Path, capfd: pytest.CaptureFixture[st
     """Dicts, a model that returns its loss over tokens, measured shares, and a run in two halves like the whole one."""
     saving = {"saveModel": 1, "checkpoint_interval": 1, "checkpoint_folder": "kept", "epoch_log_interval": 2}
     loading = {**saving, "isLoadModel": 1, "loadModelPath": "kept/Net_DDP_Epoch1.pth"}
-    uneven = {"manual_partition_list": [9, 4], "manual_batchsize_list": [3, 2]}
+    uneven: dict[str, Any] = {"manual_partition_list": [9, 4], "manual_batchsize_list": [3, 2]}
     rows = {
         "dict": (arguments(**uneven), "dict"),
         "loss": (arguments(train={"gradient_accumulate_step": 2}, **uneven), "loss"),

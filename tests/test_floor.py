@@ -145,7 +145,10 @@ class TestTime:
         tried: list[str] = []
         for problem in (unlike_nodes(time_limit_seconds=1e-9, progress=tried.append), few_unlike_nodes(time_limit_seconds=1e-9)):
             solution = Auto()(problem)
-            assert with_prediction(solution, problem).predicted.gap > 0.01  # the proof says what was not looked at
+            predicted = with_prediction(solution, problem).predicted
+            assert predicted is not None
+            assert predicted.gap is not None
+            assert predicted.gap > 0.01  # the proof says what was not looked at
             assert solution.proof != "exhaustive"
             checked(problem, solution.plan)
         assert not any("fasop" in text for text in tried)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from hetpipe.cli.weights import export_weights
 from hetpipe.exchange.hf import TensorFiles
@@ -22,19 +23,20 @@ from tests.zoo import WORDS, ZOO, transformers_model
 def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    reference = transformers_model("bert", ZOO["bert"].config)
-    reference.bert.save_pretrained(tmp_path / "base")  # no prefix, no classifier
+    base = transformers_model("bert", ZOO["bert"].config).get_submodule("bert")
+    assert isinstance(base, PreTrainedModel)
+    base.save_pretrained(tmp_path / "base")  # no prefix, no classifier
     state = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t.clone()
-             for n, t in reference.bert.state_dict().items() if "pooler" not in n}  # fmt: skip
+             for n, t in base.state_dict().items() if "pooler" not in n}  # fmt: skip
     save_file(state, tmp_path / "base" / "model.safetensors")
     layers = ZOO["bert"].build(weights=str(tmp_path / "base"), num_labels=7)
     with pytest.warns(
         UserWarning, match=r"has no bert.pooler.dense.weight, .* classifier.bias: drawn at random"
     ):
         materialise(layers)
-    assert layers[-1].classifier.weight.shape == (7, 32)
+    assert layers[-1].get_parameter("classifier.weight").shape == (7, 32)
     assert torch.equal(
-        layers[1].layer.output.LayerNorm.bias, reference.bert.encoder.layer[0].output.LayerNorm.bias
+        layers[1].get_parameter("layer.output.LayerNorm.bias"), base.get_parameter("encoder.layer.0.output.LayerNorm.bias")
     )
     materialise(ZOO["bert"].build(weights=str(tmp_path / "base"), num_hidden_layers=2), 0, 3)
     deeper = ZOO["bert"].build(weights=str(tmp_path / "base"), num_hidden_layers=4)
@@ -77,12 +79,14 @@ def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:
     )
     save_file(same, file)
     tied = t5.build(weights=str(tmp_path / "t5"))
-    assert tied[-1].lm_head.weight is tied[0].embed_tokens.weight
+    assert tied[-1].get_parameter("lm_head.weight") is tied[0].get_parameter("embed_tokens.weight")
     save_file({**state, "lm_head.weight": state["shared.weight"] + 1}, file)
     untied = t5.build(weights=str(tmp_path / "t5"))
     materialise(untied)
-    assert torch.equal(untied[-1].lm_head.weight, untied[0].embed_tokens.weight + 1)
-    assert "lm_head.weight" in untied[-1].stored_names.values()
+    head = untied[-1]
+    assert isinstance(head, t5.Head)
+    assert torch.equal(head.lm_head.weight, untied[0].get_parameter("embed_tokens.weight") + 1)
+    assert "lm_head.weight" in head.stored_names.values()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,9 @@ def test_damaged_and_foreign_configurations(tmp_path: Path) -> None:
         gpt2.build(weights=str(tmp_path))
     code = {"_attn_implementation": "someone/kernel", "auto_map": {"AutoModel": "code--Model"}, "trust_remote_code": True}
     file.write_text(json.dumps({**json.loads(whole), **code}))
-    assert gpt2.build(weights=str(tmp_path))[1].config._attn_implementation == "sdpa"
+    block = gpt2.build(weights=str(tmp_path))[1]
+    assert isinstance(block, gpt2.Block)
+    assert block.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("arguments", [{"n_embd": -4}, {"n_layer": 10**9}, {"n_head": 5}, {"vocab_size": "x"}])

@@ -27,10 +27,12 @@ def alone() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def wrapped(backend: Backend, weight: LossWeight, words: Tensors, **more: int) -> tuple[nn.Sequential, PlanEngine]:
+def wrapped(
+    backend: Backend, weight: LossWeight, words: Tensors, ignore_index: int = -100
+) -> tuple[nn.Sequential, PlanEngine]:
     model = build("tied")
     plan = make_plan([{"cuts": [10], "sizes": [4, 4, 3]}], schedule="gpipe")
-    return model, hetpipe.wrap(model, plan, words, cross_entropy, loss_weight=weight, backend=backend, **more)
+    return model, hetpipe.wrap(model, plan, words, cross_entropy, loss_weight=weight, ignore_index=ignore_index, backend=backend)
 
 
 @both
@@ -70,9 +72,14 @@ def test_tokens_are_counted_before_the_micro_batches_run(backend: Backend, monke
     words, labels = batch("tied", 11, 0)
     _, engine = wrapped(backend, "tokens", words)
     engine.step(words, labels)  # in the first step the loss is tried
-    counted = []
+    counted: list[int] = []
     count = Loss.count
-    monkeypatch.setattr(Loss, "count", lambda loss, targets: counted.append(len(targets)) or count(loss, targets))
+
+    def counting(loss: Loss, targets: Tensors) -> float:
+        counted.append(len(targets))
+        return count(loss, targets)
+
+    monkeypatch.setattr(Loss, "count", counting)
     loss, evaluation = engine.step(words, labels), engine.evaluate(words, labels)
     assert counted == [11, 11], "the whole share, once a step"
     truth = ReferenceEngine(build("tied"), Loss(function=cross_entropy, weight="tokens"))

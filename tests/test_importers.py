@@ -220,7 +220,7 @@ def test_the_published_files(model: str, layers: int) -> None:
 # ---- FASOP
 
 
-SIZES = {"hidden_size": 8, "sequence_length": 16, "attention_heads": 2, "vocabulary": 100}
+SIZES: dict[str, Any] = {"hidden_size": 8, "sequence_length": 16, "attention_heads": 2, "vocabulary": 100}
 
 
 @pytest.fixture

@@ -231,6 +231,7 @@ def test_a_label_that_is_no_class(function: Any) -> None:
 
 
 def test_weights_are_numbers_that_add_up() -> None:
+    weight: Any
     for weight, expected in (
         (lambda t: WEIGHTS[t], "the loss's weight of a batch must be one number, found tensor([2.0000, 3.0000, "),
         (lambda t: None, "the loss's weight of a batch must be one number, found None"),
@@ -286,10 +287,11 @@ def test_a_weighted_mean_in_ones_own_loop(alone: None, backend: Backend, capsys:
     engine.close()
     truth = net()
     expected = loss(truth(INPUTS), LABELS)
-    expected.backward()  # type: ignore[no-untyped-call]
+    expected.backward()
     engine = wrapped(loss, loss_weight=lambda targets: weights[targets].sum())
     assert engine.step(INPUTS, LABELS) == pytest.approx(float(expected.detach()), rel=1e-12)
     for own, other in zip(engine.parameters(), truth.parameters(), strict=True):
+        assert other.grad is not None
         assert torch.allclose(own.grad, other.grad, rtol=0, atol=1e-12)
     found = engine.evaluate(INPUTS, LABELS)
     assert found[:3] == (pytest.approx(float(expected.detach())), None, pytest.approx(float(weights[LABELS].sum())))

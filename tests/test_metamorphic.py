@@ -151,7 +151,8 @@ def better_memory(draw: st.DrawFn, problem: Problem) -> Problem:
             own = ("overlap_transfers", "action_seconds")
             cluster["runtime_overhead"] = {key: cluster["runtime_overhead"][key] for key in own}
 
-    return replace(changed(problem, cluster=edit), **({"memory_reserve": 0.0} if what == "reserve" else {}))
+    better = changed(problem, cluster=edit)
+    return replace(better, memory_reserve=0.0) if what == "reserve" else better
 
 
 @st.composite
@@ -175,12 +176,12 @@ def better_choice(draw: st.DrawFn, problem: Problem) -> Problem:
             cluster["runtime_overhead"]["action_seconds"] = 0.0
 
         return changed(problem, cluster=faster)
-    freer = {
+    freer: dict[str, dict[str, Any]] = {
         "recompute": {"allow_recompute": True},
         "schedule": {"schedule": "auto"},
         "backend": {"backend": "torch"},
     }
-    return replace(problem, **freer[what])  # type: ignore[arg-type]
+    return replace(problem, **freer[what])
 
 
 BETTER = st.sampled_from([better_times, better_links, better_memory, better_choice])
@@ -225,8 +226,10 @@ class TestBetterIsNeverSlower:
                 bounds.append(Large(one, "auto").run().lower_bound_seconds)
             except PartitionError:
                 return
-        assert None not in bounds
-        assert bounds[0] <= bounds[1] * 1.002
+        first, second = bounds
+        assert first is not None
+        assert second is not None
+        assert first <= second * 1.002
 
     @settings(max_examples=60)
     @given(st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def write_metis(tmp_path: Path) -> Path:
     return folder
 
 
-METIS = {"hidden_size": 8, "sequence_length": 16}
+METIS: dict[str, Any] = {"hidden_size": 8, "sequence_length": 16}
 
 
 def test_metis(metis: Path) -> None:

@@ -130,7 +130,7 @@ def test_shares_of_any_split_sum_to_the_mean_of_the_whole(
 def test_nothing_but_ignored_targets_is_zero_with_zero_gradients() -> None:
     output = torch.full((2, 5), float("-inf"), requires_grad=True)
     share = Loss(function=cross_entropy, weight="tokens").share(output, torch.full((2,), IGNORED), 7.0)
-    share.backward()  # type: ignore[no-untyped-call]
+    share.backward()
     assert float(share.detach()) == 0.0
     assert output.grad is not None
     assert torch.equal(output.grad, torch.zeros(2, 5))

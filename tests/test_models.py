@@ -14,7 +14,7 @@ from hetpipe.models import alexnet, cifar_cnn, gpt, mlp, resnet, vgg19
 Build = Callable[..., nn.Sequential]
 
 IMAGE = torch.zeros(2, 3, 32, 32)
-TINY_GPT = {"layers": 2, "width": 16, "heads": 2, "context": 8}
+TINY_GPT: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": 8}
 CASES: dict[str, tuple[Build, dict[str, Any], Tensor, tuple[int, ...]]] = {
     "gpt": (gpt.build, TINY_GPT, torch.zeros(2, 8, dtype=torch.int64), (2, 8, 256)),
     "mlp": (mlp.build, {"layers": 3, "width": 8, "inputs": 5, "outputs": 4}, torch.zeros(2, 5), (2, 4)),
@@ -119,10 +119,10 @@ def test_resnet_has_the_published_sizes(depth: int, parameters: int, layers: int
 def test_resnet_keeps_the_resolution_of_small_images_and_may_begin_as_its_shortcuts() -> None:
     model = resnet.build(34, 32, 10, 0.1, zero_init_residual=True)
     x = torch.rand(2, 3, 32, 32)
-    assert model.stem(x).shape == (2, 6, 32, 32)
-    features = model.stem(x)
-    assert torch.equal(model.block1_1(features), features)  # relu(0 + what a ReLU gave)
-    assert not torch.equal(resnet.build(34, 32, 10, 0.1).block1_1(features), features)
+    features = model.get_submodule("stem")(x)
+    assert features.shape == (2, 6, 32, 32)
+    assert torch.equal(model.get_submodule("block1_1")(features), features)  # relu(0 + what a ReLU gave)
+    assert not torch.equal(resnet.build(34, 32, 10, 0.1).get_submodule("block1_1")(features), features)
 
 
 def test_resnet_needs_a_choice_of_batch_norm() -> None:
@@ -135,7 +135,7 @@ def test_resnet_needs_a_choice_of_batch_norm() -> None:
 
 def test_gpt_ties_one_parameter_or_two() -> None:
     tied, untied = gpt.build(**TINY_GPT), gpt.build(**TINY_GPT, tied=False)
-    assert tied.head.project.weight is tied.embed.token.weight
+    assert tied.get_parameter("head.project.weight") is tied.get_parameter("embed.token.weight")
     assert parameter_count(untied) - parameter_count(tied) == 256 * 16
 
 
@@ -155,13 +155,13 @@ def test_gpt_starts_at_the_loss_of_a_guess() -> None:
     model, tokens = gpt.build(layers=4, width=64), torch.randint(256, (4, 64))
     loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
     assert loss.item() == pytest.approx(5.545, abs=0.1)  # ln 256
-    stream = model.block0_attention.project.weight.std().item()
+    stream = model.get_parameter("block0_attention.project.weight").std().item()
     assert stream == pytest.approx(0.02 / (2 * 4) ** 0.5, rel=0.05)
 
 
 def test_local_response_norm_is_the_papers() -> None:
     x = torch.rand(1, 5, 2, 2)
-    layer = alexnet.build(32, 10, 0.05, local_response_norm=True).conv1.norm
+    layer = alexnet.build(32, 10, 0.05, local_response_norm=True).get_submodule("conv1.norm")
     # section 3.3: a / (k + alpha * sum of a² over n = 5 neighbours) ^ beta; k = 2, alpha = 1e-4, beta = 0.75
     centre = x[:, 2] / (2 + 1e-4 * x.square().sum(1)) ** 0.75
     assert torch.allclose(layer(x)[:, 2], centre)

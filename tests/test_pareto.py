@@ -14,6 +14,7 @@ import hetpipe
 import hetpipe.planning.pareto
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
+from hetpipe.planning import registry
 from hetpipe.planning.front import Front, Row
 from hetpipe.planning.pareto import make_front
 from hetpipe.planning.partition import PartitionError, Problem, Solution
@@ -160,7 +161,7 @@ class TestFront:
                 raise PartitionError("no plan was found in time", out_of_time=True)
             return plain(problem)
 
-        monkeypatch.setattr(hetpipe.planning.pareto.registry, "partitioner", lambda _: named(broken))
+        monkeypatch.setattr(registry, "partitioner", lambda _: named(broken))
         one, two = make_front(PROFILE, catalogue({"fast": "1..2"}), 6).front.rows
         assert two.status == "planned"
         assert two.reason == "the plan of 1 fast, which is part of it"
@@ -226,13 +227,9 @@ class TestFront:
         ],
     )  # fmt: skip
     def test_wrong_options(self, options: dict[str, Any], message: str) -> None:
+        given: dict[str, Any] = {"profile": PROFILE, "source": catalogue({"fast": 1, "slow": 1}), "global_batch": 6}
         with pytest.raises(InputError, match=message):
-            make_front(
-                **(
-                    {"profile": PROFILE, "source": catalogue({"fast": 1, "slow": 1}), "global_batch": 6}
-                    | options
-                )
-            )
+            make_front(**given | options)
 
 
 def named(planner: Any) -> Any:

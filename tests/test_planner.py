@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,7 @@ class TestPrediction:
         fluid = fluid_bound(make_problem(CLUSTER, PROFILE, 6))
         assert plan.predicted.proof == "fluid"
         assert plan.predicted.lower_bound_seconds == fluid
+        assert plan.predicted.gap is not None
         assert plan.predicted.gap == pytest.approx(plan.predicted.step_seconds / fluid - 1)
         assert plan.predicted.gap > 0
 
@@ -76,10 +78,11 @@ class TestPrediction:
         problem = make_problem(CLUSTER, PROFILE, 6)
         step = with_prediction(solution, problem).predicted
         assert step is not None
-        for limits, message in (
+        cases: list[tuple[dict[str, Any], str]] = [
             ({"max_price_per_hour": 3.5}, r"the plan of 'even' costs 4 per hour, more than 3\.5"),
             ({"deadline_seconds_per_step": step.step_seconds / 2}, r"the plan of 'even' takes .* s per step, more than"),
-        ):
+        ]
+        for limits, message in cases:
             with pytest.raises(PartitionError, match=message):
                 with_prediction(solution, replace(problem, **limits))
         with_prediction(solution, replace(problem, max_price_per_hour=4.0, deadline_seconds_per_step=step.step_seconds))
@@ -99,7 +102,8 @@ class TestOptions:
         oracle = make_plan(PROFILE, CLUSTER, 2, deadline_seconds_per_step=13.0, partitioner="exhaustive")
         for plan in (quick, oracle):
             assert plan.predicted is not None
-            assert (plan.predicted.proof, plan.predicted.gap) == ("exhaustive", pytest.approx(0.0))
+            assert plan.predicted.proof == "exhaustive"
+            assert plan.predicted.gap == pytest.approx(0.0)
             assert plan.predicted.lower_bound_price_per_million_samples == pytest.approx(
                 plan.predicted.price_per_million_samples
             )
@@ -112,7 +116,7 @@ class TestOptions:
     @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
     def test_schedule(self, schedule: str) -> None:
         small = make_cluster([{"a": 1, "b": 1}], memory=4500)
-        assert make_plan(PROFILE, small, 6, schedule=schedule).schedule == schedule  # type: ignore[arg-type]
+        assert make_plan(PROFILE, small, 6, schedule=schedule).schedule == schedule
 
     def test_backend(self) -> None:
         small = make_cluster([{"a": 1}, {"b": 1}], memory=4500)
@@ -168,9 +172,10 @@ class TestOptions:
             ),
         ],
     )
-    def test_wrong_options(self, options: dict[str, object], message: str) -> None:
+    def test_wrong_options(self, options: dict[str, Any], message: str) -> None:
+        given: dict[str, Any] = {"profile": PROFILE, "cluster": CLUSTER, "global_batch": 6}
         with pytest.raises(InputError, match=message):
-            make_plan(**({"profile": PROFILE, "cluster": CLUSTER, "global_batch": 6} | options))  # type: ignore[arg-type]
+            make_plan(**given | options)
 
     @pytest.mark.parametrize("name", ["auto", "chain"])
     def test_time_limit(self, name: str) -> None:
@@ -184,6 +189,7 @@ class TestOptions:
         assert best is not None
         assert found is not None
         assert found.step_seconds >= best.step_seconds
+        assert found.lower_bound_seconds is not None
         assert found.lower_bound_seconds <= best.step_seconds
 
     def test_time_limit_before_any_plan(self) -> None:

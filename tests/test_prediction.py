@@ -80,7 +80,8 @@ def test_gradients_are_added_up_and_backwards_slow_down() -> None:
     )  # adds 3 · 1000 / 3000 seconds on one device, 0.3 on each of two
     one, two = found.measurement("a", 1), found.measurement("a", 2)
     assert (one.forward_seconds, one.backward_seconds) == (((3.0,),), ((1.5 * (4.0 + 1.0),),))
-    assert two.backward_seconds == ((pytest.approx(1.5 * (2.0 + 0.3)),),)
+    (backward,) = two.backward_seconds
+    assert backward == pytest.approx((1.5 * (2.0 + 0.3),))
     assert in_training(PROFILE, 1.0, memory_rate=inf) == PROFILE
 
 

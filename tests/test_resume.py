@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint import state_dict_saver
 
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
@@ -28,8 +29,8 @@ from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.trainer import checkpoint_bytes
 from tests.commands import finish, start
-from tests.jobs import Folder, train
-from tests.test_checkpoint import ALONE, OPTIMIZERS, STATE, net, steps
+from tests.jobs import STATE, Folder, train
+from tests.test_checkpoint import ALONE, OPTIMIZERS, net, steps
 
 ADAM, AMSGRAD = OPTIMIZERS["AdamW"], OPTIMIZERS["AdamW, amsgrad"]
 SGD = functools.partial(torch.optim.SGD, lr=0.01)
@@ -287,7 +288,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_those_before(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(*{"tensors": (checkpoint.state_dict_saver, "save"), "state": (checkpoint, "write_text")}[where], full)
+    monkeypatch.setattr(*{"tensors": (state_dict_saver, "save"), "state": (checkpoint, "write_text")}[where], full)
     whole = net()
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)

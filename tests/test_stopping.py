@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -26,10 +27,11 @@ from tests.jobs import Folder, train
 ENDLESS = train(steps=1_000_000, scheduler=None)
 
 
-def job(path: Path, **sections: object) -> Folder:
+def job(path: Path, **sections: Any) -> Folder:
     folder = Folder(path)
     saved = {"folder": str(path / "saved"), "every_steps": 1000, "keep": 2}
-    folder.ready(**{"train": ENDLESS, "checkpoint": saved, **sections})
+    content: dict[str, Any] = {"train": ENDLESS, "checkpoint": saved, **sections}
+    folder.ready(**content)
     return folder
 
 

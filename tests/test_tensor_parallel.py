@@ -137,7 +137,7 @@ def test_only_receivers_gather_where_transfers_block() -> None:
     held = replica_costs(Costs(profile(), cluster(overlap_transfers=False)), two)
     more = sum(
         blocking[0] - own[0]
-        for blocking, own in zip(held.forward + held.backward, free.forward + free.backward, strict=True)
+        for blocking, own in zip([*held.forward, *held.backward], [*free.forward, *free.backward], strict=True)
     )
     wire, gathered = 8.0 + 0.5, 3 * (0.125 + 200 / 1000)
     assert more == pytest.approx(4 * wire + gathered)

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.spec.job import Job
+from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
-from hetpipe.training.trainer import TrainResult
 from tests import restarted_loop
 from tests.commands import ROOT, THREADS_LEFT, Ended, agents, finish
 from tests.jobs import Folder, train
@@ -104,7 +104,9 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_as_if_nothing_had_been(tmp_
     """By a fixed address, and of one agent."""
     folder = Folder(tmp_path)
     model = {"target": "tests.user_parts:failing", "args": {"how": "kill once", "step": 3 * 4}}  # in the fourth step
-    rows = [{"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2], "devices": ["n0/2"]}]
+    rows: list[dict[str, Any]] = [
+        {"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2], "devices": ["n0/2"]},
+    ]  # fmt: skip
     checkpoints = {"folder": "restarted", "every_steps": 2}
     file = folder.ready((3,), rows, model=model, train=train(steps=6), checkpoint=checkpoints)
     (ended,) = under_torchrun(folder, [3], "train", "job.yaml", restarts=1)

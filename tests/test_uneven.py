@@ -134,7 +134,7 @@ def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (dict(shares=[3, 1]), "there are 2 shares for 1 ranks (no process group, and no torchrun)"),
     ):
         with pytest.raises(InputError) as error:
-            ShareSampler(10, **arguments)  # type: ignore[arg-type]
+            ShareSampler(10, **arguments)
         assert str(error.value).startswith(message)
     sampler = ShareSampler(9, [6, 2], rank=0)
     with pytest.raises(InputError) as error:

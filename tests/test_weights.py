@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ class Constant(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         found = self.inner(x)
-        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+        output: Tensor = found[0] if isinstance(found, tuple) else found
+        return output
 
     def values(self, names: Collection[str]) -> dict[str, Tensor]:
         self.asked.append(sorted(names))
@@ -39,7 +41,7 @@ def tied_and_empty() -> nn.Sequential:
     with torch.device("meta"):
         parts = [nn.Embedding(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False), nn.LSTM(5, 3)]
     parts[2].weight = parts[0].weight
-    parts[1].bias.requires_grad_(False)  # type: ignore[union-attr]
+    parts[1].bias.requires_grad_(False)
     return nn.Sequential(*[Constant(part, float(number)) for number, part in enumerate(parts)])
 
 
@@ -48,21 +50,24 @@ def test_own_layers_only_and_a_shared_parameter_everywhere() -> None:
     ties = tied_layers(layers)
     materialise(layers, 1, 3)
     assert [empty_names(layer) == [] for layer in layers] == [True, True, True, False]
-    assert layers[0].inner.weight is layers[2].inner.weight  # type: ignore[union-attr]
+    assert layers.get_parameter("0.inner.weight") is layers.get_parameter("2.inner.weight")
     assert tied_layers(layers) == ties == {"0.inner.weight": (0, 2)}
-    assert layers[2].inner.weight.unique().tolist() == [2.0]  # type: ignore[union-attr,operator]
+    assert layers.get_parameter("2.inner.weight").unique().tolist() == [2.0]
     assert layers[0].asked == []
-    norm = layers[1].inner
-    assert norm.weight.dtype == norm.running_mean.dtype == torch.float64  # type: ignore[union-attr]
-    assert norm.num_batches_tracked.dtype == torch.int64  # type: ignore[union-attr]
-    assert (norm.weight.requires_grad, norm.bias.requires_grad) == (True, False)  # type: ignore[union-attr]
+    norm = layers.get_submodule("1.inner")
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.weight.dtype == norm.get_buffer("running_mean").dtype == torch.float64
+    assert norm.get_buffer("num_batches_tracked").dtype == torch.int64
+    assert (norm.weight.requires_grad, norm.bias.requires_grad) == (True, False)
     assert list(norm.state_dict()) == list(nn.BatchNorm1d(4).state_dict())
     materialise(layers)
     assert layers[0].asked == []  # its weight has a value
     assert layers[3](torch.zeros(1, 2, 5, dtype=torch.float64)).shape == (1, 2, 3)
-    assert len(layers[3].asked[0]) == 4  # type: ignore[arg-type,index]
+    last = layers[3]
+    assert isinstance(last, Constant)
+    assert len(last.asked[0]) == 4
     materialise(layers)
-    assert len(layers[3].asked) == 1  # type: ignore[arg-type]
+    assert len(last.asked) == 1
 
 
 def test_placed_for_a_while() -> None:
@@ -73,11 +78,11 @@ def test_placed_for_a_while() -> None:
             assert empty_names(layer) == []
         assert {name: id(tensor) for name, tensor in tensors_of(layers).items()} == before
     materialise(layers, 0, 1)
-    kept = layers[0].inner.weight
+    kept = layers.get_parameter("0.inner.weight")
     with placed(layers, layers[2], torch.device("cpu")):
-        assert layers[2].inner.weight is kept  # type: ignore[union-attr]
-    assert layers[2].inner.weight is kept  # type: ignore[union-attr]
-    assert not kept.is_meta  # type: ignore[union-attr,operator]
+        assert layers.get_parameter("2.inner.weight") is kept
+    assert layers.get_parameter("2.inner.weight") is kept
+    assert not kept.is_meta
 
 
 def test_boundaries_are_the_same_however_much_is_empty() -> None:
@@ -99,10 +104,10 @@ def test_compiled_layers_keep_their_names(tmp_path: Path) -> None:
         torch.manual_seed(len(how))
         with torch.device("meta"):
             late = Constant(nn.Linear(2, 2), 3.0)
-        layers = [nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2), nn.Tanh()), late]
+        layers: list[Any] = [nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2), nn.Tanh()), late]
         if how == "compiled":
             layers[0], layers[2] = (torch.compile(layers[at], backend="eager") for at in (0, 2))
-            layers[1][0] = torch.compile(layers[1][0], backend="eager")  # type: ignore[index,operator]
+            layers[1][0] = torch.compile(layers[1][0], backend="eager")
         found = nn.Sequential(*layers)
         materialise(found)
         return found

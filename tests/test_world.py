@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from hetpipe.files.messages import InputError
+from hetpipe.measuring.discover import note_missing_gpus
 from hetpipe.processes.world import World, bind_devices, connect
 from hetpipe.spec.cluster import Cluster, Node
-from hetpipe.training.session import note_missing_gpus
 from tests.programs import save_late, talk
 from tests.ranks import cluster_of, run_ranks
 

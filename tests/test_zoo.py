@@ -24,6 +24,7 @@ from hetpipe.layers.model import Model
 from hetpipe.layers.weights import empty_names, materialise, state_of, tensors_of
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.models import gpt2, llama
+from hetpipe.models._hf import HFLayer
 from tests.ranks import cluster_of, run_ranks
 from tests.test_checkpoint import ALONE
 from tests.zoo import (
@@ -46,9 +47,11 @@ def _one_thread() -> Iterator[None]:
 
 
 def hf_names(layers: nn.Sequential) -> dict[str, str]:
-    return {
-        f"{child}.{own}": hf for child, layer in layers.named_children() for own, hf in layer.hf_names.items()
-    }
+    found = dict[str, str]()
+    for child, layer in layers.named_children():
+        assert isinstance(layer, HFLayer)
+        found |= {f"{child}.{own}": hf for own, hf in layer.hf_names.items()}
+    return found
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -99,8 +102,10 @@ def test_logits_loss_and_all_gradients_are_the_same_bits(
     }
     assert own.keys() == gradients.keys()
     for hf, gradient in gradients.items():
+        mine = own[hf]
         assert gradient is not None
-        assert torch.equal(own[hf], gradient), hf
+        assert mine is not None
+        assert torch.equal(mine, gradient), hf
 
 
 def test_dropout_is_there() -> None:
@@ -142,7 +147,7 @@ def train_with_transformers(name: str, model: PreTrainedModel) -> list[float]:
         _, targets, arguments = batch(name, step)
         arguments = {key: value for key, value in arguments.items() if key != "labels"}
         if name == "t5":
-            arguments["decoder_input_ids"] = batch(name, step)[0][2]  # type: ignore[index]
+            arguments["decoder_input_ids"] = batch(name, step)[0][2]
         optimizer.zero_grad()
         loss = ZOO[name].loss().function(model(**arguments).logits, targets)  # its own loss is of float32
         loss.backward()
@@ -207,7 +212,8 @@ def test_back_to_a_folder_that_transformers_loads(
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert (files == ["model.safetensors"]) == (shard_bytes > 1 << 20)
     assert (tmp_path / "out" / "tokenizer.json").exists()
-    loaded, info = KINDS[name].from_pretrained(tmp_path / "out", output_loading_info=True)
+    found: Any = KINDS[name].from_pretrained(tmp_path / "out", output_loading_info=True)
+    loaded, info = found
     assert not any(info.values()), info
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [
         KINDS[name].__name__
@@ -303,12 +309,12 @@ def test_adapters_without_values_are_named() -> None:
     ):
         materialise(layers)
     kept = llama.build(**ZOO["llama"].config)
-    wrapper = nn.Module()  # as peft's modules_to_save
-    wrapper.original_module = kept[-1].lm_head
-    wrapper.modules_to_save = nn.ModuleDict({"default": copy.deepcopy(kept[-1].lm_head)})
+    head, wrapper = kept[-1].get_submodule("lm_head"), nn.Module()  # as peft's modules_to_save
+    wrapper.original_module = head
+    wrapper.modules_to_save = nn.ModuleDict({"default": copy.deepcopy(head)})
     kept[-1].lm_head = wrapper
     materialise(kept)
-    first, second = wrapper.original_module.weight, wrapper.modules_to_save["default"].weight
+    first, second = (wrapper.get_parameter(f"{name}.weight") for name in ("original_module", "modules_to_save.default"))
     assert torch.equal(first, second)
     assert first.data_ptr() != second.data_ptr()
 

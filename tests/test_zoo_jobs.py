@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,9 +37,8 @@ def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) 
     assert summary["last_loss"] < 0.95 * summary["first_loss"]
     assert summary["test_accuracy"] > 0.2  # a guess: 0.125
     export_weights(JOBS / "bert-text.yaml", tmp_path / "weights", settings=settings)
-    model, info = BertForSequenceClassification.from_pretrained(
-        tmp_path / "weights", output_loading_info=True
-    )
+    loaded: Any = BertForSequenceClassification.from_pretrained(tmp_path / "weights", output_loading_info=True)
+    model, info = loaded
     assert not any(info.values()), info
     test = build_data(Job.read(JOBS / "bert-text.yaml", settings)).test
     (words, mask), labels = fetch(test, torch.arange(len(test)))  # type: ignore[arg-type]

@@ -118,9 +118,9 @@ def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: in
     meter = engine.recorders[0].meter if isinstance(engine, PlanEngine) else None
     for step in range(max(1, case.steps)):
         if case.evaluate is not None:
-            inputs, targets = batch(case.net, sum(case.evaluate), 50 + step, case.dtype)
-            metric = build_metric(case.loss())
-            evaluations.append(engine.evaluate(*part(inputs, targets, case.evaluate), metric))
+            whole = batch(case.net, sum(case.evaluate), 50 + step, case.dtype)
+            inputs, targets = part(*whole, case.evaluate)
+            evaluations.append(engine.evaluate(inputs, targets, build_metric(case.loss())))
         if case.steps == 0:
             break
         shares = case.shares_of(step)

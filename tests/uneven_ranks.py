@@ -72,7 +72,8 @@ def true_gradients(case: Case) -> Iterator[tuple[float, Tensor]]:
     dataset, batch = data(case), sum(case.shares)
     for indices in ShareSampler(case.samples, [batch], rank=0):
         model = network(case)
-        loss = loss_of(model, case, *dataset[indices], "mean")
+        inputs, targets = dataset[indices]
+        loss = loss_of(model, case, inputs, targets, "mean")
         loss.backward()
         yield float(loss.detach()), gradient(model)
 
@@ -186,7 +187,7 @@ def measure(rank: int) -> dict[str, Any]:
 
     model(torch.ones(2, 50))
     buffers, state = [b.clone() for b in model.buffers()], torch.get_rng_state()
-    result = {"free": measured_shares(model, step, 8)}
+    result: dict[str, Any] = {"free": measured_shares(model, step, 8)}
     parameters = 4 * sum(p.numel() for p in model.parameters())
     static = 5 * parameters + 4 * (40 + 40) + 8
     per_sample = 4 * (50 + 40 + 40 + 40 + 40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-
-import common
-import hf_trainer
-
 from hetpipe.uneven import ShareSampler, process_group
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+common, hf_trainer = import_module("common"), import_module("hf_trainer")
 
 
 def arguments(folder: str, **options: Any) -> TrainingArguments:

@@ -24,9 +24,10 @@ from transformers import (
 
 from bench.stage_memory.run import fill_stage
 from hetpipe.checkpoints import checkpoint
-from hetpipe.layers.model import Loss, Tensors, cross_entropy
+from hetpipe.layers.model import Loss, LossWeight, Tensors, cross_entropy
 from hetpipe.layers.weights import empty_names, tensors_of
 from hetpipe.models import bert, gpt2, llama, t5
+from hetpipe.models._hf import HFLayer
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.spec.plan import Backend
@@ -46,10 +47,10 @@ class Zoo:
     config: dict[str, Any]
     cuts: tuple[int, int, int]
     dropout: tuple[str, ...]
-    weight: str = "tokens"
+    weight: LossWeight = "tokens"
 
     def loss(self) -> Loss:
-        return Loss(function=cross_entropy, weight=self.weight)  # type: ignore[arg-type]
+        return Loss(function=cross_entropy, weight=self.weight)
 
     def without_dropout(self) -> dict[str, Any]:
         return {**self.config, **dict.fromkeys(self.dropout, 0.0)}
@@ -111,7 +112,9 @@ def transformers_model(name: str, config: dict[str, Any], attention: str = "sdpa
     """transformers' own model of this configuration, with random weights, and without the cache of a generation, in which T5
     has its numbers in another order."""
     torch.manual_seed(3)
-    settings = copy.deepcopy(ZOO[name].build(attention=attention, **config)[0].origin.model.config)
+    layer = ZOO[name].build(attention=attention, **config)[0]
+    assert isinstance(layer, HFLayer)
+    settings = copy.deepcopy(layer.origin.model.config)
     settings.use_cache = False
     return KINDS[name](settings)
 
@@ -130,7 +133,8 @@ class LowRank(nn.Module):
         self.lora_B = nn.ModuleDict({"default": nn.Linear(2, linear.out_features, bias=False, device=device)})
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+        output: Tensor = self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+        return output
 
 
 def adapted(device: str = "cpu", **arguments: Any) -> nn.Sequential:
@@ -148,9 +152,10 @@ def compiled(layers: nn.Sequential) -> nn.Sequential:
     """Every second layer compiled, and the attention in the others."""
     for index, (name, layer) in enumerate(list(layers.named_children())):
         if index % 2 == 0:
-            layers.add_module(name, torch.compile(layer, backend="eager"))
+            setattr(layers, name, torch.compile(layer, backend="eager"))
         elif hasattr(layer, "layer"):
-            layer.layer.self_attn = torch.compile(layer.layer.self_attn, backend="eager")
+            inner: Any = layer.layer
+            inner.self_attn = torch.compile(inner.self_attn, backend="eager")
     return layers
 
 

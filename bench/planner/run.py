@@ -29,7 +29,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
 
 MODEL = "OPT-350"
-TYPES = {"A100-40": 40, "V100-16": 16, "Titan-RTX": 24, "GH-96": 96}  # GB
+TYPES: dict[str, float] = {"A100-40": 40, "V100-16": 16, "Titan-RTX": 24, "GH-96": 96}  # GB
 SYNTHETIC = {"A100": 39, "V100": 15.7, "T4": 14.7, "A10": 22}
 NODE = 8
 INSIDE = {"bandwidth": "100 GB/s", "latency": "10 us"}
