@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import hetpipe
@@ -99,7 +102,36 @@ def refusals(world: World, plan: Plan) -> dict[str, Any]:
     short = inputs[mine, :-1] if engine.replica == 0 else inputs[mine]
     attempt("other shapes", lambda: engine.evaluate(short, targets[mine]))
     heard["loss"] = engine.step(inputs[mine], targets[mine])
+    rows = [{"cuts": [10], "sizes": [2, 1], "devices": [device]} for device in ("n0/0", "n0/1", "n0/2", "n1/0", "n1/1")]
+    whole = open_engine(world, make_plan(rows), build("blocks"), *data, loss)
+    assert whole is not None
+    own = slice(3 * world.rank, 3 * world.rank + 3)
+    more = slice(4) if world.rank == 3 else own
+    attempt("too many samples for a whole replica", lambda: whole.step(inputs[more], targets[more]))
+    heard["gradient after a refusal"] = next(whole.parameters()).grad
+    attempt("unequal ends of a whole replica",
+            lambda: whole.step(inputs[own], targets[own][: 3 - (world.rank == 1)]))  # fmt: skip
+    with counted_sums() as sums:
+        heard["loss of whole replicas"] = whole.step(inputs[own], targets[own])
+    heard["sums"] = len(sums)
+    part = own if world.rank < 4 else slice(12, 13)
+    heard["loss of a partial batch"] = whole.step(inputs[part], targets[part])
+    heard["norm of a partial batch"] = whole.grad_norm()
     return heard
+
+
+@contextmanager
+def counted_sums() -> Iterator[list[Any]]:
+    """The tensors of all sums over ranks."""
+    seen: list[Any] = []
+    real = dist.all_reduce
+
+    def spy(tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+        seen.append(tensor)
+        return real(tensor, *arguments, **keywords)
+
+    with patch.object(dist, "all_reduce", spy):
+        yield seen
 
 
 # ---- world ----

@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from bench.reference import ReferenceEngine
+from hetpipe.layers.model import Loss, as_tuple, mse
 from hetpipe.layers.split import make_stage, tied_layers
 from hetpipe.predict.cost import owner_segments
 from hetpipe.runtime.replicas import PlanGroups, fingerprint, local_groups, plan_groups
 from hetpipe.spec.plan import Plan
+from tests.nets import batch, build
 from tests.programs import refusals, twenty_steps
 from tests.ranks import cluster_of, make_plan, run_ranks
 
@@ -161,6 +164,8 @@ def refused() -> list[dict[str, Any]]:
         ("too many samples", "replica 0 was given 9 samples, but the plan gives it at most 8"),
         ("other shapes", "replica 0: its inputs have other shapes a sample than [(8,)], those of the sample batch; what crosses"),
         ("unequal ends of an evaluation", "replica 1: its first stage was given 4 samples of inputs, its last stage 3"),
+        ("too many samples for a whole replica", "replica 3 was given 4 samples, but the plan gives it at most 3; its memory"),
+        ("unequal ends of a whole replica", "replica 1: its first stage was given 3 samples of inputs, its last stage 2"),
     ],
 )  # fmt: skip
 def test_every_rank_refuses_wrong_input(refused: list[dict[str, Any]], what: str, message: str) -> None:
@@ -172,6 +177,18 @@ def test_every_rank_refuses_wrong_input(refused: list[dict[str, Any]], what: str
 def test_after_a_refusal_training_goes_on(refused: list[dict[str, Any]]) -> None:
     assert len({result["loss"] for result in refused}) == 1
     assert refused[0]["loss"] > 0
+
+
+def test_whole_replicas_say_what_they_were_given_in_one_message_with_the_loss(refused: list[dict[str, Any]]) -> None:
+    engine = ReferenceEngine(build("blocks"), Loss(function=mse))
+    inputs, targets = (as_tuple(t)[0] for t in batch("blocks", 40, 0))
+    losses = [engine.step(inputs[:15], targets[:15]), engine.step(inputs[:13], targets[:13])]
+    norm = engine.clip_grad_norm_(1e9)
+    for result in refused:
+        assert result["gradient after a refusal"] is None
+        assert result["sums"] == 2  # of the gradients, and of all else
+        assert [result["loss of whole replicas"], result["loss of a partial batch"]] == pytest.approx(losses, abs=1e-12)
+        assert result["norm of a partial batch"] == pytest.approx(norm, abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -47,6 +47,7 @@ class PlanEngine(ABC):
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self._denominator = 1.0
+        self._whole = model.loss.weight == "samples" and all(len(replica.stages) == 1 for replica in plan.replicas)
         self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
         self.steps = 0  # begun so far
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
@@ -163,10 +164,17 @@ class PlanEngine(ABC):
         return self.loss.share(output, wanted.targets, self._denominator, wanted.weight)
 
     def _agree(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[list[int], float]:
-        """(samples of each replica, global denominator): the first stages count samples, the last ones weigh targets. InputError
-        on every rank if what any of them was given is wrong."""
+        """(samples of each replica, global denominator). Collective."""
+        row, fault = self._given_here(inputs, targets, training=training)
+        return self._heard(self.world.sum(row), fault)
+
+    def _given_here(
+        self, inputs: Tensors | None, targets: Tensors | None, *, training: bool
+    ) -> tuple[list[float], str | None]:
+        """What this rank adds to the agreement: the samples of each replica's inputs (counted by its first stage) and of its
+        targets (by its last), their weight, whether any of it is wrong; and what."""
         count = len(self.plan.replicas)
-        given, wanted, weight, fault = [0.0] * count, [0.0] * count, 0.0, None
+        given, counted, weight, fault = [0.0] * count, [0.0] * count, 0.0, None
         try:
             if training:
                 self._given.check_norms()
@@ -175,21 +183,30 @@ class PlanEngine(ABC):
                 if inputs is not None and given[self.replica] and not self.is_last:
                     self._given.check_inputs(inputs)
             if self.is_last:
-                wanted[self.replica] = self._given.rows(targets, "targets")
-                if targets is not None and wanted[self.replica]:
+                counted[self.replica] = self._given.rows(targets, "targets")
+                if targets is not None and counted[self.replica]:
                     weight = self._weigh(targets, training=training)
+            if self._whole:
+                _check_ends(self.replica, given[self.replica], counted[self.replica])
+            most = self._replica_plan.samples
+            if training and given[self.replica] > most:
+                raise InputError(
+                    f"replica {self.replica} was given {given[self.replica]:.0f} samples, but the plan gives it at most {most}; "
+                    "its memory was planned for that"
+                )
         except InputError as error:
             fault = str(error)
-        total = self.world.sum([*given, *wanted, weight, fault is not None])
-        given, wanted = total[:count], total[count : 2 * count]
-        for r, (a, b) in enumerate(zip(given, wanted, strict=True)):
-            if a != b and not total[-1]:
-                raise InputError(
-                    f"replica {r}: its first stage was given {a:.0f} samples of inputs, its last stage {b:.0f} of targets; "
-                    "give both the same share"
-                )
+        return [*given, *counted, weight, fault is not None], fault
+
+    def _heard(self, total: Sequence[float], fault: str | None) -> tuple[list[int], float]:
+        """(samples of each replica, global denominator) by the sum over all ranks. InputError on every rank if what any of them
+        was given is wrong."""
+        count = len(self.plan.replicas)
         if total[-1]:
             raise InputError(next(text for text in self.world.gather(fault) if text is not None))
+        given, counted = total[:count], total[count : 2 * count]
+        for r, (a, b) in enumerate(zip(given, counted, strict=True)):
+            _check_ends(r, a, b)
         return [int(x) for x in given], total[-2] or 1.0
 
     def _weigh(self, targets: Tensors, *, training: bool) -> float:
@@ -217,13 +234,17 @@ class PlanEngine(ABC):
             raise
 
     def _step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
+        """Stages agree on their shares before they send each other anything. Where each rank has a whole replica and the loss is
+        a mean over samples, nothing waits for that: what each was given is said with the loss, in one message, and gradients of
+        a batch that was not the plan's are corrected then."""
         self.recorders[0].note("the agreement on shares")
-        shares, self._denominator = self._agree(inputs, targets, training=True)
-        for r, (samples, replica) in enumerate(zip(shares, self.plan.replicas, strict=True)):
-            if samples > replica.samples:
-                raise InputError(f"replica {r} was given {samples} samples, but the plan gives it at most {replica.samples}; "
-                                 "its memory was planned for that")  # fmt: skip
-        sizes = take_sizes(self._replica_plan.microbatch_sizes, shares[self.replica])
+        row, fault = self._given_here(inputs, targets, training=True)
+        if self._whole:
+            own, self._denominator = 0 if fault is not None else int(row[self.replica]), float(self.plan.global_batch)
+        else:
+            shares, self._denominator = self._heard(self.world.sum(row), fault)
+            own = shares[self.replica]
+        sizes = take_sizes(self._replica_plan.microbatch_sizes, own)
         self._begin_step()
         self.sync.begin(len(sizes))
         losses = self._train(sizes, inputs, targets) if sizes else []
@@ -231,7 +252,13 @@ class PlanEngine(ABC):
         self.sync.finish()
         local = float(torch.stack([loss.detach().double() for loss in losses]).sum()) if losses else 0.0
         self.recorders[0].note("the sum of losses")
-        loss, asked, odd = self.world.sum([local, self.ask_to_stop(), not self.sync.is_finite()])
+        said = [local, self.ask_to_stop(), not self.sync.is_finite()]
+        loss, asked, odd, *total = self.world.sum([*said, *row] if self._whole else said)
+        if self._whole:
+            _, denominator = self._heard(total, fault)
+            if denominator != self._denominator:
+                self.sync.scale(self._denominator / denominator)
+                loss *= self._denominator / denominator
         self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
         self.recorders[0].note("what follows the gradients")
         return loss
@@ -286,6 +313,14 @@ class PlanEngine(ABC):
     def close(self) -> None:
         """Give hooks and buffers back."""
         self.sync.close()
+
+
+def _check_ends(replica: int, given: float, counted: float) -> None:
+    if given != counted:
+        raise InputError(
+            f"replica {replica}: its first stage was given {given:.0f} samples of inputs, its last stage {counted:.0f} of "
+            "targets; give both the same share"
+        )
 
 
 def _position(plan: Plan, world: World) -> tuple[int, int]:
