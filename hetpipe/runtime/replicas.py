@@ -129,7 +129,7 @@ class PlanGroups:
         raise an InputError if they hold different plans, or one that uses a device which no process drives."""
         _check_same_plan(plan)
         check_devices(plan.device_ids, rank_of)
-        apart = dist.get_backend() == "nccl"
+        apart = "nccl" in str(dist.get_backend_config())  # "cpu:gloo,cuda:nccl"
         pipelines = []
         for replica in plan.replicas:
             members = sorted({rank_of[s.device] for s in replica.stages})
