@@ -1,0 +1,1 @@
+"""Seconds per step of hetpipe's engine beside loops written by hand."""

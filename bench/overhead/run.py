@@ -1,0 +1,248 @@
+"""What does hetpipe's engine cost a step, beside a loop written by hand?
+
+    python -m bench.overhead.run [--old CHECKOUT] [--models gpt,…] [--layouts pipeline,…] [--rounds N] [--json]
+
+Real clocks, nothing emulated. Each contender (see contenders.py) has two processes of its own; those of all contenders of a case
+live at the same time, and take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast, get_args
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from bench.overhead.contenders import DEVICES, SHAPES, Case, Layout
+from hetpipe.cli.commands import main
+from hetpipe.files.messages import InputError
+from hetpipe.processes.progress import Activity
+
+HERE = Path(__file__).resolve()
+ROOT = HERE.parents[2]
+OURS = "hetpipe"
+TOLERANCE = 1e-5  # of the losses, relative
+LEAST_STEPS = 3  # of a block
+END_SECONDS = 10.0  # for a rank that was told to end
+
+
+class Block(NamedTuple):
+    """Seconds of a step, until the last rank is done; processor seconds of a step, of all ranks."""
+
+    seconds: float
+    processor_seconds: float
+
+
+class Group:
+    """The ranks of a contender, `kind` of contenders.py, with the hetpipe of the checkout `root`."""
+
+    def __init__(self, kind: str, case: Case, root: Path) -> None:
+        self.root, self._said = root, tempfile.TemporaryFile("w+")  # noqa: SIM115 - it ends with the group
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        command = [sys.executable, str(HERE.with_name("contenders.py")), kind, case.model, case.layout]
+        self._ranks = [
+            subprocess.Popen(command, env={**os.environ, **self._environment(rank)}, stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, stderr=self._said, text=True, bufsize=1)
+            for rank in range(len(DEVICES))
+        ]  # fmt: skip
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        """What torchrun would set, and where hetpipe is."""
+        size = str(len(DEVICES))
+        return {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(self.root),
+        }  # fmt: skip
+
+    def _answers(self) -> list[Any]:
+        lines = []
+        for rank in self._ranks:
+            assert rank.stdout is not None
+            lines.append(rank.stdout.readline())
+        if not all(lines):
+            self.close()
+            self._said.seek(0)
+            raise RuntimeError(f"a rank ended with a hetpipe of {self.root}:\n{self._said.read()[-3000:]}")
+        return [json.loads(line) for line in lines]
+
+    def losses(self) -> list[float]:
+        """The whole loss of each step of the check."""
+        answers = self._answers()
+        homes = {answer["home"] for answer in answers}
+        if homes != {str(self.root)}:
+            raise RuntimeError(f"ranks that were to import hetpipe from {self.root} did so from {sorted(homes)}")
+        return [sum(parts) for parts in zip(*(answer["losses"] for answer in answers), strict=True)]
+
+    def block(self, steps: int) -> Block:
+        """Take so many steps."""
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(f"{steps}\n")
+            rank.stdin.flush()
+        walls, processors = zip(*self._answers(), strict=True)
+        return Block(max(walls) / steps, sum(processors) / steps)
+
+    def close(self) -> None:
+        """Every process is gone when this returns."""
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            with suppress(BrokenPipeError):
+                rank.stdin.close()
+        for rank in self._ranks:
+            try:
+                rank.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
+
+
+class Spread(NamedTuple):
+    """Of a number that was taken in each block."""
+
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(middle, lower, upper)
+
+    def shown(self, digits: int) -> str:
+        """`1.05 (1.02 to 1.09)`."""
+        return f"{self.median:,.{digits}f} ({self.lower_quartile:,.{digits}f} to {self.upper_quartile:,.{digits}f})"
+
+
+class Comparison(NamedTuple):
+    """hetpipe beside another contender in one case: what a step takes, hetpipe's over the other's of the same round, of time and
+    of processor time; and what hetpipe's takes more for each action (forward or backward of a micro-batch) of a rank."""
+
+    model: str
+    layout: str
+    other: str
+    actions: int
+    step_microseconds: Spread
+    other_step_microseconds: Spread
+    ratio: Spread
+    processor_ratio: Spread
+    action_microseconds: Spread
+    other_action_microseconds: Spread
+    extra_action_microseconds: Spread
+
+
+def compared(case: Case, other: str, ours: Sequence[Block], theirs: Sequence[Block]) -> Comparison:
+    """One block a round of each."""
+    pairs = list(zip(ours, theirs, strict=True))
+    steps = [[1e6 * block.seconds for block in blocks] for blocks in (ours, theirs)]
+    actions = [[step / case.actions for step in row] for row in steps]
+    return Comparison(
+        case.model, case.layout, other, case.actions, Spread.of(steps[0]), Spread.of(steps[1]),
+        Spread.of([a.seconds / b.seconds for a, b in pairs]),
+        Spread.of([a.processor_seconds / b.processor_seconds for a, b in pairs]),
+        Spread.of(actions[0]), Spread.of(actions[1]), Spread.of([a - b for a, b in zip(*actions, strict=True)]),
+    )  # fmt: skip
+
+
+def check_losses(case: Case, losses: Mapping[str, Sequence[float]]) -> None:
+    """RuntimeError unless all contenders have the losses of hetpipe in each step."""
+    for name, row in losses.items():
+        for step, (own, wanted) in enumerate(zip(row, losses[OURS], strict=True)):
+            if not abs(own - wanted) <= TOLERANCE * abs(wanted):
+                where = f"{case.model}, {case.layout}, step {step}"
+                raise RuntimeError(f"{where}: the loss of {name!r} is {own!r}, that of {OURS!r} {wanted!r}")
+
+
+def measure(case: Case, old: Path | None, rounds: int, block_seconds: float, activity: Activity) -> dict[str, list[Block]]:
+    """One block a round of each contender, `block_seconds` long for the slowest of them."""
+    title = f"{case.model}, {case.layout}"
+    with ExitStack() as stack:
+        groups = {OURS: Group("hetpipe", case, ROOT), "torch": Group("torch", case, ROOT)}
+        if old is not None:
+            groups["old hetpipe"] = Group("hetpipe", case, old)
+        for group in groups.values():
+            stack.callback(group.close)
+        activity.say(f"{title}: starting {len(groups)} contenders")
+        check_losses(case, {name: group.losses() for name, group in groups.items()})
+        slowest = max(group.block(LEAST_STEPS).seconds for group in groups.values())
+        steps = max(LEAST_STEPS, round(block_seconds / slowest))
+        found: dict[str, list[Block]] = {name: [] for name in groups}
+        for _ in range(rounds):
+            for name, group in groups.items():
+                found[name].append(group.block(steps))
+                activity.advance(f"{title}: {name}, {1e3 * found[name][-1].seconds:.3g} ms a step")
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """Of this machine; `load`: processes that want a core, over the last minute."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine(),
+            "cores": os.cpu_count(), "load": os.getloadavg()[0]}  # fmt: skip
+
+
+def show(rows: Sequence[Comparison], before: Mapping[str, Any]) -> None:
+    """Print the table: medians, and of what compares blocks the quartiles as well."""
+    table = Table("model", "layout", "beside", title="Microseconds; median (quartiles of the blocks)")
+    for name in ("step", "other's", "ratio", "processor ratio", "action", "other's", "extra an action"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        steps = [f"{spread.median:,.0f}" for spread in (row.step_microseconds, row.other_step_microseconds)]
+        actions = [f"{spread.median:,.0f}" for spread in (row.action_microseconds, row.other_action_microseconds)]
+        table.add_row(row.model, row.layout, row.other, *steps, row.ratio.shown(2), row.processor_ratio.shown(2), *actions,
+                      row.extra_action_microseconds.shown(0))  # fmt: skip
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    console.print(f"Python {before['python']}, torch {before['torch']}, {before['machine']}, {before['cores']} cores; load "
+                  f"{before['load']:.1f} before, {os.getloadavg()[0]:.1f} after (2 ranks of one thread each)")  # fmt: skip
+
+
+def chosen(text: str, known: Sequence[str], option: str) -> list[str]:
+    """The names of a list with commas."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InputError(f"--{option}: unknown {unknown}; known: {', '.join(known)}")
+    return names
+
+
+def run(
+    old: Annotated[Path | None, typer.Option(help="A checkout of an earlier hetpipe, to compare with as well.")] = None,
+    models: str = ",".join(SHAPES),
+    layouts: str = ",".join(get_args(Layout)),
+    rounds: Annotated[int, typer.Option(min=2, help="Blocks of each contender.")] = 15,
+    block_seconds: Annotated[float, typer.Option(help="About how long a block lasts.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Compare and print."""
+    if old is not None and not (old / "hetpipe" / "__init__.py").is_file():
+        raise InputError(f"--old: there is no hetpipe in {old}")
+    checkout = old.resolve() if old is not None else None
+    kinds, names = chosen(layouts, get_args(Layout), "layouts"), chosen(models, list(SHAPES), "models")
+    cases = [Case(model, cast(Layout, layout)) for layout in kinds for model in names]
+    before, rows = environment(), list[Comparison]()
+    with Activity("bench/overhead", total=len(cases) * rounds * (2 + (checkout is not None))) as activity:
+        for case in cases:
+            found = measure(case, checkout, rounds, block_seconds, activity)
+            rows += [compared(case, name, found[OURS], blocks) for name, blocks in found.items() if name != OURS]
+    if as_json:
+        nested = [{key: v._asdict() if isinstance(v, Spread) else v for key, v in row._asdict().items()} for row in rows]
+        sys.stdout.write(json.dumps({"environment": before, "comparisons": nested}, indent=1) + "\n")
+        return
+    show(rows, before)
+
+
+if __name__ == "__main__":
+    main(lambda: typer.run(run))
