@@ -17,7 +17,7 @@ CASES = [Case("tiny mlp", layout) for layout in get_args(Layout)]
 
 def losses_of(_: World) -> dict[tuple[str, str], list[float]]:
     """This rank's part of all losses."""
-    found = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for case in CASES:
         for kind in KINDS:
             own = contender(kind, case)

@@ -85,7 +85,7 @@ class PlainLoop:
         given, wanted = move(inputs, self._device), move(targets, self._device)
         for x, y in zip(split_rows(given, self._sizes), split_rows(wanted, self._sizes), strict=True):
             loss = self._loss.share(self.layers(x), y, sum(self._sizes))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
         return float(total)
 

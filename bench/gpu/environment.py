@@ -33,7 +33,7 @@ def environment(subject: Subject, say: Say) -> Rows:
 def _card(device: torch.device) -> Rows:
     card = torch.cuda.get_device_properties(device)
     free, _ = torch.cuda.mem_get_info(device)
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else "none"  # type: ignore[no-untyped-call]
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else "none"
     return [
         {"what": "driver", "found": _driver()},
         {"what": "NCCL", "found": nccl},

@@ -194,7 +194,7 @@ class DataParallel:
     def step(self) -> float:
         self.optimizer.zero_grad()
         loss = self.loss(self.model(self.inputs), self.targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return float(loss.detach()) / len(DEVICES)
 
