@@ -17,7 +17,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.profile import Measurement
 from tests.ranks import make_plan
 
-MLP = {"name": "mlp", "args": {"layers": 4, "width": 16, "inputs": 8, "outputs": 4}}  # 6 layers
+MLP: dict[str, Any] = {"name": "mlp", "args": {"layers": 4, "width": 16, "inputs": 8, "outputs": 4}}  # 6 layers
 POINTS: dict[str, Any] = {
     "name": "random_classification",
     "args": {"samples": 50, "inputs": 8, "classes": 4, "test_samples": 20},

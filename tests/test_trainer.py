@@ -25,7 +25,7 @@ from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import profile_everywhere, run_everywhere, train_rank
 from hetpipe.training.table import train_table
 from hetpipe.training.trainer import Trainer
-from tests.jobs import POINTS, Folder, train
+from tests.jobs import MLP, POINTS, Folder, train
 
 ONE = [{"cuts": [6], "sizes": [6, 6]}]  # all of the model on one device
 
@@ -214,6 +214,21 @@ def test_peak_bytes_of_emulated_devices_and_their_summary(tmp_path: Path) -> Non
     assert (
         found.summary()["measured_step_seconds"] >= 2.0 * 6 * 4 * 2e-4
     )  # n1/0: 6 layers, 4 samples, forward and backward
+
+
+def test_peak_bytes_of_many_micro_batches_are_those_in_flight(tmp_path: Path) -> None:
+    """64 micro-batches of 4 samples, of which three, two and one are in flight; the middle stage recomputes."""
+    folder = Folder(tmp_path)
+    model, data = {**MLP, "args": {**MLP["args"], "width": 256}}, {**POINTS, "args": {**POINTS["args"], "samples": 256}}
+    section = train(global_batch=256, steps=2, dtype="float32", evaluate_samples=0)
+    rows = [{"cuts": [2, 2, 2], "sizes": [4] * 64}]
+    file = folder.ready((3,), rows, slowdown=1.0, model=model, data=data, train=section)
+    plan = folder.read("plan.json")
+    plan["replicas"][0]["stages"][1]["recompute"] = True
+    folder.write("plan.json", plan)
+    found = trained(file)
+    assert found.predicted is not None
+    assert found.peak_bytes == pytest.approx(dict(found.predicted.peak_bytes), rel=0.03)
 
 
 def test_an_emulated_device_out_of_memory_names_rank_stage_and_device(tmp_path: Path) -> None:

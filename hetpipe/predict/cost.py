@@ -24,13 +24,20 @@ def _prefix(values: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes of one stage. `held_per_sample` is what each sample in flight keeps; `transient_per_sample` exists only while one
-    micro-batch runs backward (the recomputed layer); `boundary` are the buffers at the stage's two ends."""
+    """Bytes of one stage. `boundary` are the buffers at its two ends that are there for the whole step; `held_per_sample` is what
+    each sample in flight keeps; `backward_per_sample` exists only while a micro-batch runs backward (the recomputed layer),
+    `passing_per_sample` in receive buffers beside what is held."""
 
     static: float
     boundary: float
     held_per_sample: float
-    transient_per_sample: float
+    backward_per_sample: float
+    passing_per_sample: float
+
+    @property
+    def transient_per_sample(self) -> float:
+        """What comes on top for each sample of one micro-batch."""
+        return self.backward_per_sample + self.passing_per_sample
 
     def peak(self, sizes: Sequence[int], depth: int) -> int:
         """Greatest bytes at any time, for micro-batches of `sizes` samples of which at most `depth` are in flight."""
@@ -141,7 +148,8 @@ class Costs:
             static=factor * static + runtime.device_bytes,
             boundary=factor * boundary * samples,
             held_per_sample=factor * (held + kept + output),
-            transient_per_sample=factor * (transient + passing),
+            backward_per_sample=factor * transient,
+            passing_per_sample=factor * passing,
         )
 
     def _layer_bytes(self, device_type: str, degree: int) -> tuple[Array, Array, Array]:

@@ -234,5 +234,5 @@ def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -
         slowdown=spec.emulate.slowdown,
         host=profile.host,
         memory_bytes=spec.memory,
-        transient_bytes=round(memory.transient_per_sample * largest),
+        transient_bytes=round(memory.backward_per_sample * largest),
     )
