@@ -1,1 +1,5 @@
-"""The command `hetpipe`: commands, a module for each group of others, exits (codes, last words), terminal (colours, bars)."""
+"""The command `hetpipe`. Read in this order:
+
+terminal (colours, bars), exits (codes, last words), the larger commands (front, exchange, weights, fastspeed),
+commands (all others).
+"""

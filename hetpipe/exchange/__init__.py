@@ -1,1 +1,5 @@
-"""To and from other systems: export (Megatron, DeepSpeed, FairScale), hf (weights of transformers), importers (profiles)."""
+"""To and from other systems. Read in this order:
+
+export (launch arguments of Megatron, DeepSpeed and torchrun), hf (weights of transformers), importers/ (published
+profiles).
+"""

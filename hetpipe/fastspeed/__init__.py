@@ -1,6 +1,10 @@
 """For those who come from FastSpeed (unequal batch sizes under DistributedDataParallel): its Python surface, `Params`,
 `FastSpeed` and `cnnCalculateParam`, over hetpipe's engine; and `hetpipe convert fastspeed`, which turns its args.json into a
-job."""
+job. Read in this order:
+
+arguments (args.json), import_path, changes (what is different), convert (the job), calculation, samples, module (any model as one
+layer), platform (`Params`, `FastSpeed`).
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

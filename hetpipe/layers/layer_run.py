@@ -1,4 +1,5 @@
-"""One layer by itself, forward and backward, to be timed; and how that lasts on a device that works without a pause."""
+"""Runs one layer by itself, forward and backward; and how much longer that takes on a device that works without a pause. What is
+run, and how often, the profiler decides."""
 
 from __future__ import annotations
 

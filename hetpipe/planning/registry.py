@@ -1,6 +1,6 @@
-"""Names → partitioners, models, data sets. The only way from `hetpipe/` to `hetpipe.partitioners` and
-`hetpipe.models`, by name and when first used; other packages add theirs by entry points (`setup.py` lists the
-groups)."""
+"""Where names of partitioners, models and data sets are found (the room `building` makes the objects). The only way
+from `hetpipe/` to `hetpipe.partitioners` and `hetpipe.models`, by name and when first used; other packages add
+theirs by entry points (`setup.py` lists the groups)."""
 
 from __future__ import annotations
 

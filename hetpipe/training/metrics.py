@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on: its times and timeline, the lines of its log, and what is shown of it."""
+"""Fills the result of a run while it goes on (times, timeline, peaks), and says when there is a line for its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves: its result, its log folder, and what it shows while it runs."""
+"""What a run leaves: its result, the files of its log folder, and the text of a step."""
 
 from __future__ import annotations
 

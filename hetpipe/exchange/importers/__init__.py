@@ -1,4 +1,7 @@
-"""Profiles that other planners published, as profile.json and cluster.yaml: the same numbers for all."""
+"""Profiles that other planners published, as profile.json and cluster.yaml. Read in this order:
+
+options (what no published file says), transformer, one file for each system (a new one gets a line in `LAYOUTS`).
+"""
 
 from __future__ import annotations
 
