@@ -107,7 +107,7 @@ def finish(
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while (leftover := processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for pid in leftover:

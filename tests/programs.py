@@ -162,14 +162,14 @@ def talk(world: World) -> dict[str, Any]:
 
 
 def save_late(world: World, folder: str) -> dict[str, Any]:
-    """Where a step waits a second for a peer, the last stage is 2 s late: with its engine, then with its part of a checkpoint,
-    and then with that of another's loading."""
-    vars(hetpipe.processes.world)["TIMEOUT"] = vars(hetpipe.runtime.replicas)["TIMEOUT"] = timedelta(seconds=1)
+    """Where a step waits 4 s for a peer (the first may take one on a busy machine), the last stage is 6 s late: with its engine,
+    then with its part of a checkpoint, and then with that of another's loading."""
+    vars(hetpipe.processes.world)["TIMEOUT"] = vars(hetpipe.runtime.replicas)["TIMEOUT"] = timedelta(seconds=4)
     last = world.rank == world.size - 1
 
     def late(function: Any) -> Any:
         def later(*given: Any) -> Any:
-            time.sleep(2.0 * last)
+            time.sleep(6.0 * last)
             return function(*given)
 
         return later

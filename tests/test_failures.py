@@ -145,7 +145,7 @@ def test_ending_the_command_ends_its_ranks(tmp_path: Path, how: signal.Signals, 
     process, _ = train_until_it_stands(folder, str(tmp_path))
     process.send_signal(how)
     if how == signal.SIGINT:  # once: after this step, which does not end
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PROMPT
         while "SIGINT: stopping after this step" not in said(folder) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert said(folder).splitlines()[-1] == "SIGINT: stopping after this step; once more ends it at once"
@@ -167,6 +167,6 @@ def test_ctrl_c_while_everything_is_imported(tmp_path: Path) -> None:
     time.sleep(0.5)
     for pid in found:
         os.kill(pid, signal.SIGINT)
-    ended = finish(process, tmp_path, mark, timeout=20)
+    ended = finish(process, tmp_path, mark, timeout=PROMPT)
     assert (ended.code, ended.leftover) == (130, [])
     assert "Traceback" not in ended.err

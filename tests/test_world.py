@@ -189,7 +189,7 @@ def test_a_device_without_a_process(heard: list[dict[str, Any]]) -> None:
 
 
 def test_loading_and_saving_may_take_longer_than_a_step(tmp_path: Path) -> None:
-    """Each rank is 2 s late three times, where a step would wait for 1 s."""
+    """The last rank is 6 s late three times, where a step would wait for 4 s."""
     first, last = run_ranks(save_late, cluster_of(2), str(tmp_path))
     assert first["losses"] == last["losses"]
     assert len(set(first["losses"])) == 1, "nothing is trained, and what is loaded is what was saved"
