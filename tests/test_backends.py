@@ -91,7 +91,7 @@ def test_a_gpu_is_taken_and_its_groups_connected_before_the_engine_is_made(monke
     monkeypatch.setattr(PlanGroups, "warm_up", lambda _, device: done.append(f"connect {device}"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("give back"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: done.append(f"forget the peak of {device}"))
-    monkeypatch.setattr("hetpipe.runtime.stages.engine.TorchEngine", lambda *_, **__: done.append("engine"))
+    monkeypatch.setattr("hetpipe.runtime.backends.TorchEngine", lambda *_, **__: done.append("engine"))
     plan, layers = make_plan([{"cuts": [1], "sizes": [1]}]), nn.Sequential(nn.Linear(2, 2))
     x = torch.zeros(1, 2)
     model = Model(name="one", layers=layers, inputs=x, targets=x, loss=Loss(function=mse))

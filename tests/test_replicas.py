@@ -18,8 +18,8 @@ from hetpipe.predict.cost import owner_segments
 from hetpipe.runtime.replicas import PlanGroups, fingerprint, local_groups, plan_groups
 from hetpipe.spec.plan import Plan
 from tests.nets import batch, build
-from tests.programs import refusals, twenty_steps
 from tests.ranks import cluster_of, make_plan, run_ranks
+from tests.replica_programs import refusals, twenty_steps
 
 
 @st.composite

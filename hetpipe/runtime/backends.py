@@ -16,6 +16,7 @@ from hetpipe.processes.world import World
 from hetpipe.runtime.pipes.one_process import Library, OneProcessEngine
 from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
 from hetpipe.runtime.replicas import PlanGroups
+from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.plan import Backend, Plan
 
@@ -159,9 +160,6 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
     if drives_a_replica(backend):
         engine = OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
     else:
-        # imported here: it takes seconds, which a process that only starts ranks is spared
-        from hetpipe.runtime.stages.engine import TorchEngine
-
         engine = TorchEngine(model, plan, used, groups, devices[0], emulation=emulation(own[0]))
     used.patiently().barrier()  # steps wait for no rank that is still loading its layers
     return engine

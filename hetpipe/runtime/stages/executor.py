@@ -127,13 +127,11 @@ class StageRun:
         with meter.hooks() if meter is not None else nullcontext():
             output = self.module(*given)
             ends = as_tuple(output)
+            held = [meter.hold(t) for t in ends] if meter is not None else []
             if self.is_last and self.trains:
                 assert self.loss is not None and targets is not None
-                held = [meter.hold(t) for t in ends] if meter is not None else []
                 ends = (self.loss(output, targets[i]),)
                 self._losses.append(ends[0].detach())
-            else:
-                held = [meter.hold(t) for t in ends] if meter is not None else []
         if self.is_last:
             if on_output is not None:
                 on_output(output, i)
