@@ -101,6 +101,35 @@ def test_an_error_of_another_rank_comes_before_silence_and_who_ended_well_is_not
     silence(one)
 
 
+@pytest.mark.parametrize("error", ["ValueError: of its own", None])
+def test_the_last_words_are_not_written_over_by_a_sign_of_life_under_way(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: str | None
+) -> None:
+    one, slow, written = beating(store, 0, "a"), threading.Event(), store.set
+    silence(one)
+    one._over = False
+    waits = [slow]
+
+    def set_slowly(key: str, value: str) -> None:
+        if waits:
+            assert waits.pop().wait(60)
+        written(key, value)
+
+    monkeypatch.setattr(store, "set", set_slowly)
+    under_way = threading.Thread(target=one._beat)
+    under_way.start()
+    while waits:
+        time.sleep(0.01)
+    ending = threading.Thread(target=one.stop, args=(error,))
+    ending.start()
+    ending.join(0.2)  # time enough to write before
+    slow.set()
+    for thread in (under_way, ending):
+        thread.join()
+    last = read_beats(store, [0])[0]
+    assert (last.error, last.left) == (error, error is None)
+
+
 def test_a_store_out_of_reach_is_told_from_both_sides(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "h0")
     monkeypatch.setenv("MASTER_PORT", "29500")

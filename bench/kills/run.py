@@ -34,6 +34,7 @@ from hetpipe.cli.commands import main
 
 MARK = "HETPIPE_KILLS_RUN"  # in the environment of a command and of all that it starts
 GONE_SECONDS = 15.0
+TORCHS_OWN = "torchinductor_"  # an empty cache folder, which torch makes there when an optimizer is first used
 SAVED, LOG = "saved", "log"
 CLUSTER = {
     "format": "hetpipe.cluster/1",
@@ -157,7 +158,7 @@ def run(kills: int = 60, seed: Annotated[int | None, typer.Option(help="Drawn if
         what, in_saving = draw.choice(["a rank", "the command", "the server", "all"]), draw.random() < 0.4
         seconds, left = kill_once(victim, draw, what, in_saving)
         rows.append((what, in_saving, victim.step(), seconds, left))
-        litter |= {path.name for path in victim.temporary.iterdir()}
+        litter |= {path.name for path in victim.temporary.iterdir() if not path.name.startswith(TORCHS_OWN)}
         when = f"{'while saving ' if in_saving else ''}at step {victim.step()}"
         console.print(f"{number + 1}: {what} {when}, gone in {seconds:.2f} s{f', LEFT {left}' if left else ''}")
     last = f"train.steps={victim.step() + 10}"

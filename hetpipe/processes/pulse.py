@@ -85,7 +85,7 @@ class Pulse:
         self.store, self.rank, self.size, self.patience = store, rank, size, patience
         self.host = socket.gethostname()
         self.count = 0
-        self._over, self._changed = False, threading.Event()
+        self._over, self._changed, self._writing = False, threading.Event(), threading.Lock()
         self._heard: dict[int, tuple[int, float]] = {}  # rank → its count, and when it was first seen (this host's clock)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -101,15 +101,19 @@ class Pulse:
             self._over = True
             self._changed.set()
             with contextlib.suppress(RuntimeError):
-                _answer(lambda: self._beat(error=error, left=error is None))
+                _answer(lambda: self._beat(last=True, error=error))
             if error is None:
                 self._thread.join(STORE_SECONDS)  # a thread that asks the store while the interpreter ends aborts the process
 
-    def _beat(self, *, error: str | None = None, left: bool = False) -> None:
-        self.count += 1
-        beat = Beat(rank=self.rank, count=self.count, time=time.time(), host=self.host, place=whereabouts.place(),
-                    doing=whereabouts.doing(), resume=whereabouts.resume(), error=error, left=left)  # fmt: skip
-        self.store.set(f"beat/{self.rank}", json.dumps(asdict(beat)))
+    def _beat(self, *, last: bool = False, error: str | None = None) -> None:
+        with self._writing:  # one after the other, and none after the last
+            if self._over and not last:
+                return
+            self.count += 1
+            beat = Beat(rank=self.rank, count=self.count, time=time.time(), host=self.host, place=whereabouts.place(),
+                        doing=whereabouts.doing(), resume=whereabouts.resume(), error=error,
+                        left=last and error is None)  # fmt: skip
+            self.store.set(f"beat/{self.rank}", json.dumps(asdict(beat)))
 
     def _read(self, ranks: Sequence[int]) -> dict[int, Beat]:
         return _answer(lambda: read_beats(self.store, ranks))
