@@ -16,7 +16,7 @@ from bench.reference import ReferenceEngine
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, mse, split_rows
 from hetpipe.processes.world import World
-from hetpipe.runtime.replicas import ReplicaMismatchError
+from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.spec.plan import Backend, Plan
 from tests.nets import WIDTH, Block, batch, build
 from tests.ranks import make_plan

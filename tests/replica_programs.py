@@ -14,7 +14,7 @@ from torch import nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
 from hetpipe.processes.world import World
-from hetpipe.runtime.replicas import ReplicaMismatchError
+from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.spec.plan import Plan
 from tests.nets import batch, build
 from tests.ranks import make_plan

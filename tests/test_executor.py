@@ -113,6 +113,7 @@ class Pipeline:
                 depths=depths, recorder=Recorder(torch.device("cpu"), meter=self.meters[s]),
                 ends=list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in (lo, hi)), strict=True)),
                 loss=(lambda output, wanted: LOSS.share(output, wanted.targets, sum(sizes), wanted.weight)),
+                last_backward=lambda: None,
             )
             for s, (lo, hi) in enumerate(pairwise(cuts))
         ]  # fmt: skip

@@ -15,7 +15,7 @@ from bench.reference import ReferenceEngine
 from hetpipe.layers.model import Loss, as_tuple, mse
 from hetpipe.layers.split import make_stage, tied_layers
 from hetpipe.predict.cost import owner_segments
-from hetpipe.runtime.replicas import PlanGroups, fingerprint, local_groups, plan_groups
+from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.spec.plan import Plan
 from tests.nets import batch, build
 from tests.ranks import cluster_of, make_plan, run_ranks
@@ -189,23 +189,3 @@ def test_whole_replicas_say_what_they_were_given_in_one_message_with_the_loss(re
         assert result["sums"] == 2  # of the gradients, and of all else
         assert [result["loss of whole replicas"], result["loss of a partial batch"]] == pytest.approx(losses, abs=1e-12)
         assert result["norm of a partial batch"] == pytest.approx(norm, abs=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
-def test_a_fingerprint_tells_any_two_words_apart_and_their_order(dtype: torch.dtype) -> None:
-    draw = torch.Generator().manual_seed(0)
-    tensors = [torch.randint(-100, 100, shape, generator=draw).to(dtype) for shape in ((7, 3), (1,), (2**20 + 5,))]
-    own = fingerprint(tensors)
-    assert own.dtype == torch.int64
-    assert 0 <= int(own) < 2**62
-    assert int(fingerprint([t.clone() for t in tensors])) == int(own)
-    for number, place in ((0, 0), (0, 20), (1, 0), (2, 2**20 + 4), (2, 77)):
-        other = [t.clone() for t in tensors]
-        other[number].view(-1)[place] += 1
-        assert int(fingerprint(other)) != int(own)
-    swapped = [tensors[0].flip(0), *tensors[1:]]
-    assert int(fingerprint(swapped)) != int(own)
-    assert int(fingerprint([tensors[1], tensors[0], tensors[2]])) != int(own)
-    if dtype.is_floating_point:
-        zeros = torch.zeros(3, dtype=dtype)
-        assert int(fingerprint([zeros])) != int(fingerprint([-zeros]))  # bits, not values

@@ -17,7 +17,7 @@ from hetpipe.layers.device import Emulation, one_thread
 from hetpipe.layers.model import Loss, Model, Tensors, class_weight, cross_entropy, mse, select, split_rows
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
-from hetpipe.runtime import backends
+from hetpipe.runtime import backends, gradients
 from hetpipe.runtime.backends import check_backend, seat
 from hetpipe.runtime.base import Engine, Evaluation
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -189,7 +189,8 @@ def _groups_of(engine: PlanEngine) -> Iterator[dist.ProcessGroup]:
 def train_cases(world: World, cases: list[Case], backend: Backend = "torch") -> list[Trained | None]:
     """A rank's part of all cases, one after the other."""
     results: list[Trained | None] = []
-    for case in cases:
+    for number, case in enumerate(cases):
+        vars(gradients)["BUCKET_BYTES"] = 25 * 2**20 if number % 2 else 100  # one bucket a group, and many
         describe_with(f"device {world.device_id}, case {case.name!r}")
         plan, layers = case.make_plan(), build(case.net, case.dtype)
         engine = open_engine(world, plan, layers, *batch(case.net, 3, 0, case.dtype), case.loss(),

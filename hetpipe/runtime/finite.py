@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hetpipe.layers.model import Tensors, as_tuple, named_layers
 from hetpipe.processes.stopping import RunError
-from hetpipe.runtime.replicas import is_finite
+from hetpipe.runtime.gradients import is_finite
 
 if TYPE_CHECKING:
     from hetpipe.runtime.plan_engine import PlanEngine

@@ -21,8 +21,8 @@ from hetpipe.processes.rendezvous import give_back_at_exit
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.given import Given
+from hetpipe.runtime.gradients import GradientSync, is_finite
 from hetpipe.runtime.recorder import Recorder
-from hetpipe.runtime.replicas import GradientSync, is_finite
 from hetpipe.spec.plan import Plan
 
 Score = Callable[[Tensors, Wanted], None]
@@ -246,7 +246,7 @@ class PlanEngine(ABC):
             own = shares[self.replica]
         sizes = take_sizes(self._replica_plan.microbatch_sizes, own)
         self._begin_step()
-        self.sync.begin(len(sizes))
+        self.sync.begin()
         losses = self._train(sizes, inputs, targets) if sizes else []
         self.recorders[0].note("the sum of gradients")
         self.sync.finish()

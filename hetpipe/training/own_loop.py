@@ -10,8 +10,8 @@ from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.processes.world import connect, create_world
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica
+from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.runtime.replicas import ReplicaMismatchError
 from hetpipe.spec.cluster import Cluster, Node
 from hetpipe.spec.job import BatchNorm
 from hetpipe.spec.plan import Backend, Plan

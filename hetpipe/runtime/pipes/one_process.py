@@ -16,11 +16,12 @@ from hetpipe.layers.model import Model, Tensors, Wanted, evaluating, move, named
 from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
+from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.pipes.batch_norm import DeferredStatistics
 from hetpipe.runtime.pipes.pipe_stage import PipeCall, callers_autocast, skipping_stage
 from hetpipe.runtime.plan_engine import PlanEngine, Score
 from hetpipe.runtime.recorder import GpipeRecorder
-from hetpipe.runtime.replicas import GradientSync, PlanGroups, local_groups, plan_groups
+from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.spec.plan import Plan
 
 

@@ -13,9 +13,10 @@ from hetpipe.layers.model import Model, Tensors, Wanted, evaluating, move, split
 from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
+from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.plan_engine import PlanEngine, Score
 from hetpipe.runtime.recorder import Recorder
-from hetpipe.runtime.replicas import GradientSync, PlanGroups, local_groups, plan_groups
+from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.stages.executor import Ends, StageRun
 from hetpipe.spec.plan import Plan
 
@@ -107,6 +108,7 @@ class TorchEngine(PlanEngine):
                 ends=self._ends(sizes, training=training),
                 recorder=self.recorder,
                 loss=self._share_of_loss if training else None,
+                last_backward=self.sync.last_backward,
             )
         return self._runs[key]
 

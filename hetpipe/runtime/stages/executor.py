@@ -49,13 +49,14 @@ class _Flight(NamedTuple):
 
 class StageRun:
     """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given), or only forward.
-    `ranks` are the global ranks of all stages in order; `ends` has what enters and leaves with each micro-batch."""
+    `ranks` are the global ranks of all stages in order; `ends` has what enters and leaves with each micro-batch; `last_backward`
+    is called before the last backward."""
 
     def __init__(self, module: Stage, *, index: int, ranks: Sequence[int], lanes: Lanes, sizes: Sequence[int],
                  depths: Sequence[int] | None, ends: Sequence[Ends], recorder: Recorder,
-                 loss: Callable[[Tensors, Wanted], Tensor] | None) -> None:  # fmt: skip
+                 loss: Callable[[Tensors, Wanted], Tensor] | None, last_backward: Callable[[], None]) -> None:  # fmt: skip
         self.module, self.index, self.sizes, self.ends = module, index, sizes, ends
-        self.recorder, self.loss = recorder, loss
+        self.recorder, self.loss, self._last_backward = recorder, loss, last_backward
         self.is_first, self.is_last = index == 0, index == len(ranks) - 1
         self.trains, m = depths is not None, len(sizes)
         if depths is not None:
@@ -161,6 +162,8 @@ class StageRun:
         if gradients is not None:  # what nothing later uses takes no part in backward
             ends = tuple(t for t, spec in zip(ends, self.ends[i][1], strict=True) if spec.requires_grad)
         pairs = [(t, None if gradients is None else gradients[g]) for g, t in enumerate(ends) if t.requires_grad]
+        if i == len(self.sizes) - 1:
+            self._last_backward()
         if pairs:
             torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         returned = [

@@ -1,0 +1,296 @@
+"""Sums of gradients over the owners of each layer, while backward still runs.
+
+A group's gradients are cut into buckets (Li et al. 2020, PyTorch Distributed, section 3.2), from its last parameter to its first,
+which is about the order in which backward makes them. A bucket is one tensor, of which `parameter.grad` is a view, with one
+number more for each parameter that says whether it took part; it is summed as soon as the last backward of the step has made all
+of its gradients. The gradients of a group with one owner are autograd's own.
+
+Buckets are launched in one order on every rank, from the last layer to the first and tied parameters at the end, which is
+acyclic over overlapping groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetpipe.runtime.replicas import OwnerGroup
+
+BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's bucket_cap_mb
+
+
+class ReplicaMismatchError(RuntimeError):
+    """Replicas of a layer hold different parameters."""
+
+
+def is_finite(*tensors: Tensor) -> bool:
+    """Whether all numbers of these tensors are. (Their sum tells: one pass, and one number to wait for.)"""
+    sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in tensors if t.is_floating_point()]
+    return not sums or bool(torch.stack([torch.isfinite(s).to(sums[0].device) for s in sums]).all())
+
+
+def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
+    """A hash of the bits of these tensors, int64 [] on the first one's device, at least 0: Σ wordᵢ · oddᵢ mod 2⁶², so that two
+    rows of tensors that differ in one 32-bit word never have the same; others have it by chance once in 2⁶²."""
+    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+    for number, tensor in enumerate(tensors):
+        odd = (2 * number + 1) * _ODD % 2**62
+        for at, part in enumerate(torch.split(_words(tensor), _PART)):
+            places = torch.arange(at * _PART, at * _PART + len(part), device=part.device)
+            total += (part.long() * (places * _SPREAD + odd | 1)).sum().to(total.device)
+    return total & (2**62 - 1)
+
+
+_ODD, _SPREAD, _PART = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B8, 2**20  # two large numbers, the second even; words at a time
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as 32-bit words; the last ones of a few bytes filled up with zeros."""
+    bits = tensor.contiguous().reshape(-1).view(torch.uint8)
+    if bits.numel() % 4:
+        bits = torch.nn.functional.pad(bits, (0, -bits.numel() % 4))
+    return bits.view(torch.int32)
+
+
+class _Work(Protocol):
+    def wait(self) -> object: ...
+
+
+class _Handle(Protocol):
+    def remove(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """`summed` is what several owners add up: all gradients, and then in how many owners each parameter took part."""
+
+    group: OwnerGroup
+    parameters: list[nn.Parameter]
+    process_group: dist.ProcessGroup | None
+    seen: int = 0  # gradients that the last backward has made
+    touched: set[nn.Parameter] = field(default_factory=set)  # what took part here
+
+    def __post_init__(self) -> None:
+        self.summed, self.views = None, list[Tensor]()
+        if self.process_group is not None:
+            self.summed = self.parameters[0].new_zeros(sum(p.numel() for p in self.parameters) + len(self.parameters))
+            parts = torch.split(self.summed.detach(), [p.numel() for p in self.parameters] + [len(self.parameters)])
+            self.views = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=False)]
+
+    def gradients(self) -> list[Tensor]:
+        """All numbers of this bucket's gradients, in few tensors."""
+        if self.summed is not None:
+            return [self.summed[: -len(self.parameters)]]
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def begin(self) -> None:
+        """There are no gradients."""
+        self.seen = 0
+        self.touched.clear()
+        if self.summed is not None:
+            self.summed.zero_()
+            for parameter, view in zip(self.parameters, self.views, strict=True):
+                parameter.grad = view
+
+    def home(self) -> Tensor:
+        """All gradients are in their places, and the numbers of what took part."""
+        assert self.summed is not None
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is not view:  # something replaced it
+                if parameter.grad is not None:
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+        used = self.summed[-len(self.parameters) :]
+        if len(self.touched) == len(self.parameters):
+            used.fill_(1.0)  # (copying numbers to a GPU waits for all that it was given)
+        else:
+            used.copy_(torch.tensor([p in self.touched for p in self.parameters]))
+        return self.summed
+
+
+def _cut(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Buckets of one dtype each, from the last parameter to the first: a bucket ends where it would become larger than
+    BUCKET_BYTES, so only a single parameter may be."""
+    open_: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        bucket, filled = open_.get(parameter.dtype, ([], 0))
+        if bucket and filled + size > BUCKET_BYTES:
+            yield bucket
+            bucket, filled = [], 0
+        open_[parameter.dtype] = ([*bucket, parameter], filled + size)
+    for bucket, _ in open_.values():
+        yield bucket
+
+
+class GradientSync:
+    """Sums gradients over owner groups. Use: `begin()`, run all backward passes of the step, with `last_backward()` before the
+    last one, `finish()`. Without `last_backward` all sums are launched by `finish`.
+
+    A process that drives several devices gives `device`, on which all its sums are made (a NCCL communicator is bound to one),
+    and `copies`: the copies of tied parameters in its other stages. A copy's gradient is added to its parameter's before the sum,
+    and gets the sum.
+    """
+
+    def __init__(self, groups: Sequence[OwnerGroup], process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], rank: int, *,
+                 device: torch.device | None = None,
+                 copies: Mapping[nn.Parameter, Sequence[nn.Parameter]] | None = None) -> None:  # fmt: skip
+        self.rank = rank
+        self._device = device
+        self._copies = copies or {}
+        self._work: list[tuple[_Work, Tensor, Tensor]] = []  # what runs, what it sums, where that belongs
+        self._last = False  # a backward that runs now is the last of a step
+        self._buckets = [
+            _Bucket(group, bucket, process_groups.get(tuple(sorted(set(group.ranks)))))
+            for group in groups
+            for bucket in _cut([p for p in group.parameters if p.requires_grad])
+        ]
+        self._next = len(self._buckets)
+        self._hooks: list[_Handle] = []
+        for bucket in self._buckets:
+            for parameter in bucket.parameters if bucket.process_group is not None else ():
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._made, bucket)))
+                for copy in self._copies.get(parameter, ()):
+                    self._hooks.append(copy.register_post_accumulate_grad_hook(partial(_touch, bucket, parameter)))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients on this rank."""
+        return sum(p.numel() * p.element_size() for bucket in self._buckets for p in bucket.parameters)
+
+    def begin(self) -> None:
+        """A new step: there are no gradients."""
+        self._work.clear()
+        self.forget()
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def last_backward(self) -> None:
+        """The next backward is the last of the step: a gradient that it has made is complete."""
+        self._last = True
+
+    def _made(self, bucket: _Bucket, parameter: nn.Parameter) -> None:
+        bucket.touched.add(parameter)
+        if not self._last:
+            return
+        bucket.seen += 1
+        while self._next < len(self._buckets):
+            first = self._buckets[self._next]
+            if first.process_group is not None and first.seen < len(first.parameters):
+                return
+            self._launch()
+
+    def _launch(self) -> None:
+        """Sum the next bucket."""
+        bucket = self._buckets[self._next]
+        self._next += 1
+        if bucket.process_group is None:  # its gradients need not be complete yet
+            return
+        home = bucket.home()
+        for parameter in bucket.parameters:
+            self._gather(parameter)
+        message = home.to(self._device or home.device)
+        work = dist.all_reduce(message, op=dist.ReduceOp.SUM, group=bucket.process_group, async_op=True)
+        assert work is not None
+        self._work.append((work, message, home))
+
+    def _gather(self, parameter: nn.Parameter) -> None:
+        """Add the gradients of a parameter's copies here."""
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
+        for copy in self._copies.get(parameter, ()):
+            if copy.grad is not None:
+                own = copy.grad.to(parameter.device)
+                parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+
+    def finish(self) -> None:
+        """Launch what is left and wait for every sum. A parameter that took no part in any replica has no gradient (None), so
+        that an optimizer leaves it alone, as on one device."""
+        self._last = False
+        while self._next < len(self._buckets):
+            self._launch()
+        for work, message, home in self._work:
+            work.wait()
+            if message is not home:
+                home.copy_(message)
+        self._work.clear()
+        for bucket in self._buckets:
+            if bucket.summed is None:
+                for parameter in bucket.parameters:
+                    self._gather(parameter)
+            elif len(bucket.touched) < len(bucket.parameters):
+                used = bucket.summed[-len(bucket.parameters) :].tolist()
+                for parameter, owners in zip(bucket.parameters, used, strict=True):
+                    if not owners:
+                        parameter.grad = None
+        for parameter, copies in self._copies.items():
+            for copy in copies:
+                copy.grad = None if parameter.grad is None else parameter.grad.to(copy.device, copy=True)
+
+    def square_norm(self) -> float:
+        """This rank's part of the global squared gradient norm, in float64: only the lowest owner counts a parameter."""
+        total = 0.0
+        for bucket in self._buckets:
+            if min(bucket.group.ranks) == self.rank:
+                for gradient in bucket.gradients():
+                    total += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+        return total
+
+    def is_finite(self) -> bool:
+        """Whether all numbers of this rank's gradients are."""
+        return is_finite(*(gradient for bucket in self._buckets for gradient in bucket.gradients()))
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        copied = [copy.grad for copies in self._copies.values() for copy in copies if copy.grad is not None]
+        for gradient in (*(g for bucket in self._buckets for g in bucket.gradients()), *copied):
+            gradient.mul_(factor)
+
+    def check_equal(self) -> None:
+        """Compare a hash of each group's parameters over its owners; ReplicaMismatchError naming the group if they differ. The
+        hashes are made where the parameters are, and are all that leaves a device."""
+        different = None
+        for bucket in self._buckets:
+            if any(not torch.equal(copy.to(p.device), p) for p in bucket.parameters for copy in self._copies.get(p, ())):
+                different = different or bucket.group
+            if bucket.process_group is None:
+                continue
+            own = fingerprint([parameter.detach() for parameter in bucket.parameters])
+            extremes = torch.stack([own, -own]).to(self._device or own.device)
+            dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=bucket.process_group)
+            if different is None and int(extremes[0]) != -int(extremes[1]):
+                different = bucket.group
+        if different is not None:  # only now: the other owners are still in the comparisons
+            raise ReplicaMismatchError(
+                f"the replicas of {different.name} (ranks {list(different.ranks)}) hold different parameters: something "
+                "changed them outside the optimizer step, or the optimizers differ; restart from the last checkpoint"
+            )
+
+    def forget(self) -> None:
+        """No parameter has a gradient."""
+        self._last = False
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+        for copies in self._copies.values():
+            for copy in copies:
+                copy.grad = None
+
+    def close(self) -> None:
+        """Remove the hooks, and release the gradients."""
+        self.forget()
+        for hook in self._hooks:
+            hook.remove()
+        self._buckets.clear()
+
+
+def _touch(bucket: _Bucket, parameter: nn.Parameter, _copy: nn.Parameter) -> None:
+    """A copy of this parameter took part in backward."""
+    bucket.touched.add(parameter)

@@ -1,0 +1,198 @@
+"""Buckets of gradients: how a group is cut, when each is summed, what is left where; hashes of parameters."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hetpipe.runtime import gradients
+from hetpipe.runtime.gradients import GradientSync, fingerprint
+from hetpipe.runtime.replicas import OwnerGroup
+
+GROUP: Any = object()  # stands for a process group
+
+
+class Sums:
+    """Stands for torch.distributed.all_reduce among two owners, the other of which has the same gradients, and trained all."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, tensor: Tensor, **_: object) -> Sums:
+        self.sizes.append(tensor.numel())
+        tensor.mul_(2)
+        return self
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
+    found = Sums()
+    monkeypatch.setattr("torch.distributed.all_reduce", found)
+    return found
+
+
+def chain_of_layers(count: int, width: int = 4) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(count))).double()
+
+
+def sync_of(layers: nn.Sequential, ranks: tuple[int, ...]) -> GradientSync:
+    return GradientSync([OwnerGroup("layers", ranks, tuple(layers.parameters()))], {(0, 1): GROUP}, 0)
+
+
+def train(layers: nn.Module, sync: GradientSync, microbatches: int, *, told: bool = True) -> None:
+    sync.begin()
+    for i in range(microbatches):
+        if told and i == microbatches - 1:
+            sync.last_backward()
+        layers(torch.full((2, 4), i + 1.0, dtype=torch.float64, requires_grad=True)).square().sum().backward()
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.sampled_from([torch.float32, torch.float64, torch.bfloat16])), max_size=12),
+       st.integers(1, 300))  # fmt: skip
+def test_buckets_hold_every_parameter_once_from_the_last_to_the_first(rows: list[tuple[int, torch.dtype]], limit: int) -> None:
+    parameters = tuple(nn.Parameter(torch.zeros(n, dtype=dtype)) for n, dtype in rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradients, "BUCKET_BYTES", limit)
+        sync = GradientSync([OwnerGroup("layers", (0, 1), parameters)], {(0, 1): GROUP}, 0)
+    place = {p: number for number, p in enumerate(parameters)}
+    found = [[place[p] for p in bucket.parameters] for bucket in sync._buckets]
+    assert sorted(chain(*found)) == list(range(len(parameters)))
+    for dtype in {p.dtype for p in parameters}:
+        own = [bucket for bucket in found if parameters[bucket[0]].dtype == dtype]
+        assert list(chain(*own)) == [i for i in reversed(range(len(parameters))) if parameters[i].dtype == dtype]
+        sizes = [sum(parameters[i].numel() * dtype.itemsize for i in bucket) for bucket in own]
+        assert all(size <= limit or len(bucket) == 1 for size, bucket in zip(sizes, own, strict=True))
+        firsts = [parameters[bucket[0]].numel() * dtype.itemsize for bucket in own[1:]]
+        assert all(size + first > limit for size, first in zip(sizes, firsts, strict=False)), "two would have been one"
+    assert sync.gradient_bytes == sum(p.numel() * p.element_size() for p in parameters)
+
+
+def test_a_bucket_is_summed_while_the_layers_before_it_run_backward(sums: Sums, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 20 * 8)  # a layer
+    layers = chain_of_layers(3)
+    sync = sync_of(layers, (0, 1))
+    before: list[int] = []  # sums that had begun when backward came to each layer
+    for layer in layers:
+        layer.register_full_backward_pre_hook(lambda *_: before.append(len(sums.sizes)))
+    train(layers, sync, 2)
+    assert before == [0, 0, 0, 0, 1, 2]
+    assert sums.sizes == [20 + 2] * 3
+    sync.finish()
+    assert len(sums.sizes) == 3
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("limit", [1, 100, gradients.BUCKET_BYTES])
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_gradients_are_the_sum_over_owners_and_as_views_of_it(
+    sums: Sums, monkeypatch: pytest.MonkeyPatch, limit: int, microbatches: int, told: bool
+) -> None:
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", limit)
+    layers, alone = chain_of_layers(3), chain_of_layers(3)
+    sync, plain = sync_of(layers, (0, 1)), sync_of(alone, (0,))
+    for _ in range(2):
+        train(layers, sync, microbatches, told=told)
+        sync.finish()
+        train(alone, plain, microbatches, told=told)
+        plain.finish()
+        for own, single in zip(layers.parameters(), alone.parameters(), strict=True):
+            assert own.grad is not None
+            assert single.grad is not None
+            assert torch.equal(own.grad, 2 * single.grad)
+        assert sync.square_norm() == pytest.approx(4 * plain.square_norm(), rel=1e-12)
+        sync.scale(0.5)
+        assert sync.square_norm() == pytest.approx(plain.square_norm(), rel=1e-12)
+    for summed in (sync, plain):
+        assert summed.is_finite()
+        next(p for p in (layers if summed is sync else alone).parameters()).grad.view(-1)[0] = float("nan")  # type: ignore[union-attr]
+        assert not summed.is_finite()
+
+
+class Sometimes(nn.Module):
+    """Uses its second layer where `use` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.even, self.never = (nn.Linear(4, 4).double() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.always(x)
+        return self.even(x) if self.use else x
+
+    use = True
+
+
+@pytest.mark.parametrize("uses", [(True, False), (False, True)])
+def test_a_parameter_that_some_microbatches_do_not_use_is_summed_and_one_that_nobody_uses_has_no_gradient(
+    sums: Sums, uses: tuple[bool, bool]
+) -> None:
+    model = Sometimes()
+    sync = GradientSync([OwnerGroup("layers", (0, 1), tuple(model.parameters()))], {(0, 1): GROUP}, 0)
+    sync.begin()
+    for number, model.use in enumerate(uses):
+        if number:
+            sync.last_backward()
+        model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+    assert not sums.sizes, "one parameter is still missing"
+    sync.finish()
+    assert len(sums.sizes) == 1
+    assert model.even.weight.grad is not None
+    assert float(model.even.weight.grad.abs().sum()) > 0
+    assert model.never.weight.grad is None
+
+
+def test_sparse_gradients_are_summed_as_dense_ones(sums: Sums) -> None:
+    for ranks in ((0, 1), (0,)):
+        embedding = nn.Embedding(5, 2, sparse=True)
+        sync = GradientSync([OwnerGroup("layers", ranks, tuple(embedding.parameters()))], {(0, 1): GROUP}, 0)
+        sync.begin()
+        sync.last_backward()
+        embedding(torch.tensor([1, 1, 3])).sum().backward()
+        sync.finish()
+        assert embedding.weight.grad is not None
+        assert embedding.weight.grad.tolist() == [[len(ranks) * n] * 2 for n in (0.0, 2.0, 0.0, 1.0, 0.0)]
+    assert sums.sizes == [11]
+
+
+def test_copies_of_a_tied_parameter_add_their_gradient_and_get_the_sum(sums: Sums) -> None:
+    own, copy = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    group, device = OwnerGroup("tied", (0, 1), (own,)), torch.device("cpu")
+    sync = GradientSync([group], {(0, 1): GROUP}, 0, copies={own: [copy]}, device=device)
+    sync.begin()
+    (own.sum() * 2 + copy.sum() * 3).backward()
+    assert not sums.sizes
+    sync.finish()
+    for holder in (own, copy):
+        assert holder.grad is not None
+        assert holder.grad.tolist() == [10.0] * 3
+    assert sums.sizes == [4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
+def test_a_fingerprint_tells_any_two_words_apart_and_their_order(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randint(-100, 100, shape, generator=draw).to(dtype) for shape in ((7, 3), (1,), (2**20 + 5,))]
+    own = fingerprint(tensors)
+    assert own.dtype == torch.int64
+    assert 0 <= int(own) < 2**62
+    assert int(fingerprint([t.clone() for t in tensors])) == int(own)
+    for number, place in ((0, 0), (0, 20), (1, 0), (2, 2**20 + 4), (2, 77)):
+        other = [t.clone() for t in tensors]
+        other[number].view(-1)[place] += 1
+        assert int(fingerprint(other)) != int(own)
+    swapped = [tensors[0].flip(0), *tensors[1:]]
+    assert int(fingerprint(swapped)) != int(own)
+    assert int(fingerprint([tensors[1], tensors[0], tensors[2]])) != int(own)
+    if dtype.is_floating_point:
+        zeros = torch.zeros(3, dtype=dtype)
+        assert int(fingerprint([zeros])) != int(fingerprint([-zeros]))  # bits, not values
