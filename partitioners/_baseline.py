@@ -30,11 +30,11 @@ def solve(problem: Problem, rule: Rule, *, by_memory: bool = False) -> Solution:
 
 
 def refuse_prices(problem: Problem, name: str) -> None:
-    """Baselines use every device: they cannot trade time for price."""
+    """Baselines do not trade time for price."""
     for option in ("max_price_per_hour", "deadline_seconds_per_step"):
         if getattr(problem, option) is not None:
             raise InputError(
-                f"the partitioner {name!r} uses every device and cannot honour --{option.replace('_', '-')}; "
+                f"the partitioner {name!r} knows no prices and cannot honour --{option.replace('_', '-')}; "
                 "use 'auto', 'chain' or 'exhaustive'"
             )
 

@@ -41,6 +41,7 @@ class Desk:
         bounding: bool = True,
     ) -> None:
         self.problem, self.late, self.bounding = problem, late, bounding
+        self.below = math.inf  # slower plans are of no use
         self.appraiser = Appraiser(problem)
         self.steps = Steps(self.appraiser)
         self.say = say or problem.progress or (lambda _: None)

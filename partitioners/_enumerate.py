@@ -6,41 +6,24 @@ They are all in one file: of what numba has on disk it only compares the file of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar, cast
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from hetpipe.partitioners._compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-F = TypeVar("F", bound=Callable[..., Any])
 
 ROOM = 64  # rows that arrays have room for at first
 LOAD, LO, USED = 0, 1, 4  # columns of a row: load, first layer, the row and kind of stage it comes from, then devices used
 EARLY = (3, 6)  # micro-batches, forwards of which from the first on and backwards of which from the last on are told apart
 PAID, AWAY, AWAY_FEW, FIRST, WHOLE, SUMMED, CHAIN, SINCE = range(8)  # values of a row: price, u, both g, both y, and of these
 VALUES = SINCE + 2 * len(EARLY)
-on_disk: list[Any] = []  # functions that numba keeps
 SLACKS, WIDTH = 48, 0.0035  # how much longer than the least layers may take: multiples of a part of a step, the last: any
-
-
-def compiled(function: F) -> F:
-    """The same, compiled; kept on disk where a folder for that can be written to."""
-    compiler = partial(njit, nogil=True, error_model="numpy")
-    try:
-        on_disk.append(compiler(cache=True)(function))
-    except RuntimeError:  # numba found no such folder
-        return cast(F, compiler()(function))
-    return cast(F, on_disk[-1])
-
-
-def inlined(function: F) -> F:
-    """The same, compiled as a part of the functions that call it."""
-    return cast(F, njit(inline="always", error_model="numpy")(function))
 
 
 class Tables(NamedTuple):
@@ -559,28 +542,8 @@ def search(t: Tables, loads: Given, end: End, stages: Index, allowed: Flags, lim
 
 @cache
 def ready() -> None:
-    """Compile everything, or read it from disk: outside of any time limit. What cannot be read there is compiled again."""
-    try:
-        _search_nothing()
-    except Exception:
-        damaged = [function for function in on_disk if not _readable(function)]
-        if not damaged:
-            raise
-        for function in damaged:
-            function._cache.flush()
-        _search_nothing()
-
-
-def _readable(function: Any) -> bool:
-    """Whether numba can read what it keeps of a function. It unpickles the list of that before it compares the version of our
-    file, so that a class that has been renamed since is an AttributeError; and a file may have been cut short."""
-    file = function._cache._cache_file
-    try:
-        for key in file._load_index():
-            file.load(key)
-    except Exception:
-        return False
-    return True
+    """Compile everything, or read it from disk: outside of any time limit."""
+    get_ready(_search_nothing)
 
 
 def _search_nothing() -> None:

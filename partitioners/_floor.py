@@ -1,4 +1,4 @@
-"""The floor under `auto`: the best plan of each of the simple rules."""
+"""The floor under `auto`: the best plan of each of the simple rules, and of unlike pipelines near an even deal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._desk import Desk, Rule
+from hetpipe.partitioners._mixed import Mixed
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
@@ -22,7 +23,7 @@ from hetpipe.spec.plan import Plan
 
 RULES: tuple[Rule, ...] = (
     UnevenDataParallel(), EvenDataParallel(), TypeBlind(), MemoryLayers(), Fasop(), Even(), EqualParameters(),
-    TorchgpipeBalance(),
+    TorchgpipeBalance(), Mixed(),
 )  # fmt: skip
 
 
@@ -35,8 +36,9 @@ def simple_plans(problem: Problem, below: float = math.inf, late: Callable[[], b
     desk = Desk(problem, late, lambda text: told(f"trying the simple rules: {text}"))
     for rule in RULES:
         desk.say(rule.name)
+        desk.below = math.inf if limited else below
         try:
-            found = desk.quickest(rule.candidates(desk), math.inf if limited else below)
+            found = desk.quickest(rule.candidates(desk), desk.below)
         except (PartitionError, InputError):  # it has none; the search says what is missing
             continue
         if found is None:

@@ -12,6 +12,7 @@ from hetpipe.partitioners._grids import layouts
 from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.equal_parameters import EqualParameters, balanced
+from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.fasop import Fasop, greedy, placements
 from hetpipe.partitioners.memory_layers import MemoryLayers, layers_by_memory
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance, block_partition
@@ -26,6 +27,7 @@ from tests.plans import checked
 from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 BASELINES: list[Partitioner] = [
+    EvenPipelines(),
     EqualParameters(),
     TorchgpipeBalance(),
     Fasop(),

@@ -9,12 +9,12 @@ from types import ModuleType
 
 import pytest
 
-from hetpipe.partitioners import _enumerate
+from hetpipe.partitioners import _compiled, _enumerate
 
 SOURCE = """
 from typing import NamedTuple
 
-from hetpipe.partitioners._enumerate import compiled
+from hetpipe.partitioners._compiled import compiled
 
 
 class {name}(NamedTuple):
@@ -45,7 +45,7 @@ def loaded(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
     assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "loops", found)
-    monkeypatch.setattr(_enumerate, "on_disk", [])
+    monkeypatch.setattr(_compiled, "on_disk", [])
     spec.loader.exec_module(found)
     return found
 

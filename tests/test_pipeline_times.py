@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.partitioners._ends import last_backwards
 from hetpipe.predict.simulator import PipelineCosts, pipeline_times, simulate
 from hetpipe.spec.plan import Plan
 from tests.strategies import make_cluster, make_profile
@@ -61,6 +65,27 @@ def test_as_a_search_for_what_is_ready(case: tuple[PipelineCosts, list[int]]) ->
     for found, expected in zip(pipeline_times(costs, depths), searched(costs, depths), strict=True):
         assert found.forward == pytest.approx(expected[0], rel=1e-12, abs=0)
         assert found.backward == pytest.approx(expected[1], rel=1e-12, abs=0)
+
+
+@settings(deadline=None)  # numba compiles
+@given(pipelines())
+def test_compiled_to_the_bit(case: tuple[PipelineCosts, list[int]]) -> None:
+    costs, depths = case
+    which = np.arange(len(costs.forward[0]))
+    assert last_backwards(costs, which, depths) == [stage.backward[-1] for stage in pipeline_times(costs, depths)]
+
+
+def test_compiled_takes_a_column_for_each_size() -> None:
+    costs = PipelineCosts(forward=[[1.0, 1.5]] * 2, backward=[[2.0, 3.0]] * 2, occupied=[[0.5, 0.7]], latency=[0.25])
+    which = [1, 0, 1, 1, 0]
+
+    def each(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+        return [[row[i] for i in which] for row in rows]
+
+    rows = each(costs.forward), each(costs.backward), each(costs.occupied)
+    whole = PipelineCosts(forward=rows[0], backward=rows[1], occupied=rows[2], latency=costs.latency)
+    ends = [stage.backward[-1] for stage in pipeline_times(whole, [3, 1])]
+    assert last_backwards(costs, np.array(which), [3, 1]) == ends
 
 
 def test_three_micro_batches_over_two_stages() -> None:

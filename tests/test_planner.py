@@ -168,7 +168,7 @@ class TestOptions:
             ({"backend": "fairscale", "schedule": "1f1b"}, "back end 'fairscale' runs gpipe only"),
             (
                 {"partitioner": "even", "max_price_per_hour": 1.0},
-                "'even' uses every device and cannot honour",
+                "'even' knows no prices and cannot honour",
             ),
         ],
     )

@@ -152,19 +152,25 @@ def _forwards(clock: list[float], i: int, stages: Sequence[_Forwards], m: int) -
 
 
 def replica_costs(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
-    """The durations of one replica of a plan. Where transfers do not overlap compute (`runtime_overhead`) each is part of
-    the action that sends it and of the one that receives it, and no wire is left to wait for; a pipeline's fill and drain
-    then count it at both ends."""
-    sizes, stages = replica.microbatch_sizes, replica.stages
-    different = sorted(set(sizes))
+    """The durations of one replica of a plan (see `costs_by_size`)."""
+    found = costs_by_size(costs, replica)
+    place = {size: i for i, size in enumerate(sorted(set(replica.microbatch_sizes)))}
+    which = [place[size] for size in replica.microbatch_sizes]
 
-    def each(values: Sequence[float]) -> list[float]:
-        """One value for each micro-batch, from those of the different sizes."""
-        if len(different) == 1:
-            return [values[0]] * len(sizes)
-        of = dict(zip(different, values, strict=True))
-        return [of[size] for size in sizes]
+    def each(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+        """One value for each micro-batch."""
+        return [[row[0]] * len(which) if len(place) == 1 else [row[i] for i in which] for row in rows]
 
+    return PipelineCosts(
+        forward=each(found.forward), backward=each(found.backward), occupied=each(found.occupied), latency=found.latency
+    )
+
+
+def costs_by_size(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
+    """The durations of one micro-batch of each different size, the smallest first. Where transfers do not overlap compute
+    (`runtime_overhead`) each is part of the action that sends it and of the one that receives it, and no wire is left to wait
+    for; a pipeline's fill and drain then count it at both ends."""
+    different, stages = sorted(set(replica.microbatch_sizes)), replica.stages
     forward, backward, occupied, latency = [], [], [], []
     for s, stage in enumerate(stages):
         kind, degree = costs.cluster.device(stage.device).type, len(stage.devices)
@@ -172,15 +178,15 @@ def replica_costs(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
             costs.stage_seconds(kind, *stage.layers, b, recompute=stage.recompute, degree=degree)
             for b in different
         ]
-        forward.append(each([f for f, _ in priced]))
-        backward.append(each([b for _, b in priced]))
+        forward.append([f for f, _ in priced])
+        backward.append([b for _, b in priced])
         if s + 1 < len(stages):
             after = stages[s + 1]
             degrees = (degree, len(after.devices))
             sent = [
                 costs.transfer(stage.device, after.device, stage.layers[1], b, degrees) for b in different
             ]
-            occupied.append(each([seconds for seconds, _ in sent]))
+            occupied.append([seconds for seconds, _ in sent])
             latency.append(max(delay for _, delay in sent))
     found = PipelineCosts(forward=forward, backward=backward, occupied=occupied, latency=latency)
     return found if costs.cluster.runtime_overhead.overlap_transfers else _blocking(found)

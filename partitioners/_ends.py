@@ -1,0 +1,65 @@
+"""The simulator's pipelines, compiled: the same sums and maxima in the same order, so the same bits, much faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.partitioners._compiled import compiled, get_ready
+from hetpipe.predict.simulator import PipelineCosts
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+def last_backwards(costs: PipelineCosts, which: Index, depths: Sequence[int]) -> list[float]:
+    """When each stage's last backward ends, as `simulator.pipeline_times` says. `costs` have a column for each different
+    micro-batch, and `which` the column of each micro-batch [m]."""
+    _ready()
+    stages = len(costs.forward)
+    occupied = np.array(costs.occupied) if stages > 1 else np.zeros((0, len(costs.forward[0])))
+    depth = np.minimum(np.array(depths, dtype=np.int64), len(which))
+    latency = np.array(costs.latency, dtype=np.float64)
+    found: list[float] = _run(np.array(costs.forward), np.array(costs.backward), occupied, latency, which, depth).tolist()
+    return found
+
+
+@cache
+def _ready() -> None:
+    one, none = np.ones((1, 1)), np.zeros((0, 1))
+    get_ready(lambda: _run(one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)))
+
+
+@compiled
+def _run(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
+    n, m = len(depths), len(which)
+    arrivals, clock = np.zeros((n, m)), np.zeros(n)  # of activations at the next stage
+    down, up = np.zeros(n), np.zeros(n)  # when the links are free
+    for s in range(n):
+        for i in range(depths[s]):
+            if s > 0:
+                clock[s] = max(clock[s], arrivals[s - 1, i])
+            clock[s] += forward[s, which[i]]
+            if s + 1 < n:
+                down[s] = max(down[s], clock[s]) + occupied[s, which[i]]
+                arrivals[s, i] = down[s] + latency[s]
+    for i in range(m):
+        arrival = 0.0
+        for s in range(n - 1, -1, -1):
+            clock[s] = max(clock[s], arrival) + backward[s, which[i]]
+            if s > 0:
+                up[s] = max(up[s], clock[s]) + occupied[s - 1, which[i]]
+                arrival = up[s] + latency[s - 1]
+        for s in range(n):
+            f = i + depths[s]
+            if f < m:
+                if s > 0:
+                    clock[s] = max(clock[s], arrivals[s - 1, f])
+                clock[s] += forward[s, which[f]]
+                if s + 1 < n:
+                    down[s] = max(down[s], clock[s]) + occupied[s, which[f]]
+                    arrivals[s, f] = down[s] + latency[s]
+    return clock
