@@ -14,20 +14,21 @@ Index = NDArray[np.int64]
 HALVINGS, NEAR = 40, 1e-6  # of the longest stage that is allowed, until it is known so well
 
 
-def balanced(seconds: Array, reach: Index) -> tuple[int, ...] | None:
+def shortest_cuts(seconds: Array, reach: Index) -> tuple[int, ...] | None:
     """The ends of n stages, 0 first, of which the longest is short. `seconds` [n, L + 1] of all layers before each on the stage's
     device, `reach` [n, L + 1] where a stage that begins at a layer may end. None where memory does not hold all layers so.
 
     The longest stage that is allowed is bisected; below it each stage in turn takes as many layers as it can, and leaves one to
     each after it. On devices of one speed there are no better cuts (to NEAR); on unlike ones there are where a slow device that
     may not stay empty meets a long layer."""
-    _ready()
+    ready()
     ends = _bisected(seconds, reach)
     return None if ends[-1] < 0 else tuple(ends.tolist())
 
 
 @cache
-def _ready() -> None:
+def ready() -> None:
+    """Compile it, or read it from disk: outside of any time limit."""
     get_ready(lambda: _bisected(np.zeros((1, 2)), np.ones((1, 2), np.int64)))
 
 

@@ -93,6 +93,23 @@ class Desk:
         return None if best is None else (best[0], best[2])
 
 
+class Best:
+    """The best of the drafts that are offered, one after the other: its step, and how many were the best so far."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self.step, self.count = desk, desk.below, 0
+
+    def offer(self, draft: Draft) -> Iterator[Candidate]:
+        """The draft, if it fits and is better than those before it."""
+        candidate = self.desk.candidate(self.count, draft)
+        if candidate.bound >= self.step or not self.desk.fits(candidate):
+            return
+        step = self.desk.steps.step(draft, candidate.sketch)
+        if step < self.step:
+            self.step, self.count = step, self.count + 1
+            yield candidate
+
+
 class Rule(Protocol):
     """A partitioner that tries some plans."""
 

@@ -8,8 +8,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._compiled import compiled, get_ready
-from hetpipe.predict.simulator import PipelineCosts
+from hetpipe.partitioners._compiled import compiled, get_ready, inlined
+from hetpipe.predict.cost import Costs
+from hetpipe.predict.simulator import PipelineCosts, costs_by_size
+from hetpipe.spec.plan import ReplicaPlan
+from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -18,7 +21,7 @@ Index = NDArray[np.int64]
 def last_backwards(costs: PipelineCosts, which: Index, depths: Sequence[int]) -> list[float]:
     """When each stage's last backward ends, as `simulator.pipeline_times` says. `costs` have a column for each different
     micro-batch, and `which` the column of each micro-batch [m]."""
-    _ready()
+    ready()
     stages = len(costs.forward)
     occupied = np.array(costs.occupied) if stages > 1 else np.zeros((0, len(costs.forward[0])))
     depth = np.minimum(np.array(depths, dtype=np.int64), len(which))
@@ -27,10 +30,29 @@ def last_backwards(costs: PipelineCosts, which: Index, depths: Sequence[int]) ->
     return found
 
 
+def replica_ends(costs: Costs, replica: ReplicaPlan, schedule: ScheduleName) -> list[float]:
+    """When the last backward of each stage of a replica ends."""
+    _, which = np.unique(replica.microbatch_sizes, return_inverse=True)
+    return last_backwards(costs_by_size(costs, replica), which, replica.depths(schedule))
+
+
 @cache
-def _ready() -> None:
+def ready() -> None:
+    """Compile it, or read it from disk: outside of any time limit."""
     one, none = np.ones((1, 1)), np.zeros((0, 1))
     get_ready(lambda: _run(one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)))
+
+
+@inlined
+def _forward(s: int, i: int, clock: Array, arrivals: Array, down: Array, forward: Array, occupied: Array, latency: Array,
+             which: Index) -> None:  # fmt: skip
+    """Forward i of stage s, and its activation's way to the next."""
+    if s > 0:
+        clock[s] = max(clock[s], arrivals[s - 1, i])
+    clock[s] += forward[s, which[i]]
+    if s + 1 < len(clock):
+        down[s] = max(down[s], clock[s]) + occupied[s, which[i]]
+        arrivals[s, i] = down[s] + latency[s]
 
 
 @compiled
@@ -40,12 +62,7 @@ def _run(forward: Array, backward: Array, occupied: Array, latency: Array, which
     down, up = np.zeros(n), np.zeros(n)  # when the links are free
     for s in range(n):
         for i in range(depths[s]):
-            if s > 0:
-                clock[s] = max(clock[s], arrivals[s - 1, i])
-            clock[s] += forward[s, which[i]]
-            if s + 1 < n:
-                down[s] = max(down[s], clock[s]) + occupied[s, which[i]]
-                arrivals[s, i] = down[s] + latency[s]
+            _forward(s, i, clock, arrivals, down, forward, occupied, latency, which)
     for i in range(m):
         arrival = 0.0
         for s in range(n - 1, -1, -1):
@@ -54,12 +71,6 @@ def _run(forward: Array, backward: Array, occupied: Array, latency: Array, which
                 up[s] = max(up[s], clock[s]) + occupied[s - 1, which[i]]
                 arrival = up[s] + latency[s - 1]
         for s in range(n):
-            f = i + depths[s]
-            if f < m:
-                if s > 0:
-                    clock[s] = max(clock[s], arrivals[s - 1, f])
-                clock[s] += forward[s, which[f]]
-                if s + 1 < n:
-                    down[s] = max(down[s], clock[s]) + occupied[s, which[f]]
-                    arrivals[s, f] = down[s] + latency[s]
+            if i + depths[s] < m:
+                _forward(s, i + depths[s], clock, arrivals, down, forward, occupied, latency, which)
     return clock

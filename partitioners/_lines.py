@@ -8,20 +8,18 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetpipe.partitioners._appraisal import most_in_flight
-from hetpipe.partitioners._balance import balanced
+from hetpipe.partitioners._balance import Array, Index, shortest_cuts
 from hetpipe.partitioners._baseline import common_sizes
+from hetpipe.partitioners._capacity import Bytes, Seat
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._drafts import Runs
 from hetpipe.partitioners._grids import schedule_of
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._stage_memory import StageMemories
 from hetpipe.partitioners._wires import link_floor
 from hetpipe.spec.schedule import default_depths
 
-Array = NDArray[np.float64]
 Used = tuple[int, ...]  # devices of each type
 
 
@@ -54,7 +52,7 @@ class Lines:
     def __init__(self, desk: Desk) -> None:
         self.appraiser, self.schedule, self.problem = desk.appraiser, schedule_of(desk.problem), desk.problem
         self.L, self.batch = self.appraiser.L, desk.problem.global_batch
-        self.memories = StageMemories(self.appraiser)
+        self.bytes = Bytes(desk.problem)
         self.devices = [np.nonzero(self.appraiser.type_of == kind)[0] for kind in range(len(self.appraiser.types))]
         self.sizes = common_sizes(self.problem, self.batch)
         slow = [self.seconds(kind, self.sizes[0], False)[-1] for kind in range(len(self.devices))]
@@ -72,11 +70,23 @@ class Lines:
         m, samples = sum(count for _, count in sizes), sum(size * count for size, count in sizes)
         rows = np.array([self.seconds(kind, largest, recompute) for kind in kinds])
         windows = [most_in_flight(sizes, depth) for depth in default_depths(self.schedule, len(kinds), m)]
-        reach = [self.memories.reach(kind, recompute, samples, w, largest) for kind, w in zip(kinds, windows, strict=True)]
-        ends = balanced(rows, np.array(reach))
+        reach = [self.reach(kind, recompute, samples, w, largest) for kind, w in zip(kinds, windows, strict=True)]
+        ends = shortest_cuts(rows, np.array(reach))
         if ends is None:
             return None
         return Cut(ends, tuple(float(row[hi] - row[lo]) for row, (lo, hi) in zip(rows, pairwise(ends), strict=True)))
+
+    @kept
+    def reach(self, kind: int, recompute: bool, samples: int, window: int, largest: int) -> Index:
+        """For each first layer where the longest stage ends that fits (where it begins if none does), with so many samples of a
+        step, at most `window` in flight, `largest` in one micro-batch [L + 1]."""
+        static, boundary, *plain_and_less = self.bytes.tables(Seat(self.appraiser.types[kind], 1))
+        held, transient = plain_and_less[2:] if recompute else plain_and_less[:2]
+        short = np.rint(static + boundary * samples + held * window + transient * largest) > self.appraiser.limits[kind]
+        places = np.arange(self.L + 1)
+        first = np.where(short & (places > places[:, None]), places, self.L + 1).min(axis=1)
+        found: Index = np.maximum(first - 1, places)
+        return found
 
     def longest(self, used: Used, b: int, recompute: bool) -> float | None:
         """The longest stage cannot be shorter, whatever the order of the types: none has more layers than as many take there at
@@ -92,7 +102,7 @@ class Lines:
     @kept
     def _least(self, kind: int, b: int, recompute: bool) -> list[float]:
         """Least seconds of 1, 2, … layers in a row on this type, as many as its memory holds with one micro-batch."""
-        row, reach = self.seconds(kind, b, recompute), self.memories.reach(kind, recompute, b, b, b)
+        row, reach = self.seconds(kind, b, recompute), self.reach(kind, recompute, b, b, b)
         most = int((reach - np.arange(len(reach))).max())
         return [float((row[j:] - row[: len(row) - j]).min()) for j in range(1, most + 1)]
 

@@ -18,15 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from hetpipe.partitioners._balance import Array
 from hetpipe.partitioners._baseline import recompute_choices
 from hetpipe.partitioners._desk import Candidate, Desk
 from hetpipe.partitioners._drafts import Draft, Index, Work, in_runs
-from hetpipe.partitioners._ends import last_backwards
+from hetpipe.partitioners._ends import replica_ends
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._lines import Array, Cut, Line, Used
+from hetpipe.partitioners._lines import Cut, Line, Used
 from hetpipe.partitioners.even_pipelines import Shapes
-from hetpipe.predict.simulator import costs_by_size
-from hetpipe.spec.schedule import default_depths
 
 NUMBERS, NEAR = 6, (0, 1, -1, 2)  # so many R are looked at, and those beside each
 SLACK = 1.1  # of shapes whose bound is not above so many times the best step
@@ -99,27 +98,25 @@ class Search:
     """Of one problem."""
 
     def __init__(self, desk: Desk) -> None:
-        self.desk, self.best, self.place = desk, desk.below, 0
-        self.shapes = Shapes(desk, "even-pipelines")
-        self.lines = self.shapes.lines
+        self.desk, self.shapes = desk, Shapes(desk, "even-pipelines")
+        self.lines, self.best = self.shapes.lines, self.shapes.best
         self.counts = [len(devices) for devices in self.lines.devices]
         self.batch, self.L = self.lines.batch, self.lines.L
 
     def run(self) -> Iterator[Candidate]:
         """Equal pipelines, then unlike ones."""
         yield from self.shapes.run()
-        self.best, self.place = self.shapes.best, self.shapes.place
         for R in self.numbers():
-            if self.place and self.desk.late():
+            if self.best.count and self.desk.late():
                 return
-            self.desk.say(f"{R} unlike replicas, best step {self.best:.4g} s")
+            self.desk.say(f"{R} unlike replicas, best step {self.best.step:.4g} s")
             yield from self._with(R)
 
     def numbers(self) -> list[int]:
         """The R that are worth a look."""
         about: dict[int, float] = {}
-        for shape in self.shapes.all():
-            if shape.bound < min(SLACK * self.best, about.get(shape.R, np.inf)):
+        for shape in self.shapes.all:
+            if shape.bound < min(SLACK * self.best.step, about.get(shape.R, np.inf)):
                 share = max(1, self.batch // shape.R // shape.b)
                 for line in self.lines.of(shape.used):
                     cut = self.lines.cut(line, ((shape.b, share),), shape.recompute)
@@ -137,7 +134,7 @@ class Search:
             yield from self._of(pool, R, partial(self._chosen, pool, R))
 
     def _of(self, pool: Sequence[Pipeline], R: int, choose: Callable[[Array], Index | None]) -> Iterator[Candidate]:
-        low, high, seen = 0.0, self.best - self.lines.sums(R) / self.L, set[bytes]()
+        low, high, seen = 0.0, self.best.step - self.lines.sums(R) / self.L, set[bytes]()
         if not np.isfinite(high):
             high = 2 * max(pipeline.filling + self.batch / R / pipeline.b * max(pipeline.cut.seconds) for pipeline in pool)
         for number in range(HALVINGS):
@@ -190,15 +187,8 @@ class Search:
 
     def _offer(self, pool: Sequence[Pipeline], chosen: Index) -> Iterator[Candidate]:
         draft = self._draft([pool[i] for i in np.nonzero(chosen)[0].tolist()], chosen[chosen > 0].tolist())
-        if draft is None:
-            return
-        candidate = self.desk.candidate(self.place, draft)
-        if candidate.bound >= self.best or not self.desk.fits(candidate):
-            return
-        step = self.desk.steps.step(draft, candidate.sketch)
-        if step < self.best:
-            self.best, self.place = step, self.place + 1
-            yield candidate
+        if draft is not None:
+            yield from self.best.offer(draft)
 
     def _draft(self, pipelines: list[Pipeline], counts: list[int]) -> Draft | None:
         """The plan of so many of each, on the cluster's devices in their order; None if they cannot do the batch in any time."""
@@ -256,6 +246,4 @@ class Search:
             return 0.0
         work = Work(in_runs(samples, pipeline.b), pipeline.cut.ends, pipeline.recompute)
         replica = work.replica([self.lines.appraiser.ids[device] for device in row])
-        _, which = np.unique(replica.microbatch_sizes, return_inverse=True)
-        depths = default_depths(self.lines.schedule, len(row), work.m)
-        return max(last_backwards(costs_by_size(self.lines.appraiser.costs, replica), which, depths))
+        return max(replica_ends(self.lines.appraiser.costs, replica, self.lines.schedule))

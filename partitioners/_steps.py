@@ -9,9 +9,8 @@ import numpy as np
 
 from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
 from hetpipe.partitioners._drafts import Draft, Index, Work
-from hetpipe.partitioners._ends import last_backwards
+from hetpipe.partitioners._ends import replica_ends
 from hetpipe.predict.cost import ring_seconds
-from hetpipe.predict.simulator import costs_by_size
 from hetpipe.spec.schedule import ScheduleName
 
 
@@ -56,12 +55,10 @@ class Steps:
             for s, device in zip(sort.work.used, devices.tolist(), strict=True):
                 ids[s] = self.appraiser.ids[device]
             replica = sort.work.replica(ids)
-            _, which = np.unique(replica.microbatch_sizes, return_inverse=True)
-            ready = last_backwards(costs_by_size(self.costs, replica), which, replica.depths(schedule))
             kinds = [self.costs.cluster.device(stage.device).type for stage in replica.stages]
             optimizers = [self.costs.optimizer_seconds(kind, *stage.layers)
                           for kind, stage in zip(kinds, replica.stages, strict=True)]  # fmt: skip
-            self._runs[sort, schedule] = tuple(ready), max(optimizers)
+            self._runs[sort, schedule] = tuple(replica_ends(self.costs, replica, schedule)), max(optimizers)
         return self._runs[sort, schedule]
 
     def _synced(self, found: list[Pipelines], end: float) -> float:

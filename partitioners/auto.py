@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetpipe.partitioners import _balance, _ends, _enumerate
 from hetpipe.partitioners._cheapest import Cheapest
 from hetpipe.partitioners._columns import Columns
-from hetpipe.partitioners._enumerate import ready
 from hetpipe.partitioners._floor import cost, simple_plans
 from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._large import Large
@@ -45,10 +45,12 @@ class Auto:
         """Search replicas, cuts and shares together."""
         require_seats(problem)
         microbatch_sizes(problem)  # says what is missing
+        if problem.progress is not None:
+            problem.progress("loading what numba compiled; the first time it compiles for some 10 s")
+        _ends.ready()
+        _balance.ready()
         if problem.backend == "torch":
-            if problem.progress is not None:
-                problem.progress("loading what numba compiled; the first time it compiles for some 10 s")
-            ready()
+            _enumerate.ready()
         seconds, timed = problem.time_limit_seconds or self.time_limit_seconds, problem.time_limit_seconds is not None
         clock = Limit(seconds)
         simple = list(simple_plans(problem, late=lambda: timed and clock.left() < seconds / 2))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
 
 from hetpipe.partitioners._baseline import equal_parts, recompute_choices, solve
-from hetpipe.partitioners._desk import Candidate, Desk
+from hetpipe.partitioners._desk import Best, Candidate, Desk
 from hetpipe.partitioners._drafts import Draft, Index, Work, in_runs
 from hetpipe.partitioners._grids import ends_of, runs
 from hetpipe.partitioners._lines import Line, Lines, Used
@@ -35,7 +36,7 @@ class EvenPipelines:
         """Each that fits and is faster than those before it; where none fits, one to say what is missing."""
         found = Shapes(desk, self.name)
         yield from found.run()
-        if not found.place:
+        if not found.best.count:
             yield from found.nothing()
 
 
@@ -54,21 +55,24 @@ class Shapes:
 
     def __init__(self, desk: Desk, name: str) -> None:
         self.desk, self.name, self.lines = desk, name, Lines(desk)
-        self.best, self.place = desk.below, 0
+        self.best = Best(desk)
 
     def run(self) -> Iterator[Candidate]:
         """The plans that are better than those before them."""
-        shapes = sorted(self.all())
-        for number, shape in enumerate(shapes):
-            if shape.bound >= self.best or (self.place and self.desk.late()):
+        for number, shape in enumerate(self.all):
+            if shape.bound >= self.best.step or (self.best.count and self.desk.late()):
                 return
             if number % 20 == 0:
-                self.desk.say(f"{self.name}, {number} of {len(shapes)} shapes")
+                self.desk.say(f"{self.name}, {number} of {len(self.all)} shapes")
             for line in self.lines.of(shape.used):
                 yield from self.of(shape, line)
 
-    def all(self) -> Iterator[Shape]:
-        """Each with what the arithmetic and the gradient sums take at least."""
+    @cached_property
+    def all(self) -> list[Shape]:
+        """Each with what the arithmetic and the gradient sums take at least, the least first."""
+        return sorted(self._shapes())
+
+    def _shapes(self) -> Iterator[Shape]:
         counts = [len(devices) for devices in self.lines.devices]
         parts = dict.fromkeys(tuple(count // R for count in counts) for R in range(1, max(counts) + 1))
         deals = (product(*({part, part // 2, 0} for part in each)) for each in parts)
@@ -90,27 +94,19 @@ class Shapes:
         """Each of its two placings that is the best so far."""
         share, more = divmod(self.lines.batch, shape.R)
         works = []
-        for samples in {share + (more > 0): 0, share: 0}:
+        for samples in dict.fromkeys((share + (more > 0), share)):
             sizes = in_runs(samples, shape.b)
             cut = self.lines.cut(line, sizes, shape.recompute) if sizes else None
             if cut is None:
                 return
-            if cut.least(samples // shape.b) + self.lines.sums(shape.R) / sum(shape.used) >= self.best:
+            if cut.least(samples // shape.b) + self.lines.sums(shape.R) / sum(shape.used) >= self.best.step:
                 return
             works.append(Work(sizes, cut.ends, shape.recompute))
         which = np.minimum((np.arange(shape.R) >= more).astype(np.int64), len(works) - 1)
         for side_by_side in (True, False) if shape.R > 1 and sum(shape.used) > 1 else (True,):
             rows = self._rows(shape.R, line, side_by_side=side_by_side)
-            if not runs(self.desk, rows):
-                continue
-            draft = Draft(self.name, self.lines.schedule, rows, tuple(works), which)
-            candidate = self.desk.candidate(self.place, draft)
-            if candidate.bound >= self.best or not self.desk.fits(candidate):
-                continue
-            step = self.desk.steps.step(draft, candidate.sketch)
-            if step < self.best:
-                self.best, self.place = step, self.place + 1
-                yield candidate
+            if runs(self.desk, rows):
+                yield from self.best.offer(Draft(self.name, self.lines.schedule, rows, tuple(works), which))
 
     def _rows(self, R: int, line: Line, *, side_by_side: bool) -> Index:
         """The devices of each replica [R, n], of each type the first ones of the cluster."""

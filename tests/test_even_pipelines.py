@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners._balance import balanced
+from hetpipe.partitioners._balance import shortest_cuts
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners.even_pipelines import EvenPipelines, Shapes
 from hetpipe.planning.partition import PartitionError, Problem
@@ -36,7 +36,7 @@ def test_cuts_fit_and_on_devices_of_one_speed_the_longest_stage_is_as_short_as_i
 
     every = [(0, *inner, layers) for inner in combinations(range(1, layers), n - 1)]
     fitting = [ends for ends in every if all(hi - lo <= count for count, (lo, hi) in zip(most, pairwise(ends), strict=True))]
-    found = balanced(seconds, reach)
+    found = shortest_cuts(seconds, reach)
     if found is None:
         assert unlike or not fitting
     else:
@@ -50,16 +50,16 @@ def test_no_shape_has_a_shorter_step_than_its_bound(problem: Problem) -> None:
     desk = Desk(problem)
     try:
         search = Shapes(desk, "test")
-        shapes = list(search.all())
+        shapes = search.all
     except (PartitionError, InputError):  # no micro-batch size that all types have, or no link
         return
     for shape in shapes:
         for line in search.lines.of(shape.used):
-            search.best = float("inf")
+            search.best.step = float("inf")
             for candidate in search.of(shape, line):
-                assert shape.bound <= candidate.bound * (1 + 1e-9) or shape.bound <= search.best * (1 + 1e-9)
+                assert shape.bound <= candidate.bound * (1 + 1e-9) or shape.bound <= search.best.step * (1 + 1e-9)
                 plan = candidate.draft.plan(problem)
-                assert search.best == pytest.approx(checked(problem, plan).step_seconds, rel=1e-12)
+                assert search.best.step == pytest.approx(checked(problem, plan).step_seconds, rel=1e-12)
 
 
 def test_slow_devices_stay_out_and_slow_links_make_few_pipelines_or_owners_that_are_neighbours() -> None:

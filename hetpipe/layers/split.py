@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -33,7 +33,11 @@ class Stage(nn.Sequential):
     With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept."""
 
     recompute = False
-    in_place: tuple[bool, ...] = ()  # which layers say that they overwrite their input
+
+    @cached_property
+    def _in_place(self) -> list[bool]:
+        """Which layers say that they overwrite their input: looked at once."""
+        return [works_in_place(layer) for _, layer in named_layers(self)]
 
     def forward(self, *tensors: Tensor) -> Tensors:
         """Run the layers. What enters the stage, or a checkpointed layer, is kept for backward, so a layer that works
@@ -41,7 +45,7 @@ class Stage(nn.Sequential):
         checkpointed = self.recompute and torch.is_grad_enabled()
         tensors = tuple(alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
         for index, (name, layer) in enumerate(named_layers(self)):
-            copy = (checkpointed or index == 0) and self.in_place[index]
+            copy = (checkpointed or index == 0) and self._in_place[index]
             if checkpointed:
                 given, versions = tensors, [t._version for t in tensors]
                 once = partial(_counted_once, layer)
@@ -107,7 +111,6 @@ def make_stage(layers: nn.Sequential, lo: int, hi: int, *, recompute: bool = Fal
     for name, layer in named_layers(layers)[lo:hi]:
         stage.add_module(name, layer)
     stage.recompute = recompute
-    stage.in_place = tuple(works_in_place(layer) for layer in stage)
     return stage
 
 
