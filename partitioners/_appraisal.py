@@ -15,7 +15,7 @@ from hetpipe.partitioners._links import Links
 from hetpipe.partitioners._sets import Sets, unlike_rows
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
-from hetpipe.spec.schedule import ScheduleName, default_depths
+from hetpipe.spec.schedule import ScheduleName
 
 
 class Sort(NamedTuple):
@@ -90,6 +90,8 @@ class Appraiser:
         keys = {sort: (sort, sketch.spread, replicas, schedule) for sort in sketch.sorts}
         alike: dict[object, list[Sort]] = {}
         for sort, key in keys.items():
+            if sort.work.degrees or sort.work.depths or not isinstance(sort.work.recompute, bool):
+                self._bounds[key] = 0.0  # those of `auto`
             if key not in self._bounds:
                 alike.setdefault((sort.work.runs, sort.work.recompute, len(sort.types)), []).append(sort)
         for sorts in alike.values():
@@ -103,7 +105,7 @@ class Appraiser:
         ends = np.array([work.stages for work in works])
         where = np.array(spread)[np.array([work.used for work in works])]
         types, links = np.array([sort.types for sort in sorts]), np.array([sort.links for sort in sorts], dtype=np.int64)
-        given = Given(works[0].runs, works[0].recompute, replicas, schedule)
+        given = Given(works[0].runs, works[0].recomputes[0], replicas, schedule)
         found: list[float] = self.earliest.steps(Rows(types, links, ends[:, :, 0], ends[:, :, 1], where), given).tolist()
         return found
 
@@ -111,19 +113,21 @@ class Appraiser:
         """The most bytes that are missing on a device of each type, where any are."""
         found: dict[int, float] = {}
         for sort in sketch.sorts:
-            depths = default_depths(schedule, len(sort.types), sort.work.m)
-            for number, part, depth in zip(sort.types, sort.work.stages, depths, strict=True):
+            for s, (number, depth) in enumerate(zip(sort.types, sort.work.in_flight(schedule), strict=True)):
                 for kind in self.kinds.all[number]:
-                    missing = self.peak(kind, *part, sort.work, depth) - self.limits[kind]
+                    missing = self.peak(kind, s, sort.work, depth) - self.limits[kind]
                     if missing > 0:
                         found[kind] = max(found.get(kind, 0.0), missing)
         return found
 
-    def peak(self, kind: int, lo: int, hi: int, work: Work, depth: int) -> int:
-        """Greatest bytes of a stage."""
-        return self._peak(kind, lo, hi, work.samples, most_in_flight(work.runs, depth), work.runs[0][0], work.recompute)
+    def peak(self, kind: int, s: int, work: Work, depth: int) -> int:
+        """Greatest bytes of stage s."""
+        part, recompute, degree = work.stages[s], work.recomputes[s], work.groups[s]
+        return self._peak(kind, *part, work.samples, most_in_flight(work.runs, depth), work.runs[0][0], recompute, degree)
 
     @kept
-    def _peak(self, kind: int, lo: int, hi: int, samples: int, window: int, largest: int, recompute: bool) -> int:
-        memory = self.costs.stage_memory(self.types[kind], lo, hi, samples=samples, recompute=recompute)
+    def _peak(
+        self, kind: int, lo: int, hi: int, samples: int, window: int, largest: int, recompute: bool, degree: int
+    ) -> int:
+        memory = self.costs.stage_memory(self.types[kind], lo, hi, samples=samples, recompute=recompute, degree=degree)
         return memory.peak_of(window, largest)

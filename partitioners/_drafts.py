@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.schedule import ScheduleName
+from hetpipe.spec.schedule import ScheduleName, default_depths
 
 Index = NDArray[np.int64]
 Runs = tuple[tuple[int, int], ...]  # micro-batches: (samples of each, how many), larger ones first
@@ -34,12 +34,15 @@ def equal_runs(samples: int, parts: int) -> Runs:
 class _Work(NamedTuple):
     runs: Runs
     ends: tuple[int, ...]
-    recompute: bool
+    recompute: bool | tuple[bool, ...]
+    degrees: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
 
 
 class Work(_Work):
     """What a pipeline does: its micro-batches, where the layers are cut (a device of an empty range is not used), and whether
-    all stages recompute."""
+    all stages recompute, or each. Of each stage, where it is not one device with the schedule's depth: how many devices split
+    it, which follow the first one in the cluster's list; and its warm-up depth."""
 
     @cached_property
     def used(self) -> list[int]:
@@ -61,13 +64,38 @@ class Work(_Work):
         """Micro-batches of one step."""
         return sum(count for _, count in self.runs)
 
-    def replica(self, devices: Sequence[str]) -> ReplicaPlan:
-        """The pipeline on these devices."""
-        return ReplicaPlan(
+    @cached_property
+    def recomputes(self) -> tuple[bool, ...]:
+        """Whether each stage does."""
+        return (self.recompute,) * len(self.stages) if isinstance(self.recompute, bool) else self.recompute
+
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """Devices of each stage."""
+        return self.degrees or (1,) * len(self.stages)
+
+    def in_flight(self, schedule: ScheduleName) -> tuple[int, ...]:
+        """Warm-up depth of each stage."""
+        return self.depths or default_depths(schedule, len(self.stages), self.m)
+
+    def replica(self, row: Sequence[int], ids: Sequence[str]) -> ReplicaPlan:
+        """The pipeline on a row of devices, which are called so."""
+        default = default_depths("1f1b", len(self.stages), self.m)
+        depths = [
+            None if own == depth else own for own, depth in zip(self.depths or default, default, strict=True)
+        ]
+        return ReplicaPlan.model_construct(
             microbatch_sizes=tuple(size for size, count in self.runs for _ in range(count)),
             stages=tuple(
-                StagePlan(layers=part, devices=(devices[s],), recompute=self.recompute)
-                for s, part in zip(self.used, self.stages, strict=True)
+                StagePlan.model_construct(
+                    layers=part,
+                    devices=tuple(ids[row[s] : row[s] + degree]),
+                    recompute=recompute,
+                    warmup=depth,
+                )
+                for s, part, degree, recompute, depth in zip(
+                    self.used, self.stages, self.groups, self.recomputes, depths, strict=True
+                )
             ),
         )
 
@@ -85,7 +113,7 @@ class Draft(NamedTuple):
         """The plan."""
         ids = [device.id for device in problem.cluster.devices]
         replicas = tuple(
-            self.works[i].replica([ids[d] for d in row])
+            self.works[i].replica(row, ids)
             for row, i in zip(self.rows.tolist(), self.which.tolist(), strict=True)
         )
         return Plan(

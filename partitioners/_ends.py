@@ -26,7 +26,7 @@ def last_backwards(costs: PipelineCosts, which: Index, depths: Sequence[int]) ->
     occupied = np.array(costs.occupied) if stages > 1 else np.zeros((0, len(costs.forward[0])))
     depth = np.minimum(np.array(depths, dtype=np.int64), len(which))
     latency = np.array(costs.latency, dtype=np.float64)
-    found: list[float] = _run(np.array(costs.forward), np.array(costs.backward), occupied, latency, which, depth).tolist()
+    found: list[float] = run(np.array(costs.forward), np.array(costs.backward), occupied, latency, which, depth).tolist()
     return found
 
 
@@ -40,7 +40,7 @@ def replica_ends(costs: Costs, replica: ReplicaPlan, schedule: ScheduleName) -> 
 def ready() -> None:
     """Compile it, or read it from disk: outside of any time limit."""
     one, none = np.ones((1, 1)), np.zeros((0, 1))
-    get_ready(lambda: _run(one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)))
+    get_ready(lambda: run(one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)))
 
 
 @inlined
@@ -56,7 +56,7 @@ def _forward(s: int, i: int, clock: Array, arrivals: Array, down: Array, forward
 
 
 @compiled
-def _run(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
+def run(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
     n, m = len(depths), len(which)
     arrivals, clock = np.zeros((n, m)), np.zeros(n)  # of activations at the next stage
     down, up = np.zeros(n), np.zeros(n)  # when the links are free

@@ -1,4 +1,4 @@
-"""The floor under `auto`: the best plan of each of the simple rules, and of unlike pipelines near an even deal."""
+"""The floor under `auto`: the best plan of each of the simple rules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._desk import Desk, Rule
-from hetpipe.partitioners._mixed import Mixed
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
+from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
@@ -23,7 +23,7 @@ from hetpipe.spec.plan import Plan
 
 RULES: tuple[Rule, ...] = (
     UnevenDataParallel(), EvenDataParallel(), TypeBlind(), MemoryLayers(), Fasop(), Even(), EqualParameters(),
-    TorchgpipeBalance(), Mixed(),
+    TorchgpipeBalance(), EvenPipelines(),
 )  # fmt: skip
 
 

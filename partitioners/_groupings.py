@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._floors import RANKS, common_sizes, compositions, floors
-from hetpipe.partitioners._shortlist import Shortlist
 from hetpipe.partitioners._space import Array, Counts, Load, Space, load_of, measured_sizes
 from hetpipe.partitioners._symmetry import Blocks, Symmetry
 
@@ -27,9 +26,8 @@ class Bounds:
     `loads` are the loads that were bounded, `of[c]` [RANKS, loads + 1] their bounds (the last: infinite). Row i of
     `cover` [rows, B + 1] says by which load n samples with the i-th micro-batch size are bounded: their own, or where
     these would be too many, one with fewer full micro-batches and no remainder (a pipeline takes no less time for
-    more). Row 0 is a single micro-batch of n. What a shortlist leaves out has an infinite bound. `complete`
-    is false where there are too many compositions, or too little
-    time: those left out have no bound and are not searched."""
+    more). Row 0 is a single micro-batch of n. `complete` is false where there are too many compositions,
+    or too little time: those left out have no bound and are not searched."""
 
     def __init__(
         self,
@@ -38,14 +36,11 @@ class Bounds:
         one_pipeline: bool = False,
         most: int = 10_000,
         late: Callable[[], bool] = never,
-        shortlist: Shortlist | None = None,
     ) -> None:
-        self.late, self.shortlist = late, shortlist
+        self.late = late
         self.space, self.B = space, space.problem.global_batch
         self.symmetry = Symmetry(space)
-        self.comps, self.complete = compositions(
-            self.symmetry, most, shortlist.has if shortlist else lambda _: True
-        )
+        self.comps, self.complete = compositions(self.symmetry, most, lambda _: True)
         self.sizes = [b for b in measured_sizes(space.problem) if b < self.B]
         self.common = {c: common_sizes(space, c) for c in self.comps}
         self.loads: list[Load] = []
@@ -57,20 +52,11 @@ class Bounds:
         self._windows: tuple[float, dict[Counts, int]] | None = None
         self._least: dict[tuple[Counts, int], Array] = {}
         self._bound()
-        if shortlist is not None:
-            for c in self.firsts:
-                self.of[c][:, :-1][~shortlist.leaves(c, RANKS, self.loads)] = np.inf
 
     def _lay_out(self, one_pipeline: bool) -> None:
         """Which loads are bounded, and what each covers."""
         largest = max((max(sizes) for sizes in self.common.values()), default=0)
         first = self.B if one_pipeline else 1
-        if self.shortlist is not None:
-            for b, samples in self.shortlist.loads(self.sizes).items():
-                rows = [n for n in samples if b or n <= largest]
-                self.cover[self.sizes.index(b) + 1 if b else 0, rows] = np.arange(len(rows)) + len(self.loads)
-                self.loads += [load_of(n, b or n) for n in rows]
-            return
         single = range(first, min(self.B, largest) + 1)
         stages = sum(sum(x > 0 for x in c) for c in self.comps) * (self.space.L + 1) ** 2
         fine = stages * (len(single) + sum(self.B - b for b in self.sizes)) <= FINE
@@ -170,13 +156,12 @@ class Bounds:
         devices, capacity = np.array([self.space.used(c) for c in comps]), np.array(list(capacities.values()))
         radix = np.cumprod([1, *(count + 1 for count in self.space.devices[:-1])])
         most, offsets = knapsack(self.space.devices, devices, capacity), devices @ radix
-        replicas = range(self.B + 1) if self.shortlist is None else self.shortlist.replicas
-        longest, largest, codes = max(replicas), int(capacity.max()), self.symmetry.codes(comps)
+        longest, largest, codes = self.B, int(capacity.max()), self.symmetry.codes(comps)
 
         def add(
             first: int, left: NDArray[np.int64], need: int, chosen: Grouping, blocks: Blocks
         ) -> Iterator[Grouping]:
-            if len(chosen) > 1 and need <= 0 and len(chosen) in replicas:
+            if len(chosen) > 1 and need <= 0:
                 yield chosen
             if need > (longest - len(chosen)) * largest or len(chosen) == longest:
                 return

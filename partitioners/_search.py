@@ -1,9 +1,7 @@
 """The joint search: groupings, shares and cuts, least bound first, until the next bound is worse than the
 plan in hand.
 
-1. A plan in hand of step T: the best of those that the search was given to start from. With it, and `shortlists`, the
-   search is done for a smaller T first, and then for T: of all that follows, only what is on the shortlist for T. This
-   ends at T / `near`, if that is enough.
+1. A plan in hand of step T: the best of those that the search was given to start from.
 2. Bound every composition of devices for every number of samples (`_floors`), and every grouping from these.
 3. A better plan in hand: a few groupings with the smallest bounds, priced roughly.
 4. For each grouping whose bound is below T, least first: replica r can take n samples only if its bound is below
@@ -37,8 +35,6 @@ from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._packing import packings
 from hetpipe.partitioners._plans import Chosen, build_plan, replicas_of
 from hetpipe.partitioners._pools import SPLITS, Pools
-from hetpipe.partitioners._rounds import rounds, various
-from hetpipe.partitioners._shortlist import Shortlist, Shortlists
 from hetpipe.partitioners._space import Space, families_of, load_of, microbatch_sizes
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
 from hetpipe.predict.simulator import simulate
@@ -49,7 +45,7 @@ CHUNK = 4096
 GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an integer program first
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
-SEEDS, FEW_SEEDS, SEED_ROWS = 16, 2, 400  # groupings priced roughly; with a shortlist; pipelines each
+SEEDS, SEED_ROWS = 16, 400  # groupings priced roughly; pipelines each
 GROUPING = 10_000  # numbers that take as long to handle as to list one
 GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 
@@ -65,8 +61,7 @@ class Item(NamedTuple):
 
 
 class Search:
-    """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem, and ends when no
-    plan is faster by more than the factor `near`."""
+    """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem."""
 
     def __init__(
         self,
@@ -76,8 +71,6 @@ class Search:
         max_replicas: int | None = None,
         time_limit_seconds: float = 30.0,
         start: Sequence[Plan] = (),
-        shortlists: Shortlists | None = None,
-        near: float = 1.0,
     ) -> None:
         self.problem, self.name, self.one_pipeline_only = problem, name, max_replicas == 1
         self.time_limit = problem.time_limit_seconds or time_limit_seconds
@@ -87,15 +80,14 @@ class Search:
         self.best_step, self.best_cost = math.inf, math.inf
         self.chosen: list[Chosen] = []
         self.given: Plan | None = None
-        self.shortlists, self.near, self.proven = shortlists, near, 0.0  # no plan has a step below `proven`
-        self.within = self.open_bound = math.inf  # plans with a smaller step are looked for; the least bound of what was left out
+        self.open_bound = math.inf  # the least bound of what was left out
         self.ends = Limit(time_limit_seconds, self.done, timed=problem.time_limit_seconds is not None)
         self.late = self.ends.late  # whether the time limit, or so much effort, is over
         self.start(start)
 
     def done(self) -> float:
         """What was done so far, in partial pipelines."""
-        return self.space.meter.done + (0 if self.shortlists is None else self.shortlists.master.columns.meter.done)
+        return self.space.meter.done
 
     def start(self, plans: Sequence[Plan]) -> None:
         """The best of these plans, which keep all limits, is the first in hand."""
@@ -114,10 +106,6 @@ class Search:
         if price > 0:
             return min(at_most, self.best_cost / price)
         return at_most if self.best_cost > 0 else min(at_most, self.best_step)
-
-    def reach(self, price: float) -> float:
-        """What is looked for at this price per hour: plans with a step below this."""
-        return min(self.limit(price), self.within)
 
     def key(self, grouping: Grouping, step: float) -> float:
         """What is minimised: the step, or under a deadline its price (per hour × seconds)."""
@@ -147,28 +135,20 @@ class Search:
 
     def run(self) -> Solution:
         """Search to the end, or to the time limit."""
-        if self.shortlists is not None and self.found and rounds(self, self.shortlists):
-            self.open_bound = self.proven
-        else:
-            self.explore_all(self.prepared(None, math.inf))
-            self.open_bound = max(self.open_bound, self.proven)
+        self.explore_all(self.prepared())
         return self.solution()
 
-    def prepared(self, shortlist: Shortlist | None, within: float) -> list[Item]:
-        """What is to be searched, least bound first: everything, or what is on the shortlist for plans with a step below
-        `within`; and a plan in hand, if there is one to be had."""
+    def prepared(self) -> list[Item]:
+        """What is to be searched, least bound first; and a plan in hand, if there is one to be had."""
         self.say(f"bounding pipelines of {sum(self.space.devices)} devices")
-        self.shortlist, self.within, self.open_bound = shortlist, math.inf, math.inf
         self.bounds = self.bounded(COMPOSITIONS)
-        if shortlist is None and not any(np.isfinite(table).any() for table in self.bounds.of.values()):
+        if not any(np.isfinite(table).any() for table in self.bounds.of.values()):
             self.bounds = self.bounded(2 * COMPOSITIONS)
         self.pools = Pools(self.space, self.bounds, self.late)
         items = self.items([(c,) for c in self.bounds.firsts])
         self.seed_one(items)
-        if self.one_pipeline_only:
-            self.within = within
-        else:
-            items = sorted(items + self.replicated(within))
+        if not self.one_pipeline_only:
+            items = sorted(items + self.replicated())
         if not self.bounds.complete:
             self.open_bound = 0.0
             if not self.found:
@@ -178,7 +158,7 @@ class Search:
     def explore_all(self, items: list[Item]) -> None:
         """Those that could beat the plan in hand."""
         for number, item in enumerate(items):
-            if item.bound >= self.reach(self.price(item.grouping)):
+            if item.bound >= self.limit(self.price(item.grouping)):
                 if self.problem.deadline_seconds_per_step is None:
                     break
                 continue
@@ -194,7 +174,7 @@ class Search:
         """Bounds of at most about `most` compositions."""
         late = self.late if self.found else self.far_too_late
         only = self.one_pipeline_only
-        return Bounds(self.space, one_pipeline=only, most=most, late=late, shortlist=self.shortlist)
+        return Bounds(self.space, one_pipeline=only, most=most, late=late)
 
     @property
     def found(self) -> bool:
@@ -210,27 +190,21 @@ class Search:
                 if self.affordable((comp,)):
                     self.offer((comp,), [pipeline])
 
-    def replicated(self, within: float) -> list[Item]:
+    def replicated(self) -> list[Item]:
         """Groupings of several replicas that could beat the plan in hand, after a look at the most promising ones."""
         relaxed = 0.0
-        if self.shortlist is None:
-            few = self.listed(self.widest(), FEW_GROUPINGS)
-            if len(few) < FEW_GROUPINGS and not self.late():
-                self.seed(self.items(few)[:SEEDS])
-            elif not self.found or (self.problem.deadline_seconds_per_step is None and not self.late()):
-                cheapest = self.problem.deadline_seconds_per_step is not None
-                most_price = self.problem.max_price_per_hour or math.inf
-                relaxed, packed = packings(self.bounds, most_price, self.widest(), cheapest)
-                self.seed(self.items(packed)[:SEEDS])
-        self.within = within
+        few = self.listed(self.widest(), FEW_GROUPINGS)
+        if len(few) < FEW_GROUPINGS and not self.late():
+            self.seed(self.items(few)[:SEEDS])
+        elif not self.found or (self.problem.deadline_seconds_per_step is None and not self.late()):
+            cheapest = self.problem.deadline_seconds_per_step is not None
+            most_price = self.problem.max_price_per_hour or math.inf
+            relaxed, packed = packings(self.bounds, most_price, self.widest(), cheapest)
+            self.seed(self.items(packed)[:SEEDS])
         listed = self.listed(self.widest(), GROUPINGS)
         items = self.items(listed)
         if len(listed) == GROUPINGS or self.space.states > STATES or self.late():
             self.open_bound = min(self.open_bound, relaxed)  # not all were looked at
-        if self.shortlist is not None:
-            self.within = math.inf  # any better plan in hand is welcome
-            self.seed(various(items, FEW_SEEDS))
-            self.within = within
         return items
 
     def far_too_late(self) -> bool:
@@ -260,7 +234,7 @@ class Search:
     def widest(self) -> float:
         """The largest step that any grouping may take to be of interest."""
         if self.problem.deadline_seconds_per_step is None:
-            return min(self.best_step, self.within)
+            return self.best_step
         return self.problem.deadline_seconds_per_step * (1 + 1e-12)
 
     def listed(self, threshold: float, most: int) -> list[Grouping]:
@@ -283,7 +257,7 @@ class Search:
                 self.open_bound = 0.0
                 break
             bound = self.bounds.bound(grouping)
-            if bound < self.reach(self.price(grouping)) and self.affordable(grouping):
+            if bound < self.limit(self.price(grouping)) and self.affordable(grouping):
                 devices = sum(sum(self.space.used(c)) for c in grouping)
                 items.append(Item(self.key(grouping, bound), devices, number, bound, grouping))
         return sorted(items)
@@ -291,17 +265,17 @@ class Search:
     def seed_one(self, items: list[Item]) -> None:
         """A plan in hand: the most promising single pipelines, a few rows each."""
         for item in items[:SEEDS]:
-            if (self.late() and self.found) or item.bound >= self.reach(self.price(item.grouping)):
+            if (self.late() and self.found) or item.bound >= self.limit(self.price(item.grouping)):
                 return
             enumeration = Enumeration(self.space, item.grouping[0], self.whole(item.grouping), 1)
-            rows, _ = enumeration.rows(self.reach(self.price(item.grouping)), SEED_ROWS)
+            rows, _ = enumeration.rows(self.limit(self.price(item.grouping)), SEED_ROWS)
             if len(rows.g):
                 self.offer(item.grouping, [enumeration.price(rows)])
 
     def seed(self, items: list[Item]) -> None:
         """A better plan in hand: the most promising groupings, few pipelines each, shares close to one good deal."""
         for item in items:
-            if (self.late() and self.found) or item.bound >= self.reach(self.price(item.grouping)):
+            if (self.late() and self.found) or item.bound >= self.limit(self.price(item.grouping)):
                 return
             R, B = len(item.grouping), self.bounds.B
             shares = greedy_deal([self.bounds.least(c, R) for c in item.grouping], B)
@@ -319,7 +293,7 @@ class Search:
             return
         price, R = self.price(item.grouping), len(item.grouping)
         for c in sorted(dict.fromkeys(item.grouping), key=sum):
-            if self.bounds.bound(item.grouping) >= self.reach(price):
+            if self.bounds.bound(item.grouping) >= self.limit(price):
                 return
             if self.late():
                 self.left_out(item.bound, price)
@@ -339,7 +313,7 @@ class Search:
         (c,), B = grouping, self.bounds.B
         by_size = self.bounds.by_size(c, 1)[:, B]
         loads = [load_of(B, b or B) for b, least in zip([0, *self.bounds.sizes], by_size, strict=True)
-                 if least < self.reach(self.price(grouping))]  # fmt: skip
+                 if least < self.limit(self.price(grouping))]  # fmt: skip
         return [Variant(f, load) for load in loads for f in families_of(self.space.families, sum(c), load.m)]
 
     def one(self, grouping: Grouping) -> None:
@@ -351,13 +325,13 @@ class Search:
             if not variants:
                 continue
             enumeration = Enumeration(self.space, grouping[0], variants, 1)
-            rows, dropped = enumeration.rows(self.reach(price), ROWS, self.late)
+            rows, dropped = enumeration.rows(self.limit(price), ROWS, self.late)
             if math.isfinite(dropped) and len(variants) > 1 and splits and not self.late():
                 half = len(variants) // 2
                 waiting += [(variants[:half], splits - 1), (variants[half:], splits - 1)]
                 continue
             for chunk in rows.chunks(CHUNK // 8):
-                if chunk.bound[0] >= self.reach(price):
+                if chunk.bound[0] >= self.limit(price):
                     break
                 if self.late():
                     self.left_out(float(chunk.bound[0]), price)
@@ -369,7 +343,7 @@ class Search:
         """Every choice of one pipeline per replica that could beat the plan in hand; of each pool and share the first
         `most` only."""
         price, B = self.price(grouping), self.bounds.B
-        pools = [below(pool, self.reach(price), most) for pool in pools]
+        pools = [below(pool, self.limit(price), most) for pool in pools]
         same = [r > 0 and grouping[r] == grouping[r - 1] for r in range(len(grouping))]
         if not all(pool.number for pool in pools):
             return
@@ -379,11 +353,11 @@ class Search:
                 self.left_out(bound, price)
 
         dealt = deals([least_by_share(pool) for pool in pools], B, same, left_out)
-        open_ = (shares for _, shares in takewhile(lambda deal: deal[0] < self.reach(price), dealt))
+        open_ = (shares for _, shares in takewhile(lambda deal: deal[0] < self.limit(price), dealt))
         found = choices(pools, open_, same, CHUNK, left_out)
         for rows in found:
             bound = np.maximum.reduce([pool.bound[i] for pool, i in zip(pools, rows, strict=True)])
-            keep = bound < self.reach(price)
+            keep = bound < self.limit(price)
             self.offer(grouping, [pool.pick(i[keep]) for pool, i in zip(pools, rows, strict=True)])
             if self.late():
                 left_out(float(max(pool.bound[0] for pool in pools)))
@@ -391,7 +365,7 @@ class Search:
 
     def left_out(self, bound: float, price: float) -> None:
         """Something with this bound was not searched."""
-        if bound < self.reach(price):
+        if bound < self.limit(price):
             self.open_bound = min(self.open_bound, bound)
 
     def say(self, message: str) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from hetpipe.partitioners._desk import Candidate, Desk, Rule
 from hetpipe.planning.partition import PartitionError, Problem
-from hetpipe.spec.schedule import default_depths
 
 
 class Shortage(NamedTuple):
@@ -44,9 +43,8 @@ def _text(desk: Desk, candidate: Candidate, worst: Shortage) -> str:
     draft = desk.moved(candidate.draft, candidate.starts[0])
     sketch = appraiser.sketch(draft)
     for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
-        depths = default_depths(draft.schedule, len(sort.types), sort.work.m)
-        for s, ((lo, hi), depth) in enumerate(zip(sort.work.stages, depths, strict=True)):
-            peak = appraiser.peak(kind, lo, hi, sort.work, depth)
+        for s, ((lo, hi), depth) in enumerate(zip(sort.work.stages, sort.work.in_flight(draft.schedule), strict=True)):
+            peak = appraiser.peak(kind, s, sort.work, depth)
             if kind in appraiser.kinds.all[sort.types[s]] and peak - appraiser.limits[kind] == worst.missing:
                 device = appraiser.ids[draft.rows[rows[0]][sort.work.used[s]]]
                 return (

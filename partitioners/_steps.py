@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ from hetpipe.partitioners._drafts import Draft, Index, Work
 from hetpipe.partitioners._ends import replica_ends
 from hetpipe.predict.cost import ring_seconds
 from hetpipe.spec.schedule import ScheduleName
+
+Owner = tuple[int, int, int]  # sort, stage, shard
 
 
 class Pipelines(NamedTuple):
@@ -51,12 +54,12 @@ class Steps:
     def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], float]:
         """Of one of a sort's pipelines."""
         if (sort, schedule) not in self._runs:
-            ids = [""] * (len(sort.work.ends) - 1)
+            row = [0] * (len(sort.work.ends) - 1)
             for s, device in zip(sort.work.used, devices.tolist(), strict=True):
-                ids[s] = self.appraiser.ids[device]
-            replica = sort.work.replica(ids)
+                row[s] = device
+            replica = sort.work.replica(row, self.appraiser.ids)
             kinds = [self.costs.cluster.device(stage.device).type for stage in replica.stages]
-            optimizers = [self.costs.optimizer_seconds(kind, *stage.layers)
+            optimizers = [self.costs.optimizer_seconds(kind, *stage.layers, len(stage.devices))
                           for kind, stage in zip(kinds, replica.stages, strict=True)]  # fmt: skip
             self._runs[sort, schedule] = tuple(replica_ends(self.costs, replica, schedule)), max(optimizers)
         return self._runs[sort, schedule]
@@ -64,36 +67,54 @@ class Steps:
     def _synced(self, found: list[Pipelines], end: float) -> float:
         """When the last gradient sum ends, at least `end`: see `simulator.sync_times`. Pipelines of one sort wait alike."""
         alone = self.appraiser.problem.backend == "torch"  # else one process drives a pipeline
-        free = {(i, s if alone else 0): ready for i, x in enumerate(found) for s, ready in enumerate(x.ready)}
-        if not alone:
-            free = {(i, 0): max(x.ready) for i, x in enumerate(found)}
+
+        def owner(i: int, s: int, shard: int = 0) -> Owner:
+            return (i, s, shard) if alone else (i, 0, 0)
+
+        free: dict[Owner, float] = {}
+        for i, x in enumerate(found):
+            for s, (ready, degree) in enumerate(zip(x.ready, x.work.groups, strict=True)):
+                free |= {owner(i, s, shard): ready if alone else max(x.ready) for shard in range(degree)}
         for size, holders in self._segments(found):
-            owners = {(i, s if alone else 0) for i, s in holders}
-            devices = np.concatenate([found[i].devices[:, s] for i, s in holders])
-            if len(devices) < 2 or size <= 0:
-                continue
-            done = max(free[owner] for owner in owners) + self._ring(devices, size)
-            free.update(dict.fromkeys(owners, done))
-            end = max(end, done)
+            groups = [found[i].work.groups[s] for i, s in holders]
+            pieces = lcm(*groups)
+            for piece in range(pieces if size > 0 else 0):
+                shards = [piece * degree // pieces for degree in groups]
+                devices = np.concatenate(
+                    [found[i].devices[:, s] + shard for (i, s), shard in zip(holders, shards, strict=True)]
+                )
+                if len(devices) < 2:
+                    continue
+                owners = {owner(i, s, shard) for (i, s), shard in zip(holders, shards, strict=True)}
+                done = max(free[x] for x in owners) + self._ring(devices, size / pieces)
+                free.update(dict.fromkeys(owners, done))
+                end = max(end, done)
         return end
 
     def _segments(self, found: list[Pipelines]) -> list[tuple[float, list[tuple[int, int]]]]:
         """Bytes and holders (sort, stage) of each sum in the order of `cost.sync_segments`."""
         cuts = sorted({lo for x in found for lo, _ in x.work.stages} | {self.appraiser.L})
-        segments = [
-            (self._untied(lo, hi), [(i, x.holding(lo)) for i, x in enumerate(found)])
-            for lo, hi in reversed(list(pairwise(cuts)))
-        ]
+        segments = []
+        for lo, hi in reversed(list(pairwise(cuts))):
+            holders = [(i, x.holding(lo)) for i, x in enumerate(found)]
+            segments.append((self._untied(found, holders, lo, hi), holders))
         layers = self.appraiser.problem.profile.layers
         for _, members in sorted(self.tied.items()):
-            holders = {(i, x.holding(layer)) for i, x in enumerate(found) for layer in members}
-            segments.append((float(layers[members[0]].tied_parameter_bytes), sorted(holders)))
+            held = {(i, x.holding(layer)) for i, x in enumerate(found) for layer in members}
+            segments.append((float(layers[members[0]].tied_parameter_bytes), sorted(held)))
         return segments
 
-    def _untied(self, lo: int, hi: int) -> float:
-        """Parameter bytes of layers whose gradients are summed with their segment."""
+    def _untied(self, found: list[Pipelines], holders: list[tuple[int, int]], lo: int, hi: int) -> float:
+        """Parameter bytes of layers whose gradients are summed with their segment, in all shards: the most of its holders."""
         tied = sum(layer.tied_parameter_bytes for layer in self.appraiser.problem.profile.layers[lo:hi] if layer.tied)
-        return self.costs.shard_bytes("", lo, hi) - tied
+        kinds = {("", 1)}
+        for i, s in holders:
+            if (degree := found[i].work.groups[s]) > 1:
+                types = {self.appraiser.types[kind] for kind in self.appraiser.type_of[found[i].devices[:, s]].tolist()}
+                kinds |= {(kind, degree) for kind in types}
+        if all(found[i].work.groups[s] > 1 for i, s in holders):
+            kinds.discard(("", 1))
+        return max(degree * self.costs.shard_bytes(kind, lo, hi, degree) for kind, degree in kinds) - tied
 
     def _ring(self, devices: Index, size: float) -> float:
         """As `Costs.all_reduce_seconds`."""

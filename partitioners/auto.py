@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetpipe.partitioners import _balance, _ends, _enumerate
+from hetpipe.partitioners import _balance, _lower, _real
 from hetpipe.partitioners._cheapest import Cheapest
-from hetpipe.partitioners._columns import Columns
 from hetpipe.partitioners._floor import cost, simple_plans
-from hetpipe.partitioners._kinds import Kinds
-from hetpipe.partitioners._large import Large
 from hetpipe.partitioners._limit import Limit
-from hetpipe.partitioners._master import Master
 from hetpipe.partitioners._obstacle import explain, refuse
+from hetpipe.partitioners._planner import Planner
 from hetpipe.partitioners._search import Search
-from hetpipe.partitioners._shortlist import Shortlists
 from hetpipe.partitioners._space import microbatch_sizes, require_seats
-from hetpipe.partitioners._stages import Stages
-from hetpipe.planning.partition import PartitionError, Problem, Solution
-from hetpipe.predict.simulator import simulate
+from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.spec.plan import Plan
 
-FEW_DEVICES = 16  # searched exactly
+FEW_DEVICES = 8  # searched to the end; or the cheapest plan under a deadline, on up to twice as many
 MOST_POOLS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables
-COUNTED_DEVICES = 8  # above, the counted planner makes a plan to start from
-NEAR = 1.01  # of the least step that is not ruled out: near enough for more than so many
-FAR, BOUND_SECONDS = 1.05, 1.0  # times what the search proved: then the counted planner is asked too, for so long
+CLOSE = 1.0001  # times the bound: nothing is left to search for
 
 
 @dataclass(frozen=True)
 class Auto:
-    """It starts from the best plans of all simple rules (`_floor`), at every size, and never returns a slower one.
-
-    Up to 16 devices the joint search of `_search`: up to 8 the optimum in the plan class of `_space`, on more a plan that is
-    proven to be within 1 % of it; or, after the time limit, a plan and a proven bound. On more than 16, `_large`: a plan and
-    a proven bound from counted devices (back ends that run one process a node stay with the former). The cheapest plan under
-    a deadline on more than 16 devices: `_cheapest`, which plans subsets of them."""
+    """It starts from the best plans of all simple rules (`_floor`), at every size, and never returns a slower one; then
+    `_planner`, which counts devices: a plan and a proven bound. On up to 8 devices the joint search of `_search` follows, which
+    ends with the optimum in the plan class of `_space`, or at its limit. Back ends that run one process a node have the
+    latter only, at every size. The cheapest plan under a deadline on more than 16 devices: `_cheapest`, which plans subsets."""
 
     name: str = "auto"
     time_limit_seconds: float = 10.0
@@ -47,11 +38,12 @@ class Auto:
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
             problem.progress("loading what numba compiled; the first time it compiles for some 10 s")
-        _ends.ready()
-        _balance.ready()
-        if problem.backend == "torch":
-            _enumerate.ready()
-        seconds, timed = problem.time_limit_seconds or self.time_limit_seconds, problem.time_limit_seconds is not None
+        for module in (_balance, _real, _lower):
+            module.ready()
+        seconds, timed = (
+            problem.time_limit_seconds or self.time_limit_seconds,
+            problem.time_limit_seconds is not None,
+        )
         clock = Limit(seconds)
         simple = list(simple_plans(problem, late=lambda: timed and clock.left() < seconds / 2))
         try:
@@ -65,41 +57,52 @@ class Auto:
 
     def _search(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
         """By size, limits and back end."""
-        counted = problem.backend == "torch" and problem.deadline_seconds_per_step is None
-        if problem.backend != "torch" and len({(d.node, d.type) for d in problem.cluster.devices}) > MOST_POOLS:
-            if simple:
-                return Solution(plan=simple[-1])
-            refuse(problem)
-            raise explain(problem)
-        if len(problem.cluster.devices) <= FEW_DEVICES or problem.backend != "torch":
-            return self._exact(problem, seconds, simple, counted)
-        if counted:
-            return Large(problem, self.name, time_limit_seconds=seconds, others=simple).run()
+        devices, torch = problem.cluster.devices, problem.backend == "torch"
+        if problem.deadline_seconds_per_step is not None and len(devices) > 2 * FEW_DEVICES and torch:
+            if not simple:
+                refuse(problem)
+            return Cheapest(problem, self, time_limit_seconds=seconds, start=simple).run()
+        if torch and problem.deadline_seconds_per_step is None:
+            return self._counted(problem, seconds, simple)
         if not simple:
             refuse(problem)
-        return Cheapest(problem, self, time_limit_seconds=seconds, start=simple).run()
+        if len({(d.node, d.type) for d in devices}) > MOST_POOLS:
+            if simple:
+                return Solution(plan=simple[-1])
+            raise explain(problem)
+        return Search(problem, self.name, time_limit_seconds=seconds, start=simple).run()
 
-    def _exact(self, problem: Problem, seconds: float, simple: Sequence[Plan], counted: bool) -> Solution:
-        """The joint search; with the counted planner's bound, where its own is far."""
-        start, left = list(simple), seconds
-        few = len(problem.cluster.devices) <= COUNTED_DEVICES
-        large = None
-        if counted and not few:
-            large = Large(problem, self.name, time_limit_seconds=seconds / 2, counted=True, others=simple)
-            large.find()
-            left = max(0.1, large.ends.left() + seconds / 2)
-            start += [] if large.plan is None else [large.plan]
-        if not start:
+    def _counted(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
+        """The counted planner; on few devices the joint search from its plan, with the better of both bounds."""
+        limit, few = Limit(seconds), len(problem.cluster.devices) <= FEW_DEVICES
+        timed = problem.time_limit_seconds is not None
+        planner = Planner(
+            problem,
+            min((cost(problem, plan) for plan in simple), default=math.inf),
+            lambda: timed and limit.late(),
+            [len(plan.replicas) for plan in reversed(simple)],
+        )
+        plan = planner.run()
+        plans = [*simple, *([] if plan is None else [plan])]
+        if not plans:
             refuse(problem)
-        master = large.master if large is not None else Master(Columns(Stages(Kinds(problem)))) if counted else None
-        lists, near = None if master is None else Shortlists(master), 1.0 if few else NEAR
-        found = Search(problem, self.name, time_limit_seconds=left, start=start, shortlists=lists, near=near).run()
-        step = simulate(found.plan, problem.profile, problem.cluster).step_seconds
-        if large is None or large.plan is None or (found.lower_bound_seconds or 0.0) * FAR >= step:
-            return found
-        bound = min(large.bound(BOUND_SECONDS), step)
-        more = bound > (found.lower_bound_seconds or 0.0)
-        return replace(found, lower_bound_seconds=bound, proof="search-bound") if more else found
+        bound = planner.lower.bound
+        if plans and not (few and planner.assembly.step > CLOSE * bound):
+            return Solution(
+                plan=plans[-1], lower_bound_seconds=min(bound, planner.assembly.step), proof="search-bound"
+            )
+        if not plans and not few:
+            if timed and limit.late():
+                raise no_plan_in_time(seconds)
+            raise explain(problem)
+        left = max(0.1, limit.left()) if timed else seconds
+        found = Search(problem, self.name, time_limit_seconds=left, start=plans).run()
+        step, own = cost(problem, found.plan), found.lower_bound_seconds or 0.0
+        return (
+            found
+            if own >= min(bound, step)
+            else replace(found, lower_bound_seconds=min(bound, step), proof="search-bound")
+        )
 
 
 partitioner = Auto()

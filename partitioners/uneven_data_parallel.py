@@ -85,7 +85,7 @@ class _Devices:
 
     def _peak(self, kind: int, b: int, accumulate: int) -> int:
         depth = accumulate if self.schedule == "gpipe" else 1
-        return self.appraiser.peak(kind, 0, self.appraiser.L, self._work(b * accumulate, accumulate), depth)
+        return self.appraiser.peak(kind, 0, self._work(b * accumulate, accumulate), depth)
 
     def wanted(self, b: int) -> Index:
         """Samples of each device in proportion to its speed with b; it takes at least a trace, so that speeds are finite."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._kinds import Kinds
 from hetpipe.partitioners._space import Space
+from hetpipe.partitioners._types import Types
 from hetpipe.partitioners.auto import Auto
 from tests.strategies import make_cluster, make_problem, make_profile, mixed
 
@@ -31,11 +31,11 @@ def test_computed_once_for_each_instance_and_arguments() -> None:
 
 def living() -> int:
     gc.collect()
-    return sum(type(x) in (Space, Kinds) for x in gc.get_objects())
+    return sum(type(x) in (Space, Types) for x in gc.get_objects())
 
 
 def test_searches_leave_nothing_behind() -> None:
-    """Both planners: every Space and Kinds, with their tables, was kept by the caches of their methods."""
+    """Both planners: every Space and Types, with their tables, was kept by the caches of their methods."""
     before = living()
     for batch in (4, 5):
         cluster = make_cluster([{"a": 2}, {"a": 2}])

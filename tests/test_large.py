@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners._kinds import Kinds
+from hetpipe.partitioners._types import Types
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.spec.profile import Profile
@@ -32,8 +32,8 @@ def test_a_remainder() -> None:
     assert checked(problem, Auto()(problem).plan).step_seconds > 0
 
 
-def test_one_class_per_type_and_shape() -> None:
-    assert Kinds(mixed(5, 100)).counts == (10, 20)
+def test_devices_are_counted_by_type() -> None:
+    assert Types(mixed(5, 100)).limits[1].tolist() == [10, 20]
 
 
 def test_only_long_pipelines_fit() -> None:
@@ -52,7 +52,7 @@ def test_a_type_that_only_some_nodes_have_enough_devices_of() -> None:
     document = profile.model_dump()
     document["measurements"][0]["tensor_parallel"] = 2
     problem = make_problem(make_cluster([{"a": 1}, {"a": 4}, {"b": 8}, {"b": 8}]), Profile.parse(document, "the test's"), 40)
-    assert Kinds(problem).counts == (4, 16)
+    assert Types(problem).limits[1].tolist() == [2, 16]
     assert not any(device.startswith("n0/") for device in Auto()(problem).plan.device_ids)
 
 

@@ -6,18 +6,14 @@ import os
 
 import pytest
 
-from hetpipe.partitioners import _columns
 from hetpipe.planning.workers import cores
 
 
-def test_as_many_threads_as_processors_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 64 processors a job has been given 3, and the next 1; the threads were as many as the machine has."""
+def test_the_processors_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 processors a job has been given 3, and the next 1; it counted all that the machine has."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     for given in ({0, 1, 5}, {7}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, given=given: given, raising=False)
         assert cores() == len(given)
-        pool = _columns.threads.__wrapped__()
-        assert pool._max_workers == min(_columns.PARTS, len(given))
-        pool.shutdown()
     monkeypatch.delattr(os, "sched_getaffinity")
     assert cores() == 64

@@ -1,0 +1,108 @@
+"""Local search from a plan: one sort of its pipelines gets a device more or less, other cuts, another order or micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+import numpy as np
+
+from hetpipe.partitioners._assembly import Assembly, Sorts
+from hetpipe.partitioners._real import Pipeline
+
+
+class Improvement:
+    """Of plans of one problem: `tries` neighbours at most, in a fixed order; the first that is better is the next plan."""
+
+    def __init__(self, assembly: Assembly, tries: int) -> None:
+        self.assembly, self.reals, self.types, self.left = assembly, assembly.reals, assembly.types, tries
+        self.seen = set[Sorts]()
+
+    def run(self, sorts: Sorts, step: float) -> None:
+        """From a plan with this step."""
+        while self.left > 0:
+            for neighbour in self.neighbours(sorts):
+                if neighbour in self.seen:
+                    continue
+                if self.left <= 0:
+                    return
+                self.seen.add(neighbour)
+                self.left -= 1
+                found = self.assembly.make(neighbour)
+                if found is not None and found < step:
+                    sorts, step = neighbour, found
+                    break
+            else:
+                return
+
+    def neighbours(self, sorts: Sorts) -> Iterator[Sorts]:
+        """All, one move apart."""
+        R = sum(count for _, count in sorts)
+        for i, (p, count) in enumerate(sorts):
+            for q in self.recut(p):
+                yield merged(sorts, i, q, count)
+            take = p.take(self.types.V)
+            for b in self.assembly.sizes(take, p.samples):
+                yield from self.instead(sorts, i, self.reals.best(take, p.samples, b, R, p.common), count)
+            for line in swapped(p.stages):
+                yield from self.instead(sorts, i, self.reals.of(line, p.samples, p.b, R, p.common), count)
+            for some, other in product(sorted({1, count}), self.takes(take)):
+                yield from self.instead(sorts, i, self.reals.best(other, p.samples, p.b, R, p.common), some)
+
+    def takes(self, take: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """With a stage more or less of a kind, or of another kind."""
+        each = np.eye(self.types.V, dtype=np.int64)
+        none = np.zeros_like(each[:1])
+        for less, more in product([*none, *each], repeat=2):
+            found = np.array(take) + more - less
+            if (more != less).any() and found.min() >= 0 and found.any():
+                yield tuple(found.tolist())
+
+    def instead(self, sorts: Sorts, i: int, q: Pipeline | None, some: int) -> Iterator[Sorts]:
+        """Some pipelines of sort i are like this."""
+        if q is None:
+            return
+        yield from self.fitted(merged(sorts, i, q, some))
+
+    def fitted(self, sorts: Sorts) -> Iterator[Sorts]:
+        """It, if there are the devices; or with one of another sort that gives a device back."""
+        a = self.assembly
+        used = sum(count * a.uses(p) for p, count in sorts)
+        if (used <= a.there).all():
+            yield sorts
+            return
+        R = sum(count for _, count in sorts)
+        for i, (p, _) in enumerate(sorts):
+            for v in range(self.types.V):
+                take = np.array(p.take(self.types.V))
+                take[v] -= 1
+                if take[v] < 0 or not take.any() or not (used - a.takes[:, v] <= a.there).all():
+                    continue
+                q = self.reals.best(tuple(take.tolist()), p.samples, p.b, R, p.common)
+                if q is not None:
+                    yield merged(sorts, i, q, 1)
+
+    def recut(self, p: Pipeline) -> Iterator[Pipeline]:
+        """With one cut a layer up or down; what recomputes stays."""
+        for s in range(1, len(p.ends) - 1):
+            for more in (1, -1):
+                end = p.ends[s] + more
+                if p.ends[s - 1] < end < p.ends[s + 1]:
+                    yield p._replace(ends=(*p.ends[:s], end, *p.ends[s + 1 :]), common=())
+
+
+def swapped(stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """With two neighbours of different kinds the other way round."""
+    for s, (a, b) in enumerate(pairwise(stages)):
+        if a != b:
+            yield (*stages[:s], b, a, *stages[s + 2 :])
+
+
+def merged(sorts: Sorts, i: int, q: Pipeline, some: int) -> Sorts:
+    """With so many of sort i like this instead."""
+    found = Counter[Pipeline]()
+    for j, (p, count) in enumerate(sorts):
+        found[p] += count - (some if i == j else 0)
+    found[q] += some
+    return tuple((p, count) for p, count in found.items() if count)

@@ -1,0 +1,315 @@
+"""A step that no plan is below: for a step T and R replicas, a linear program over relaxed pipelines, priced by `_relaxed`.
+
+Say a plan of R replicas ends within T. Replica r does n_r ≥ 1 samples, Σ n_r = B, and takes a_r of what there is, Σ a_r ≤ A.
+For any prices π ≥ 0 let c(n) be the least price of a relaxed pipeline that does n samples within T beside R − 1 others: then
+c(n_r) ≤ π·a_r, so Σ c(n_r) ≤ π·A. As c does not fall with n, no R numbers whose sum is B have a lesser Σ c(n_r) than R · ĉ(B /
+R), where ĉ is the largest convex function below c. **So if R · ĉ(B / R) > π·A for every R of a range, T is ruled out for it.**
+c is computed for ranges of samples: it is at least that of the least samples, and counts as that of the most. Ranges on which ĉ
+rests are divided.
+
+The prices come from the linear program over the pipelines found so far: the least part z of all devices with which they do the
+batch. z ≤ 1 says that T cannot be ruled out so. The least T of all ranges of R is the bound; ranges at which it rests are
+divided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from hetpipe.partitioners import _relaxed
+from hetpipe.partitioners._candidates import never
+from hetpipe.partitioners._demand import Demand
+from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._types import Types
+
+Array = NDArray[np.float64]
+SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
+NEAR = 1.004  # times what is ruled out: possible is near enough
+WIDER = 1.25  # most of a range of replicas, times its least
+GRID = 9  # ranges of samples at first
+NARROW = 1.01  # most of a range of samples, times its least, that is not divided
+ROUNDS = 40  # of prices for one T
+EXACT, SUMS = 6, 500  # replicas up to which sums are exact, but for so many parts of the batch
+SMOOTH = 0.5  # of new prices, beside the best so far
+
+
+class Column(NamedTuple):
+    """A relaxed pipeline: stages of each kind, for `low` to `high` samples in micro-batches of b."""
+
+    take: tuple[int, ...]
+    low: int
+    high: int
+    b: int
+
+
+@dataclass(eq=False)
+class Part:
+    """Plans of `low` to `high` replicas: a T that is ruled out, one that cannot be, and with how many replicas it was nearest."""
+
+    low: int
+    high: int
+    shown: float
+    possible: float = math.inf
+    R: int = 0
+    stuck: int = 0  # how often it took too long to say
+    prices: Array | None = None
+    near: list[int] = field(default_factory=list)  # samples on which the bound rested
+    columns: dict[Column, None] = field(default_factory=dict)  # the best first
+
+
+class Lower:
+    """Of one problem, whose step is at least `least` anyway. Effort is counted in labels that `_relaxed` joins."""
+
+    def __init__(self, types: Types, least: float, late: Callable[[], bool] = never) -> None:
+        self.types, self.demand, self.batch, self.late = (
+            types,
+            Demand(types),
+            types.problem.global_batch,
+            late,
+        )
+        self.takes, self.there = types.limits
+        self.left = self.stop = 0.0
+        self.space = _relaxed.space(types.L, types.K, max(types.nodes))
+        self.parts = self._ranges(least)
+        self.price_of = self.takes.T  # [V, N]
+        ready()
+
+    def _ranges(self, least: float) -> list[Part]:
+        """All replica counts; as many as a node has devices or fewer, which may sum inside nodes, apart."""
+        found, low = list[Part](), 1
+        while low <= self.types.most:
+            high = min(self.types.most, max(low, int(low * WIDER)))
+            if low <= self.types.largest_node < high:
+                high = self.types.largest_node
+            found.append(Part(low, high, least))
+            low = high + 1
+        return found
+
+    @property
+    def bound(self) -> float:
+        """What is ruled out for all."""
+        return min(part.shown for part in self.parts)
+
+    def run(self, step: float, effort: float, patience: float = math.inf) -> float:
+        """The bound, after so much more effort; of no use above `step`. After so much of it for one T other replica counts have
+        their turn."""
+        self.left, last = effort, None
+        for part in self.parts:
+            part.stuck = 0
+        while self.left > 0 and self.bound < step * (1 - 1e-9) and not self.late():
+            upper = min([step, *(x.possible for x in self.parts)])
+            part = min(self.parts, key=lambda x: (x.shown * NEAR >= upper, x.stuck, x.shown))
+            if upper <= part.shown * NEAR:
+                part = min(self.parts, key=lambda x: x.possible)
+                if part.low == part.high or part.possible > upper:
+                    break
+                self._divide(part)
+                continue
+            part.prices = last if part.prices is None else part.prices
+            T = math.sqrt(part.shown * upper) if math.isfinite(upper) else part.shown * 2
+            self.stop = self.left - patience
+            if self.ruled_out(part, T):
+                part.shown, part.stuck = T, 0
+            elif self.left > self.stop:
+                part.possible = T
+            else:
+                part.stuck += 1
+            last = part.prices
+        return self.bound
+
+    def _divide(self, part: Part) -> None:
+        """Two halves instead of it."""
+        middle, at = (part.low + part.high) // 2, self.parts.index(part)
+        halves = ((part.low, middle), (middle + 1, part.high))
+        self.parts[at : at + 1] = [
+            Part(
+                low,
+                high,
+                part.shown,
+                prices=part.prices,
+                near=part.near,
+                R=min(high, max(low, part.R)),
+                columns=dict(part.columns),
+            )
+            for low, high in halves
+        ]
+
+    def ruled_out(self, part: Part, T: float) -> bool:
+        """Whether T is, for these replica counts."""
+        ends = np.unique(
+            np.concatenate([np.geomspace(1, self.batch - part.low + 1, GRID).round(), part.near])
+        ).astype(int)
+        intervals = list(zip([1, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True))
+        prices = part.prices if part.prices is not None else 1.0 / self.there / len(self.there)
+        best, columns = 0.0, dict[Column, None]()
+        for _ in range(ROUNDS):
+            if self.left <= max(0, self.stop) or self.late():
+                return False
+            value, found, intervals = self.value(part, T, prices, intervals)
+            if value > best:
+                best, part.prices = value, prices
+            columns |= dict.fromkeys(found)
+            part.columns = {**dict.fromkeys(found), **part.columns}
+            if value > SLACK:
+                return True
+            z, dual, columns, intervals = self.program(part, columns, intervals)
+            dual = dual / (dual @ self.there)
+            if z <= 1:  # few replicas may still not be able to: parts of pipelines could
+                return part.low <= EXACT and self.value(part, T, dual, intervals)[0] > SLACK
+            prices = dual if best == 0 or part.prices is None else SMOOTH * dual + (1 - SMOOTH) * part.prices
+            prices = prices / (prices @ self.there)
+        return False
+
+    def value(
+        self, part: Part, T: float, prices: Array, intervals: list[tuple[int, int]]
+    ) -> tuple[float, list[Column], list[tuple[int, int]]]:
+        """The least R · ĉ(B / R) / π·A of all R of the part, the cheapest pipelines, and the ranges of samples, divided where it
+        rests."""
+        scale, priced = float(prices @ self.there), dict[tuple[int, int], tuple[float, Column]]()
+        while True:
+            for interval in intervals:
+                if interval not in priced:
+                    priced[interval] = self.cheapest(part, T, prices, *interval)
+            costs = np.array([priced[interval][0] for interval in intervals])
+            costs = np.minimum.accumulate(costs[::-1])[::-1]
+            value, part.R, at = least_sum(
+                np.array([high for _, high in intervals]), costs, self.batch, part.low, part.high
+            )
+            wide = {i for i in at if intervals[i][1] > max(intervals[i][0], NARROW * intervals[i][0])}
+            part.near = [x for i in at for x in (intervals[i][0] - 1, intervals[i][1]) if x > 0]
+            if value > scale * SLACK or not wide or self.left <= 0:
+                found = [priced[interval][1] for interval in intervals if math.isfinite(priced[interval][0])]
+                return value / scale, found, intervals
+            intervals = [half for i, x in enumerate(intervals) for half in (halves(*x) if i in wide else [x])]
+
+    def cheapest(self, part: Part, T: float, prices: Array, low: int, high: int) -> tuple[float, Column]:
+        """The least price of a pipeline of so many samples, and one of that price."""
+        each = self.price_of @ prices
+        best, column, one = math.inf, Column((), low, high, 0), set[int]()
+        for b in self.demand.sizes:
+            usable = self.demand.usable(b)
+            if (
+                b > high and set(usable.tolist()) <= one
+            ):  # another b above was looked at: it is one micro-batch
+                continue
+            one |= set(usable.tolist()) if b > high else set()
+            seats = self.seats(b, part.low)
+            price, stages, effort = _relaxed.cheapest(
+                self.demand.load(b, low, high), seats._replace(price=each[usable][seats.kind]), self.types.optimizer[usable],
+                T * SLACK, self.demand.blocking, self.demand.gpipe, self.space,
+            )  # fmt: skip
+            self.left -= effort
+            if price < best:
+                take = np.zeros(self.types.V, dtype=np.int64)
+                np.add.at(take, usable[seats.kind], stages)
+                best, column = price, Column(tuple(take.tolist()), low, high, b)
+        return best, column
+
+    @kept
+    def seats(self, b: int, R: int) -> _relaxed.Seats:
+        """Each kind that was measured at b twice, beside R − 1 or more other replicas: the owners of its gradients are on
+        several nodes, or all on one, of which they take a device each."""
+        usable, found = self.demand.usable(b), list[tuple[int, int, int, Array]]()
+        for k, v in enumerate(usable.tolist()):
+            for inside in (False, True):
+                sums = self.types.sums_over(R, inside)[v]
+                if np.isfinite(sums).all():
+                    found.append((k, self.types.kinds[v].degree, R - 1 if inside else 0, sums))
+        kinds, devices, others, sums = (np.array(x) for x in zip(*found, strict=True))
+        at = self.types.at[usable][kinds]
+        return _relaxed.Seats(
+            kinds, at, devices, others, np.zeros(len(kinds)), sums, np.array(self.types.nodes)
+        )
+
+    def program(
+        self, part: Part, columns: dict[Column, None], intervals: list[tuple[int, int]]
+    ) -> tuple[float, Array, dict[Column, None], list[tuple[int, int]]]:
+        """The least part z of what there is, its prices, the columns, and the ranges of samples, divided where it rests on wide
+        ones."""
+        while True:
+            ends = np.array([high for _, high in intervals])
+            columns = {x._replace(high=int(ends[np.searchsorted(ends, x.low)])): None for x in columns}
+            every = list(columns)
+            uses = np.array([self.takes @ np.array(x.take) for x in every]).reshape(len(every), -1).T
+            samples, one = np.array([x.high for x in every], dtype=np.float64), np.ones(len(every))
+            rows = np.vstack([uses.reshape(len(self.there), -1), -samples, one, -one])
+            last = np.concatenate([-self.there, np.zeros(3)])
+            most = np.concatenate([np.zeros(len(self.there)), [-self.batch, part.high, -part.low]])
+            found = linprog(
+                np.append(0 * one, 1.0), A_ub=np.hstack([rows, last[:, None]]), b_ub=most, method="highs"
+            )
+            if found.x is None:
+                return math.inf, 1.0 / self.there / len(self.there), columns, intervals
+            used = [x for x, y in zip(every, found.x[:-1], strict=True) if y > 1e-7]
+            part.columns = {**dict.fromkeys(used), **part.columns}
+            wide = {(x.low, x.high) for x in used if x.high > max(x.low, NARROW * x.low)} & set(intervals)
+            if found.fun > 1.05 or not wide:
+                return float(found.fun), -found.ineqlin.marginals[: len(self.there)], columns, intervals
+            intervals = [half for x in intervals for half in (halves(*x) if x in wide else [x])]
+
+
+def ready() -> None:
+    """Compile what is compiled, or read it from disk: outside of any time limit."""
+    _relaxed.ready()
+
+
+def halves(low: int, high: int) -> list[tuple[int, int]]:
+    """Of a range of samples."""
+    middle = math.isqrt(low * high) if high > 2 * low else (low + high) // 2
+    return [(low, middle), (middle + 1, high)]
+
+
+def least_sum(samples: Array, costs: Array, batch: int, low: int, high: int) -> tuple[float, int, set[int]]:
+    """The least cost of R points (samples, cost) whose samples are the batch or more, for R from `low` to `high`; that R, and
+    some of these points. Exact for few, and for more the hull's R · ĉ(B / R), which is not above it."""
+    ok = np.nonzero(np.isfinite(costs))[0]
+    best, at, points = math.inf, low, set[int]()
+    for R in range(low, high + 1 if len(ok) else low):
+        cost, on = (_exact if R <= EXACT else _hull)(samples[ok], costs[ok], batch, R)
+        if cost < best:
+            best, at, points = cost, R, {int(ok[i]) for i in on}
+    return best, at, points
+
+
+def _hull(samples: Array, costs: Array, batch: int, R: int) -> tuple[float, set[int]]:
+    """R · ĉ(B / R), and on which points it rests."""
+    mean = batch / R
+    below, above = np.nonzero(samples < mean)[0], np.nonzero(samples >= mean)[0]
+    if not len(above):
+        return math.inf, set()
+    i = int(above[costs[above].argmin()])
+    best, points = float(costs[i]), {i}
+    if len(below):
+        part = (mean - samples[below])[:, None] / (samples[above][None] - samples[below][:, None])
+        mixed = costs[below][:, None] * (1 - part) + costs[above][None] * part
+        i, j = divmod(int(mixed.argmin()), mixed.shape[1])
+        if mixed[i, j] < best:
+            best, points = float(mixed[i, j]), {int(below[i]), int(above[j])}
+    return R * best, points
+
+
+def _exact(samples: Array, costs: Array, batch: int, R: int) -> tuple[float, set[int]]:
+    """The least cost of R points, and which: one more at a time, of sums about as large the least cost with the largest sum."""
+    step = max(1.0, batch / SUMS)
+    done, spent, chosen = np.zeros(1), np.zeros(1), list[tuple[NDArray[np.int64], NDArray[np.int64]]]()
+    for _ in range(R):
+        total = np.minimum(batch, np.ceil((done[:, None] + samples).ravel() / step) * step)
+        price = (spent[:, None] + costs).ravel()
+        order = np.lexsort((price, -total))
+        least = np.minimum.accumulate(price[order])
+        kept = order[np.append(True, least[1:] < least[:-1])]
+        chosen.append(divmod(kept, len(samples)))
+        done, spent = total[kept], price[kept]
+    if done[0] < batch:
+        return math.inf, set()
+    at, points = 0, set[int]()
+    for before, point in reversed(chosen):
+        points.add(int(point[at]))
+        at = int(before[at])
+    return float(spent[0]), points

@@ -1,0 +1,106 @@
+"""The search of `auto`: a bound (`_lower`) whose pipelines are wishes, plans of what can be built of them (`_assembly`), and
+local search from the best (`_improve`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import islice, product
+
+import numpy as np
+
+from hetpipe.partitioners._assembly import Assembly, Sorts, Wish
+from hetpipe.partitioners._candidates import never
+from hetpipe.partitioners._desk import Desk
+from hetpipe.partitioners._improve import Improvement
+from hetpipe.partitioners._lower import Lower
+from hetpipe.partitioners._types import Types
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import Problem
+from hetpipe.spec.plan import Plan
+
+FIRST, SECOND = 150e6, 150e6  # effort of the bound before and after there are plans, in labels joined
+SOON, LATER = 15e6, 50e6  # of these for one T
+WISHES = 50  # of the linear program's pipelines for one number of replicas
+EVEN = 60  # near an even deal of the devices
+NUMBERS = 10  # numbers of replicas for which plans are made
+BESIDE = 1.25  # times a number of replicas that was better
+STARTS, TRIES = 3, 120  # of local search; plans from each
+
+
+class Planner:
+    """Of one problem: a plan, if one is found that is quicker than `step`, and a bound. It looks at plans of as many replicas as
+    `first` says first."""
+
+    def __init__(
+        self, problem: Problem, step: float, late: Callable[[], bool] = never, first: Sequence[int] = ()
+    ) -> None:
+        self.problem, self.late, self.first = problem, late, list(dict.fromkeys(first))[:2]
+        self.desk = Desk(problem, late)
+        self.types = Types(problem)
+        self.lower = Lower(self.types, fluid_bound(problem), late)
+        self.assembly = Assembly(self.desk, self.types, step)
+
+    def run(self) -> Plan | None:
+        """The plan."""
+        self.desk.say(f"bounding; best step {self.assembly.step:.4g} s")
+        self.lower.run(self.assembly.step, FIRST, SOON)
+        tried, waiting = set[int](), self.numbers()
+        while waiting and len(tried) < NUMBERS and not self.late():
+            R, step = waiting.pop(0), self.assembly.step
+            if R in tried or not 1 <= R <= self.types.most:
+                continue
+            tried.add(R)
+            self.desk.say(f"{R} replicas; best step {step:.4g} s")
+            self.assembly.look(R, self.wishes(R), self.lower.bound)
+            if self.assembly.step < step:  # and others about as many
+                waiting = [R - 1, R + 1, round(R / BESIDE), round(R * BESIDE), *waiting]
+        starts = dict[int, tuple[float, Sorts]]()
+        for step, sorts in self.assembly.made:
+            starts.setdefault(sum(count for _, count in sorts), (step, sorts))
+        for step, sorts in list(starts.values())[:STARTS]:
+            if self.late():
+                break
+            self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
+            Improvement(self.assembly, TRIES).run(sorts, step)
+        self.desk.say(f"bounding; best step {self.assembly.step:.4g} s")
+        if math.isfinite(self.assembly.step):
+            self.lower.run(self.assembly.step, SECOND, LATER)
+        return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
+
+    def numbers(self) -> list[int]:
+        """The replica counts that are worth a look: those at which the bound rests, what is next, and as many as the plan has
+        that it starts from."""
+        parts = [part for part in self.lower.parts if part.R and part.columns]
+        parts.sort(key=lambda part: (min(part.possible, 2 * part.shown), part.R))
+        return [*self.first, *(part.R for part in parts[: NUMBERS - len(self.first)])]
+
+    def wishes(self, R: int) -> list[Wish]:
+        """Of so many replicas: the linear program's, and those near an even deal."""
+        part = next(part for part in self.lower.parts if part.low <= R <= part.high)
+        found = [Wish(x.take, (x.low + x.high) // 2, x.b) for x in list(part.columns)[:WISHES]]
+        share = max(1, self.problem.global_batch // R)
+        for take in self.even(R):
+            found += [Wish(take, share, b) for b in self.assembly.sizes(take, share)]
+        return list(dict.fromkeys(found))
+
+    def even(self, R: int) -> list[tuple[int, ...]]:
+        """Of each type none, or groups of one degree, as many as there are for each of R replicas, or one more; what
+        uses about all devices first."""
+        there, each = self.types.limits[1], list[list[tuple[int, int]]]()
+        for at in range(self.types.K):
+            options = [(v, round_(there[v] / R)) for v, kind in enumerate(self.types.kinds) if kind.at == at
+                       for round_ in (math.floor, math.ceil)]  # fmt: skip
+            each.append(
+                list(dict.fromkeys([(0, 0), *((v, count) for v, count in options if 0 < count <= there[v])]))
+            )
+        found = dict[tuple[int, ...], int]()
+        for choice in islice(product(*each), 50 * EVEN):
+            take = np.zeros(self.types.V, dtype=np.int64)
+            for v, count in choice:
+                take[v] += count
+            if 0 < take.sum() <= self.types.L:
+                devices = sum(count * self.types.kinds[v].degree for v, count in choice)
+                found.setdefault(tuple(take.tolist()), devices)
+        every = len(self.problem.cluster.devices)
+        return sorted(found, key=lambda take: abs(every - R * found[take]))[:EVEN]

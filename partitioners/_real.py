@@ -1,0 +1,314 @@
+"""Pipelines that can be built of so many devices of each kind: their order, micro-batch, cuts and warm-up; cut and simulated by
+compiled loops. Links are taken as they are if a pipeline's devices lie side by side; what a plan really takes `Steps` says."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.files.limits import MOST_BATCH
+from hetpipe.partitioners import _ends
+from hetpipe.partitioners._compiled import compiled, get_ready, inlined
+from hetpipe.partitioners._drafts import Work, in_runs
+from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._space import FORWARDS, allowed_families
+from hetpipe.partitioners._types import Types
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+FEW_KINDS, SHORT = 3, 8  # of stages: all orders of so many are tried, of one more where there are so few stages
+HALVINGS = 30  # of the longest stage that is allowed
+WAITING = 1.02  # times the least that its work takes: a pipeline that takes longer waits, and deeper warm-ups are tried
+
+
+class Pipeline(NamedTuple):
+    """One that can be built, cut for so many samples: the kind of each stage, where they end, which recompute; how many more
+    forwards than the next a stage does before its first backward (0: all). With n samples it ends after about offset + ⌈n / b⌉
+    · period."""
+
+    stages: tuple[int, ...]
+    b: int
+    ends: tuple[int, ...]
+    recompute: tuple[bool, ...]
+    forwards: int
+    common: tuple[int, ...]
+    samples: int
+    period: float
+    offset: float
+
+    def take(self, V: int) -> tuple[int, ...]:
+        """Stages of each of the V kinds."""
+        return tuple(np.bincount(self.stages, minlength=V).tolist())
+
+    def done(self, seconds: float) -> int:
+        """How many samples it does in this time, about."""
+        left = max(0.0, seconds - self.offset)
+        return int(left / self.period) * self.b if left < MOST_BATCH * self.period else MOST_BATCH
+
+    def work(self, samples: int, L: int, degrees: tuple[int, ...], unused: int) -> Work:
+        """What it does with so many samples, on a row with so many devices more than it uses."""
+        sizes, n = in_runs(samples, self.b), len(self.stages)
+        m = sum(count for _, count in sizes)
+        depths = tuple(depth_of(self.forwards, n - s, m) for s in range(n)) if self.forwards != 1 else ()
+        groups = degrees if max(degrees) > 1 else ()
+        return Work(sizes, self.ends + (L,) * unused, self.recompute, groups, depths)
+
+
+class Loaded(NamedTuple):
+    """Micro-batches of b samples, `m` in all, the last of `q` instead if q > 0: seconds of all layers before each [2, V, L +
+    1], of both sizes; of each boundary's transfer inside of nodes and between them [2, V, V, 2, L + 1]; and latencies [V, V,
+    2]."""
+
+    forward: Array
+    backward: Array
+    occupied: Array
+    latency: Array
+    b: int
+    m: int
+    q: int
+
+
+class Reals:
+    """Those of one problem."""
+
+    def __init__(self, types: Types) -> None:
+        self.types, self.L, self.problem = types, types.L, types.problem
+        self.forwards = np.array([FORWARDS.get(family, 0) for family in allowed_families(self.problem)])
+        runtime = self.problem.cluster.runtime_overhead
+        self.more, self.blocking = runtime.action_seconds, not runtime.overlap_transfers
+        speed = [types.times(v, types.sizes_of(kind)[0])[:, -1].sum() * kind.degree for v, kind in enumerate(types.kinds)]
+        room = [types.limit[kind.at] * kind.degree for kind in types.kinds]
+        orders = [sorted(range(types.V), key=by.__getitem__) for by in (room, speed)]
+        self.orders = list(dict.fromkeys(tuple(way) for order in orders for way in (order, order[::-1])))
+        self.limits = np.array([types.limit[kind.at] for kind in types.kinds])
+        self.tables = np.stack([types.memory(v) for v in range(types.V)])
+        ready()
+
+    @kept
+    def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:
+        """The one that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut at
+        `common`."""
+        return self._of(*self._lines(take), samples, b, R, common) if len(common) < sum(take) <= self.L else None
+
+    @kept
+    def of(self, line: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
+        """The same, with its stages on these kinds in this order."""
+        return self._of(np.array([line]), self._inside(line)[None], samples, b, R, common)
+
+    def _of(
+        self, lines: Index, insides: NDArray[np.bool_], samples: int, b: int, R: int, common: tuple[int, ...]
+    ) -> Pipeline | None:
+        loaded, (first, stop) = self.loaded(b, samples), self.blocks(common)
+        which, forwards, seconds, period, ends, flags = _best(
+            lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self.types.sums(R), self.types.optimizer,
+            first, stop, self.more, self.blocking, self.problem.allow_recompute,
+        )  # fmt: skip
+        if which < 0:
+            return None
+        line, again = tuple(lines[which].tolist()), tuple(bool(x) for x in flags)
+        return Pipeline(line, b, tuple(ends.tolist()), again, int(forwards), common, samples, period, seconds - loaded.m * period)
+
+    def seconds(self, p: Pipeline, samples: int, R: int) -> float:
+        """When its gradient sums and optimizers have ended, as simulated: after its own backward a stage's sums, and those of all
+        layers below it, down to a cut that all replicas have."""
+        line, ends, flags = np.array(p.stages), np.array(p.ends), np.array(p.recompute, dtype=np.int64)
+        found: float = _ended(
+            line, self._inside(p.stages), ends, flags, p.forwards, *self.loaded(p.b, samples),
+            self.types.sums(R), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking,
+        )  # fmt: skip
+        return found
+
+    @kept
+    def _lines(self, take: tuple[int, ...]) -> tuple[Index, NDArray[np.bool_]]:
+        """The kind of each stage [orders, n], in orders worth a look; and whether it and the next are on one node."""
+        kinds = [v for v, count in enumerate(take) if count]
+        few = len(kinds) <= FEW_KINDS or (len(kinds) == FEW_KINDS + 1 and sum(take) <= SHORT)
+        orders = permutations(kinds) if few else self.orders
+        lines = list(dict.fromkeys(tuple(v for v in order for _ in range(take[v])) for order in orders))
+        return np.array(lines), np.array([self._inside(line) for line in lines])
+
+    @kept
+    def _inside(self, line: tuple[int, ...]) -> NDArray[np.bool_]:
+        return np.array(self.types.insides(line), dtype=np.bool_)
+
+    @kept
+    def loaded(self, b: int, samples: int) -> Loaded:
+        """So many samples."""
+        b = min(b, samples)
+        m, q = -(-samples // b), samples % b
+        *full, latency = self._sized(b)
+        rest = self._sized(q)[:3] if q else full
+        forward, backward, occupied = (np.stack([x, y]) for x, y in zip(full, rest, strict=True))
+        return Loaded(forward, backward, occupied, latency, b, m, q)
+
+    @kept
+    def _sized(self, size: int) -> tuple[Array, Array, Array, Array]:
+        """Of one micro-batch."""
+        V = self.types.V
+        times = np.array([self.types.times(v, size) for v in range(V)])
+        sent = np.array([[[self.types.sent(i, j, size, inside) for inside in (False, True)] for j in range(V)] for i in range(V)])
+        return times[:, 0].copy(), times[:, 1].copy(), np.ascontiguousarray(sent[..., :-1]), np.ascontiguousarray(sent[..., -1])
+
+    @kept
+    def blocks(self, common: tuple[int, ...]) -> tuple[Index, Index]:
+        """Of a stage that begins at each layer, where the sums that its own wait for begin, and where it must end [L + 1]."""
+        places = np.arange(self.L + 1)
+        if not common:
+            return places, np.full(self.L + 1, self.L)
+        at = np.array([0, *common, self.L])
+        after = np.searchsorted(at, places, side="right")
+        return at[after - 1], at[np.minimum(after, len(at) - 1)]
+
+
+@cache
+def ready() -> None:
+    """Compile it, or read it from disk: outside of any time limit."""
+    _ends.ready()
+    times, sent = np.ones((2, 1, 2)), np.ones((2, 1, 1, 2, 2))
+    loaded, one, square = Loaded(times, times, sent, np.ones((1, 1, 2)), 1, 1, 0), np.ones(1, np.int64), np.ones((1, 2, 2))
+    line, inside, ends = np.zeros((1, 1), np.int64), np.zeros((1, 0), np.bool_), np.arange(2)
+
+    def first_use() -> None:
+        _best(line, inside, *loaded, 1, one, np.zeros((1, 6, 2, 2)), np.ones(1), square, square, ends, ends + 1, 0.0, False, True)
+        _ended(line[0], inside[0], ends, one, 1, *loaded, square, square, ends, 0.0, False)
+
+    get_ready(first_use)
+
+
+def depth_of(forwards: int, place: int, m: int) -> int:
+    """Warm-up depth of the stage that is `place` stages from the end (the last: 1); see `_space`."""
+    return max(1, min(m, forwards * (place - 1) + 1)) if forwards else m
+
+
+_depth = inlined(depth_of)
+
+
+@compiled
+def _within(longest: float, line: Index, forward: Array, backward: Array, tables: Array, limits: Array, windows: Index,
+            samples: int, largest: int, again: bool, stop: Index, ends: Index, recompute: Index) -> float:  # fmt: skip
+    """The longest stage of the cuts that are found, -1 where there are none."""
+    n, L = len(line), forward.shape[1] - 1
+    lo, most = 0, 0.0
+    for s in range(n):
+        v, last, own = line[s], lo, 0.0
+        for hi in range(lo + 1, min(stop[lo], L - (n - 1 - s)) + 1):
+            f = forward[v, hi] - forward[v, lo]
+            seconds = f + backward[v, hi] - backward[v, lo]
+            if seconds > longest:
+                break
+            base = tables[v, 0, lo, hi] + tables[v, 1, lo, hi] * samples
+            if np.rint(base + tables[v, 2, lo, hi] * windows[s] + tables[v, 3, lo, hi] * largest) <= limits[v]:
+                last, own, recompute[s] = hi, seconds, 0
+                continue
+            less = np.rint(base + tables[v, 4, lo, hi] * windows[s] + tables[v, 5, lo, hi] * largest)
+            if again and seconds + f <= longest and less <= limits[v]:
+                last, own, recompute[s] = hi, seconds + f, 1
+        if last == lo:
+            return -1.0
+        most = max(most, own)
+        lo = last
+        ends[s + 1] = lo
+    return most if lo == L else -1.0
+
+
+@compiled
+def _cut(line: Index, forward: Array, backward: Array, tables: Array, limits: Array, windows: Index, samples: int, largest: int,
+         again: bool, stop: Index, best: Index, found: Index) -> bool:  # fmt: skip
+    """Whether there are cuts; into `best` the ends of the stages, of which the longest is short, and into `found` which
+    recompute. The longest stage that is allowed is bisected; below it each stage in turn takes as many layers as it can."""
+    n = len(line)
+    ends, flags = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+    high = 0.0
+    for v in line:
+        high = max(high, 2 * forward[v, -1] + backward[v, -1])
+    high = _within(high, line, forward, backward, tables, limits, windows, samples, largest, again, stop, best, found)
+    low = 0.0
+    for _ in range(HALVINGS if high > 0 else 0):
+        if high - low <= 1e-6 * high:
+            break
+        middle = (low + high) / 2
+        most = _within(middle, line, forward, backward, tables, limits, windows, samples, largest, again, stop, ends, flags)
+        if most < 0:
+            low = middle
+        else:
+            high = most
+            best[:] = ends
+            found[:] = flags
+    return high >= 0
+
+
+@compiled
+def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array, backward: Array,
+           occupied: Array, latency: Array, b: int, m: int, q: int, sums: Array, optimizer: Array, first: Index, more: float,
+           blocking: bool) -> float:  # fmt: skip
+    n = len(line)
+    f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
+    which, depths = np.zeros(m, np.int64), np.zeros(n, np.int64)
+    if q > 0:
+        which[m - 1] = 1
+    for s in range(n):
+        v, lo, hi = line[s], ends[s], ends[s + 1]
+        depths[s] = _depth(forwards, n - s, m)
+        for i in range(2):
+            f[s, i] += forward[i, v, hi] - forward[i, v, lo] + more
+            g[s, i] += backward[i, v, hi] - backward[i, v, lo] + recompute[s] * (forward[i, v, hi] - forward[i, v, lo]) + more
+        if s + 1 < n:
+            w, near = line[s + 1], 1 if inside[s] else 0
+            for i in range(2):
+                if blocking:
+                    sending = occupied[i, v, w, near, hi] + latency[v, w, near]
+                    f[s, i], f[s + 1, i] = f[s, i] + sending, f[s + 1, i] + sending
+                    g[s, i], g[s + 1, i] = g[s, i] + sending, g[s + 1, i] + sending
+                else:
+                    held[s, i], late[s] = occupied[i, v, w, near, hi], latency[v, w, near]
+    done = _ends.run(f, g, held, late, which, depths)
+    end = longest = 0.0
+    for s in range(n):
+        v, lo, hi = line[s], ends[s], ends[s + 1]
+        end, longest = max(end, done[s] + sums[v, first[lo], hi]), max(longest, optimizer[v, lo, hi])
+    return end + longest
+
+
+@compiled
+def _best(
+    lines: Index, insides: NDArray[np.bool_], forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int,
+    q: int, samples: int, families: Index, tables: Array, limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index,
+    more: float, blocking: bool, again: bool,
+) -> tuple[int, int, float, float, Index, Index]:  # fmt: skip
+    """The number of the best line, −1 if there is none; its family; when it ends; its longest stage; its ends; which
+    recompute."""
+    n = lines.shape[1]
+    ends, flags, windows = np.zeros(n + 1, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    which, family, least, longest = -1, 0, np.inf, 0.0
+    best, chosen = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+    for o in range(len(lines)):
+        line = lines[o]
+        for forwards in families:
+            for s in range(n):
+                windows[s] = min(_depth(forwards, n - s, m) * b, samples)
+            if not _cut(line, forward[0], backward[0], tables, limits, windows, samples, b, again, stop, ends, flags):
+                break
+            before = ideal = period = 0.0
+            for s in range(n):
+                v, lo, hi = line[s], ends[s], ends[s + 1]
+                f = forward[0, v, hi] - forward[0, v, lo]
+                own = f * (1 + flags[s]) + backward[0, v, hi] - backward[0, v, lo] + 2 * more
+                if s + 1 < n:
+                    near = 1 if insides[o, s] else 0
+                    period = max(period, occupied[0, v, line[s + 1], near, hi])
+                ideal, period, before = max(ideal, before + m * own), max(period, own), before + own
+            if ideal >= least:
+                break
+            seconds = _ended(line, insides[o], ends, flags, forwards, forward, backward, occupied, latency, b, m, q, sums,
+                             optimizer, first, more, blocking)  # fmt: skip
+            if seconds < least:
+                which, family, least, longest = o, forwards, seconds, period
+                best[:] = ends
+                chosen[:] = flags
+            if seconds <= (ideal + sums[line[0], first[0], ends[1]]) * WAITING:
+                break
+    return which, family, least, longest, best, chosen

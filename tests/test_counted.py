@@ -1,0 +1,133 @@
+"""The planner that counts devices: its bound holds, and its plans are what it says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hetpipe.files.messages import InputError
+from hetpipe.partitioners._floor import simple_plans
+from hetpipe.partitioners._lower import Lower, least_sum
+from hetpipe.partitioners._planner import Planner
+from hetpipe.partitioners._space import microbatch_sizes, require_seats
+from hetpipe.partitioners._types import Types
+from hetpipe.partitioners.exhaustive import Exhaustive
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import PartitionError, Problem
+from tests.plans import ROUNDING, checked
+from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
+
+SMALL = st.booleans().flatmap(lambda split: problems(most_devices=4, most_layers=5, tensor_parallel=split))
+
+
+def counted(problem: Problem) -> bool:
+    """Whether it is for the planner that counts."""
+    try:
+        require_seats(problem)
+        microbatch_sizes(problem)
+    except (PartitionError, InputError):
+        return False
+    return problem.backend == "torch" and problem.deadline_seconds_per_step is None
+
+
+@settings(max_examples=60, **UNHURRIED)
+@given(problem=SMALL.filter(counted))
+def test_no_plan_is_below_the_bound(problem: Problem) -> None:
+    """Of all plans there are, where they can be listed; and it is tried to rule out more than that."""
+    try:
+        best = checked(problem, Exhaustive()(problem).plan).step_seconds
+    except PartitionError:
+        return
+    assert Lower(Types(problem), fluid_bound(problem)).run(1.5 * best, 100_000_000) <= best * ROUNDING
+
+
+@settings(max_examples=25, **UNHURRIED)
+@given(problem=crowds(24).filter(counted))
+def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
+    steps = [checked(problem, plan).step_seconds for plan in simple_plans(problem)]
+    assume(steps)
+    planner = Planner(problem, math.inf)
+    plan = planner.run()
+    if plan is not None:
+        steps.append(checked(problem, plan).step_seconds)
+    assert (
+        Lower(Types(problem), fluid_bound(problem)).run(2 * min(steps), 100_000_000) <= min(steps) * ROUNDING
+    )
+
+
+@settings(max_examples=60, **UNHURRIED)
+@given(
+    problem=st.one_of(SMALL, problems(most_devices=7, tensor_parallel=True), crowds(20, prices=True)).filter(
+        counted
+    )
+)
+def test_plans_fit_and_take_what_is_said(problem: Problem) -> None:
+    try:
+        planner = Planner(problem, math.inf)
+    except InputError:  # no link
+        return
+    plan = planner.run()
+    if plan is None:
+        assert planner.assembly.step == math.inf
+        return
+    assert checked(problem, plan).step_seconds == pytest.approx(planner.assembly.step, rel=1e-12)
+    assert planner.lower.bound <= planner.assembly.step * ROUNDING
+    most, prices = (
+        problem.max_price_per_hour,
+        [problem.cluster.type_of(x).price_per_hour for x in plan.device_ids],
+    )
+    assert most is None or sum(prices) <= most * ROUNDING
+    again = Planner(problem, math.inf)
+    assert again.run() == plan
+    assert again.lower.bound == planner.lower.bound
+
+
+@given(st.data())
+def test_the_least_sum_of_a_convex_hull(data: st.DataObject) -> None:
+    """No numbers of samples with the batch as their sum cost less."""
+    points = data.draw(st.integers(1, 5))
+    samples = np.cumsum([data.draw(st.integers(1, 4)) for _ in range(points)])
+    costs = np.cumsum([data.draw(st.integers(0, 5)) for _ in range(points)]).astype(float)
+    low = data.draw(st.integers(1, 4))
+    high, batch = low + data.draw(st.integers(0, 2)), data.draw(st.integers(low, 16))
+    found, R, on = least_sum(samples, costs, batch, low, high)
+    least = math.inf
+    for count in range(low, high + 1):
+        reached = {0: 0.0}
+        for _ in range(count):
+            after = dict[int, float]()
+            for done, cost in reached.items():
+                for n, more in zip(samples.tolist(), costs.tolist(), strict=True):
+                    after[done + n] = min(after.get(done + n, math.inf), cost + more)
+            reached = after
+        least = min([least, *(cost for done, cost in reached.items() if done >= batch)])
+    assert found <= least * ROUNDING + 1e-9
+    assert low <= R <= high
+    assert math.isinf(found) or 1 <= len(on) <= 2
+
+
+def test_slow_links_make_few_long_pipelines() -> None:
+    """Gradient sums of many replicas would take longer than all else."""
+    profile = make_profile(
+        {"a": [0.1] * 16}, (1, 2), {"parameter_bytes": 10**6, "output_bytes_per_sample": 10}
+    )
+    link = {"bandwidth": 1e6, "latency": 0.0}
+    problem = make_problem(make_cluster([{"a": 1}] * 16, link=link, inside=link), profile, 64)
+    plan = Planner(problem, math.inf).run()
+    assert plan is not None
+    assert len(plan.replicas) == 1
+
+
+def test_slow_devices_stay_out() -> None:
+    """They would hold up any pipeline that they are in, and replicas of their own are not worth the sums."""
+    profile = make_profile(
+        {"a": [0.1] * 8, "b": [30.0] * 8}, (1,), {"parameter_bytes": 10**6, "output_bytes_per_sample": 10}
+    )
+    problem = make_problem(make_cluster([{"a": 4}, {"b": 4}]), profile, 16)
+    plan = Planner(problem, math.inf).run()
+    assert plan is not None
+    assert {problem.cluster.device(x).type for x in plan.device_ids} == {"a"}
