@@ -21,6 +21,7 @@ from hetpipe.partitioners._types import Types
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 FEW_KINDS, SHORT = 3, 8  # of stages: all orders of so many are tried, of one more where there are so few stages
+MOVED, FARTHEST, NEARLY = 6, 1.3, 0.9999  # stages up to which cuts are moved; from how much slower ones; by how much better
 HALVINGS = 30  # of the longest stage that is allowed
 WAITING = 1.02  # times the least that its work takes: a pipeline that takes longer waits, and deeper warm-ups are tried
 
@@ -188,6 +189,17 @@ _depth = inlined(depth_of)
 
 
 @compiled
+def _fit(v: int, lo: int, hi: int, window: int, samples: int, largest: int, again: bool, tables: Array, limits: Array) -> int:
+    """How a stage fits: 0 as it is, 1 with recompute, -1 not at all."""
+    base = tables[v, 0, lo, hi] + tables[v, 1, lo, hi] * samples
+    if np.rint(base + tables[v, 2, lo, hi] * window + tables[v, 3, lo, hi] * largest) <= limits[v]:
+        return 0
+    if again and np.rint(base + tables[v, 4, lo, hi] * window + tables[v, 5, lo, hi] * largest) <= limits[v]:
+        return 1
+    return -1
+
+
+@compiled
 def _within(longest: float, line: Index, forward: Array, backward: Array, tables: Array, limits: Array, windows: Index,
             samples: int, largest: int, again: bool, stop: Index, ends: Index, recompute: Index) -> float:  # fmt: skip
     """The longest stage of the cuts that are found, -1 where there are none."""
@@ -200,13 +212,9 @@ def _within(longest: float, line: Index, forward: Array, backward: Array, tables
             seconds = f + backward[v, hi] - backward[v, lo]
             if seconds > longest:
                 break
-            base = tables[v, 0, lo, hi] + tables[v, 1, lo, hi] * samples
-            if np.rint(base + tables[v, 2, lo, hi] * windows[s] + tables[v, 3, lo, hi] * largest) <= limits[v]:
-                last, own, recompute[s] = hi, seconds, 0
-                continue
-            less = np.rint(base + tables[v, 4, lo, hi] * windows[s] + tables[v, 5, lo, hi] * largest)
-            if again and seconds + f <= longest and less <= limits[v]:
-                last, own, recompute[s] = hi, seconds + f, 1
+            fit = _fit(v, lo, hi, windows[s], samples, largest, again, tables, limits)
+            if fit >= 0 and seconds + fit * f <= longest:
+                last, own, recompute[s] = hi, seconds + fit * f, fit
         if last == lo:
             return -1.0
         most = max(most, own)
@@ -274,6 +282,50 @@ def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
 
 
 @compiled
+def _climbed(
+    seconds: float, line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, windows: Index,
+    forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int, q: int, samples: int, tables: Array,
+    limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index, more: float, blocking: bool, again: bool,
+) -> float:  # fmt: skip
+    """When it ends with other cuts, of which each is moved by a layer as long as that is better."""
+    moved = True
+    while moved:
+        moved = False
+        for s in range(1, len(line)):
+            for step in (1, -1):
+                end, before, after = ends[s] + step, recompute[s - 1], recompute[s]
+                if not ends[s - 1] < end < ends[s + 1] or end > stop[ends[s - 1]] or ends[s + 1] > stop[end]:
+                    continue
+                recompute[s - 1] = _fit(line[s - 1], ends[s - 1], end, windows[s - 1], samples, b, again, tables, limits)
+                recompute[s] = _fit(line[s], end, ends[s + 1], windows[s], samples, b, again, tables, limits)
+                ends[s] = end
+                found = np.inf
+                if min(recompute[s - 1], recompute[s]) >= 0:
+                    found = _ended(line, inside, ends, recompute, forwards, forward, backward, occupied, latency, b, m, q, sums,
+                                   optimizer, first, more, blocking)  # fmt: skip
+                if found < seconds * NEARLY:
+                    seconds, moved = found, True
+                else:
+                    ends[s], recompute[s - 1], recompute[s] = end - step, before, after
+    return seconds
+
+
+@compiled
+def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forward: Array, backward: Array,
+           occupied: Array, m: int, more: float) -> tuple[float, float]:  # fmt: skip
+    """About the least that m micro-batches take, and the longest stage or transfer."""
+    before = ideal = period = 0.0
+    for s in range(len(line)):
+        v, lo, hi = line[s], ends[s], ends[s + 1]
+        f = forward[v, hi] - forward[v, lo]
+        own = f * (1 + recompute[s]) + backward[v, hi] - backward[v, lo] + 2 * more
+        if s + 1 < len(line):
+            period = max(period, occupied[v, line[s + 1], 1 if inside[s] else 0, hi])
+        ideal, period, before = max(ideal, before + m * own), max(period, own), before + own
+    return ideal, period
+
+
+@compiled
 def _best(
     lines: Index, insides: NDArray[np.bool_], forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int,
     q: int, samples: int, families: Index, tables: Array, limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index,
@@ -292,19 +344,17 @@ def _best(
                 windows[s] = min(_depth(forwards, n - s, m) * b, samples)
             if not _cut(line, forward[0], backward[0], tables, limits, windows, samples, b, again, stop, ends, flags):
                 break
-            before = ideal = period = 0.0
-            for s in range(n):
-                v, lo, hi = line[s], ends[s], ends[s + 1]
-                f = forward[0, v, hi] - forward[0, v, lo]
-                own = f * (1 + flags[s]) + backward[0, v, hi] - backward[0, v, lo] + 2 * more
-                if s + 1 < n:
-                    near = 1 if insides[o, s] else 0
-                    period = max(period, occupied[0, v, line[s + 1], near, hi])
-                ideal, period, before = max(ideal, before + m * own), max(period, own), before + own
-            if ideal >= least:
+            ideal, period = _ideal(line, insides[o], ends, flags, forward[0], backward[0], occupied[0], m, more)
+            if ideal >= (least * FARTHEST if n <= MOVED else least):
                 break
             seconds = _ended(line, insides[o], ends, flags, forwards, forward, backward, occupied, latency, b, m, q, sums,
                              optimizer, first, more, blocking)  # fmt: skip
+            if n <= MOVED and seconds < least * FARTHEST:
+                seconds = _climbed(
+                    seconds, line, insides[o], ends, flags, forwards, windows, forward, backward, occupied, latency, b, m, q,
+                    samples, tables, limits, sums, optimizer, first, stop, more, blocking, again,
+                )  # fmt: skip
+                ideal, period = _ideal(line, insides[o], ends, flags, forward[0], backward[0], occupied[0], m, more)
             if seconds < least:
                 which, family, least, longest = o, forwards, seconds, period
                 best[:] = ends
