@@ -90,8 +90,6 @@ class Appraiser:
         keys = {sort: (sort, sketch.spread, replicas, schedule) for sort in sketch.sorts}
         alike: dict[object, list[Sort]] = {}
         for sort, key in keys.items():
-            if sort.work.degrees or sort.work.depths or not isinstance(sort.work.recompute, bool):
-                self._bounds[key] = 0.0  # those of `auto`
             if key not in self._bounds:
                 alike.setdefault((sort.work.runs, sort.work.recompute, len(sort.types)), []).append(sort)
         for sorts in alike.values():

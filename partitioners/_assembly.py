@@ -55,48 +55,38 @@ class Assembly:
     def look(self, R: int, wishes: Sequence[Wish], least: float) -> None:
         """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First cut
         anywhere; then so that all are cut where one of those is that were chosen: their sums wait for fewer others."""
-        common, tried = list[tuple[int, ...]]([()]), set[tuple[int, ...]]()
-        while common:
-            cuts = common.pop(0)
-            tried.add(cuts)
-            used = dict[tuple[int, ...], int]()
-            for pool, chosen in self._choices(R, wishes, least, cuts):
-                for i in np.nonzero(chosen)[0].tolist():
-                    used[pool[i].ends[1:-1]] = int(chosen[i])
-                self.make(tuple((pool[i], int(chosen[i])) for i in np.nonzero(chosen)[0].tolist()))
-            if not cuts:
-                common += sorted(
-                    (x for x in used if x and x not in tried and len(x) < self.L - 1),
-                    key=lambda x: (len(x), -used[x]),
-                )[:SETS]
+        free = self._choice(R, wishes, least, ())
+        if free is None:
+            return
+        self.make(free)
+        used = {p.ends[1:-1]: count for p, count in free if 1 < len(p.stages) < self.L}
+        for cuts in sorted(used, key=lambda x: (len(x), -used[x]))[:SETS]:
+            sorts = self._choice(R, wishes, least, cuts)
+            if sorts is not None:
+                self.make(sorts)
 
-    def _choices(
-        self, R: int, wishes: Sequence[Wish], least: float, common: tuple[int, ...]
-    ) -> Iterator[tuple[list[Pipeline], Index]]:
+    def _choice(self, R: int, wishes: Sequence[Wish], least: float, common: tuple[int, ...]) -> Sorts | None:
         """What is chosen from the least T on at which the linear program is possible."""
         pool = self.pool(R, wishes, common)
         if not pool:
-            return
+            return None
         takes = np.array([self.uses(p) for p in pool]).T
         low, high = least, ABOVE * self.step
         if not math.isfinite(high):
             high = 2 * max(p.offset + (self.batch / R / p.b + 1) * p.period for p in pool)
         if self.chosen(pool, takes, R, high, whole=False) is None:
-            return
+            return None
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            low, high = (
-                (low, middle)
-                if self.chosen(pool, takes, R, middle, whole=False) is not None
-                else (middle, high)
-            )
+            possible = self.chosen(pool, takes, R, middle, whole=False) is not None
+            low, high = (low, middle) if possible else (middle, high)
         for times in LADDER:
             if high * times >= ABOVE * self.step:
-                return
+                return None
             chosen = self.chosen(pool, takes, R, high * times, whole=True)
             if chosen is not None:
-                yield pool, chosen
-                return
+                return tuple((pool[i], int(chosen[i])) for i in np.nonzero(chosen)[0].tolist())
+        return None
 
     def pool(self, R: int, wishes: Sequence[Wish], common: tuple[int, ...]) -> list[Pipeline]:
         """Those that can be built."""
@@ -126,9 +116,10 @@ class Assembly:
         """Samples that a pipeline is given at most."""
         return min(int(MORE * p.samples) + p.b, self.batch)
 
-    def make(self, sorts: Sorts) -> float | None:
-        """The plan of so many pipelines of each sort, in several placings: its least step, None if it cannot be."""
-        shares = self.shares(sorts)
+    def make(self, sorts: Sorts, below: float = math.inf) -> float | None:
+        """The plan of so many pipelines of each sort, in several placings: its least step, None if it cannot be, or would
+        not be `below` this even if none waited for others."""
+        shares = self.shares(sorts, below)
         if shares is None:
             return None
         least = math.inf
@@ -156,8 +147,9 @@ class Assembly:
         every = sorted(set.intersection(*(set(self.types.sizes_of(kind)) for kind in kinds)))
         return every[: bisect_left(every, samples) + 1]
 
-    def shares(self, sorts: Sorts) -> list[int] | None:
-        """Samples of each replica: the least time in which all do the batch, a sample less where that is too many."""
+    def shares(self, sorts: Sorts, below: float = math.inf) -> list[int] | None:
+        """Samples of each replica: the least time in which all do the batch, a sample less where that is too many; None
+        where it is not `below` this."""
         pipelines, counts = zip(*sorts, strict=True)
         R = sum(counts)
 
@@ -171,7 +163,7 @@ class Assembly:
         def done(T: float) -> list[int]:
             return [room(p, T) for p in pipelines]
 
-        low, high = 0.0, max(self.seconds(p, self.most(p), R) for p in pipelines)
+        low, high = 0.0, min(below, max(self.seconds(p, self.most(p), R) for p in pipelines))
         most = done(high)
         if np.dot(counts, most) < self.batch:
             return None

@@ -15,13 +15,9 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._batch import Index, Pipelines
 from hetpipe.partitioners._floors import Hops, hops, idle, without
+from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._pricing import price
 from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
-
-
-def never() -> bool:
-    """No time limit."""
-    return False
 
 
 class Variant(NamedTuple):

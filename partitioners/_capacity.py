@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from scipy.linalg import block_diag
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._space import allowed_families, measured_sizes
+from hetpipe.partitioners._space import allowed_families, measured_sizes, memory_tables
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
 
@@ -68,18 +67,8 @@ class Bytes:
 
     @kept
     def tables(self, seat: Seat) -> Array:
-        """Static bytes, boundary, held and transient per sample, and the latter two under recompute: [6, lo, hi]."""
-        found = np.full((6, self.L + 1, self.L + 1), np.inf)
-        for lo, hi in combinations(range(self.L + 1), 2):
-            plain, less = (
-                self.costs.stage_memory(seat.type, lo, hi, samples=1, recompute=again, degree=seat.degree)
-                for again in (False, True)
-            )
-            found[:, lo, hi] = (
-                plain.static, plain.boundary, plain.held_per_sample, plain.transient_per_sample,
-                less.held_per_sample, less.transient_per_sample,
-            )  # fmt: skip
-        return found
+        """As `memory_tables`."""
+        return memory_tables(self.costs, self.L, seat.type, seat.degree)
 
     def peak(self, seat: Seat, samples: int, window: int, largest: int, *, recompute: bool) -> Array:
         """Least bytes [lo, hi] with `window` samples in flight and micro-batches of at most `largest`."""

@@ -30,8 +30,6 @@ class Demand:
             if there and (b < self.problem.global_batch or not any(there <= others for others in large)):
                 self.sizes.append(b)
                 large += [there] * (b >= self.problem.global_batch)
-        above = np.triu(np.ones((self.L + 1, self.L + 1), dtype=bool), 1)
-        self.memory = [np.where(above, types.memory(v), np.inf) for v in range(types.V)]
 
     @kept
     def usable(self, b: int) -> Index:
@@ -83,7 +81,7 @@ class Demand:
         rounded.)"""
         found = np.full((2, len(usable), self.L + 1, self.L + 1), -np.inf)
         for i, v in enumerate(usable.tolist()):
-            static, boundary, *plain_and_less = self.memory[v]
+            static, boundary, *plain_and_less = self.types.memory(v)
             limit = self.types.limit[self.types.at[v]] + 1.0
             for again in (0, 1) if self.problem.allow_recompute else (0,):
                 held, transient = plain_and_less[2 * again : 2 * again + 2]

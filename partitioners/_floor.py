@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._desk import Desk, Rule
+from hetpipe.partitioners._limit import never
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel

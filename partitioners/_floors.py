@@ -33,7 +33,7 @@ O(Π(n_k + 1) · K · G · L²) in numpy, for G loads at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -93,11 +93,11 @@ def idle(space: Space, family: Family, u: Array, tables: StageTables, place: int
 
 
 def compositions(
-    symmetry: Symmetry, most: int, wanted: Callable[[Counts], bool] = lambda _: True
+    symmetry: Symmetry, most: int
 ) -> tuple[list[Counts], bool]:
-    """Counts of stages of each kind in one pipeline at a micro-batch size that all its kinds have, smallest first: all that
-    are `wanted`, as their parts must be (True), or if these are more than `most` but for exchanges of nodes, all up to some
-    number of stages (False), so that parts of a composition are in the list too."""
+    """Counts of stages of each kind in one pipeline at a micro-batch size that all its kinds have, smallest first: all (True), or
+    if these are more than `most` but for exchanges of nodes, all up to some number of stages (False), so that parts of a
+    composition are in the list too."""
     space, number = symmetry.space, 0
     nodes = [kind.node for kind in space.kinds]
     found: list[Counts] = []
@@ -108,7 +108,6 @@ def compositions(
             c
             for c in grown
             if space.room(c)
-            and wanted(c)
             and not (space.one_node and len({nodes[k] for k, used in enumerate(c) if used}) > 1)
             and common_sizes(space, c)
         }

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._floors import RANKS, common_sizes, compositions, floors
+from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._space import Array, Counts, Load, Space, load_of, measured_sizes
 from hetpipe.partitioners._symmetry import Blocks, Symmetry
 
@@ -40,7 +40,7 @@ class Bounds:
         self.late = late
         self.space, self.B = space, space.problem.global_batch
         self.symmetry = Symmetry(space)
-        self.comps, self.complete = compositions(self.symmetry, most, lambda _: True)
+        self.comps, self.complete = compositions(self.symmetry, most)
         self.sizes = [b for b in measured_sizes(space.problem) if b < self.B]
         self.common = {c: common_sizes(space, c) for c in self.comps}
         self.loads: list[Load] = []

@@ -29,7 +29,7 @@ class Improvement:
                     return
                 self.seen.add(neighbour)
                 self.left -= 1
-                found = self.assembly.make(neighbour)
+                found = self.assembly.make(neighbour, step)
                 if found is not None and found < step:
                     sorts, step = neighbour, found
                     break

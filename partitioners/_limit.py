@@ -10,6 +10,11 @@ CALL, NUMBERS = 400, 11  # what work on arrays takes, in partial pipelines: each
 FAR = 6  # times as long by the clock, however slow or busy the machine is
 
 
+def never() -> bool:
+    """No time limit."""
+    return False
+
+
 class Meter:
     """What a search did with arrays, in partial pipelines that take as long."""
 

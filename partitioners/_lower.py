@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from hetpipe.partitioners import _relaxed
-from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._demand import Demand
 from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._types import Types
 
 Array = NDArray[np.float64]
@@ -36,6 +36,7 @@ GRID = 9  # ranges of samples at first
 NARROW = 1.01  # most of a range of samples, times its least, that is not divided
 ROUNDS = 40  # of prices for one T
 EXACT, SUMS = 6, 500  # replicas up to which sums are exact, but for so many parts of the batch
+FAR = 1.05  # z from which on ranges of samples are left as they are, and prices go on
 SMOOTH = 0.5  # of new prices, beside the best so far
 
 
@@ -67,18 +68,13 @@ class Lower:
     """Of one problem, whose step is at least `least` anyway. Effort is counted in labels that `_relaxed` joins."""
 
     def __init__(self, types: Types, least: float, late: Callable[[], bool] = never) -> None:
-        self.types, self.demand, self.batch, self.late = (
-            types,
-            Demand(types),
-            types.problem.global_batch,
-            late,
-        )
+        self.types, self.demand, self.late = types, Demand(types), late
+        self.batch = types.problem.global_batch
         self.takes, self.there = types.limits
         self.left = self.stop = 0.0
         self.space = _relaxed.space(types.L, types.K, max(types.nodes))
         self.parts = self._ranges(least)
-        self.price_of = self.takes.T  # [V, N]
-        ready()
+        _relaxed.ready()
 
     def _ranges(self, least: float) -> list[Part]:
         """All replica counts; as many as a node has devices or fewer, which may sum inside nodes, apart."""
@@ -190,13 +186,11 @@ class Lower:
 
     def cheapest(self, part: Part, T: float, prices: Array, low: int, high: int) -> tuple[float, Column]:
         """The least price of a pipeline of so many samples, and one of that price."""
-        each = self.price_of @ prices
+        each = prices @ self.takes
         best, column, one = math.inf, Column((), low, high, 0), set[int]()
         for b in self.demand.sizes:
             usable = self.demand.usable(b)
-            if (
-                b > high and set(usable.tolist()) <= one
-            ):  # another b above was looked at: it is one micro-batch
+            if b > high and set(usable.tolist()) <= one:  # it is one micro-batch, as with the b above before
                 continue
             one |= set(usable.tolist()) if b > high else set()
             seats = self.seats(b, part.low)
@@ -249,14 +243,9 @@ class Lower:
             used = [x for x, y in zip(every, found.x[:-1], strict=True) if y > 1e-7]
             part.columns = {**dict.fromkeys(used), **part.columns}
             wide = {(x.low, x.high) for x in used if x.high > max(x.low, NARROW * x.low)} & set(intervals)
-            if found.fun > 1.05 or not wide:
+            if found.fun > FAR or not wide:
                 return float(found.fun), -found.ineqlin.marginals[: len(self.there)], columns, intervals
             intervals = [half for x in intervals for half in (halves(*x) if x in wide else [x])]
-
-
-def ready() -> None:
-    """Compile what is compiled, or read it from disk: outside of any time limit."""
-    _relaxed.ready()
 
 
 def halves(low: int, high: int) -> list[tuple[int, int]]:

@@ -10,9 +10,9 @@ from itertools import islice, product
 import numpy as np
 
 from hetpipe.partitioners._assembly import Assembly, Sorts, Wish
-from hetpipe.partitioners._candidates import never
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._improve import Improvement
+from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._lower import Lower
 from hetpipe.partitioners._types import Types
 from hetpipe.planning.bounds import fluid_bound
@@ -36,7 +36,7 @@ class Planner:
         self, problem: Problem, step: float, late: Callable[[], bool] = never, first: Sequence[int] = ()
     ) -> None:
         self.problem, self.late, self.first = problem, late, list(dict.fromkeys(first))[:2]
-        self.desk = Desk(problem, late)
+        self.desk = Desk(problem, late, bounding=False)
         self.types = Types(problem)
         self.lower = Lower(self.types, fluid_bound(problem), late)
         self.assembly = Assembly(self.desk, self.types, step)

@@ -15,7 +15,7 @@ from hetpipe.partitioners import _ends
 from hetpipe.partitioners._compiled import compiled, get_ready, inlined
 from hetpipe.partitioners._drafts import Work, in_runs
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._space import FORWARDS, allowed_families
+from hetpipe.partitioners._space import FORWARDS, allowed_families, depth
 from hetpipe.partitioners._types import Types
 
 Array = NDArray[np.float64]
@@ -54,7 +54,7 @@ class Pipeline(NamedTuple):
         """What it does with so many samples, on a row with so many devices more than it uses."""
         sizes, n = in_runs(samples, self.b), len(self.stages)
         m = sum(count for _, count in sizes)
-        depths = tuple(depth_of(self.forwards, n - s, m) for s in range(n)) if self.forwards != 1 else ()
+        depths = tuple(depth(self.forwards, n - s, m) for s in range(n)) if self.forwards != 1 else ()
         groups = degrees if max(degrees) > 1 else ()
         return Work(sizes, self.ends + (L,) * unused, self.recompute, groups, depths)
 
@@ -136,15 +136,18 @@ class Reals:
     def _inside(self, line: tuple[int, ...]) -> NDArray[np.bool_]:
         return np.array(self.types.insides(line), dtype=np.bool_)
 
-    @kept
     def loaded(self, b: int, samples: int) -> Loaded:
         """So many samples."""
         b = min(b, samples)
-        m, q = -(-samples // b), samples % b
+        return Loaded(*self._stacked(b, samples % b), b, -(-samples // b), samples % b)
+
+    @kept
+    def _stacked(self, b: int, q: int) -> tuple[Array, Array, Array, Array]:
+        """Of both sizes."""
         *full, latency = self._sized(b)
         rest = self._sized(q)[:3] if q else full
         forward, backward, occupied = (np.stack([x, y]) for x, y in zip(full, rest, strict=True))
-        return Loaded(forward, backward, occupied, latency, b, m, q)
+        return forward, backward, occupied, latency
 
     @kept
     def _sized(self, size: int) -> tuple[Array, Array, Array, Array]:
@@ -180,12 +183,7 @@ def ready() -> None:
     get_ready(first_use)
 
 
-def depth_of(forwards: int, place: int, m: int) -> int:
-    """Warm-up depth of the stage that is `place` stages from the end (the last: 1); see `_space`."""
-    return max(1, min(m, forwards * (place - 1) + 1)) if forwards else m
-
-
-_depth = inlined(depth_of)
+_depth = inlined(depth)
 
 
 @compiled

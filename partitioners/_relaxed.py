@@ -46,8 +46,9 @@ class Load(NamedTuple):
 
 
 class Seats(NamedTuple):
-    """What a stage can be put on [W]: the number of its kind and of its type, how many devices of a node that takes, its price,
-    and the seconds of its gradient sums [W, L + 1, L + 1]; and how many devices a node has where there is one of a type [K]."""
+    """What a stage can be put on [W]: the number of its kind and of its type, how many devices of a node that takes, and how many
+    other replicas have one there at least; its price; and the seconds of its gradient sums [W, L + 1, L + 1]. And how many
+    devices a node has where there is one of a type [K]."""
 
     kind: Index
     at: Index

@@ -104,18 +104,28 @@ def span(values: Array) -> Array:
 
 
 def memory_tables(costs: Costs, L: int, kind: str, degree: int) -> Array:
-    """Static, boundary, held and transient bytes of a stage of one sample without and with recompute, [2, 4, lo, hi]."""
-    tables = np.zeros((2, 4, L + 1, L + 1))
+    """Static bytes of a stage, boundary, held and transient bytes per sample, and the latter two under recompute [6, lo, hi];
+    infinite where there is no layer."""
+    tables = np.full((6, L + 1, L + 1), np.inf)
     for lo, hi in combinations(range(L + 1), 2):
-        for r in (0, 1):
-            found = costs.stage_memory(kind, lo, hi, samples=1, recompute=bool(r), degree=degree)
-            tables[r, :, lo, hi] = found.static, found.boundary, found.held_per_sample, found.transient_per_sample
+        plain, less = (
+            costs.stage_memory(kind, lo, hi, samples=1, recompute=again, degree=degree) for again in (False, True)
+        )
+        tables[:, lo, hi] = (
+            plain.static, plain.boundary, plain.held_per_sample, plain.transient_per_sample,
+            less.held_per_sample, less.transient_per_sample,
+        )  # fmt: skip
     return tables
 
 
 def depth_of(family: Family, place: int, m: int) -> int:
     """Warm-up depth of the stage that is `place` stages from the end (the last: 1)."""
-    return max(1, min(m, FORWARDS[family] * (place - 1) + 1)) if family in FORWARDS else max(1, m)
+    return depth(FORWARDS.get(family, 0), place, m)
+
+
+def depth(forwards: int, place: int, m: int) -> int:
+    """The same of a stage that does so many forwards more than the next one; 0: all."""
+    return max(1, min(m, forwards * (place - 1) + 1)) if forwards else max(1, m)
 
 
 @lru_cache(maxsize=4096)
@@ -261,8 +271,7 @@ class Space:
     def _memory_tables(self, kind: str, degree: int) -> tuple[Array, ...]:
         key = kind if degree > 1 else "", degree  # whole, a stage needs the same on all types
         if key not in self._memory:
-            plain, less = memory_tables(self.costs, self.L, kind, degree)
-            self._memory[key] = *plain, *less[2:]
+            self._memory[key] = tuple(memory_tables(self.costs, self.L, kind, degree))
         return self._memory[key]
 
     def stage(self, k: int, place: int, family: Family, loads: tuple[Load, ...]) -> StageTables:

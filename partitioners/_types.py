@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._space import memory_tables
+from hetpipe.partitioners._space import memory_tables, span
 from hetpipe.partitioners._wires import link_floor, link_seconds
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
@@ -53,8 +53,7 @@ class Types:
         self.V, self.K = len(self.kinds), len(self.types)
         self.at = np.array([kind.at for kind in self.kinds])
         self.most = min(len(self.cluster.devices), problem.global_batch)
-        self.largest_node = max(sum(node.devices.values()) for node in nodes)
-        self.optimizer = np.stack([_span(self._measured(v).optimizer_seconds) for v in range(self.V)])
+        self.optimizer = np.stack([span(np.array(self._measured(v).optimizer_seconds)) for v in range(self.V)])
 
     @cached_property
     def limits(self) -> tuple[Array, Array]:
@@ -108,9 +107,8 @@ class Types:
 
     @kept
     def memory(self, v: int) -> Array:
-        """Static bytes, boundary, held and transient per sample, and the latter two under recompute [6, L + 1, L + 1]."""
-        plain, less = memory_tables(self.costs, self.L, self.kinds[v].type, self.kinds[v].degree)
-        return np.stack([*plain, *less[2:]])
+        """As `memory_tables`."""
+        return memory_tables(self.costs, self.L, self.kinds[v].type, self.kinds[v].degree)
 
     @cached_property
     def _names(self) -> list[set[str]]:
@@ -185,7 +183,7 @@ class Types:
         profile, layers = self.problem.profile, self.problem.profile.layers
         tied = np.array([x.tied_parameter_bytes if x.tied else 0 for x in layers], dtype=np.float64)
         shards = [kind.degree * profile.parameter_bytes(kind.degree, kind.type) for kind in self.kinds]
-        return _span(np.maximum(np.min(shards, axis=0) - tied, 0.0))
+        return span(np.maximum(np.min(shards, axis=0) - tied, 0.0))
 
     @kept
     def sums(self, R: int) -> Array:
@@ -221,6 +219,11 @@ class Types:
             for name in self.types
         ]
 
+    @property
+    def largest_node(self) -> int:
+        """Most devices of any node."""
+        return max(self.nodes)
+
     @kept
     def insides(self, line: tuple[int, ...]) -> tuple[bool, ...]:
         """Whether each stage and the next are on one node, if stages of a type fill nodes one after the other."""
@@ -242,8 +245,3 @@ class Types:
         each = [np.append(self._occupied(link, size)[parts - 1], link.seconds(0)) for link in links]
         return min(each, key=lambda x: float(x.sum()), default=np.full(self.L + 2, np.inf))
 
-
-def _span(values: object) -> Array:
-    """Sums [lo, hi] of each layer's value; zero below the diagonal."""
-    prefix = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
-    return np.triu(prefix[None, :] - prefix[:, None])
