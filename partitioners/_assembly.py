@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._drafts import Draft, Index, Work
@@ -25,6 +25,7 @@ Take = tuple[int, ...]  # stages of each kind
 Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
 ABOVE = 1.2  # times the best step: what local search may start from
 HALVINGS, NODES = 6, 5  # of T; of the tree of an integer program
+FEW = 40  # pipelines of an integer program
 LADDER = (1.01, 1.04, 1.1, 1.2)  # times the T of the linear program, until whole numbers are possible
 SETS = 4  # of cuts that all replicas have
 FINE = 14  # halvings of the time within which shares are done
@@ -32,11 +33,12 @@ MORE = 1.15  # times the samples that a pipeline was cut for: more it is not giv
 
 
 class Wish(NamedTuple):
-    """A pipeline of so many stages of each kind, about so many samples, in micro-batches of b."""
+    """A pipeline of so many stages of each kind, about so many samples, in micro-batches of b; in any order, or in this one."""
 
     take: Take
     samples: int
     b: int
+    line: tuple[int, ...] = ()
 
 
 class Assembly:
@@ -90,26 +92,36 @@ class Assembly:
 
     def pool(self, R: int, wishes: Sequence[Wish], common: tuple[int, ...]) -> list[Pipeline]:
         """Those that can be built."""
-        each = [(x.take, max(1, min(x.samples, self.batch - R + 1)), x.b) for x in dict.fromkeys(wishes)]
-        found = (self.reals.best(*x, R, common) for x in each)
-        return list(dict.fromkeys(pipeline for pipeline in found if pipeline is not None))
+        found = dict[Pipeline | None, None]()
+        for x in dict.fromkeys(wishes):
+            n = max(1, min(x.samples, self.batch - R + 1))
+            found[self.reals.of(x.line, n, x.b, R, common) if x.line else self.reals.best(x.take, n, x.b, R, common)] = None
+        return [pipeline for pipeline in found if pipeline is not None]
 
     def chosen(
         self, pool: Sequence[Pipeline], takes: Array, R: int, T: float, *, whole: bool
     ) -> Index | None:
-        """How many of each pipeline do most within T, R in all; None where that is not the batch. Not `whole`: parts of them."""
+        """How many of each pipeline do most within T, R in all; None where that is not the batch. Not `whole`: parts of them.
+        Whole ones are chosen among the few that cost least at the prices of the linear program."""
         samples = np.array([min(p.done(T), self.most(p)) for p in pool], dtype=np.float64)
-        useful = samples > 0
-        if not useful.any():
+        some = np.nonzero(samples > 0)[0]
+        if not len(some):
             return None
-        found = milp(-samples[useful], constraints=[LinearConstraint(takes[:, useful], ub=self.there),
-                                                    LinearConstraint(np.ones((1, useful.sum())), lb=R, ub=R)],
-                     integrality=np.full(useful.sum(), int(whole)), bounds=Bounds(0, R),
-                     options={"node_limit": NODES, "mip_rel_gap": 5e-3})  # fmt: skip
-        if found.x is None or samples[useful] @ found.x < self.batch * (1 - 1e-9):
+        one = np.ones((1, len(some)))
+        found = linprog(-samples[some], A_ub=takes[:, some], b_ub=self.there, A_eq=one, b_eq=[R], method="highs")
+        if found.x is None or -found.fun < self.batch * (1 - 1e-9):
             return None
+        if whole:
+            dear = found.ineqlin.marginals @ takes[:, some] + samples[some]
+            some = some[np.argsort(-dear, kind="stable")[:FEW]]
+            found = milp(-samples[some], constraints=[LinearConstraint(takes[:, some], ub=self.there),
+                                                      LinearConstraint(one[:, : len(some)], lb=R, ub=R)],
+                         integrality=np.ones(len(some)), bounds=Bounds(0, R),
+                         options={"node_limit": NODES, "mip_rel_gap": 5e-3})  # fmt: skip
+            if found.x is None or samples[some] @ found.x < self.batch * (1 - 1e-9):
+                return None
         chosen = np.zeros(len(pool), dtype=np.int64)
-        chosen[useful] = np.round(found.x)
+        chosen[some] = np.round(found.x)
         return chosen
 
     def most(self, p: Pipeline) -> int:

@@ -37,13 +37,15 @@ NARROW = 1.01  # most of a range of samples, times its least, that is not divide
 ROUNDS = 40  # of prices for one T
 EXACT, SUMS = 6, 500  # replicas up to which sums are exact, but for so many parts of the batch
 FAR = 1.05  # z from which on ranges of samples are left as they are, and prices go on
+TOLD = 0.01  # of T: as long as this, what goes from node to node is told from what stays
 SMOOTH = 0.5  # of new prices, beside the best so far
 
 
 class Column(NamedTuple):
-    """A relaxed pipeline: stages of each kind, for `low` to `high` samples in micro-batches of b."""
+    """A relaxed pipeline: stages of each kind and the kind of each, for `low` to `high` samples in micro-batches of b."""
 
     take: tuple[int, ...]
+    line: tuple[int, ...]
     low: int
     high: int
     b: int
@@ -72,7 +74,7 @@ class Lower:
         self.batch = types.problem.global_batch
         self.takes, self.there = types.limits
         self.left = self.stop = 0.0
-        self.space = _relaxed.space(types.L, types.K, max(types.nodes))
+        self.spaces = _relaxed.space(types.L, 1, 1), _relaxed.space(types.L, types.K, max(types.nodes))
         self.parts = self._ranges(least)
         _relaxed.ready()
 
@@ -154,6 +156,8 @@ class Lower:
             part.columns = {**dict.fromkeys(found), **part.columns}
             if value > SLACK:
                 return True
+            if not columns:  # the effort ended before any was found
+                return False
             z, dual, columns, intervals = self.program(part, columns, intervals)
             dual = dual / (dual @ self.there)
             if z <= 1:  # few replicas may still not be able to: parts of pipelines could
@@ -166,60 +170,83 @@ class Lower:
         self, part: Part, T: float, prices: Array, intervals: list[tuple[int, int]]
     ) -> tuple[float, list[Column], list[tuple[int, int]]]:
         """The least R · ĉ(B / R) / π·A of all R of the part, the cheapest pipelines, and the ranges of samples, divided where it
-        rests."""
-        scale, priced = float(prices @ self.there), dict[tuple[int, int], tuple[float, Column]]()
+        rests. Only ranges on which it rests are priced; of others c is what the work of their samples costs at least, or
+        that of fewer samples."""
+        scale, priced = float(prices @ self.there), dict[int, tuple[float, Column]]()
+        each, exact = self.demand.cheapest_sample(prices @ self.takes) / (T * SLACK), False
         while True:
-            for interval in intervals:
-                if interval not in priced:
-                    priced[interval] = self.cheapest(part, T, prices, *interval)
-            costs = np.array([priced[interval][0] for interval in intervals])
-            costs = np.minimum.accumulate(costs[::-1])[::-1]
+            costs = np.array([priced[low][0] if low in priced else each * low for low, _ in intervals])
+            costs = np.maximum.accumulate(costs)
             value, part.R, at = least_sum(
-                np.array([high for _, high in intervals]), costs, self.batch, part.low, part.high
+                np.array([high for _, high in intervals]), costs, self.batch, part.low, part.high, exact
             )
+            unknown = [intervals[i] for i in sorted(at) if intervals[i][0] not in priced]
+            for low, high in unknown:
+                priced[low] = self.cheapest(part, T, prices, low, high, scale * SLACK)
+            if unknown and self.left > 0:
+                continue
             wide = {i for i in at if intervals[i][1] > max(intervals[i][0], NARROW * intervals[i][0])}
             part.near = [x for i in at for x in (intervals[i][0] - 1, intervals[i][1]) if x > 0]
+            if value <= scale * SLACK and not wide and not exact and part.low <= EXACT:
+                exact = True
+                continue
             if value > scale * SLACK or not wide or self.left <= 0:
-                found = [priced[interval][1] for interval in intervals if math.isfinite(priced[interval][0])]
+                found = [column for cost, column in priced.values() if math.isfinite(cost)]
                 return value / scale, found, intervals
             intervals = [half for i, x in enumerate(intervals) for half in (halves(*x) if i in wide else [x])]
 
-    def cheapest(self, part: Part, T: float, prices: Array, low: int, high: int) -> tuple[float, Column]:
-        """The least price of a pipeline of so many samples, and one of that price."""
-        each = prices @ self.takes
-        best, column, one = math.inf, Column((), low, high, 0), set[int]()
+    def cheapest(
+        self, part: Part, T: float, prices: Array, low: int, high: int, below: float
+    ) -> tuple[float, Column]:
+        """The least price of a pipeline of so many samples, and one of that price; infinite where there is none `below` this."""
+        each, nodes = prices @ self.takes, self.nodes_matter(part.low, T)
+        best, column, one = math.inf, Column((), (), low, high, 0), set[int]()
         for b in self.demand.sizes:
             usable = self.demand.usable(b)
             if b > high and set(usable.tolist()) <= one:  # it is one micro-batch, as with the b above before
                 continue
             one |= set(usable.tolist()) if b > high else set()
-            seats = self.seats(b, part.low)
-            price, stages, effort = _relaxed.cheapest(
-                self.demand.load(b, low, high), seats._replace(price=each[usable][seats.kind]), self.types.optimizer[usable],
-                T * SLACK, self.demand.blocking, self.demand.gpipe, self.space,
+            seats = self.seats(b, part.low, nodes)
+            seats = seats._replace(price=each[usable][seats.kind])
+            price, line, effort = _relaxed.cheapest(
+                self.demand.load(b, low, high, nodes), seats, self.demand.memory(b), self.types.optimizer[usable], T * SLACK,
+                min(best, below), self.demand.blocking, self.demand.gpipe, self.spaces[nodes],
             )  # fmt: skip
             self.left -= effort
             if price < best:
-                take = np.zeros(self.types.V, dtype=np.int64)
-                np.add.at(take, usable[seats.kind], stages)
-                best, column = price, Column(tuple(take.tolist()), low, high, b)
+                stages = usable[seats.kind[line]]
+                take = np.bincount(stages, minlength=self.types.V)
+                best, column = price, Column(tuple(take.tolist()), tuple(stages.tolist()), low, high, b)
         return best, column
 
+    def nodes_matter(self, R: int, T: float) -> bool:
+        """Whether it takes long enough to go from node to node, or to sum gradients between them, to ask what shares a node."""
+        if not self.types.between or not self.types.inside:
+            return False
+        between, inside = (x.sum(axis=0) for x in self.types.transfer(1))
+        longer = (between - inside.min(axis=(0, 1)))[1:-1].max(initial=0.0) * self.batch / R
+        if 1 < R <= self.types.largest_node:
+            apart, together = self.types.sums_over(R, False), self.types.sums_over(R, True)
+            longer = max(longer, np.where(np.isfinite(together), apart - together, 0.0).max())
+        return bool(longer > TOLD * T)
+
     @kept
-    def seats(self, b: int, R: int) -> _relaxed.Seats:
+    def seats(self, b: int, R: int, nodes: bool) -> _relaxed.Seats:
         """Each kind that was measured at b twice, beside R − 1 or more other replicas: the owners of its gradients are on
-        several nodes, or all on one, of which they take a device each."""
+        several nodes, or all on one, of which they take a device each. If nodes do not matter each once, with the best of
+        both."""
         usable, found = self.demand.usable(b), list[tuple[int, int, int, Array]]()
         for k, v in enumerate(usable.tolist()):
-            for inside in (False, True):
+            for inside in (False, True) if nodes else ():
                 sums = self.types.sums_over(R, inside)[v]
                 if np.isfinite(sums).all():
                     found.append((k, self.types.kinds[v].degree, R - 1 if inside else 0, sums))
+            if not nodes:
+                found.append((k, 0, 0, self.types.sums(R)[v]))
         kinds, devices, others, sums = (np.array(x) for x in zip(*found, strict=True))
-        at = self.types.at[usable][kinds]
-        return _relaxed.Seats(
-            kinds, at, devices, others, np.zeros(len(kinds)), sums, np.array(self.types.nodes)
-        )
+        at = self.types.at[usable][kinds] if nodes else np.zeros_like(kinds)
+        node = np.array(self.types.nodes) if nodes else np.zeros(1, dtype=np.int64)
+        return _relaxed.Seats(kinds, at, devices, others, np.zeros(len(kinds)), sums, node)
 
     def program(
         self, part: Part, columns: dict[Column, None], intervals: list[tuple[int, int]]
@@ -254,13 +281,15 @@ def halves(low: int, high: int) -> list[tuple[int, int]]:
     return [(low, middle), (middle + 1, high)]
 
 
-def least_sum(samples: Array, costs: Array, batch: int, low: int, high: int) -> tuple[float, int, set[int]]:
+def least_sum(
+    samples: Array, costs: Array, batch: int, low: int, high: int, exact: bool
+) -> tuple[float, int, set[int]]:
     """The least cost of R points (samples, cost) whose samples are the batch or more, for R from `low` to `high`; that R, and
-    some of these points. Exact for few, and for more the hull's R · ĉ(B / R), which is not above it."""
+    some of these points. The hull's R · ĉ(B / R), which is not above it, or if `exact` it itself for few."""
     ok = np.nonzero(np.isfinite(costs))[0]
     best, at, points = math.inf, low, set[int]()
     for R in range(low, high + 1 if len(ok) else low):
-        cost, on = (_exact if R <= EXACT else _hull)(samples[ok], costs[ok], batch, R)
+        cost, on = (_exact if exact and R <= EXACT else _hull)(samples[ok], costs[ok], batch, R)
         if cost < best:
             best, at, points = cost, R, {int(ok[i]) for i in on}
     return best, at, points

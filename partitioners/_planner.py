@@ -78,7 +78,9 @@ class Planner:
     def wishes(self, R: int) -> list[Wish]:
         """Of so many replicas: the linear program's, and those near an even deal."""
         part = next(part for part in self.lower.parts if part.low <= R <= part.high)
-        found = [Wish(x.take, (x.low + x.high) // 2, x.b) for x in list(part.columns)[:WISHES]]
+        found = list[Wish]()
+        for x in list(part.columns)[:WISHES]:
+            found += [Wish(x.take, (x.low + x.high) // 2, x.b), Wish(x.take, (x.low + x.high) // 2, x.b, x.line)]
         share = max(1, self.problem.global_batch // R)
         for take in self.even(R):
             found += [Wish(take, share, b) for b in self.assembly.sizes(take, share)]

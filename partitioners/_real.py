@@ -15,13 +15,15 @@ from hetpipe.partitioners import _ends
 from hetpipe.partitioners._compiled import compiled, get_ready, inlined
 from hetpipe.partitioners._drafts import Work, in_runs
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._space import FORWARDS, allowed_families, depth
+from hetpipe.partitioners._space import FORWARDS, allowed_families, depth, fit
 from hetpipe.partitioners._types import Types
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 FEW_KINDS, SHORT = 3, 8  # of stages: all orders of so many are tried, of one more where there are so few stages
-MOVED, FARTHEST, NEARLY = 6, 1.3, 0.9999  # stages up to which cuts are moved; from how much slower ones; by how much better
+MOVED, FARTHEST, NEARLY = 8000, 1.3, 0.9999  # n·n·m up to which cuts are moved; from how much slower ones; by how much
+LEAN = (0.0, 1.0)  # how much of what is before and after a stage counts when cuts are chosen
+CLIMBS = 3  # of so many orders the best cuts are moved
 HALVINGS = 30  # of the longest stage that is allowed
 WAITING = 1.02  # times the least that its work takes: a pipeline that takes longer waits, and deeper warm-ups are tried
 
@@ -98,7 +100,7 @@ class Reals:
     @kept
     def of(self, line: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
         """The same, with its stages on these kinds in this order."""
-        return self._of(np.array([line]), self._inside(line)[None], samples, b, R, common)
+        return self._of(np.array([line]), self._inside(line)[None], samples, b, R, common) if len(common) < len(line) else None
 
     def _of(
         self, lines: Index, insides: NDArray[np.bool_], samples: int, b: int, R: int, common: tuple[int, ...]
@@ -183,61 +185,57 @@ def ready() -> None:
     get_ready(first_use)
 
 
-_depth = inlined(depth)
+_depth, _fit = inlined(depth), inlined(fit)
 
 
 @compiled
-def _fit(v: int, lo: int, hi: int, window: int, samples: int, largest: int, again: bool, tables: Array, limits: Array) -> int:
-    """How a stage fits: 0 as it is, 1 with recompute, -1 not at all."""
-    base = tables[v, 0, lo, hi] + tables[v, 1, lo, hi] * samples
-    if np.rint(base + tables[v, 2, lo, hi] * window + tables[v, 3, lo, hi] * largest) <= limits[v]:
-        return 0
-    if again and np.rint(base + tables[v, 4, lo, hi] * window + tables[v, 5, lo, hi] * largest) <= limits[v]:
-        return 1
-    return -1
-
-
-@compiled
-def _within(longest: float, line: Index, forward: Array, backward: Array, tables: Array, limits: Array, windows: Index,
-            samples: int, largest: int, again: bool, stop: Index, ends: Index, recompute: Index) -> float:  # fmt: skip
-    """The longest stage of the cuts that are found, -1 where there are none."""
-    n, L = len(line), forward.shape[1] - 1
-    lo, most = 0, 0.0
+def _within(T: float, line: Index, forward: Array, backward: Array, sums: Array, first: Index, lean: float, tables: Array,
+            limits: Array, windows: Index, samples: int, largest: int, again: bool, stop: Index, ends: Index,
+            recompute: Index) -> float:  # fmt: skip
+    """When the last stage of the cuts that are found ends, -1 where there are none."""
+    n, L, rounds = len(line), forward.shape[1] - 1, samples / largest
+    lo, most, ahead, back = 0, 0.0, 0.0, 0.0
     for s in range(n):
-        v, last, own = line[s], lo, 0.0
+        v, last, own, f_own = line[s], lo, 0.0, 0.0
         for hi in range(lo + 1, min(stop[lo], L - (n - 1 - s)) + 1):
             f = forward[v, hi] - forward[v, lo]
-            seconds = f + backward[v, hi] - backward[v, lo]
-            if seconds > longest:
+            g = backward[v, hi] - backward[v, lo]
+            around = lean * (ahead + max(back, sums[v, first[lo], hi]))
+            if rounds * (f + g) + around > T:
                 break
             fit = _fit(v, lo, hi, windows[s], samples, largest, again, tables, limits)
-            if fit >= 0 and seconds + fit * f <= longest:
-                last, own, recompute[s] = hi, seconds + fit * f, fit
+            end = rounds * (f + g + fit * f) + around
+            if fit >= 0 and end <= T:
+                last, own, f_own, g_own, recompute[s] = hi, end, f, g + fit * f, fit
         if last == lo:
             return -1.0
         most = max(most, own)
-        lo = last
+        ahead, back, lo = ahead + f_own, back + g_own, last
         ends[s + 1] = lo
     return most if lo == L else -1.0
 
 
 @compiled
-def _cut(line: Index, forward: Array, backward: Array, tables: Array, limits: Array, windows: Index, samples: int, largest: int,
-         again: bool, stop: Index, best: Index, found: Index) -> bool:  # fmt: skip
-    """Whether there are cuts; into `best` the ends of the stages, of which the longest is short, and into `found` which
-    recompute. The longest stage that is allowed is bisected; below it each stage in turn takes as many layers as it can."""
+def _cut(T: float, line: Index, forward: Array, backward: Array, sums: Array, first: Index, lean: float, tables: Array,
+         limits: Array, windows: Index, samples: int, largest: int, again: bool, stop: Index, best: Index,
+         found: Index) -> bool:  # fmt: skip
+    """Whether there are cuts with which each stage ends within T; into `best` the ends of the stages, of which the last to end is
+    early, and into `found` which recompute. The time that is allowed is bisected; within it each stage in turn takes as many
+    layers as it can."""
     n = len(line)
     ends, flags = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
-    high = 0.0
+    high = 0.0  # that is enough for any
     for v in line:
-        high = max(high, 2 * forward[v, -1] + backward[v, -1])
-    high = _within(high, line, forward, backward, tables, limits, windows, samples, largest, again, stop, best, found)
+        high = max(high, (samples / largest + n) * (2 * forward[v, -1] + backward[v, -1]) + sums[v, 0, -1])
+    high = _within(min(T, high), line, forward, backward, sums, first, lean, tables, limits, windows, samples, largest, again,
+                   stop, best, found)  # fmt: skip
     low = 0.0
     for _ in range(HALVINGS if high > 0 else 0):
-        if high - low <= 1e-6 * high:
+        if high - low <= 1e-4 * high:
             break
         middle = (low + high) / 2
-        most = _within(middle, line, forward, backward, tables, limits, windows, samples, largest, again, stop, ends, flags)
+        most = _within(middle, line, forward, backward, sums, first, lean, tables, limits, windows, samples, largest, again, stop,
+                       ends, flags)  # fmt: skip
         if most < 0:
             low = middle
         else:
@@ -331,32 +329,41 @@ def _best(
 ) -> tuple[int, int, float, float, Index, Index]:  # fmt: skip
     """The number of the best line, −1 if there is none; its family; when it ends; its longest stage; its ends; which
     recompute."""
-    n = lines.shape[1]
-    ends, flags, windows = np.zeros(n + 1, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
-    which, family, least, longest = -1, 0, np.inf, 0.0
-    best, chosen = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+    n, some = lines.shape[1], len(lines) * len(LEAN) * len(families)
+    ends, flags, windows = np.zeros((some + 1, n + 1), np.int64), np.zeros((some + 1, n), np.int64), np.zeros(n, np.int64)
+    seconds, tried, which = np.full(some + 1, np.inf), 0, np.zeros((some + 1, 2), np.int64)
+    least, farthest = np.inf, FARTHEST if n * n * m <= MOVED else 1.0
     for o in range(len(lines)):
         line = lines[o]
-        for forwards in families:
+        for lean in LEAN:
+            for forwards in families:
+                for s in range(n):
+                    windows[s] = min(_depth(forwards, n - s, m) * b, samples)
+                if not _cut(least * farthest, line, forward[0], backward[0], sums, first, lean, tables, limits, windows, samples,
+                            b, again, stop, ends[tried], flags[tried]):  # fmt: skip
+                    break
+                ideal, _ = _ideal(line, insides[o], ends[tried], flags[tried], forward[0], backward[0], occupied[0], m, more)
+                if ideal >= least * farthest:
+                    break
+                found = _ended(line, insides[o], ends[tried], flags[tried], forwards, forward, backward, occupied, latency, b, m,
+                               q, sums, optimizer, first, more, blocking)  # fmt: skip
+                after = sums[line[0], first[0], ends[tried, 1]]
+                which[tried, 0], which[tried, 1], seconds[tried] = o, forwards, found
+                least, tried = min(least, found), tried + 1
+                if found <= (ideal + after) * WAITING:
+                    break
+    if n * n * m <= MOVED:
+        for x in np.argsort(seconds[:tried])[:CLIMBS]:
+            o, forwards = which[x]
             for s in range(n):
                 windows[s] = min(_depth(forwards, n - s, m) * b, samples)
-            if not _cut(line, forward[0], backward[0], tables, limits, windows, samples, b, again, stop, ends, flags):
-                break
-            ideal, period = _ideal(line, insides[o], ends, flags, forward[0], backward[0], occupied[0], m, more)
-            if ideal >= (least * FARTHEST if n <= MOVED else least):
-                break
-            seconds = _ended(line, insides[o], ends, flags, forwards, forward, backward, occupied, latency, b, m, q, sums,
-                             optimizer, first, more, blocking)  # fmt: skip
-            if n <= MOVED and seconds < least * FARTHEST:
-                seconds = _climbed(
-                    seconds, line, insides[o], ends, flags, forwards, windows, forward, backward, occupied, latency, b, m, q,
-                    samples, tables, limits, sums, optimizer, first, stop, more, blocking, again,
-                )  # fmt: skip
-                ideal, period = _ideal(line, insides[o], ends, flags, forward[0], backward[0], occupied[0], m, more)
-            if seconds < least:
-                which, family, least, longest = o, forwards, seconds, period
-                best[:] = ends
-                chosen[:] = flags
-            if seconds <= (ideal + sums[line[0], first[0], ends[1]]) * WAITING:
-                break
-    return which, family, least, longest, best, chosen
+            seconds[x] = _climbed(
+                seconds[x], lines[o], insides[o], ends[x], flags[x], forwards, windows, forward, backward, occupied, latency, b,
+                m, q, samples, tables, limits, sums, optimizer, first, stop, more, blocking, again,
+            )  # fmt: skip
+    x = seconds.argmin()
+    if seconds[x] == np.inf:
+        return -1, 0, np.inf, 0.0, ends[0], flags[0]
+    o, forwards = which[x]
+    _, period = _ideal(lines[o], insides[o], ends[x], flags[x], forward[0], backward[0], occupied[0], m, more)
+    return o, forwards, seconds[x], period, ends[x], flags[x]

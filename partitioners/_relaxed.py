@@ -14,6 +14,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 LABELS = 64  # of a first layer, a type and a number of devices on a node, by the time that they leave
 NODE = 8  # devices on a node that are counted; on larger ones there may be any number
+PLACES, SOME = 16, 4  # stages that are counted, and where nodes matter
 CALL = 25_000  # joined labels that take as long as all else of one call
 
 
@@ -24,25 +25,36 @@ Space = tuple[Array, Array, Places, Array, Array, Places]
 class Load(NamedTuple):
     """What does not depend on T and prices. V kinds of stage on K types, L layers; seconds [V, L + 1] of all layers before each.
 
-    `work` of all micro-batches, `again` more under recompute, `once` the first forward and the last backward, `once_again` more
-    under recompute, `ahead` the first forward; `work_more` and `once_more` of each stage. `hop` both ways of a transfer, `wire`
-    what all take one way, between nodes [L + 1] and inside of one [K, K, L + 1]. `room` [2, V, L + 1, L + 1]: most samples in
-    flight without and with recompute."""
+    `work` of all micro-batches, `backward` of it, `again` more under recompute, `once` the first forward and the last backward,
+    `once_again` more under recompute, `ahead` the first forward; `work_more` and `once_more` of each stage. `behind` all that the
+    first micro-batch, and the last, have to go through from each layer on [2, L + 1], `longest` the most that a micro-batch takes
+    forward and backward [2, V, L + 1]. `hop` both ways of a transfer, `wire`
+    what all take one way, between nodes [L + 1] and inside of one [K, K, L + 1]."""
 
     work: Array
+    backward: Array
     again: Array
     once: Array
     once_again: Array
     ahead: Array
     work_more: float
     once_more: float
+    behind: Array
+    longest: Array
     hop: Array
     wire: Array
     hop_inside: Array
     wire_inside: Array
-    room: Array
     b: int
     samples: int
+
+
+class Memory(NamedTuple):
+    """Of each kind `memory_tables` [V, 6, L + 1, L + 1], and its limit [V]; and whether stages may recompute."""
+
+    tables: Array
+    limits: Array
+    recompute: bool
 
 
 class Seats(NamedTuple):
@@ -61,28 +73,31 @@ class Seats(NamedTuple):
 
 def space(L: int, K: int, most: int) -> Space:
     """Where labels are kept, with nodes of so many devices."""
-    shape = L + 1, K, min(most, NODE), LABELS
-    joined = L + 1, 1 + K * shape[2], LABELS
-    return (np.zeros(shape), np.zeros(shape), np.zeros((*shape, 5), np.int32), np.zeros(joined), np.zeros(joined),
+    shape = L + 1, K, min(most, NODE), PLACES if most == 1 else SOME, LABELS
+    joined = L + 1, 1 + K * shape[2], shape[3], LABELS
+    return (np.zeros(shape), np.zeros(shape), np.zeros((*shape, 6), np.int32), np.zeros(joined), np.zeros(joined),
             np.zeros((*joined, 3), np.int32))  # fmt: skip
 
 
 def cheapest(
-    load: Load, seats: Seats, optimizer: Array, T: float, blocking: bool, gpipe: bool, labels: Space
+    load: Load, seats: Seats, memory: Memory, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool,
+    labels: Space,
 ) -> tuple[float, Index, int]:
-    """The least price of a relaxed pipeline, infinite where there is none; its stages on each seat [W]; and the effort that it
-    took, in labels joined."""
-    used = np.zeros(len(seats.kind) + 1, dtype=np.int64)
-    return _cheapest(*load, *seats, optimizer, T, blocking, gpipe, used, *labels), used[:-1], CALL + int(used[-1])
+    """The least price of a relaxed pipeline, infinite where there is none `below` this; the seats of its stages; and the effort
+    that it took, in labels joined."""
+    line = np.zeros(optimizer.shape[1] + 1, dtype=np.int64)
+    price, n, effort = _cheapest(*load, *seats, *memory, optimizer, T, below, blocking, gpipe, line, *labels)
+    return price, line[:n], CALL + effort
 
 
 @cache
 def ready() -> None:
     """Compile it, or read it from disk: outside of any time limit."""
     row, link, square, zero = np.ones((1, 2)), np.ones((1, 1, 2)), np.ones((1, 2, 2)), np.zeros(1, np.int64)
-    load = Load(row, row, row, row, row, 0.0, 0.0, row[0], row[0], link, link, np.ones((2, 1, 2, 2)), 1, 1)
+    load = Load(row, row, row, row, row, row, 0.0, 0.0, row, np.ones((2, 1, 2)), row[0], row[0], link, link, 1, 1)
     seats = Seats(zero, zero, zero + 1, zero, np.ones(1), square, zero + 1)
-    get_ready(lambda: cheapest(load, seats, square, 1.0, False, False, space(1, 1, 1)))
+    memory = Memory(np.ones((1, 6, 2, 2)), np.ones(1), True)
+    get_ready(lambda: cheapest(load, seats, memory, square, 1.0, 1.0, False, False, space(1, 1, 1)))
 
 
 @compiled
@@ -91,6 +106,18 @@ def _before(seconds: Array) -> Array:
     found = np.zeros(seconds.shape[1])
     for l in range(1, seconds.shape[1]):  # noqa: E741
         found[l] = found[l - 1] + (seconds[:, l] - seconds[:, l - 1]).min()
+    return found
+
+
+@compiled
+def _spent(work: Array, kind: Index, price: Array, T: float) -> Array:
+    """The least price of the work of all layers before each [L + 1], if no time of a device is left."""
+    found = np.zeros(work.shape[1])
+    for l in range(1, len(found)):  # noqa: E741
+        least = np.inf
+        for w in range(len(kind)):
+            least = min(least, price[w] * (work[kind[w], l] - work[kind[w], l - 1]))
+        found[l] = found[l - 1] + least / T
     return found
 
 
@@ -105,44 +132,48 @@ def _nearest(between: Array, inside: Array) -> Array:
 
 
 @inlined
-def _put(lo: int, i: int, c: int, left: float, total: float, scale: float, v: int, hi: int, j: int, d: int, n: int, cost: Array,
-         slack: Array, origin: Places) -> None:  # fmt: skip
-    """One more label of a type and so many devices on its node, with so much more room than the layers before need: of those with
-    about as much the least cost and the most room are kept, apart. Those of whole pipelines are all at (0, 0, 0, 0)."""
+def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: float, w: int, hi: int, j: int, d: int, n: int,
+         k: int, cost: Array, slack: Array, origin: Places) -> None:  # fmt: skip
+    """One more label of a type, so many devices on its node and so many stages, with so much more room than the layers before
+    need: of those with about as much the least cost and the most room are kept, apart. Those of whole pipelines are all at (0, 0,
+    0, 0, 0). It comes from label (hi, j, d, n, k)."""
     if lo > 0:
-        k, c = min(LABELS - 1, int(left * scale)), min(c, cost.shape[2]) - 1
+        x, c, p = min(LABELS - 1, int(left * scale)), min(c, cost.shape[2]) - 1, min(p, cost.shape[3]) - 1
     else:
-        i = c = k = 0
-    if total < cost[lo, i, c, k]:
-        cost[lo, i, c, k] = total
-        found = origin[lo, i, c, k]
-        found[0], found[1], found[2], found[3], found[4] = v, hi, j, d, n
-    slack[lo, i, c, k] = max(slack[lo, i, c, k], left)
+        i = c = p = x = 0
+    if total < cost[lo, i, c, p, x]:
+        cost[lo, i, c, p, x] = total
+        found = origin[lo, i, c, p, x]
+        found[0], found[1], found[2], found[3], found[4], found[5] = w, hi, j, d, n, k
+    slack[lo, i, c, p, x] = max(slack[lo, i, c, p, x], left)
 
 
 @compiled
-def _joined(hi: int, where: int, types: Index, counts: Index, hops: Array, scale: float, cost: Array, slack: Array, price: Array,
-            room: Array, at: Places) -> int:  # fmt: skip
-    """What a stage that ends at hi can have behind it: labels of these types and counts, less the transfer to each type, that
-    no other of more room undercuts. Into `price` and `room` [hi, where] both of each, into `at` its place; how many."""
+def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Array, scale: float, cost: Array, slack: Array,
+            price: Array, room: Array, at: Places, undercut: Array) -> int:  # fmt: skip
+    """What a stage that ends at hi can have behind it: labels of these types and counts, and of p + 1 stages, less the transfer
+    to each type, that no other of more room and as few stages undercuts. Into `price` and `room` [hi, where, p] both of each,
+    into `at` its place; how many."""
     most, left, found = np.full(LABELS, np.inf), np.full(LABELS, -np.inf), 0
     origin = np.zeros((LABELS, 3), np.int32)
     for j in types:
         for c in counts:
             for k in range(LABELS if hops[j] < np.inf else 0):
-                free = slack[hi, j, c, k] - hops[j]
-                if cost[hi, j, c, k] < np.inf and free >= 0:
+                free = slack[hi, j, c, p, k] - hops[j]
+                if cost[hi, j, c, p, k] < np.inf and free >= 0:
                     x = min(LABELS - 1, int(free * scale))
                     left[x] = max(left[x], free)
-                    if cost[hi, j, c, k] < most[x]:
-                        most[x], origin[x, 0], origin[x, 1], origin[x, 2] = cost[hi, j, c, k], j, c, k
-    undercut = np.inf
+                    if cost[hi, j, c, p, k] < most[x]:
+                        most[x], origin[x, 0], origin[x, 1], origin[x, 2] = cost[hi, j, c, p, k], j, c, k
+    least = np.inf
     for x in range(LABELS - 1, -1, -1):
-        if most[x] < undercut:
-            undercut = price[hi, where, found] = most[x]
-            room[hi, where, found] = left[x]
-            at[hi, where, found] = origin[x]
+        least = min(least, undercut[x])
+        if most[x] < least:
+            least = price[hi, where, p, found] = most[x]
+            room[hi, where, p, found] = left[x]
+            at[hi, where, p, found] = origin[x]
             found += 1
+        undercut[x] = least
     return found
 
 
@@ -152,32 +183,36 @@ def _lists(
     cost: Array, slack: Array, many: Index, prices: Array, rooms: Array, places: Places,
 ) -> None:  # fmt: skip
     """What stages that end at lo can have behind them: on another node; and on theirs, by their type and the devices there."""
-    K, C = hop_inside.shape[0], cost.shape[2]
+    K, C, P = hop_inside.shape[0], cost.shape[2], cost.shape[3]
     every, counts, none = np.arange(K), np.arange(C), np.zeros(K)
     if wire[lo] < np.inf and (blocking or ahead + wire[lo] <= T):
-        hops = none if blocking else none + hop[lo]
-        many[lo, 0] = _joined(lo, 0, every, counts, hops, scale, cost, slack, prices, rooms, places)
+        hops, undercut = none if blocking else none + hop[lo], np.full(LABELS, np.inf)
+        for p in range(P):
+            many[lo, 0, p] = _joined(lo, 0, p, every, counts, hops, scale, cost, slack, prices, rooms, places, undercut)
     for i in range(K):
         least = wire_inside[:, i, lo].min()
         if least == np.inf or not (blocking or ahead + least <= T):
             continue
         hops = np.where(wire_inside[i, :, lo] < np.inf, none if blocking else hop_inside[i, :, lo], np.inf)
         for c in range(C):
-            x = 1 + i * C + c
-            many[lo, x] = _joined(lo, x, every, counts[c : c + 1], hops, scale, cost, slack, prices, rooms, places)
+            x, undercut = 1 + i * C + c, np.full(LABELS, np.inf)
+            for p in range(P):
+                many[lo, x, p] = _joined(lo, x, p, every, counts[c : c + 1], hops, scale, cost, slack, prices, rooms, places,
+                                         undercut)  # fmt: skip
 
 
 @compiled
 def _extended(
-    lo: int, hi: int, w: int, i: int, devices: int, node: int, free: float, taken: float, through: float, summed: float,
-    price: float, least: Array, ahead: Array, scale: float, blocking: bool, hop: Array, wire: Array, near_hop: Array,
-    near_wire: Array, cost: Array, slack: Array, origin: Places, many: Index, prices: Array, rooms: Array, places: Places,
+    lo: int, hi: int, w: int, i: int, p: int, devices: int, node: int, free: float, taken: float, through: float, summed: float,
+    price: float, below: float, least: Array, ahead: Array, scale: float, blocking: bool, hop: Array, wire: Array,
+    near_hop: Array, near_wire: Array, cost: Array, slack: Array, origin: Places, many: Index, prices: Array, rooms: Array,
+    places: Places,
 ) -> int:  # fmt: skip
-    """A stage before all that it can have behind it; how many those are."""
+    """A stage before all that it can have behind it, p + 1 stages; how many those are."""
     C, seen, after = cost.shape[2], 0, summed if lo == 0 else 0.0
     for near in range(1 + max(0, min(node - devices, C))):  # so many devices of its node are behind it; 0: on another
         x = 0 if near == 0 else 1 + i * C + near - 1
-        if many[hi, x] == 0:
+        if many[hi, x, p] == 0:
             continue
         held, step = wire[hi], hop[hi]
         if near > 0:
@@ -188,65 +223,113 @@ def _extended(
             own, passed = free - max(taken, held + through) - after, through + after
         if own < least[lo] or own + after - summed < ahead[lo]:
             continue
-        seen += many[hi, x]
-        for y in range(many[hi, x]):
-            left = min(own, rooms[hi, x, y] + least[hi] - passed) - least[lo]
+        seen += many[hi, x, p]
+        for y in range(many[hi, x, p]):
+            left = min(own, rooms[hi, x, p, y] + least[hi] - passed) - least[lo]
             if left < 0:
                 break
-            _put(lo, i, near + devices, left, prices[hi, x, y] + price, scale, w, hi, places[hi, x, y, 0], places[hi, x, y, 1],
-                 places[hi, x, y, 2], cost, slack, origin)  # fmt: skip
+            if prices[hi, x, p, y] + price < below:
+                at = places[hi, x, p, y]
+                _put(lo, i, near + devices, p + 2, left, prices[hi, x, p, y] + price, scale, w, hi, at[0], at[1], p, at[2], cost,
+                     slack, origin)  # fmt: skip
     return seen
 
 
 @compiled
+def _taken(f: float, g: float, first: float, last: float, F: float, B: float, beyond: Array, m: float, depth: float) -> float:
+    """The same of one that takes f for all forwards, g for all backwards, `first` for the first forward and `last` for the last
+    backward, and at most F and B for any. The first micro-batch and the last are `beyond` it for so long [2], and of m there are
+    at most `depth` in flight."""
+    found: float = max(f + g, first + beyond[0] + g, f + beyond[1] + last)
+    if depth < m:  # before the first backward and after the last forward it can only do as many others as are in flight
+        found = max(found, f + g + max(0.0, beyond[0] - (depth - 1) * F) + max(0.0, beyond[1] - (depth - 1) * B))
+    return found
+
+
+@compiled
+def _rooms(table: Array, limit: float, samples: int, largest: int, allowed: bool) -> tuple[float, float]:
+    """The most samples in flight of a stage, without and with recompute; infinite where all can be."""
+    left = limit - table[0] - table[1] * samples
+    plain = (left - table[3] * largest) / max(table[2], 1e-9)
+    again = (left - table[5] * largest) / max(table[4], 1e-9) if allowed else -1.0
+    return plain if plain < samples else np.inf, again if again < samples else np.inf
+
+
+@compiled
+def _spans(
+    stage: tuple[float, float, float, float, float, float], most: Array, rooms: tuple[float, float], window: int, beyond: Array,
+    m: float, b: int,
+) -> tuple[float, float]:  # fmt: skip
+    """The least time from the first forward of a stage to its last backward, and for that one forward and backward, whether it
+    recomputes or not; of its forwards and backwards, the first and the last, and what recompute adds to all and to one."""
+    f, g, first, last, again, once_again = stage
+    taken, through = np.inf, first + last
+    if rooms[0] >= window:
+        taken = _taken(f, g, first, last, most[0], most[1], beyond, m, np.floor(rooms[0] / b))
+    else:
+        through += once_again
+    if rooms[1] >= window:
+        depth, backward = np.floor(rooms[1] / b), most[1] + most[0]
+        taken = min(taken, _taken(f, g + again, first, last + once_again, most[0], backward, beyond, m, depth))
+    return taken, through
+
+
+@compiled
 def _cheapest(
-    work: Array, again: Array, once: Array, once_again: Array, begin: Array, work_more: float, once_more: float, hop: Array,
-    wire: Array, hop_inside: Array, wire_inside: Array, room: Array, b: int, samples: int, kind: Index, at: Index,
-    devices: Index, others: Index, price: Array, sums: Array, node: Index, optimizer: Array, T: float, blocking: bool,
-    gpipe: bool, used: Index, cost: Array, slack: Array, origin: Places, prices: Array, rooms: Array, places: Places,
-) -> float:  # fmt: skip
+    work: Array, backward: Array, again: Array, once: Array, once_again: Array, begin: Array, work_more: float, once_more: float,
+    beyond: Array, longest: Array, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array, b: int, samples: int,
+    kind: Index, at: Index, devices: Index, others: Index, price: Array, sums: Array, node: Index, tables: Array, limits: Array,
+    allowed: bool, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool, line: Index, cost: Array, slack: Array,
+    origin: Places, prices: Array, rooms: Array, places: Places,
+) -> tuple[float, int, int]:  # fmt: skip
     """From the last layer to the first, labels of pipelines of all layers from lo on: their price, and how long the layers before
-    may take for the first forward and the last backward of a step."""
-    W, L, K = len(kind), work.shape[1] - 1, hop_inside.shape[0]
-    least, ahead = _before(once), _before(begin)
-    back, busy = _nearest(hop, hop_inside), _nearest(wire, wire_inside)
-    apart = np.full(L + 1, np.inf)
+    may take for the first forward and the last backward of a step. The least price, how many stages that has, and the effort."""
+    W, L, K, P, effort = len(kind), work.shape[1] - 1, hop_inside.shape[0], cost.shape[3], 0
+    least, ahead, spent = _before(once), _before(begin), _spent(work, kind, price, T)
+    on = 1.0 if blocking else 0.0  # transfers before it are a part of a stage
+    back, busy = on * _nearest(hop, hop_inside), on * 2 * _nearest(wire, wire_inside)
+    apart, m, largest = np.full(L + 1, np.inf), np.ceil(samples / b), min(b, samples)
     near_hop, near_wire = _nearest(apart, hop_inside), _nearest(apart, wire_inside)
-    many = np.zeros((L + 1, 1 + K * cost.shape[2]), np.int64)
+    many = np.zeros((L + 1, 1 + K * cost.shape[2], P), np.int64)
     cost[:] = np.inf
     slack[:] = -np.inf
-    behind = np.full(L + 1, L + 1)  # fewest stages of the layers from each on
-    behind[L] = 0
     for lo in range(L - 1, -1, -1):
         scale = LABELS / max(T - least[lo], 1e-300)
         for hi in range(lo + 1, L + 1):
-            window = samples if gpipe else min(samples, (behind[hi] + 1) * b)
-            for w in range(W if behind[hi] <= L else 0):
-                v, i, recompute = kind[w], at[w], 0.0 if room[0, kind[w], lo, hi] >= window else 1.0
-                if recompute and room[1, v, lo, hi] < window:
-                    continue
-                behind[lo] = min(behind[lo], behind[hi] + 1)
-                through = once[v, hi] - once[v, lo] + once_more + recompute * (once_again[v, hi] - once_again[v, lo])
-                taken = work[v, hi] - work[v, lo] + work_more + recompute * (again[v, hi] - again[v, lo])
-                if blocking:
-                    taken, through = taken + 2 * busy[i, lo], through + back[i, lo]
+            for w in range(W):
+                v, i = kind[w], at[w]
+                first, last = begin[v, hi] - begin[v, lo], once[v, hi] - once[v, lo] - begin[v, hi] + begin[v, lo] + once_more
+                g = backward[v, hi] - backward[v, lo]
+                f = work[v, hi] - work[v, lo] - g + work_more
                 free, summed = T - optimizer[v, lo, hi], sums[w, lo, hi]
-                left = free - taken - (summed if lo == 0 else 0.0) - least[lo]
-                if left < 0 or free - taken - summed < ahead[lo]:
+                if free - f - g < max(least[lo], ahead[lo]):
                     continue
-                if hi == L:
-                    _put(lo, i, devices[w], left, price[w], scale, w, L, 0, 0, 0, cost, slack, origin)
-                else:
-                    used[W] += _extended(
-                        lo, hi, w, i, devices[w], node[i] - others[w], free, taken, through, summed, price[w], least, ahead,
-                        scale, blocking, hop, wire, near_hop, near_wire, cost, slack, origin, many, prices, rooms, places,
-                    )  # fmt: skip
+                stage = f, g, first, last, again[v, hi] - again[v, lo], once_again[v, hi] - once_again[v, lo]
+                most = longest[:, v, hi] - longest[:, v, lo] + once_more / 2
+                rooms_of = _rooms(tables[v, :, lo, hi], limits[v], samples, largest, allowed)
+                for p in range(-1 if hi == L else 0, P if hi < L else 0):  # p + 1 stages behind it
+                    window = samples if gpipe else min(samples, (p + 2) * b)
+                    if max(rooms_of) < window:
+                        break
+                    taken, through = _spans(stage, most, rooms_of, window, beyond[:, hi], m, b)
+                    taken, through = taken + busy[i, lo], through + back[i, lo]
+                    left = free - taken - (summed if lo == 0 else 0.0) - least[lo]
+                    if left < 0 or free - taken - summed < ahead[lo]:
+                        continue
+                    if hi == L and price[w] + spent[lo] < below:
+                        _put(lo, i, devices[w], 1, left, price[w], scale, w, L, 0, 0, 0, 0, cost, slack, origin)
+                    elif hi < L:
+                        effort += 1 + _extended(
+                            lo, hi, w, i, p, devices[w], node[i] - others[w], free, taken, through, summed, price[w],
+                            below - spent[lo], least, ahead, scale, blocking, hop, wire, near_hop, near_wire, cost, slack,
+                            origin, many, prices, rooms, places,
+                        )  # fmt: skip
         if lo > 0 and least[lo] < T:
             _lists(lo, T, ahead[lo], scale, blocking, hop, wire, hop_inside, wire_inside, cost, slack, many, prices, rooms,
                    places)  # fmt: skip
-    lo = i = c = n = 0
-    while lo < L and cost[0, 0, 0, 0] < np.inf:
-        w, lo, i, c, n = origin[lo, i, c, n]
-        used[w] += 1
-    found: float = cost[0, 0, 0, 0]
-    return found
+    n = lo = i = c = p = k = 0
+    while lo < L and cost[0, 0, 0, 0, 0] < np.inf:
+        line[n], lo, i, c, p, k = origin[lo, i, c, p, k]
+        n += 1
+    found: float = cost[0, 0, 0, 0, 0]
+    return found, n, effort

@@ -94,7 +94,7 @@ def test_the_least_sum_of_a_convex_hull(data: st.DataObject) -> None:
     costs = np.cumsum([data.draw(st.integers(0, 5)) for _ in range(points)]).astype(float)
     low = data.draw(st.integers(1, 4))
     high, batch = low + data.draw(st.integers(0, 2)), data.draw(st.integers(low, 16))
-    found, R, on = least_sum(samples, costs, batch, low, high)
+    found, R, on = least_sum(samples, costs, batch, low, high, exact=True)
     least = math.inf
     for count in range(low, high + 1):
         reached = {0: 0.0}
@@ -107,7 +107,7 @@ def test_the_least_sum_of_a_convex_hull(data: st.DataObject) -> None:
         least = min([least, *(cost for done, cost in reached.items() if done >= batch)])
     assert found <= least * ROUNDING + 1e-9
     assert low <= R <= high
-    assert math.isinf(found) or 1 <= len(on) <= 2
+    assert math.isinf(found) or on
 
 
 def test_slow_links_make_few_long_pipelines() -> None:
