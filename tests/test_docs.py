@@ -14,6 +14,7 @@ import pytest
 import typer
 import yaml
 
+import hetpipe
 from docs import generate
 from hetpipe.cli.commands import FORMATS, app
 from hetpipe.planning.registry import partitioner_names
@@ -142,6 +143,12 @@ class TestReference:
             assert [p.name for p in command.params if p.name != "help" and f"`{p.opts[0]}`" not in section
                     and p.param_type_name == "option"] == []  # fmt: skip
         assert "generated:" not in told + formats
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    told = Page("docs/reference/python.md").text
+    public = [getattr(hetpipe, name) for name in hetpipe.__all__ if name != "__version__"]
+    assert [f"{x.__module__}.{x.__name__}" for x in public if f"::: {x.__module__}.{x.__name__}\n" not in told] == []
 
 
 def test_the_tutorials_job_is_the_first_of_readme() -> None:

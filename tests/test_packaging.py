@@ -1,5 +1,6 @@
 """The three folders are one package, whichever way Python finds them."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def test_constraints_pin_every_requirement_and_torch_first() -> None:
     except PackageNotFoundError:
         pytest.skip("hetpipe is not installed: no list of requirements")
     names = {
-        requirement.split(">")[0].split("=")[0].split("<")[0].split(";")[0] for requirement in requirements
+        re.split(r"[\[<>=;]", requirement)[0] for requirement in requirements
     }
     assert {name.strip().lower().replace("_", "-") for name in names} <= pinned
 
