@@ -69,7 +69,8 @@ EXAMPLE = --profile configs/bert-large/profile.json --cluster configs/bert-large
 
 pictures: setup
 	$(PY) -m hetpipe plan $(EXAMPLE) --global-batch 64 -o configs/bert-large/plan.json
-	$(PY) -m hetpipe show configs/bert-large/plan.json $(EXAMPLE) -o docs/pictures/plan.svg
+	$(PY) -m hetpipe plan $(EXAMPLE) --global-batch 64 --partitioner even -o configs/bert-large/plan-even.json
+	for plan in plan plan-even; do $(PY) -m hetpipe show configs/bert-large/$$plan.json $(EXAMPLE) -o docs/pictures/$$plan.svg || exit; done
 
 check: lint test
 

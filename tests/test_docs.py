@@ -17,7 +17,12 @@ import yaml
 import hetpipe
 from docs import generate
 from hetpipe.cli.commands import FORMATS, app
+from hetpipe.planning.planner import make_plan
 from hetpipe.planning.registry import partitioner_names
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
 from tests.commands import ROOT, Command
 from tests.pages import SPAN, Page, commands, linked, pages
 
@@ -158,12 +163,27 @@ def test_the_tutorials_job_is_the_first_of_readme() -> None:
     assert blocks["cluster.yaml"] == yaml.safe_load((ROOT / job["cluster"]).read_text())
 
 
-def test_the_picture_is_what_show_draws(run: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["plan", "plan-even"])
+def test_a_picture_is_what_show_draws(run: Command, tmp_path: Path, name: str) -> None:
+    folder, picture = ROOT / "configs" / "bert-large", tmp_path / f"{name}.svg"
+    options = ["--profile", folder / "profile.json", "--cluster", folder / "cluster.yaml", "-o", picture]
+    assert run("show", folder / f"{name}.json", *options).code == 0
+    kept = ROOT / "docs" / "pictures" / picture.name
+    assert picture.read_text("utf-8") == kept.read_text("utf-8"), "the drawing has changed: run 'make pictures'"
+
+
+def test_what_is_said_of_the_picture_is_so() -> None:
     folder = ROOT / "configs" / "bert-large"
-    options = ["--profile", folder / "profile.json", "--cluster", folder / "cluster.yaml", "-o", tmp_path / "plan.svg"]
-    assert run("show", folder / "plan.json", *options).code == 0
-    drawn = (tmp_path / "plan.svg").read_text("utf-8")
-    assert drawn == (ROOT / "docs/pictures/plan.svg").read_text("utf-8"), "the drawing has changed: run 'make pictures'"
+    profile, cluster = Profile.load(folder / "profile.json"), Cluster.load(folder / "cluster.yaml")
+    plan, even = (Plan.load(folder / f"{name}.json") for name in ("plan", "plan-even"))
+    equal = make_plan(profile, cluster, 64, partitioner="even-data-parallel")
+    step, *others = (simulate(p, profile, cluster).step_seconds for p in (plan, even, equal))
+    readme, concepts = Page("README.md").text, Page("docs/concepts.md").text
+    (stages,) = (replica.stages for replica in plan.replicas)
+    assert [b - a for a, b in (s.layers for s in stages)] == [22, 3, 1]
+    assert "takes 22 of the 26 layers, one 1080 Ti takes three" in readme
+    assert f"{others[0] / step:.1f} times as long" in concepts
+    assert f"{others[1] / step:.1f} times as long" in readme
 
 
 @pytest.mark.skipif(find_spec("mkdocstrings") is None, reason="the packages of the extra docs are not installed")
