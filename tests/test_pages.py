@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT, THREADS_LEFT, Ended, finish, free_port, start
-from tests.pages import Page, pages
+from tests.pages import SPAN, Page, pages
 
 FOLLOWED = [page for page in pages() if any(block.language == "sh" for block in page.blocks)]
 
@@ -80,3 +81,13 @@ def test_a_page_runs_from_top_to_bottom(page: Page, folders: dict[str, Path]) ->
                 for word in words if word.endswith(".svg")}  # fmt: skip
     for picture in pictures:
         assert (folder / picture).stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_a_run_writes_is_told(folders: dict[str, Path]) -> None:
+    log = followed(Page("docs/tutorial.md"), folders) / "runs" / "first"
+    told = set(SPAN.findall(Page("docs/reference/formats.md").prose))
+    for text in ((log / "metrics.jsonl").read_text().splitlines()[-1], (log / "summary.json").read_text()):
+        assert set(json.loads(text)) - told == set()
+    assert {file.name for file in log.iterdir() if not file.name.startswith(".")} - told == set()

@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from hetpipe.cli.terminal import seen_table
+from hetpipe.cli.terminal import ActivityBar, seen_table
 from hetpipe.processes import progress
 from hetpipe.processes.progress import Activity, Seen, duration, seen_text
 
@@ -90,6 +90,20 @@ def test_short_activities_in_a_row_are_not_silent_for_long(
     monkeypatch.setattr(progress, "_said", time.monotonic() - 600)
     with Activity("at once"):
         wait_for_line(r"at once; \d+ s so far", capsys)
+
+
+def test_a_terminal_shows_the_devices_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", screen := io.StringIO())
+    monkeypatch.setenv("COLUMNS", "100")
+    activity = Activity("training", 2, lasting=True, shown=False, devices=lambda: [seen(0, 0.954, 30 * 2**20)])
+    bar = ActivityBar(activity)
+    bar.start()
+    activity.advance("loss 0.5")
+    bar.update()
+    bar.stop()
+    above, below = screen.getvalue().rstrip().splitlines()[-2:]
+    assert re.search(r"r0 s0 +box/0 slow +3–4 +95% .* 30.0 MiB +of 100 MiB", above)
+    assert re.search(r"training .* 1/2 .*loss 0.5", below)
 
 
 def test_devices_in_a_table_of_any_width() -> None:
