@@ -4,6 +4,8 @@
 # make lint    ruff, mypy and the floors of the house (import-linter)
 # make rooms   the picture of the rooms in CONTRIBUTING.md, as they are
 # make check   lint and test: what CI runs
+# make docs    the documentation as a site, in build/site; fails where a link leads nowhere (installs the extra `docs` first)
+# make pictures   the pictures of docs/ that `hetpipe show` draws
 # make test-torch TORCH=2.8.0   the runtime's tests on another release of torch, in an environment of its own (CUDA builds take 4 GB)
 # make clean   removes what building and running left behind, but for .venv
 
@@ -21,7 +23,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 STAMP := $(VENV)/.hetpipe-setup
 
-.PHONY: setup demo test test-torch lint rooms check clean
+.PHONY: setup demo test test-torch lint rooms docs pictures check clean
 
 setup: $(STAMP)
 
@@ -58,6 +60,17 @@ lint: setup
 
 rooms: setup
 	$(PY) -m tests.rooms
+
+docs: setup
+	$(PY) -c 'import mkdocs, material, mkdocstrings' 2> /dev/null || $(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+EXAMPLE = --profile configs/bert-large/profile.json --cluster configs/bert-large/cluster.yaml
+
+pictures: setup
+	$(PY) -m hetpipe plan $(EXAMPLE) --global-batch 64 -o configs/bert-large/plan.json
+	$(PY) -m hetpipe plan $(EXAMPLE) --global-batch 64 --partitioner even -o configs/bert-large/plan-even.json
+	for plan in plan plan-even; do $(PY) -m hetpipe show configs/bert-large/$$plan.json $(EXAMPLE) -o docs/pictures/$$plan.svg || exit; done
 
 check: lint test
 

@@ -68,6 +68,7 @@ setup(
         "viz": ["matplotlib>=3.9"],
         "hf": ["transformers>=5"],
         "pipes": ["fairscale==0.4.13", "torchgpipe==0.0.7"],
+        "docs": ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=1.0"],
         "trainers": ["accelerate>=1.15", "lightning>=2.6", "transformers>=5"],
     },
     entry_points={"console_scripts": ["hetpipe = hetpipe.__main__:main"]},

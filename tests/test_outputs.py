@@ -98,7 +98,8 @@ def test_a_message_has_ten_lines_whoever_wrote_it(
 
     monkeypatch.setattr("hetpipe.training.start.run_everywhere", refuse)
     found = run("train", "job.yaml")
-    lines = found.err.splitlines()
+    begun, *lines = found.err.splitlines()
     assert found.code == 2
+    assert begun.startswith("job.yaml: ")
     assert (len(lines), lines[0], lines[-1]) == (10, "error: first", "… and 99993 more lines")
     assert len(lines[1]) == 1_000

@@ -1,12 +1,17 @@
 """The three folders are one package, whichever way Python finds them."""
 
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+import yaml
 
 import hetpipe
 import hetpipe.models
@@ -69,11 +74,12 @@ def test_constraints_pin_every_requirement_and_torch_first() -> None:
     except PackageNotFoundError:
         pytest.skip("hetpipe is not installed: no list of requirements")
     names = {
-        requirement.split(">")[0].split("=")[0].split("<")[0].split(";")[0] for requirement in requirements
+        re.split(r"[\[<>=;]", requirement)[0] for requirement in requirements
     }
     assert {name.strip().lower().replace("_", "-") for name in names} <= pinned
 
 
+@pytest.mark.skipif(not (ROOT / "typings").exists(), reason="a source distribution has no links")
 def test_type_checker_links_lead_to_the_folders() -> None:
     for name in ("partitioners", "models"):
         assert (ROOT / "typings" / "hetpipe" / name).resolve() == ROOT / name
@@ -83,3 +89,61 @@ def test_type_checker_links_lead_to_the_folders() -> None:
         "partitioners",
     }
     assert (ROOT / "hetpipe" / "py.typed").exists()
+
+
+def tracked() -> list[str]:
+    """The files of a checkout, without links."""
+    command = ["git", "ls-files", "-coz", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("this is no checkout: nobody knows which files are part of it")
+    return [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution of the files that are tracked, or would be."""
+    folder, names = tmp_path_factory.mktemp("checkout"), tracked()
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    code = "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder / "dist"
+
+
+def test_the_source_distribution_holds_what_a_checkout_does(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        held = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert set(tracked()) - held == set()
+    assert [name for name in held if name.endswith(".pyc") or name.startswith("typings/")] == []
+
+
+def test_the_wheel_holds_every_module_and_runs_by_itself(built: Path, tmp_path: Path) -> None:
+    (path,) = built.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        held = set(archive.namelist())
+        archive.extractall(tmp_path)
+    modules = [name for name in tracked() if name.endswith(".py")]
+    own = {name for name in modules if name.startswith("hetpipe/")}
+    own |= {f"hetpipe/{name}" for name in modules if name.startswith(("models/", "partitioners/"))}
+    assert own | {"hetpipe/py.typed", "hetpipe/models/README.md"} == {name for name in held if ".dist-info/" not in name}
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import hetpipe.partitioners.even as e; print(e.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, env={})
+    assert done.stdout.strip() == str(tmp_path / "hetpipe" / "partitioners" / "even.py"), done.stderr
+
+
+def test_the_citation_has_the_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert (citation["version"], citation["cff-version"]) == (hetpipe.__version__, "1.2.0")
+
+
+def test_workflows_run_what_ci_runs_and_forms_are_yaml() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert [step["run"] for step in steps if "run" in step] == [".ci/run", "make docs"]
+    for form in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")):
+        content = yaml.safe_load(form.read_text("utf-8"))
+        assert form.name == "config.yml" or {"name", "description", "body"} <= set(content), form.name

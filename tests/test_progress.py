@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 import time
 
 import pytest
+from rich.console import Console
 
+from hetpipe.cli.terminal import ActivityBar, seen_table
 from hetpipe.processes import progress
-from hetpipe.processes.progress import Activity, duration
+from hetpipe.processes.progress import Activity, Seen, duration, seen_text
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +61,56 @@ def test_a_line_is_one_line_however_long(capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def seen(number: int, busy: float | None, peak_bytes: int | None, memory_bytes: int | None = 100 * 2**20) -> Seen:
+    return Seen(f"box/{number} slow", f"r0 s{number}", "3–4", f"{number}F0 of step 7", busy, peak_bytes, memory_bytes)
+
+
+def test_who_watches_gets_a_line_of_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    with Activity("training", 2, devices=lambda: [seen(0, 0.954, 30 * 2**20), seen(1, None, None)]):
+        wait_for_line(r"  box/0 slow 95% busy, 30.0 MiB of 100 MiB", capsys)
+
+
+def test_of_many_devices_those_that_stand_out_are_named() -> None:
+    devices = [seen(i, 0.1 + 0.01 * i, (i == 7) * 2**20) for i in range(64)]
+    assert seen_text(devices) == (
+        "box/0 slow 10% busy, 0 B of 100 MiB; box/63 slow 73% busy, 0 B of 100 MiB; box/7 slow 17% busy, 1.00 MiB of 100 MiB"
+    )
+    assert seen_text([seen(i, None, None) for i in range(64)]) == ""
+    assert seen_text([seen(2, None, 2**20, None)]) == "box/2 slow 1.00 MiB"
+
+
+def test_short_activities_in_a_row_are_not_silent_for_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 600.0)
+    monkeypatch.setattr(progress, "SOON_SECONDS", 0.0)
+    progress.say("the job")
+    monkeypatch.setattr(progress, "_said", time.monotonic() - 600)
+    with Activity("at once"):
+        wait_for_line(r"at once; \d+ s so far", capsys)
+
+
+def test_a_terminal_shows_the_devices_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", screen := io.StringIO())
+    monkeypatch.setenv("COLUMNS", "100")
+    activity = Activity("training", 2, lasting=True, shown=False, devices=lambda: [seen(0, 0.954, 30 * 2**20)])
+    bar = ActivityBar(activity)
+    bar.start()
+    activity.advance("loss 0.5")
+    bar.update()
+    bar.stop()
+    above, below = screen.getvalue().rstrip().splitlines()[-2:]
+    assert re.search(r"r0 s0 +box/0 slow +3–4 +95% .* 30.0 MiB +of 100 MiB", above)
+    assert re.search(r"training .* 1/2 .*loss 0.5", below)
+
+
+def test_devices_in_a_table_of_any_width() -> None:
+    for width in (80, 120):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(seen_table([seen(0, 0.954, 30 * 2**20), seen(1, None, None)]))
+        text = console.export_text()
+        assert all(len(line) <= width for line in text.splitlines())
+        assert re.search(r"r0 s0 +box/0 slow +3–4 +95% .* 30.0 MiB +of 100 MiB +0F0 of", text)
+        assert re.search(r"r0 s1 +box/1 slow +3–4 +1F0 of", text)

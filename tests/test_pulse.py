@@ -9,8 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from hetpipe.processes import pulse
+from hetpipe.processes.progress import Seen
 from hetpipe.processes.pulse import Beat, PeerLostError, Pulse, gone, peers_named, read_beats
-from hetpipe.processes.whereabouts import describe_with, on_change, resumes_from
+from hetpipe.processes.whereabouts import describe_with, figures_from, on_change, resumes_from
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.training.watch import look
 
 
 class Store:
@@ -47,6 +51,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.02)
     yield Store()
     describe_with("")
+    figures_from(None)
     resumes_from("")
     on_change(lambda: None)
 
@@ -182,3 +187,25 @@ def test_a_broken_connection_is_told_as_the_loss_of_a_rank(store: Store, monkeyp
         raise RuntimeError("[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:3456")
     with pytest.raises(RuntimeError, match="^of another kind$"), peers_named():
         raise RuntimeError("of another kind")
+
+
+def test_how_devices_fare_comes_with_the_signs_of_life(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster.parse({
+        "format": "hetpipe.cluster/1", "device_types": {"slow": {"memory": "2 GiB"}, "fast": {"memory": "4 GiB"}},
+        "nodes": [{"name": "a", "devices": {"slow": 1, "fast": 1}}],
+    }, "test")  # fmt: skip
+    stages = [{"layers": [0, 3], "devices": ["a/1"]}, {"layers": [3, 4], "devices": ["a/0"]}]
+    plan = Plan.parse({"model": "m", "global_batch": 4, "replicas": [{"microbatch_sizes": [4], "stages": stages}]}, "test")
+    assert [(s.device, s.busy, s.peak_bytes) for s in look(plan, cluster)] == [("a/1 fast", None, None), ("a/0 slow", None, None)]
+    describe_with("replica 0 stage 0, device a/1", lambda: "0F1 of step 3")
+    figures_from(lambda: {"a/1": (0.75, 1000)})
+    pulses = [beating(store, 0, "a")]
+    monkeypatch.setattr(pulse, "_pulse", pulses[0])
+    assert look(plan, cluster) == [
+        Seen("a/1 fast", "r0 s0", "0–2", "0F1 of step 3", 0.75, 1000, 4 * 2**30),
+        Seen("a/0 slow", "r0 s1", "3", "", None, None, 2 * 2**30),
+    ]
+    store.broken = True
+    assert look(plan, cluster)[0].busy is None
+    store.broken = False
+    pulses[0].stop()

@@ -16,6 +16,7 @@ from hetpipe import __version__
 from hetpipe.cli import exits
 from hetpipe.cli.exchange import export, import_published
 from hetpipe.cli.fastspeed import app as convert
+from hetpipe.cli.terminal import install_watching
 from hetpipe.cli.weights import export_weights
 from hetpipe.files.formats import Document
 from hetpipe.files.limits import MOST_BATCH
@@ -23,7 +24,7 @@ from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import check_output
 from hetpipe.planning.front import Front
 from hetpipe.processes.launch import start_server
-from hetpipe.processes.progress import Activity
+from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.stopping import stop_if_told
 from hetpipe.spec.catalogue import Catalogue, load_choice
 from hetpipe.spec.cluster import Cluster
@@ -67,6 +68,13 @@ def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _say_job(path: Path, job: Job) -> None:
+    """What begins, before what takes time does."""
+    cluster = job.read_cluster()
+    counted = f"{cluster.device_count} device{'s' * (cluster.device_count > 1)} of {job.cluster}" if cluster is not None else ""
+    say(f"{path}: {job.model.label} on {counted or 'the devices that are here'}")
+
+
 def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
@@ -84,6 +92,7 @@ def profile(
     job = Job.read(job_file, settings or ())
     if _is_main():
         check_output(output)
+        _say_job(job_file, job)
     start_server(job.model.name)
     with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
         from hetpipe.show.tables import profile_table
@@ -108,10 +117,10 @@ def plan(
         int, typer.Option("--global-batch", min=1, max=MOST_BATCH, help="Samples of one optimizer step.")
     ],
     partitioner: Annotated[str, typer.Option(help="auto, or another by name.")] = "auto",
-    schedule: Annotated[ScheduleChoice, typer.Option()] = "auto",
-    backend: Annotated[Backend, typer.Option()] = "torch",
-    max_price_per_hour: Annotated[float | None, typer.Option(min=0)] = None,
-    deadline_seconds_per_step: Annotated[float | None, typer.Option(min=0)] = None,
+    schedule: Annotated[ScheduleChoice, typer.Option(help="The order of a stage's actions.")] = "auto",
+    backend: Annotated[Backend, typer.Option(help="What is to run the plan.")] = "torch",
+    max_price_per_hour: Annotated[float | None, typer.Option(min=0, help="Of the devices that the plan uses.")] = None,
+    deadline_seconds_per_step: Annotated[float | None, typer.Option(min=0, help="Find the cheapest plan within it.")] = None,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds to search; then the best plan so far.")
     ] = None,
@@ -253,6 +262,7 @@ def train(
     job_file: JobFile,
     plan: Annotated[Path | None, typer.Option("--plan", help="Use this plan instead of the job's.")] = None,
     settings: Settings = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show each device while it trains: how busy, how full.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a job: starts its own ranks on one machine; works unchanged under torchrun on many."""
@@ -262,6 +272,9 @@ def train(
     job.check_files()
     if _is_main():
         job.check_folders()
+        _say_job(job_file, job)
+    if watch:
+        show_with(install_watching)
     start_server(job.model.name)
     with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
         from hetpipe.training.start import train_everywhere, train_rank

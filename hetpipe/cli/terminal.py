@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,10 +17,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 
+from hetpipe.files.units import human_bytes
 from hetpipe.processes import progress
-from hetpipe.processes.progress import LOG, Activity
+from hetpipe.processes.progress import LOG, Activity, Seen
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red"}
 
@@ -27,6 +31,12 @@ def install() -> None:
     """Show records of the logger in colour, and activities as bars."""
     LOG.handlers[:] = [Coloured()]
     progress.bars = ActivityBar
+
+
+def install_watching() -> None:
+    """The same, and every device of a run."""
+    install()
+    progress.watched = True
 
 
 class Coloured(logging.Handler):
@@ -55,10 +65,18 @@ class ActivityBar:
         columns.append(TextColumn("{task.fields[text]}", table_column=text, markup=False))
         self._progress = Progress(*columns, console=Console(stderr=True), transient=not activity.lasting, expand=True)
         self._task = self._progress.add_task(activity.title, total=activity.total, completed=activity.done, text="")
+        self._shown: Progress | Live = self._progress
+        if activity.devices is not None:  # these are looked at in the thread that shows them
+            console = self._progress.console
+            self._shown = Live(get_renderable=self._panel, console=console, refresh_per_second=1, transient=not activity.lasting)
+
+    def _panel(self) -> RenderableType:
+        seen = self._activity.devices() if self._activity.devices is not None else []
+        return Group(seen_table(seen[: self._progress.console.height - ROOM]), self._progress)
 
     def start(self) -> None:
         """Show it."""
-        self._progress.start()
+        self._shown.start()
 
     def update(self) -> None:
         """Show how far it is."""
@@ -66,4 +84,22 @@ class ActivityBar:
 
     def stop(self) -> None:
         """Take it away, or leave its last state."""
-        self._progress.stop()
+        self._shown.stop()
+
+
+ROOM = 4  # lines of a terminal beside those of devices
+
+
+def seen_table(seen: Sequence[Seen]) -> Table:
+    """Devices, a line each."""
+    table = Table(box=None, pad_edge=False, expand=True)
+    for name in ("stage", "device", "layers", "busy", "", "memory", ""):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("busy", "memory") else "left")
+    table.add_column("doing", no_wrap=True, overflow="ellipsis", ratio=1)
+    for s in seen:
+        busy = f"{s.busy:.0%}" if s.busy is not None else ""
+        held = human_bytes(s.peak_bytes) if s.peak_bytes is not None else ""
+        limit = f"of {human_bytes(s.memory_bytes)}" if s.peak_bytes is not None and s.memory_bytes else ""
+        bar = ProgressBar(total=1.0, completed=s.busy, width=12) if s.busy is not None else ""
+        table.add_row(s.stage, s.device, s.layers, busy, bar, held, limit, s.doing)
+    return table

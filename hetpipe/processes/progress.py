@@ -5,16 +5,21 @@ program may show a bar instead (`show_with`)."""
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from hetpipe.files.units import human_bytes
 
 FIRST_SECONDS = 1.0  # what is over sooner is not mentioned in a log
 OFTEN_SECONDS, SELDOM_SECONDS = 5.0, 60.0  # between the lines of a log: at first, and when hours have passed
+SOON_SECONDS = 0.1  # after which an activity is mentioned where nothing was for long
+MOST_IN_LINE = 8  # devices
 LOG = logging.getLogger("hetpipe")
 
 
@@ -33,8 +38,13 @@ if LOG.level == logging.NOTSET:
     LOG.setLevel(logging.INFO)
 
 
+_said: float | None = None  # when something was said last
+
+
 def say(message: str, level: int = logging.INFO) -> None:
     """One message for people."""
+    global _said
+    _said = time.monotonic()
     LOG.log(level, "%s", message)
 
 
@@ -59,6 +69,20 @@ class Bar(Protocol):
         ...
 
 
+class Seen(NamedTuple):
+    """A device of a run as it is now: its stage and layers, what it does, the share of the last step in which it worked, the most
+    bytes that it has held, and its memory. None: not known."""
+
+    device: str
+    stage: str
+    layers: str
+    doing: str
+    busy: float | None
+    peak_bytes: int | None
+    memory_bytes: int | None
+
+
+watched = False  # whether people want to see each device of a run
 bars: Callable[[Activity], Bar] | None = None
 display: Callable[[], None] | None = None  # what `show_with` was given, which ranks that are started call, too
 
@@ -91,13 +115,14 @@ def duration(seconds: float) -> str:
 class Activity:
     """Something that takes a while: a context. `total`: of how many parts (steps, layers), `done` of which were done before;
     without it nobody knows how long it takes. `lasting`: its last line stays on the screen, and is in a log however short it was.
-    `shown`: false on ranks that leave speaking to another."""
+    `shown`: false on ranks that leave speaking to another. `devices`: looks at the devices that are at work, for who watches."""
 
     def __init__(
-        self, title: str, total: int | None = None, *, done: int = 0, lasting: bool = False, shown: bool = True
-    ) -> None:
+        self, title: str, total: int | None = None, *, done: int = 0, lasting: bool = False, shown: bool = True,
+        devices: Callable[[], Sequence[Seen]] | None = None,
+    ) -> None:  # fmt: skip
         self.title, self.total, self.start, self.done = title, total, done, done
-        self.text = ""
+        self.text, self.devices = "", devices
         self.lasting, self._began = lasting, time.monotonic()
         self._bar = bars(self) if shown and bars is not None and sys.stderr.isatty() else None
         self._log = _Log(self) if shown and self._bar is None else None
@@ -137,6 +162,21 @@ class Activity:
         return f"{self.title}{f': {what}' if what else ''}; {times}"
 
 
+def seen_text(seen: Sequence[Seen]) -> str:
+    """Devices in a line: `box/0 95% busy, 34.7 MiB of 48.0 MiB; …`. Of many, the least busy, the busiest and the fullest."""
+    if len(seen) > MOST_IN_LINE:
+        busy = sorted((s for s in seen if s.busy is not None), key=lambda s: s.busy or 0.0)
+        full = max(seen, key=lambda s: (s.peak_bytes or 0) / (s.memory_bytes or math.inf))
+        seen = list(dict.fromkeys([*busy[:1], *busy[-1:], full]))
+    texts = []
+    for s in seen:
+        of = f" of {human_bytes(s.memory_bytes)}" if s.memory_bytes else ""
+        parts = [f"{s.busy:.0%} busy"] if s.busy is not None else []
+        parts += [f"{human_bytes(s.peak_bytes)}{of}"] if s.peak_bytes is not None else []
+        texts += [f"{s.device} {', '.join(parts)}"] if parts else []
+    return "; ".join(texts)
+
+
 class _Log:
     """The lines of an activity where there is no terminal."""
 
@@ -156,6 +196,10 @@ class _Log:
 
     def _run(self) -> None:
         began, pause = time.monotonic(), FIRST_SECONDS
+        if _said is not None and began - _said > OFTEN_SECONDS:
+            pause = min(pause, SOON_SECONDS)  # what is short one by one may be long in a row
         while not self._over.wait(pause):
             say(self.activity.line())
+            if self.activity.devices is not None and (text := seen_text(self.activity.devices())):
+                say(f"  {text}")
             pause = min(SELDOM_SECONDS, max(OFTEN_SECONDS, (time.monotonic() - began) / 20))

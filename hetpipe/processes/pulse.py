@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
@@ -48,7 +48,8 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """A rank's sign of life. `error`: its last words, if it ends because of an error of its own; `left`: it ended well."""
+    """A rank's sign of life. `error`: its last words, if it ends because of an error of its own; `left`: it ended well;
+    `figures`: see `whereabouts.figures`."""
 
     rank: int
     count: int
@@ -59,6 +60,7 @@ class Beat:
     resume: str = ""
     error: str | None = None
     left: bool = False
+    figures: whereabouts.Figures = field(default_factory=dict)
 
     @property
     def who(self) -> str:
@@ -112,7 +114,7 @@ class Pulse:
             self.count += 1
             beat = Beat(rank=self.rank, count=self.count, time=time.time(), host=self.host, place=whereabouts.place(),
                         doing=whereabouts.doing(), resume=whereabouts.resume(), error=error,
-                        left=last and error is None)  # fmt: skip
+                        left=last and error is None, figures=whereabouts.figures())  # fmt: skip
             self.store.set(f"beat/{self.rank}", json.dumps(asdict(beat)))
 
     def _read(self, ranks: Sequence[int]) -> dict[int, Beat]:
@@ -264,6 +266,14 @@ def stop_pulse(error: str | None = None) -> None:
 def verdict() -> str | None:
     """Who is gone, or failed first, as far as this rank can find out."""
     return _pulse.verdict() if _pulse is not None else None
+
+
+def beats() -> dict[int, Beat]:
+    """The last sign of life of every rank; none where this rank gives none, or cannot hear the others."""
+    if _pulse is not None:
+        with contextlib.suppress(RuntimeError):
+            return _answer(lambda: read_beats(_pulse.store, range(_pulse.size)))
+    return {}
 
 
 def first_to_say(words: str) -> bool:

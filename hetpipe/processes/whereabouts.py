@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+Figures = Mapping[str, tuple[float | None, int | None]]  # device → (share of a step in which it works, most bytes held)
 
 _place = ""
 _doing: Callable[[], str] | None = None
 _resume = ""
+_figures: Callable[[], Figures] | None = None
 _listeners: list[Callable[[], None]] = []
 
 
@@ -29,6 +32,12 @@ def resumes_from(text: str) -> None:
     _changed()
 
 
+def figures_from(look: Callable[[], Figures] | None) -> None:
+    """Say, from now on, how this rank's devices fare; `look` is called in another thread."""
+    global _figures
+    _figures = look
+
+
 def _changed() -> None:
     for listener in _listeners:
         listener()
@@ -42,6 +51,11 @@ def place() -> str:
 def doing() -> str:
     """What this rank is doing; empty where nobody said."""
     return _doing() if _doing is not None else ""
+
+
+def figures() -> Figures:
+    """How this rank's devices fare; empty where nobody said."""
+    return _figures() if _figures is not None else {}
 
 
 def resume() -> str:

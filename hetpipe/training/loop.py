@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.checkpoints.resume import Saved
 from hetpipe.layers.model import Tensors
 from hetpipe.predict.timeline import Timeline
+from hetpipe.processes import progress
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.stopping import RunStopped, StopRequest
 from hetpipe.processes.whereabouts import resume
@@ -30,6 +32,7 @@ from hetpipe.spec.job import Job
 from hetpipe.training.metrics import Metrics, state_bytes
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult, progress_text
 from hetpipe.training.session import Session
+from hetpipe.training.watch import look
 
 EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
 
@@ -56,7 +59,11 @@ class Loop:
         engine, start = self.engine, self._resume()
         self.metrics.begin(start, self.total - start, predicted)
         batches = self.sampler.forever()
-        with self._activity("training", self.total, done=start, lasting=True) as activity, StopRequest() as stop:
+        devices = partial(look, engine.plan, self.session.cluster) if progress.watched else None
+        with (
+            self._activity("training", self.total, done=start, lasting=True, devices=devices) as activity,
+            StopRequest() as stop,
+        ):
             engine.steps, engine.ask_to_stop = start, lambda: bool(stop)
             for step in range(start, self.total):
                 self.metrics.begin_step()
@@ -164,5 +171,5 @@ class Loop:
         self.result.loss_before = state.loss
         return state.step
 
-    def _activity(self, title: str, total: int, *, done: int = 0, lasting: bool = False) -> Activity:
-        return Activity(title, total, done=done, lasting=lasting, shown=self.engine.world.is_main)
+    def _activity(self, title: str, total: int, **options: Any) -> Activity:
+        return Activity(title, total, shown=self.engine.world.is_main, **options)

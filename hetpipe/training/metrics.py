@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import torch
 from hetpipe.files.units import human_seconds
 from hetpipe.layers.layer_run import DIFFERENT
 from hetpipe.predict.timeline import Span, Timeline
+from hetpipe.processes import progress
 from hetpipe.processes.progress import duration, say, warn
+from hetpipe.processes.whereabouts import Figures, figures_from
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import LogSection
 from hetpipe.training.runlog import METRICS_FILE, TrainResult, number, trim_metrics
 
+TOLD_SECONDS = 1.0  # between looks at how busy this rank's devices are, for who watches
 NOTED_STEP = 12  # of a run: after it, steps that are far from their prediction are noted
 
 
@@ -28,10 +32,14 @@ class Metrics:
         self._batches: list[int] = []
         self._began: float | None = None
         self._paused = 0.0
+        self._busy: dict[str, float] = {}
+        self._told = 0.0
 
     def begin(self, first: int, steps: int, predicted: Timeline | None) -> None:
         """A run of so many steps begins with step `first`."""
         self.result.first_step, self.result.predicted = first, predicted
+        if progress.watched:
+            figures_from(self._figures)
         if self.engine.world.is_main:
             if predicted is not None and steps:
                 say(_outlook(steps, predicted.step_seconds))
@@ -54,6 +62,10 @@ class Metrics:
     def after(self, done: int, *, last: bool, learning_rate: float, norm: float | None, epoch: int) -> None:
         """Step `done` is over: its timeline and its line of the log, where they are due. Collective."""
         began = time.perf_counter()
+        if progress.watched and began - self._told > TOLD_SECONDS and self._began is not None:
+            self._told, step_seconds = began, began - self._began - self._paused
+            bubbles = _as_timeline(self.engine.spans(), step_seconds).bubble_fraction()
+            self._busy = {device: 1 - bubble for device, bubble in bubbles.items()}
         due = last or (self.log is not None and done % self.log.every_steps == 0)
         whole = self._batches[-1] == self.engine.plan.global_batch  # a partial batch is no step to compare with the plan's
         if due and (whole or self.result.measured is None):
@@ -85,21 +97,11 @@ class Metrics:
 
     def _timeline(self) -> Timeline:
         """The step just done, as it was: every rank's actions, in seconds since its step began. Collective."""
-        spans = tuple(
-            Span(device=d, replica=r, stage=s, kind=kind, microbatch=i if kind in "FB" else None, start=a, end=b)
-            for part in self.engine.world.gather(self.engine.spans())
-            for d, r, s, kind, i, a, b in part
-        )
-        pipeline = max((s.end for s in spans if s.kind in "FB"), default=0.0)
-        first = min((s.start for s in spans if s.kind == "optimizer"), default=pipeline)
-        end = max((s.end for s in spans), default=0.0)
-        return Timeline(
-            spans=spans,
-            step_seconds=end,
-            pipeline_seconds=pipeline,
-            sync_seconds=max(0.0, first - pipeline),
-            optimizer_seconds=end - max(first, pipeline),
-        )
+        return _as_timeline([span for part in self.engine.world.gather(self.engine.spans()) for span in part])
+
+    def _figures(self) -> Figures:
+        """How this rank's devices fare: how busy they were, and the most bytes that they held."""
+        return {device: (self._busy.get(device), peak) for device, peak, _ in self.engine.usage()}
 
     def _write_line(self, folder: Path, done: int, learning_rate: float, norm: float | None, epoch: int) -> None:
         result = self.result
@@ -125,6 +127,24 @@ class Metrics:
                 f"note: a step takes {times}: the profile no longer holds, or other work keeps the machines busy; 'hetpipe "
                 "profile' measures the devices and links as they are now"
             )
+
+
+def _as_timeline(found: Sequence[Any], step_seconds: float = 0.0) -> Timeline:
+    """Of what engines noted of a step (see `PlanEngine.spans`), which took at least so long."""
+    spans = tuple(
+        Span(device=d, replica=r, stage=s, kind=kind, microbatch=i if kind in "FB" else None, start=a, end=b)
+        for d, r, s, kind, i, a, b in found
+    )
+    pipeline = max((s.end for s in spans if s.kind in "FB"), default=0.0)
+    first = min((s.start for s in spans if s.kind == "optimizer"), default=pipeline)
+    end = max((s.end for s in spans), default=0.0)
+    return Timeline(
+        spans=spans,
+        step_seconds=max(end, step_seconds),
+        pipeline_seconds=pipeline,
+        sync_seconds=max(0.0, first - pipeline),
+        optimizer_seconds=end - max(first, pipeline),
+    )
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

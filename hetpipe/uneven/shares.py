@@ -85,8 +85,8 @@ def measured_shares(
 
 
 def share_out(rows: Sequence[Sequence[float]], global_batch: int) -> list[int]:
-    """Shares of at least one sample each with the least maximum time; rows[r][c - 1] are the seconds of c samples on rank r, as
-    many as it can hold."""
+    """Shares of at least one sample each with the least maximum time; `rows[r][c - 1]` are the seconds of c samples on rank r,
+    as many as it can hold."""
     most = [len(row) for row in rows]
     if min(most) < 1 or sum(most) < global_batch:
         raise InputError(
