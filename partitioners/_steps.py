@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
 from hetpipe.partitioners._drafts import Draft, Index, Work
 from hetpipe.partitioners._ends import replica_ends
 from hetpipe.predict.cost import ring_seconds
+from hetpipe.predict.simulator import play
 from hetpipe.spec.schedule import ScheduleName
 
 Owner = tuple[int, int, int]  # sort, stage, shard
@@ -42,8 +44,16 @@ class Steps:
             if layer.tied is not None:
                 self.tied.setdefault(layer.tied, []).append(l)
 
-    def step(self, draft: Draft, sketch: Sketch) -> float:
-        """Seconds. InputError where a link is not known."""
+    def step(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
+        """Seconds; where adapters are shared perhaps a lower bound, if that is not `below` this. InputError where a link is not
+        known."""
+        alone = self._alone(draft, sketch)
+        if alone >= below or not self.costs.cluster.shares_adapters:
+            return alone
+        return play(draft.plan(self.appraiser.problem), self.costs).step
+
+    def _alone(self, draft: Draft, sketch: Sketch) -> float:
+        """Seconds, if nothing shared an adapter with others: that never takes less."""
         found = []
         for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
             devices = draft.rows[rows][:, sort.work.used]

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hetpipe.cli.commands import main
-from hetpipe.predict.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
+from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
