@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 CROWDED = 1 + 1e-9  # times what an adapter carries; less is rounding
 
 
@@ -52,7 +53,7 @@ class Shared(NamedTuple):
     sums: list[tuple[float, float]]
 
 
-def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> NDArray[np.bool_]:
+def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Flags:
     """Which adapters are: those of node i carry capacity[2·i] bytes/s out and capacity[2·i + 1] in."""
     load = np.zeros(len(capacity))
     for pipe in pipes:
@@ -66,7 +67,7 @@ def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> ND
 
 
 @lru_cache(maxsize=256)
-def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, NDArray[np.bool_]]:
+def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, Flags]:
     """Which tasks of a pipeline wait for which [E, 2], and whether for what arrives [E]: forwards [n, m], then backwards [n, m],
     then the transfers of activations and those of gradients [n − 1, m]. A link serves its transfers in order."""
     n, i = len(depths), np.arange(m)
@@ -96,13 +97,14 @@ def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, NDArray[np.bool_]]:
 class _Build:
     """Tasks and flows, as they are added."""
 
-    def __init__(self, full: NDArray[np.bool_]) -> None:
+    def __init__(self, full: Flags) -> None:
         self.full, self.count, self.flows = full, 0, 0
         self.parts: list[tuple[Array, Array, Array, Index]] = []
-        self.edges: list[tuple[Index, NDArray[np.bool_]]] = []
+        self.edges: list[tuple[Index, Flags]] = []
         self.members: list[Array] = []
         self.rates: list[Array] = []
-        self.crossed: list[list[int]] = []
+        self.crossings: list[Index] = []  # how many adapters each flow crosses
+        self.crossed: list[Index] = []
 
     def add(self, seconds: Array, latency: Array, begin: Array, flow: Index) -> int:
         """Tasks; the number of the first."""
@@ -111,16 +113,18 @@ class _Build:
         self.count += len(seconds)
         return first
 
-    def flow(self, seconds: Array, members: float, rate: Array, adapters: Sequence[int]) -> Index:
-        """The flows of transfers that cross these adapters; −1 for those that cross no crowded one."""
-        over = [adapter for adapter in adapters if self.full[adapter]]
-        there = (seconds > 0) & (rate > 0) & bool(over)
+    def flow(self, carried: Flags, members: Array, rate: Array, adapters: Index) -> Index:
+        """The flow of each of X transfers [X], or −1: where something is `carried` [X] over a crowded one of the `adapters`
+        [X, some] (−1: none)."""
+        over = np.where((adapters >= 0) & self.full[adapters], adapters, -1)
+        there = carried & (over >= 0).any(axis=1)
         found = np.where(there, self.flows + np.cumsum(there) - 1, -1)
-        count = int(there.sum())
-        self.flows += count
-        self.members.append(np.full(count, float(members)))
+        over = over[there]
+        self.flows += len(over)
+        self.members.append(members[there])
         self.rates.append(rate[there])
-        self.crossed += [over] * count
+        self.crossings.append((over >= 0).sum(axis=1))
+        self.crossed.append(over[over >= 0])
         return found
 
     def ends(self, capacity: Array) -> Array:
@@ -134,10 +138,9 @@ class _Build:
         seconds, latency, begin, flow = (np.concatenate(column) for column in zip(*self.parts, strict=True))
         edges = np.concatenate([edges for edges, _ in self.edges])
         tasks = Tasks(seconds, latency, begin, flow, edges, np.concatenate([arrival for _, arrival in self.edges]))
-        reach = np.cumsum([0, *map(len, self.crossed)])
-        crossed = np.array([adapter for each in self.crossed for adapter in each], dtype=np.int64)
-        rates = np.concatenate([np.zeros(0), *self.rates])
-        return ends(tasks, Flows(np.concatenate([np.zeros(0), *self.members]), rates, reach, crossed, capacity))
+        reach = np.concatenate([[0], np.cumsum(np.concatenate(self.crossings))])
+        crossed = np.concatenate(self.crossed)
+        return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity))
 
 
 def share(
@@ -169,7 +172,7 @@ def share(
     return Shared(found, spans)
 
 
-def _shares(pipe: Pipe, full: NDArray[np.bool_]) -> bool:
+def _shares(pipe: Pipe, full: Flags) -> bool:
     pairs = zip(pipe.nodes, pipe.nodes[1:], strict=False)
     return any(
         a != b and bool(full[[2 * a, 2 * b + 1, 2 * b, 2 * a + 1]].any()) and float(pipe.rate[s].max()) > 0
@@ -180,15 +183,14 @@ def _shares(pipe: Pipe, full: NDArray[np.bool_]) -> bool:
 def _add_pipe(build: _Build, pipe: Pipe) -> int:
     """Its tasks in the order of `_waits`; the number of the first."""
     n, m = pipe.forward.shape
-    ways: list[list[Index]] = [[], []]
-    for s, (a, b) in enumerate(zip(pipe.nodes, pipe.nodes[1:], strict=False)):
-        for way, (out, into) in zip(ways, ((a, b), (b, a)), strict=True):
-            adapters = (2 * out, 2 * into + 1) if a != b else ()
-            way.append(build.flow(pipe.occupied[s], pipe.members[s], pipe.rate[s], adapters))
-    none = np.full(2 * n * m, -1)
+    a, b = np.array(pipe.nodes[:-1]), np.array(pipe.nodes[1:])
+    adapters = np.stack([[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]).transpose(0, 2, 1)  # [ways, n − 1, out and in]
+    each = np.where((a != b)[:, None], adapters, -1).reshape(-1, 2).repeat(m, axis=0)
+    carried = ((pipe.occupied > 0) & (pipe.rate > 0)).ravel()
+    flow = build.flow(np.tile(carried, 2), np.tile(pipe.members.repeat(m), 2), np.tile(pipe.rate.ravel(), 2), each)
     seconds = np.concatenate([pipe.forward.ravel(), pipe.backward.ravel(), *2 * [pipe.occupied.ravel()]])
     latency = np.concatenate([np.zeros(2 * n * m), *2 * [np.repeat(pipe.latency, m)]])
-    first = build.add(seconds, latency, np.zeros(len(seconds)), np.concatenate([none, *ways[0], *ways[1]]))
+    first = build.add(seconds, latency, np.zeros(len(seconds)), np.concatenate([np.full(2 * n * m, -1), flow]))
     edges, arrival = _waits(pipe.depths, m)
     build.edges.append((edges + first, arrival))
     return first
@@ -202,9 +204,9 @@ def _add_rings(
     before: dict[Hashable, int] = {}
     edges, arrival, tasks = list[tuple[int, int]](), list[bool](), list[int]()
     for ring in rings:
-        adapters = [adapter for node in ring.nodes for adapter in (2 * node, 2 * node + 1)]
-        seconds = np.array([ring.seconds])
-        flow = build.flow(seconds, 1.0, np.array([ring.rate]), adapters)
+        adapters = np.array([[adapter for node in ring.nodes for adapter in (2 * node, 2 * node + 1)] or [-1]])
+        seconds, rate = np.array([ring.seconds]), np.array([ring.rate])
+        flow = build.flow((seconds > 0) & (rate > 0), np.ones(1), rate, adapters)
         task, begin = build.count, 0.0
         for process in ring.processes:
             if process in before:

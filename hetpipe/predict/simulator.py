@@ -143,21 +143,36 @@ def _links(costs: Costs, replica: ReplicaPlan) -> tuple[Link, ...]:
     return tuple(costs.link(a, b) for a, b in (*pairwise(first), *zip(groups, groups, strict=True)))
 
 
-class _Run(NamedTuple):
-    """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage."""
+class Run(NamedTuple):
+    """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage; and what `contention` has to
+    know of it, but on which nodes it is."""
 
     costs: PipelineCosts
     times: list[StageTimes]
     optimizers: list[float]
+    pipe: Pipe
 
 
-def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> _Run:
+def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
     priced = replica_costs(costs, replica)
     optimizers = [
         costs.optimizer_seconds(costs.cluster.device(s.device).type, *s.layers, len(s.devices))
         for s in replica.stages
     ]
-    return _Run(priced, pipeline_times(priced, depths), optimizers)
+    times = pipeline_times(priced, depths)
+    n, m = len(priced.forward), len(priced.forward[0])
+    rate, members = np.zeros((n - 1, m)), np.ones(n - 1)
+    different, which = np.unique(replica.microbatch_sizes, return_inverse=True)
+    for s, (a, b) in enumerate(pairwise(replica.stages)):
+        if costs.cluster.runtime_overhead.overlap_transfers:  # else they are part of actions, and share nothing
+            parts = min(len(a.devices), len(b.devices))
+            each = [costs.transfer_rate(a.device, b.device, a.layers[1], size, parts) for size in different.tolist()]
+            rate[s], members[s] = np.array(each)[which], parts
+    pipe = Pipe(
+        np.array(priced.forward), np.array(priced.backward), np.array(priced.occupied).reshape(n - 1, m),
+        np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members, [x.backward[-1] for x in times],
+    )  # fmt: skip
+    return Run(priced, times, optimizers, pipe)
 
 
 Sums = list[tuple[Segment, float, float]]  # each with its start and end
@@ -166,7 +181,7 @@ Sums = list[tuple[Segment, float, float]]  # each with its start and end
 class Played(NamedTuple):
     """A plan's pipelines and gradient sums, and when the last backward and the last sum end."""
 
-    runs: list[_Run]
+    runs: list[Run]
     sums: Sums
     pipeline: float
     synced: float
@@ -182,18 +197,18 @@ class Played(NamedTuple):
         return self.synced + self.optimizer
 
 
-def play(plan: Plan, costs: Costs) -> Played:
-    """Pipelines, then gradient sums per owner group. Replicas that are alike are computed once: alone, and again with all others
-    where they share adapters."""
-    known: dict[object, _Run] = {}
-    runs, ready = [], {}
+def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None) -> Played:
+    """Pipelines, then gradient sums per owner group. Replicas that are alike, also those `known` from other plans with the same
+    costs, are computed once: alone, and again with all others where they share adapters."""
+    known = {} if known is None else known
+    runs, ready = list[Run](), {}
     for replica in plan.replicas:
-        key = _kinds(costs, replica), _links(costs, replica)
+        key = plan.schedule, _kinds(costs, replica), _links(costs, replica)
         if key not in known:
             known[key] = _run(costs, replica, replica.depths(plan.schedule))
         runs.append(known[key])
-        for stage, finish in zip(replica.stages, runs[-1].times, strict=True):
-            ready.update(dict.fromkeys(stage.devices, finish.backward[-1]))
+        for stage, end in zip(replica.stages, runs[-1].pipe.ready, strict=True):
+            ready.update(dict.fromkeys(stage.devices, end))
     segments = sync_segments(plan, costs)
     found = _shared(plan, costs, runs, segments)
     runs, sums = found or (runs, sync_times(segments, ready, costs, plan.process_of))
@@ -201,12 +216,16 @@ def play(plan: Plan, costs: Costs) -> Played:
     return Played(runs, sums, pipeline, max([pipeline, *(end for _, _, end in sums)]))
 
 
-def _shared(plan: Plan, costs: Costs, runs: Sequence[_Run], segments: Sequence[Segment]) -> tuple[list[_Run], Sums] | None:
+def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], segments: Sequence[Segment]) -> tuple[list[Run], Sums] | None:
     """Pipelines and sums that share adapters; None where none do."""
     if not costs.cluster.shares_adapters:
         return None
     number = {node.name: i for i, node in enumerate(costs.cluster.nodes)}
-    pipes = [_pipe(plan, r, costs, run, number) for r, run in enumerate(runs)]
+    node_of = {device.id: number[device.node] for device in costs.cluster.devices}
+    pipes = [
+        run.pipe._replace(nodes=tuple(node_of[stage.device] for stage in replica.stages))
+        for run, replica in zip(runs, plan.replicas, strict=True)
+    ]
     process, driven = plan.process_of, dict[Hashable, list[tuple[int, int]]]()
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):
@@ -224,26 +243,6 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[_Run], segments: Sequence[S
         times = [StageTimes(*stage) for stage in zip(*(x.tolist() for x in every), strict=True)]
         again[r] = runs[r]._replace(times=times)
     return again, [(segment, *span) for segment, span in zip(segments, found.sums, strict=True)]
-
-
-def _pipe(plan: Plan, r: int, costs: Costs, run: _Run, number: Mapping[str, int]) -> Pipe:
-    """A replica as `contention` looks at it. Transfers that are part of actions share nothing."""
-    replica, device = plan.replicas[r], costs.cluster.device
-    n, m = len(replica.stages), len(replica.microbatch_sizes)
-    nodes = tuple(number[device(stage.device).node] for stage in replica.stages)
-    rate, members = np.zeros((n - 1, m)), np.ones(n - 1)
-    different, which = np.unique(replica.microbatch_sizes, return_inverse=True)
-    for s, (a, b) in enumerate(pairwise(replica.stages)):
-        if nodes[s] != nodes[s + 1] and costs.cluster.runtime_overhead.overlap_transfers:
-            parts = min(len(a.devices), len(b.devices))
-            members[s] = parts
-            each = [costs.transfer_rate(a.device, b.device, a.layers[1], size, parts) for size in different.tolist()]
-            rate[s] = np.array(each)[which]
-    return Pipe(
-        np.array(run.costs.forward), np.array(run.costs.backward), np.array(run.costs.occupied).reshape(n - 1, m),
-        np.array(run.costs.latency, dtype=np.float64), replica.depths(plan.schedule), nodes, rate, members,
-        [times.backward[-1] for times in run.times],
-    )  # fmt: skip
 
 
 def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
@@ -264,7 +263,7 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
 
 def _spans(
     replicas: Sequence[ReplicaPlan],
-    runs: Sequence[_Run],
+    runs: Sequence[Run],
     sums: Sequence[tuple[Segment, float, float]],
     synced: float,
 ) -> list[Span]:
@@ -277,7 +276,7 @@ def _spans(
     }
     spans = []
     for device, (r, s) in where.items():
-        priced, times, _ = runs[r]
+        priced, times = runs[r].costs, runs[r].times
         forwards = zip(times[s].forward, priced.forward[s], strict=True)
         backwards = zip(times[s].backward, priced.backward[s], strict=True)
         for i, ((f, f_seconds), (b, b_seconds)) in enumerate(zip(forwards, backwards, strict=True)):
