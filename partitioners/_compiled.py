@@ -1,52 +1,5 @@
-"""Functions that numba compiles at their first use, and keeps on disk."""
+"""The compiler of the partitioners' loops: that of the simulator."""
 
-from __future__ import annotations
+from hetpipe.predict.compiled import compiled, get_ready, inlined
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar, cast
-
-from numba import njit
-
-F = TypeVar("F", bound=Callable[..., Any])
-on_disk: list[Any] = []  # functions that numba keeps
-
-
-def compiled(function: F) -> F:
-    """The same, compiled; kept on disk where a folder for that can be written to."""
-    compiler = partial(njit, nogil=True, error_model="numpy")
-    try:
-        on_disk.append(compiler(cache=True)(function))
-    except RuntimeError:  # numba found no such folder
-        return cast(F, compiler()(function))
-    return cast(F, on_disk[-1])
-
-
-def inlined(function: F) -> F:
-    """The same, compiled as a part of the functions that call it."""
-    return cast(F, njit(inline="always", error_model="numpy")(function))
-
-
-def get_ready(first_use: Callable[[], object]) -> None:
-    """Call compiled functions a first time. What cannot be read from disk is compiled again."""
-    try:
-        first_use()
-    except Exception:
-        damaged = [function for function in on_disk if not _readable(function)]
-        if not damaged:
-            raise
-        for function in damaged:
-            function._cache.flush()
-        first_use()
-
-
-def _readable(function: Any) -> bool:
-    """Whether numba can read what it keeps of a function. It unpickles the list of that before it compares the version of our
-    file, so that a class that has been renamed since is an AttributeError; and a file may have been cut short."""
-    file = function._cache._cache_file
-    try:
-        for key in file._load_index():
-            file.load(key)
-    except Exception:
-        return False
-    return True
+__all__ = ["compiled", "get_ready", "inlined"]

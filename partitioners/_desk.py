@@ -87,7 +87,8 @@ class Desk:
                 sketch = self.appraiser.sketch(draft)
                 if best is not None and self.bound(draft, sketch) > best[0]:
                     continue
-                step, place = self.steps.step(draft, sketch), (start, *candidate.order)
+                least = below if best is None else min(below, best[0] * (1 + 1e-12))  # of equals the first is the best
+                step, place = self.steps.step(draft, sketch, least), (start, *candidate.order)
                 if step < below and (best is None or (step, place) < best[:2]):
                     best = step, place, draft
         return None if best is None else (best[0], best[2])
@@ -104,7 +105,7 @@ class Best:
         candidate = self.desk.candidate(self.count, draft)
         if candidate.bound >= self.step or not self.desk.fits(candidate):
             return
-        step = self.desk.steps.step(draft, candidate.sketch)
+        step = self.desk.steps.step(draft, candidate.sketch, self.step)
         if step < self.step:
             self.step, self.count = step, self.count + 1
             yield candidate

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._compiled import compiled, get_ready, inlined
 from hetpipe.predict.cost import Costs
-from hetpipe.predict.simulator import PipelineCosts, costs_by_size
+from hetpipe.predict.pipeline import PipelineCosts
+from hetpipe.predict.simulator import costs_by_size
 from hetpipe.spec.plan import ReplicaPlan
 from hetpipe.spec.schedule import ScheduleName
 
@@ -19,7 +20,7 @@ Index = NDArray[np.int64]
 
 
 def last_backwards(costs: PipelineCosts, which: Index, depths: Sequence[int]) -> list[float]:
-    """When each stage's last backward ends, as `simulator.pipeline_times` says. `costs` have a column for each different
+    """When each stage's last backward ends, as `pipeline_times` says. `costs` have a column for each different
     micro-batch, and `which` the column of each micro-batch [m]."""
     ready()
     stages = len(costs.forward)

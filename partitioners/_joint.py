@@ -14,12 +14,13 @@ from hetpipe.partitioners._wires import link_seconds
 
 
 class Joint:
-    """The step of plans put together from pipelines, as `simulate` has it: gradient sums and optimizers
-    included. `free` is when each device can sum next, by replica [K, stages, devices of the stage]; those of one process
-    all at once, after the last backward of them all."""
+    """The step of plans put together from pipelines, as `simulate` has it where nothing shares an adapter, gradient sums
+    and optimizers included: else a lower bound. `free` is when each device can sum next, by replica [K, stages, devices of the
+    stage]; those of one process all at once, after the last backward of them all."""
 
     def __init__(self, space: Space) -> None:
         self.space, self.one_process = space, space.problem.backend != "torch"
+        self.costs = space.costs
         self.degrees = np.array([kind.degree for kind in space.kinds])
         L = np.zeros((space.K, 1))
         self.prefix = np.concatenate([L, np.cumsum(space.shards, axis=1)], axis=1)  # [K, L + 1]

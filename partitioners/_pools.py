@@ -56,11 +56,11 @@ class Pools:
         """Where the rows are too many at once: half of the variants, and the other half."""
         found = priced(self.space, c, variants, 2, threshold, limit, self.late)
         if np.isinf(found.dropped) or len(variants) <= 1 or splits == 0 or self.late():
-            return Found(undominated(found.pipelines), found.dropped)
+            return Found(self.useful(found.pipelines), found.dropped)
         half = len(variants) // 2
         parts = [self._all(c, part, threshold, limit, splits - 1) for part in (variants[:half], variants[half:])]
         merged = joined([part.pipelines for part in parts], sum(c))
-        merged = undominated(merged.pick(np.argsort(merged.bound, kind="stable")))
+        merged = self.useful(merged.pick(np.argsort(merged.bound, kind="stable")))
         return Found(merged, min(part.dropped for part in parts))
 
     def _learned(self, found: Found, first: int, threshold: float) -> Array:
@@ -86,7 +86,11 @@ class Pools:
         """A few promising pipelines with these numbers of samples."""
         variants = self.variants(c, shares, R, np.inf)
         found = priced(self.space, c, variants, R, np.inf, limit).pipelines
-        return undominated(found) if found.number else empty(sum(c))
+        return self.useful(found) if found.number else empty(sum(c))
+
+    def useful(self, rows: Pipelines) -> Pipelines:
+        """Those that could be in the best plan: where adapters are shared, one that is ready later may be in nobody's way."""
+        return rows if self.space.problem.cluster.shares_adapters else undominated(rows)
 
 
 def undominated(rows: Pipelines) -> Pipelines:

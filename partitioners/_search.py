@@ -35,9 +35,9 @@ from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._packing import packings
 from hetpipe.partitioners._plans import Chosen, build_plan, replicas_of
 from hetpipe.partitioners._pools import SPLITS, Pools
-from hetpipe.partitioners._space import Space, families_of, load_of, microbatch_sizes
+from hetpipe.partitioners._space import Array, Space, families_of, load_of, microbatch_sizes
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
-from hetpipe.predict.simulator import simulate
+from hetpipe.predict.simulator import play, simulate
 from hetpipe.spec.plan import Plan
 
 ROWS = 40_000  # partial pipelines kept at a time
@@ -46,6 +46,7 @@ GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an in
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
 SEEDS, SEED_ROWS = 16, 400  # groupings priced roughly; pipelines each
+SHARED = 40_000  # numbers that take as long to handle as to simulate a plan whose transfers share adapters
 GROUPING = 10_000  # numbers that take as long to handle as to list one
 GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 
@@ -124,14 +125,30 @@ class Search:
         """Price plans exactly, [K] at once, and keep the best if it beats the plan in hand."""
         if not parts[0].number:
             return
-        steps = self.joint.step(parts)
+        steps, price = self.joint.step(parts), self.price(grouping)
+        if self.problem.cluster.shares_adapters:
+            steps = self.shared(parts, steps, price)
         if self.problem.deadline_seconds_per_step is not None:
             steps = np.where(steps <= self.problem.deadline_seconds_per_step, steps, np.inf)
         i = int(np.argmin(steps))
-        price = self.price(grouping)
         if steps[i] < self.limit(price):
             self.best_step, self.best_cost = float(steps[i]), price * float(steps[i])
             self.chosen = replicas_of(parts, i)
+
+    def shared(self, parts: list[Pipelines], alone: Array, price: float) -> Array:
+        """The steps of those that could beat the plan in hand, if others cross the same adapters; infinite for the rest, which
+        take too long `alone`."""
+        steps, least = np.full(len(alone), np.inf), self.limit(price)
+        for i in np.argsort(alone, kind="stable").tolist():
+            if alone[i] >= least:
+                break
+            if self.late() and self.found:
+                self.left_out(float(alone[i]), price)
+                break
+            self.space.meter.count(SHARED)
+            steps[i] = play(build_plan(self.space, replicas_of(parts, i), self.name), self.joint.costs).step
+            least = min(least, steps[i])
+        return steps
 
     def run(self) -> Solution:
         """Search to the end, or to the time limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
@@ -12,9 +13,11 @@ from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
 from hetpipe.partitioners._drafts import Draft, Index, Work
 from hetpipe.partitioners._ends import replica_ends
 from hetpipe.predict.cost import ring_seconds
+from hetpipe.predict.simulator import Run, play
 from hetpipe.spec.schedule import ScheduleName
 
 Owner = tuple[int, int, int]  # sort, stage, shard
+KNOWN = 500  # pipelines of plans whose transfers share adapters that are kept
 
 
 class Pipelines(NamedTuple):
@@ -37,13 +40,24 @@ class Steps:
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.costs = appraiser, appraiser.costs
         self._runs: dict[tuple[Sort, ScheduleName], tuple[tuple[float, ...], float]] = {}
+        self._known: dict[object, Run] = {}
         self.tied: dict[str, list[int]] = {}
         for l, layer in enumerate(appraiser.problem.profile.layers):  # noqa: E741
             if layer.tied is not None:
                 self.tied.setdefault(layer.tied, []).append(l)
 
-    def step(self, draft: Draft, sketch: Sketch) -> float:
-        """Seconds. InputError where a link is not known."""
+    def step(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
+        """Seconds; where adapters are shared perhaps a lower bound, if that is not `below` this. InputError where a link is not
+        known."""
+        alone = self._alone(draft, sketch)
+        if alone >= below or not self.costs.cluster.shares_adapters:
+            return alone
+        if len(self._known) > KNOWN:
+            self._known.clear()
+        return play(draft.plan(self.appraiser.problem), self.costs, self._known).step
+
+    def _alone(self, draft: Draft, sketch: Sketch) -> float:
+        """Seconds, if nothing shared an adapter with others: that never takes less."""
         found = []
         for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
             devices = draft.rows[rows][:, sort.work.used]

@@ -22,8 +22,8 @@ class Turned(NamedTuple):
 
 
 class Symmetry:
-    """The nodes of a space, each with its kinds of stage, in blocks of those that can be exchanged: the same devices, the same
-    link inside, and the same links to all others."""
+    """The nodes of a space, each with its kinds of stage, in blocks of those that can be exchanged: the same devices and
+    adapters, the same link inside, and the same links to all others."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -49,6 +49,9 @@ class Symmetry:
             inside = [cluster.link_between(name, name) for name in names]
             if inside[0] != inside[1]:
                 return False
+        adapters = [(node.adapter, node.adapter_count) for name in names for node in cluster.nodes if node.name == name]
+        if adapters[0] != adapters[1]:
+            return False
         swapped = np.arange(space.K)
         swapped[ours], swapped[theirs] = theirs, ours
         return bool((space.link_ids[np.ix_(swapped, swapped)] == space.link_ids).all())

@@ -28,7 +28,8 @@ from hetpipe.partitioners._space import (
 )
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
 from hetpipe.predict.cost import Costs, sync_segments
-from hetpipe.predict.simulator import pipeline_times, replica_costs, sync_times
+from hetpipe.predict.pipeline import pipeline_times
+from hetpipe.predict.simulator import play, replica_costs, sync_times
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
@@ -149,7 +150,7 @@ class Oracle:
                     ]
                     if None not in again:
                         kept.append(self._price(line, layers, sizes, depths, [bool(x) for x in again]))
-            found += [
+            found += kept if self.problem.cluster.shares_adapters else [
                 x for i, x in enumerate(kept)
                 if not any(dominates(y, x) and (j < i or not dominates(x, y)) for j, y in enumerate(kept) if j != i)
             ]  # fmt: skip
@@ -211,7 +212,10 @@ class Oracle:
         if deadline is not None and step > deadline:
             return
         goal = (step if deadline is None else step * price, step)
-        if goal < self.best:
+        if goal < self.best and self.problem.cluster.shares_adapters:
+            step = play(plan, self.costs).step
+            goal = (step if deadline is None else step * price, step)
+        if goal < self.best and (deadline is None or step <= deadline):
             self.best, self.plan = goal, plan
 
     def search(self) -> None:

@@ -85,6 +85,29 @@ class TestCluster:
         assert cluster.link_between("n0", "n1").seconds(30) == 4.0
         assert cluster.link_between("n0", "n2").bandwidth == 1.0
 
+    def test_adapters_are_as_fast_as_the_fastest_link(self) -> None:
+        nodes: list[dict[str, Any]] = [{"name": name, "devices": {"a": 2}} for name in ("n0", "n1", "n2", "n3")]
+        nodes[1] |= {"adapters": 3}
+        nodes[2] |= {"adapters": "per_device", "adapter": {"bandwidth": "8 GB/s", "bandwidth_in": "1 GB/s"}}
+        links = [{"between": ["n0", other], "points": [[0, 1.0], [8, 3.0], [16, 3.0 + 8 / rate]]}
+                 for other, rate in (("n1", 10.0), ("n2", 3.0), ("n3", 1.0))]  # fmt: skip
+        found = Cluster.parse(cluster_document(nodes=nodes, links=links, link={"bandwidth": 5}), "x").adapter_rates
+        assert found["n0"] == pytest.approx((10.0, 10.0))  # all of its links are its own
+        assert found["n1"] == pytest.approx((30.0, 30.0))
+        assert found["n2"] == (16e9, 2e9)
+        assert found["n3"] == (5.0, 5.0)
+
+    def test_adapters_make_the_link(self) -> None:
+        def cluster(*adapters: dict[str, Any]) -> Cluster:
+            nodes = [{"name": f"n{i}", "devices": {"a": 1}, "adapter": adapter} for i, adapter in enumerate(adapters)]
+            return Cluster.parse(cluster_document(nodes=nodes, link=None), "x")
+
+        slow, fast = {"bandwidth": 5, "latency": 0.5}, {"bandwidth": 6, "bandwidth_in": 7, "latency": 0.25}
+        link = cluster(slow, fast, {"bandwidth": 1}).link_between("n1", "n2")
+        assert (link.bandwidth, link.latency) == (7.0, 0.75)
+        assert cluster(slow).link is None
+        refused(Cluster, cluster_document(nodes=[{"name": "n0", "devices": {"a": 1}, "adapters": 0}]), "adapters")
+
     def test_unknown_key_names_the_nearest(self) -> None:
         refused(Cluster, cluster_document(divices=1), "unknown key 'divices'; did you mean 'device_types'?")
         types = {"a": {"memry": 100}}

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.partitioners._ends import last_backwards
-from hetpipe.predict.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
+from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
 from tests.strategies import make_cluster, make_profile
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.partitioners._batch import Durations, ready_times
-from hetpipe.predict.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
+from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan

@@ -115,10 +115,15 @@ def test_tied_shards_of_two_stages() -> None:
     assert costs.parameter_bytes("a", 0, 2, 2) == 440 + 440 - 200
 
 
-def test_shards_are_summed_at_the_same_time() -> None:
-    found = simulate(plan([["n0/0", "n0/1"]], [["n1/0", "n1/1"]]), profile(), cluster())
-    sums = {(span.start, span.end) for span in found.spans if span.kind == "sync"}
-    assert sums == {(6.0, 6.0 + 2 * (0.5 + 440 / 100))}
+@pytest.mark.parametrize(("adapters", "sharing"), [(1, 2), (2, 1), ("per_device", 1)])
+def test_shards_are_summed_at_the_same_time(adapters: int | str, sharing: int) -> None:
+    """They share a node's adapter, or have one each."""
+    document = cluster().model_dump()
+    document["nodes"] = [node | {"adapters": adapters} for node in document["nodes"]]
+    wide = Cluster.parse(document, "cluster")
+    found = simulate(plan([["n0/0", "n0/1"]], [["n1/0", "n1/1"]]), profile(), wide)
+    (times,) = {(span.start, span.end) for span in found.spans if span.kind == "sync"}
+    assert times == pytest.approx((6.0, 6.0 + 2 * (0.5 + sharing * 440 / 100)))
 
 
 def test_a_group_sends_its_parts_side_by_side_and_gathers_them() -> None:

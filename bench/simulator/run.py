@@ -1,4 +1,5 @@
-"""How long does a simulation take? Pipelines of many stages and micro-batches, every duration different.
+"""How long does a simulation take? Pipelines of many stages and micro-batches, every duration different; and many of them that
+share network adapters.
 
 python -m bench.simulator.run [--repeats N] [--json]
 """
@@ -20,13 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 from hetpipe.cli.commands import main
-from hetpipe.predict.simulator import PipelineCosts, pipeline_times, simulate
+from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
+from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.schedule import default_depths
 
 SHAPES = ((4, 8), (8, 64), (16, 128), (64, 512), (128, 1024))
+NODE = 8  # devices of a node, where adapters are shared
+CROWDS = ((1, 64, 512), (16, 64, 64), (128, 8, 32), (512, 2, 16), (1024, 1, 4))  # replicas, stages, micro-batches
 
 
 def deep_depths(n: int, m: int) -> tuple[int, ...]:
@@ -46,15 +50,17 @@ def random_costs(n: int, m: int) -> PipelineCosts:
     )
 
 
-def whole_plan(n: int, m: int) -> tuple[Plan, Profile, Cluster]:
-    """A plan of n stages of one layer, each on a device of its own, and what it takes to simulate it."""
+def whole_plan(n: int, m: int, R: int = 1, node: int = 0) -> tuple[Plan, Profile, Cluster]:
+    """A plan of R replicas of n stages of one layer, each on a device of its own, and what it takes to simulate it. All on one
+    node, or on nodes of so many: stage s of all replicas before stage s + 1 of any. Of several replicas each has up to a quarter
+    more micro-batches, or fewer."""
     draw = random.Random(0)
     seconds = [draw.uniform(0.5, 1.5) for _ in range(n)]
     layers = [
         {
             "name": f"layer.{i}",
             "parameter_bytes": 10**6,
-            "output_bytes_per_sample": 10**4,
+            "output_bytes_per_sample": 10**7 if node else 10**4,
             "saved_bytes_per_sample": 10**5,
         }
         for i in range(n)
@@ -70,14 +76,26 @@ def whole_plan(n: int, m: int) -> tuple[Plan, Profile, Cluster]:
     cluster = {
         "format": "hetpipe.cluster/1",
         "device_types": {"gpu": {"memory": 10**12}},
-        "nodes": [{"name": "n0", "devices": {"gpu": n}, "link": {"bandwidth": 1e9, "latency": 1e-5}}],
+        "nodes": [
+            {"name": f"n{i}", "devices": {"gpu": node or n}, "link": {"bandwidth": 1e9, "latency": 1e-5}}
+            for i in range(R * n // (node or n))
+        ],
+        "link": {"bandwidth": 1e9, "latency": 1e-5},
     }
-    stages = [{"layers": [s, s + 1], "devices": [f"n0/{s}"]} for s in range(n)]
+    place = [f"n{i // (node or n)}/{i % (node or n)}" for i in range(R * n)]
+    counts = [m + (draw.randint(-m // 4, m // 4) if R > 1 else 0) for _ in range(R)]
+    replicas = [
+        {
+            "microbatch_sizes": [1] * count,
+            "stages": [{"layers": [s, s + 1], "devices": [place[s * R + r]]} for s in range(n)],
+        }
+        for r, count in enumerate(counts)
+    ]
     plan = {
         "format": "hetpipe.plan/1",
         "model": "chain",
-        "global_batch": m,
-        "replicas": [{"microbatch_sizes": [1] * m, "stages": stages}],
+        "global_batch": sum(counts),
+        "replicas": replicas,
     }
     return Plan.parse(plan, "plan"), Profile.parse(profile, "profile"), Cluster.parse(cluster, "cluster")
 
@@ -105,20 +123,33 @@ def measure(n: int, m: int, repeats: int) -> dict[str, tuple[float, float]]:
     return {name: seconds_of(action, repeats) for name, action in actions.items()}
 
 
+def crowd(R: int, n: int, m: int, repeats: int) -> tuple[float, float]:
+    """Seconds of `simulate` where nodes share adapters; compiled before."""
+    plan = whole_plan(n, m, R, NODE)
+    simulate(*plan)
+    return seconds_of(lambda: simulate(*plan), repeats)
+
+
 def run(
     repeats: Annotated[int, typer.Option(min=1)] = 9,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Print the least and the median of the repeats."""
     rows = {f"{n} × {m}": measure(n, m, repeats) for n, m in SHAPES}
+    crowds = {f"{R} × {n} × {m}": crowd(R, n, m, repeats) for R, n, m in CROWDS}
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        sys.stdout.write(json.dumps({**rows, **crowds}, indent=1) + "\n")
         return
     table = Table("stages × micro-batches", title="Milliseconds of processor time, least / median")
     for name in next(iter(rows.values())):
         table.add_column(name, justify="right")
     for shape, row in rows.items():
         table.add_row(shape, *(f"{1e3 * least:.1f} / {1e3 * middle:.1f}" for least, middle in row.values()))
+    Console().print(table)
+    table = Table("replicas × stages × micro-batches", title=f"The same, where nodes of {NODE} devices share adapters")
+    table.add_column("simulate", justify="right")
+    for shape, (least, middle) in crowds.items():
+        table.add_row(shape, f"{1e3 * least:.1f} / {1e3 * middle:.1f}")
     Console().print(table)
     Console().print(
         f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, one in use"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import comb, lcm
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,16 @@ def most_in_flight(sizes: Sequence[int], depth: int) -> int:
         return width * sizes[0]
     ends = np.concatenate([[0], np.cumsum(sizes)])
     return int((ends[width:] - ends[:-width]).max())
+
+
+class RingParts(NamedTuple):
+    """A ring all-reduce: the numbers of the nodes that it joins, if it is not on one; seconds of its bytes and of its latencies;
+    bytes/s into and out of each node, alone."""
+
+    nodes: tuple[int, ...]
+    seconds: float
+    latency: float
+    rate: float
 
 
 class Costs:
@@ -187,13 +198,31 @@ class Costs:
                 latency += (degree - 1) * self.link(device, device).seconds(size_bytes / degree) / share
         return occupied, latency
 
+    def transfer_rate(self, device_a: str, device_b: str, boundary: int, size: int, parts: int) -> float:
+        """Bytes/s of one of so many parts of a transfer (see `transfer`) that has its link for itself; 0 if it takes no time."""
+        link = self.link(device_a, device_b)
+        return rate_alone(link, float(self.profile.output_bytes[boundary - 1]) * size / parts)
+
     def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:
         """Ring all-reduce (Patarasu and Yuan 2009): 2(k − 1) rounds of size/k bytes over the slowest link of the group."""
         k = len(set(devices))
         if k < 2 or size_bytes <= 0:
             return 0.0
-        nodes = Counter(self.cluster.device(d).node for d in set(devices))
-        return ring_seconds(self.links_among(nodes), k, size_bytes)
+        return ring_seconds(self.links_among(self._count_nodes(devices)), k, size_bytes)
+
+    def ring(self, devices: Sequence[str], size_bytes: float, node_number: Mapping[str, int]) -> RingParts:
+        """The all-reduce as a flow: the rings of NCCL and gloo visit the devices of a node one after the other, so each byte of a
+        round leaves and enters every node once."""
+        k, nodes = len(set(devices)), self._count_nodes(devices)
+        seconds = self.all_reduce_seconds(devices, size_bytes)
+        link = max(self.links_among(nodes), key=lambda link: link.seconds(size_bytes / k))
+        latency, rate = 2 * (k - 1) * link.seconds(0), rate_alone(link, size_bytes / k)
+        if len(nodes) == 1 or rate == 0:
+            return RingParts((), seconds, 0.0, 0.0)
+        return RingParts(tuple(node_number[node] for node in nodes), seconds - latency, latency, rate)
+
+    def _count_nodes(self, devices: Sequence[str]) -> Counter[str]:
+        return Counter(self.cluster.device(d).node for d in set(devices))
 
     def links_among(self, nodes: Mapping[str, int]) -> set[Link]:
         """The different links between devices of these nodes, of which each has so many."""
@@ -221,6 +250,12 @@ def _receive_buffers(
 def occupied_seconds(link: Link, size_bytes: float) -> float:
     """Seconds that a transfer holds a link: all but the latency."""
     return max(0.0, link.seconds(size_bytes) - link.seconds(0))
+
+
+def rate_alone(link: Link, size_bytes: float) -> float:
+    """Bytes/s while a transfer holds a link that it has for itself, at most the link's peak; 0 where it takes no time."""
+    seconds = occupied_seconds(link, size_bytes)
+    return min(size_bytes / seconds, link.peak) if seconds > 0 else 0.0
 
 
 def ring_seconds(links: Iterable[Link], k: int, size_bytes: float) -> float:

@@ -1,154 +1,21 @@
-"""The simulator: a schedule and its costs → Timeline. The pipeline time is the longest path of the schedule's graph:
-an action waits for the one before it on its stage, a forward for its activation, a backward for its gradient. Transfers are
-first-in first-out on the directed link between two neighbouring stages and overlap compute; contention of replicas on one
-wire is not modelled."""
+"""The simulator: a plan and its costs → Timeline. Pipelines (`pipeline`), then gradient sums, then optimizers; what crosses the
+same network adapters at the same time shares them (`contention`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
+from hetpipe.predict.contention import Pipe, Ring, share
 from hetpipe.predict.cost import Costs, Segment, sync_segments
+from hetpipe.predict.pipeline import PipelineCosts, StageTimes, pipeline_times
 from hetpipe.predict.timeline import LazySpans, Span, SpanKind, Timeline
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan, ReplicaPlan
 from hetpipe.spec.profile import Profile
-from hetpipe.spec.schedule import check_depths
-
-
-class StageTimes(NamedTuple):
-    """Finish times of one stage in one step: forward[i] and backward[i] of micro-batch i (starts are finish − duration)."""
-
-    forward: list[float]
-    backward: list[float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PipelineCosts:
-    """Durations of one pipeline: `forward` and `backward` [n][m] seconds; `occupied` [n − 1][m] seconds that a boundary's
-    transfer holds its link (either direction) and `latency` [n − 1] seconds on top."""
-
-    forward: Sequence[Sequence[float]]
-    backward: Sequence[Sequence[float]]
-    occupied: Sequence[Sequence[float]]
-    latency: Sequence[float]
-
-
-def pipeline_times(costs: PipelineCosts, depths: Sequence[int]) -> list[StageTimes]:
-    """Finish time of every action for warm-up `depths` [n], which must not rise along the pipeline. O(n·m).
-
-    Nothing is searched: first every stage's warm-up forwards, stage by stage; then in round i the backwards of
-    micro-batch i from the last stage to the first, and the forwards that these let in, i + depth(s), from the
-    first stage to the last. Each stage's order is its schedule's, and every action stands behind those it waits
-    for: forward j of stage s − 1 is let in by round j − depth(s − 1), no later than round j − depth(s).
-    """
-    n, m = len(costs.forward), len(costs.forward[0])
-    depths = [min(depth, m) for depth in depths]
-    check_depths(depths)
-    none = [0.0] * m
-    down, up = (
-        [*costs.occupied, none],
-        [none, *costs.occupied],
-    )  # of the boundary behind and before each stage
-    latency, latency_up = [*costs.latency, 0.0], [0.0, *costs.latency][::-1]
-    stages, arrived = [], none
-    for row, busy, delay, depth in zip(costs.forward, down, latency, depths, strict=True):
-        stage = _warm_up(row, busy, delay, depth, arrived)
-        stages.append(stage)
-        arrived = stage.arrivals
-    rows = list(zip(*reversed(costs.backward), strict=True))
-    wires = list(zip(*reversed(up), strict=True))
-    clock, links = [stage.now for stage in stages], [0.0] * n
-    backward = []
-    for i in range(m):
-        ends, links = _backwards(clock, rows[i], links, wires[i], latency_up)
-        backward.append(ends)
-        clock = ends.copy()
-        if i + depths[-1] < m:
-            _forwards(clock, i, stages, m)
-    columns = zip(*backward, strict=True)
-    return [StageTimes(stage.ends, list(ends)) for stage, ends in zip(stages, columns, strict=True)]
-
-
-@dataclass(slots=True)
-class _Forwards:
-    """The forwards of one stage so far: when each ended, `arrivals` at the next stage, and when its link is free.
-    `now` is when the warm-up ended."""
-
-    row: Sequence[float]
-    busy: Sequence[float]
-    delay: float
-    depth: int
-    arrived: Sequence[float]
-    ends: list[float]
-    arrivals: list[float]
-    link: float
-    now: float
-
-
-def _warm_up(
-    row: Sequence[float], busy: Sequence[float], delay: float, depth: int, arrived: Sequence[float]
-) -> _Forwards:
-    """A stage's first `depth` forwards. Comparisons instead of max(), which takes three times as long."""
-    now = link = 0.0
-    ends, arrivals = [], []
-    for arrival, seconds, sending in zip(arrived, row[:depth], busy, strict=False):
-        if arrival > now:
-            now = arrival
-        now += seconds
-        ends.append(now)
-        if now > link:
-            link = now
-        link += sending
-        arrivals.append(link + delay)
-    return _Forwards(row, busy, delay, depth, arrived, ends, arrivals, link, now)
-
-
-def _backwards(
-    clock: list[float],
-    row: Sequence[float],
-    links: list[float],
-    busy: Sequence[float],
-    delays: Sequence[float],
-) -> tuple[list[float], list[float]]:
-    """One micro-batch's backwards: when each stage's ends, and when each link is free then, last stage first
-    (as are `row`, `links`, `busy` and `delays`; `clock` and the ends are first stage first)."""
-    arrival = 0.0
-    ends, free = [], []
-    for now, seconds, link, sending, delay in zip(reversed(clock), row, links, busy, delays, strict=True):
-        if arrival > now:
-            now = arrival
-        now += seconds
-        ends.append(now)
-        if now > link:
-            link = now
-        link += sending
-        free.append(link)
-        arrival = link + delay
-    ends.reverse()
-    return ends, free
-
-
-def _forwards(clock: list[float], i: int, stages: Sequence[_Forwards], m: int) -> None:
-    """The forwards that micro-batch i's backwards let in; `clock` moves on."""
-    for s, stage in enumerate(stages):
-        f = i + stage.depth
-        if f >= m:
-            continue
-        now, arrival = clock[s], stage.arrived[f]
-        if arrival > now:
-            now = arrival
-        now += stage.row[f]
-        stage.ends.append(now)
-        clock[s] = now
-        link = stage.link
-        if now > link:
-            link = now
-        link += stage.busy[f]
-        stage.link = link
-        stage.arrivals.append(link + stage.delay)
 
 
 def replica_costs(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
@@ -276,53 +143,127 @@ def _links(costs: Costs, replica: ReplicaPlan) -> tuple[Link, ...]:
     return tuple(costs.link(a, b) for a, b in (*pairwise(first), *zip(groups, groups, strict=True)))
 
 
-class _Run(NamedTuple):
-    """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage."""
+class Run(NamedTuple):
+    """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage; and what `contention` has to
+    know of it, but on which nodes it is."""
 
     costs: PipelineCosts
     times: list[StageTimes]
     optimizers: list[float]
+    pipe: Pipe
 
 
-def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> _Run:
+def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
     priced = replica_costs(costs, replica)
     optimizers = [
         costs.optimizer_seconds(costs.cluster.device(s.device).type, *s.layers, len(s.devices))
         for s in replica.stages
     ]
-    return _Run(priced, pipeline_times(priced, depths), optimizers)
+    times = pipeline_times(priced, depths)
+    n, m = len(priced.forward), len(priced.forward[0])
+    rate, members = np.zeros((n - 1, m)), np.ones(n - 1)
+    different, which = np.unique(replica.microbatch_sizes, return_inverse=True)
+    for s, (a, b) in enumerate(pairwise(replica.stages)):
+        if costs.cluster.runtime_overhead.overlap_transfers:  # else they are part of actions, and share nothing
+            parts = min(len(a.devices), len(b.devices))
+            each = [costs.transfer_rate(a.device, b.device, a.layers[1], size, parts) for size in different.tolist()]
+            rate[s], members[s] = np.array(each)[which], parts
+    pipe = Pipe(
+        np.array(priced.forward), np.array(priced.backward), np.array(priced.occupied).reshape(n - 1, m),
+        np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members, [x.backward[-1] for x in times],
+    )  # fmt: skip
+    return Run(priced, times, optimizers, pipe)
+
+
+Sums = list[tuple[Segment, float, float]]  # each with its start and end
+
+
+class Played(NamedTuple):
+    """A plan's pipelines and gradient sums, and when the last backward and the last sum end."""
+
+    runs: list[Run]
+    sums: Sums
+    pipeline: float
+    synced: float
+
+    @property
+    def optimizer(self) -> float:
+        """Seconds of the longest optimizer."""
+        return max(max(run.optimizers) for run in self.runs)
+
+    @property
+    def step(self) -> float:
+        """Seconds of all of it."""
+        return self.synced + self.optimizer
+
+
+def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None) -> Played:
+    """Pipelines, then gradient sums per owner group. Replicas that are alike, also those `known` from other plans with the same
+    costs, are computed once: alone, and again with all others where they share adapters."""
+    known = {} if known is None else known
+    runs, ready = list[Run](), {}
+    for replica in plan.replicas:
+        key = plan.schedule, _kinds(costs, replica), _links(costs, replica)
+        if key not in known:
+            known[key] = _run(costs, replica, replica.depths(plan.schedule))
+        runs.append(known[key])
+        for stage, end in zip(replica.stages, runs[-1].pipe.ready, strict=True):
+            ready.update(dict.fromkeys(stage.devices, end))
+    segments = sync_segments(plan, costs)
+    found = _shared(plan, costs, runs, segments)
+    runs, sums = found or (runs, sync_times(segments, ready, costs, plan.process_of))
+    pipeline = max(times.backward[-1] for run in runs for times in run.times)
+    return Played(runs, sums, pipeline, max([pipeline, *(end for _, _, end in sums)]))
+
+
+def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], segments: Sequence[Segment]) -> tuple[list[Run], Sums] | None:
+    """Pipelines and sums that share adapters; None where none do."""
+    if not costs.cluster.shares_adapters:
+        return None
+    number = {node.name: i for i, node in enumerate(costs.cluster.nodes)}
+    node_of = {device.id: number[device.node] for device in costs.cluster.devices}
+    pipes = [
+        run.pipe._replace(nodes=tuple(node_of[stage.device] for stage in replica.stages))
+        for run, replica in zip(runs, plan.replicas, strict=True)
+    ]
+    process, driven = plan.process_of, dict[Hashable, list[tuple[int, int]]]()
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            for device in stage.devices:
+                driven.setdefault(process[device], []).append((r, s))
+    rings = [
+        Ring(tuple(dict.fromkeys(process[d] for d in x.owners)), *costs.ring(x.owners, x.size_bytes, number)) for x in segments
+    ]
+    capacity = np.array([rate for node in costs.cluster.nodes for rate in costs.cluster.adapter_rates[node.name]])
+    found = share(pipes, rings, driven, capacity)
+    if found is None:
+        return None
+    again = list(runs)
+    for r, every in found.pipes.items():
+        times = [StageTimes(*stage) for stage in zip(*(x.tolist() for x in every), strict=True)]
+        again[r] = runs[r]._replace(times=times)
+    return again, [(segment, *span) for segment, span in zip(segments, found.sums, strict=True)]
 
 
 def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     """One step of `plan`: pipelines, then gradient sums per owner group, then (after the one global norm, so after all sums)
-    the optimizers. The profile's measured links override the cluster's. Replicas that are alike are computed once.
-    InputError if the three do not belong together."""
+    the optimizers. The profile's measured links override the cluster's. InputError if the three do not belong together."""
     cluster = cluster.with_links(profile.links)
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)
-    known: dict[object, _Run] = {}
-    runs, ready = [], {}
-    for replica in plan.replicas:
-        key = _kinds(costs, replica), _links(costs, replica)
-        if key not in known:
-            known[key] = _run(costs, replica, replica.depths(plan.schedule))
-        runs.append(known[key])
-        for stage, finish in zip(replica.stages, runs[-1].times, strict=True):
-            ready.update(dict.fromkeys(stage.devices, finish.backward[-1]))
-    pipeline = max(ready.values())
-    sums = sync_times(sync_segments(plan, costs), ready, costs, plan.process_of)
-    synced = max([pipeline, *(end for _, _, end in sums)])
-    optimizer = max(max(run.optimizers) for run in known.values())
+    played = play(plan, costs)
+    runs, sums, pipeline, synced = played
+    optimizer = played.optimizer
     return Timeline(
         spans=LazySpans(lambda: _spans(plan.replicas, runs, sums, synced)),
-        step_seconds=synced + optimizer, pipeline_seconds=pipeline, sync_seconds=synced - pipeline, optimizer_seconds=optimizer,
+        step_seconds=played.step, pipeline_seconds=pipeline, sync_seconds=synced - pipeline, optimizer_seconds=optimizer,
         peak_bytes=peak_bytes(plan, costs), warnings=_extrapolations(plan, profile, cluster),
     )  # fmt: skip
 
 
 def _spans(
     replicas: Sequence[ReplicaPlan],
-    runs: Sequence[_Run],
+    runs: Sequence[Run],
     sums: Sequence[tuple[Segment, float, float]],
     synced: float,
 ) -> list[Span]:
@@ -335,7 +276,7 @@ def _spans(
     }
     spans = []
     for device, (r, s) in where.items():
-        priced, times, _ = runs[r]
+        priced, times = runs[r].costs, runs[r].times
         forwards = zip(times[s].forward, priced.forward[s], strict=True)
         backwards = zip(times[s].backward, priced.backward[s], strict=True)
         for i, ((f, f_seconds), (b, b_seconds)) in enumerate(zip(forwards, backwards, strict=True)):

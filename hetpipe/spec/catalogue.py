@@ -14,7 +14,16 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, mo
 from hetpipe.files.formats import DeviceCount, Document, Name, Strict, read_mapping
 from hetpipe.files.limits import MOST_DEVICES, MOST_SUBCLUSTERS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
-from hetpipe.spec.cluster import Cluster, DeviceType, Link, LinkBetween, Node, RuntimeOverhead
+from hetpipe.spec.cluster import (
+    Adapter,
+    AdapterCount,
+    Cluster,
+    DeviceType,
+    Link,
+    LinkBetween,
+    Node,
+    RuntimeOverhead,
+)
 
 Counts = tuple[int, ...]
 
@@ -56,10 +65,12 @@ Range = Annotated[
 
 
 class Template(Strict):
-    """A kind of node that can be had: its devices, and the link between them."""
+    """A kind of node that can be had: its devices, the link between them, and its adapters, as in `Node`."""
 
     devices: Annotated[dict[Name, DeviceCount], Field(min_length=1)]
     link: Link | None = None
+    adapter: Adapter | None = None
+    adapters: AdapterCount = 1
 
 
 class Catalogue(Document):
@@ -108,9 +119,7 @@ class Catalogue(Document):
             if found is not None:
                 pairs += [found.model_copy(update={"between": pair}) for pair in ends]
         nodes = [
-            Node(
-                name=name, devices=dict(self.templates[template].devices), link=self.templates[template].link
-            )
+            Node(name=name, **dict(self.templates[template]))
             for template, own in names.items()
             for name in own
         ]
@@ -151,7 +160,7 @@ class Choice(NamedTuple):
 
 
 def choice_of(source: Catalogue | Cluster) -> Choice:
-    """What a catalogue offers; of a cluster, 0 to n of every n nodes that are alike in devices and links."""
+    """What a catalogue offers; of a cluster, 0 to n of every n nodes that are alike in devices, adapters and links."""
     if isinstance(source, Catalogue):
         return Choice(tuple(source.nodes), tuple(source.nodes.values()), source.cluster)
     groups = alike(source)
@@ -173,8 +182,9 @@ def choice_of(source: Catalogue | Cluster) -> Choice:
 
 
 def alike(cluster: Cluster) -> list[list[Node]]:
-    """The nodes in groups: alike are nodes with the same devices whose links, inside and to every other node, are the same,
-    so that swapping two of them changes nothing. (That is transitive: what is like the first of a group is like all of it.)"""
+    """The nodes in groups: alike are nodes with the same devices and adapters whose links, inside and to every other node, are
+    the same, so that swapping two of them changes nothing. (That is transitive: what is like the first of a group is like all
+    of it.)"""
     own = {frozenset(link.between): Link(**link.model_dump(exclude={"between"})) for link in cluster.links}
     partners: dict[str, set[str]] = {node.name: set() for node in cluster.nodes}
     for link in cluster.links:
@@ -195,7 +205,7 @@ def alike(cluster: Cluster) -> list[list[Node]]:
     groups: list[list[Node]] = []
     alone: dict[Any, list[list[Node]]] = {}  # the groups by what a node is by itself
     for node in cluster.nodes:
-        found = alone.setdefault((*node.devices.items(), inside(node)), [])
+        found = alone.setdefault((*node.devices.items(), inside(node), node.adapter, node.adapter_count), [])
         group = next((group for group in found if same(node, group[0])), None)
         if group is None:
             group = []

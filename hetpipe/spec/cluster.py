@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
@@ -72,6 +73,16 @@ class Link(Strict):
             return float(seconds[-1] + max(slope, 0.0) * (size_bytes - sizes[-1]))
         return float(np.interp(size_bytes, sizes, seconds))
 
+    @property
+    def peak(self) -> float:
+        """The most bytes/s that a transfer gets: the bandwidth, or the greatest rate of any measured point or beyond the last."""
+        if self.points is None:
+            assert self.bandwidth is not None
+            return self.bandwidth
+        (x0, y0), (x1, y1) = self.points[-2:]
+        rates = [x / y if y > 0 else inf for x, y in self.points if x > 0]
+        return max(*rates, (x1 - x0) / (y1 - y0) if y1 > y0 else inf)
+
 
 class LinkBetween(Link):
     """The link of one pair of nodes (twice the same node: inside it)."""
@@ -79,13 +90,47 @@ class LinkBetween(Link):
     between: tuple[Name, Name]
 
 
+class Rates(NamedTuple):
+    """Bytes/s that leave a node, and that enter it."""
+
+    out: float
+    into: float
+
+
+class Adapter(Strict):
+    """What joins a node to the others: bytes/s each way at once (`bandwidth_in`: of what enters, where that is another rate). If
+    all nodes have one, the cluster needs no `link`: it is as fast as the fastest of them (what crosses a slower
+    one is slower), and its latency is that of the two slowest together."""
+
+    bandwidth: BytesPerSecond
+    bandwidth_in: BytesPerSecond | None = None
+    latency: Seconds = 0.0
+
+    @property
+    def rates(self) -> Rates:
+        """Of one transfer, or of all."""
+        return Rates(self.bandwidth, self.bandwidth if self.bandwidth_in is None else self.bandwidth_in)
+
+
+AdapterCount = DeviceCount | Literal["per_device"]
+
+
 class Node(Strict):
-    """A machine: how many devices of which type, in the order of their local ranks, and the link between them."""
+    """A machine: how many devices of which type, in the order of their local ranks, the link between them, and what joins it to
+    other machines: one adapter, or so many alike (`per_device`: as many as devices). All that crosses them at once shares what
+    they carry together. Where no `adapter` is given each is as fast as the fastest link to another node."""
 
     name: Annotated[Name, Field(pattern=r"^[^/\s]+$")]
     devices: Annotated[dict[Name, DeviceCount], Field(min_length=1)]
     link: Link | None = None
     host: Name | None = None
+    adapter: Adapter | None = None
+    adapters: AdapterCount = 1
+
+    @property
+    def adapter_count(self) -> int:
+        """How many adapters it has."""
+        return sum(self.devices.values()) if self.adapters == "per_device" else self.adapters
 
 
 ReceiveBuffers = Literal["flight", "step", "one"]
@@ -123,7 +168,8 @@ class Device(NamedTuple):
 
 
 class Cluster(Document):
-    """Unequal devices on nodes, and what joins them."""
+    """Unequal devices on nodes, and what joins them: a `link` is what one transfer gets that has the way for itself, an adapter
+    what all get that cross it at the same time."""
 
     format: Literal["hetpipe.cluster/1"]
     device_types: Annotated[dict[Name, DeviceType], Field(min_length=1)]
@@ -145,6 +191,11 @@ class Cluster(Document):
             faults.append(f"the nodes have {self.device_count} devices, the most of a cluster are {MOST_DEVICES}")
         if faults:
             raise Faults(faults)
+        adapters = [node.adapter for node in self.nodes if node.adapter is not None]
+        if self.link is None and len(adapters) == len(self.nodes) > 1:  # what they make is the link
+            latency = sum(sorted(adapter.latency for adapter in adapters)[-2:])
+            fastest = max(max(adapter.rates) for adapter in adapters)
+            object.__setattr__(self, "link", Link(bandwidth=fastest, latency=latency))
         return self
 
     @property
@@ -185,6 +236,28 @@ class Cluster(Document):
     def type_of(self, device_id: str) -> DeviceType:
         """The device type (memory, price) of one device."""
         return self.device_types[self.device(device_id).type]
+
+    @property
+    def shares_adapters(self) -> bool:
+        """Whether two transfers of one plan could cross an adapter at the same time: not between two single devices."""
+        return len(self.nodes) > 1 and self.device_count > 2
+
+    @cached_property
+    def adapter_rates(self) -> dict[str, Rates]:
+        """What all adapters of each node carry together."""
+        fastest: dict[str, list[float]] = {node.name: [] for node in self.nodes}
+        for pair, link in self._pairs.items():
+            for name in pair if len(pair) == 2 else ():
+                fastest[name].append(link.peak)
+        found = {}
+        for node in self.nodes:
+            if node.adapter is not None:
+                rates = node.adapter.rates
+            else:
+                others = [self.link.peak] if self.link is not None and len(fastest[node.name]) < len(self.nodes) - 1 else []
+                rates = Rates(*(2 * [max(fastest[node.name] + others, default=inf)]))
+            found[node.name] = Rates(*(node.adapter_count * rate for rate in rates))
+        return found
 
     def link_between(self, node_a: str, node_b: str) -> Link:
         """The link of two nodes (or inside one): `links`, else the node's own, else the cluster's."""

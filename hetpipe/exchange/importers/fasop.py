@@ -2,7 +2,8 @@
 
 A folder of NumPy arrays MODEL_DEVICE_DEGREE.npy: forward seconds of one sample of each layer (embedding, blocks, head) on a
 device type at a tensor-parallel degree. What FASOP adds itself is kept: forward and backward together are three times the
-forward, times grow with the micro-batch, and bytes come from the model's sizes (which the files do not hold).
+forward, times grow with the micro-batch, and bytes come from the model's sizes (which the files do not hold). A node of
+`--nodes` has one network adapter, as FASOP's estimator has it.
 """
 
 from __future__ import annotations

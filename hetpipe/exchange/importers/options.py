@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from hetpipe.files.formats import Bytes, BytesPerSecond
 from hetpipe.files.limits import MOST_DEVICES, MOST_WIDTH
 from hetpipe.files.messages import InputError, cut, shown
-from hetpipe.spec.cluster import Cluster, DeviceType, Link, LinkBetween, Node
+from hetpipe.spec.cluster import AdapterCount, Cluster, DeviceType, Link, LinkBetween, Node
 from hetpipe.spec.profile import Profile
 
 _NODE = re.compile(r"(?:([0-9]{1,6})x)?([A-Za-z][\w.+-]*?)x([0-9]{1,6})")
@@ -144,12 +144,14 @@ def make_cluster(
     options: ImportOptions,
     inside: Callable[[str], Link],
     between: Callable[[str, str], Link],
+    adapters: Callable[[str], AdapterCount] = lambda kind: 1,
 ) -> Cluster:
-    """Nodes n0, n1, … of these kinds; the link between most pairs is the cluster's, other pairs are listed."""
+    """Nodes n0, n1, … of these kinds, each with so many network adapters; the link between most pairs is the cluster's, other
+    pairs are listed."""
     kinds = [spec.kind for spec in specs for _ in range(spec.nodes)]
     counts = [spec.devices for spec in specs for _ in range(spec.nodes)]
     nodes = tuple(
-        Node(name=f"n{i}", devices={kind: count}, link=inside(kind) if count > 1 else None)
+        Node(name=f"n{i}", devices={kind: count}, link=inside(kind) if count > 1 else None, adapters=adapters(kind))
         for i, (kind, count) in enumerate(zip(kinds, counts, strict=True))
     )
     of_kind = {kind: [i for i, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)}

@@ -34,11 +34,12 @@ from hetpipe.exchange.importers.options import (
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import LEAST_BYTES_PER_SECOND
 from hetpipe.files.messages import InputError, cut, nearest, shown
-from hetpipe.spec.cluster import Cluster, Link
+from hetpipe.spec.cluster import AdapterCount, Cluster, Link
 from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
 
 MEASURED_BLOCKS = 2  # of the layers that are all alike, how many the published measurements ran
 LOSS_BYTES = 4
+OWN_ADAPTERS = ("GH-96",)  # on Alps a node of four GH200 has four Slingshot adapters; a node of Google's cloud has one
 
 
 def import_sailor(folder: Path, options: ImportOptions) -> Imported:
@@ -73,8 +74,8 @@ def import_sailor(folder: Path, options: ImportOptions) -> Imported:
 
 
 def sailor_cluster(folder: Path, options: ImportOptions) -> Cluster:
-    """`options.nodes` with the links of the published bandwidths: of one pair of devices, so that the shards of a
-    tensor-parallel group, each with its own adapter, count their own bytes."""
+    """`options.nodes` with the links of the published bandwidths, which are those of one pair of devices. A node has one network
+    adapter for all of its devices, but for those of GH200, of which each has its own."""
     intra = mapping(read_mapping(folder / "intra_node_bandwidths.json"), "intra_node_bandwidths.json")
     zones = mapping(read_mapping(folder / "multizone_bandwidths_het.json"), "multizone_bandwidths_het.json")
 
@@ -88,7 +89,10 @@ def sailor_cluster(folder: Path, options: ImportOptions) -> Cluster:
         there = mapping(mapping(_fewest(here, where), where, options.zone), where, b)
         return curve_link(_fewest(there, where), f"{where}: {a} to {b}")
 
-    return make_cluster(parse_nodes(options.nodes), options, inside, between)
+    def adapters(kind: str) -> AdapterCount:
+        return "per_device" if kind in OWN_ADAPTERS else 1
+
+    return make_cluster(parse_nodes(options.nodes), options, inside, between, adapters)
 
 
 def _fewest(curves: Any, where: str) -> Any:

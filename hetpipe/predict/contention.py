@@ -1,0 +1,227 @@
+"""Pipelines and gradient sums whose transfers share network adapters, as tasks and flows (`flows`).
+
+An adapter is crowded if all that may cross it one way would, at its fastest, be more than it carries. Only what crosses a
+crowded one is a flow; everything else takes as long as alone. A pipeline none of whose transfers is a flow is not
+looked at again: its stages are ready when they are ready alone."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+CROWDED = 1 + 1e-9  # times what an adapter carries; less is rounding
+
+
+class Pipe(NamedTuple):
+    """A pipeline of n stages and m micro-batches: seconds [n, m] of forwards and backwards, and [n − 1, m] that each boundary's
+    transfer takes alone, without its latency [n − 1]; warm-up depths and nodes of the stages [n]; bytes/s of a
+    transfer alone [n − 1, m] and how many go side by side [n − 1]; and when each stage is ready, if nothing is shared [n]."""
+
+    forward: Array
+    backward: Array
+    occupied: Array
+    latency: Array
+    depths: tuple[int, ...]
+    nodes: tuple[int, ...]
+    rate: Array
+    members: Array
+    ready: Sequence[float]
+
+
+class Ring(NamedTuple):
+    """One gradient sum: who waits for it (the processes that its owners are driven by), the nodes that its ring joins (none: it
+    stays on one), its seconds alone without latency, the latency of all its rounds, and its bytes/s alone."""
+
+    processes: tuple[Hashable, ...]
+    nodes: tuple[int, ...]
+    seconds: float
+    latency: float
+    rate: float
+
+
+class Shared(NamedTuple):
+    """When forwards and backwards end, [n, m] each, of the pipelines that share; and (start, end) of each sum."""
+
+    pipes: dict[int, tuple[Array, Array]]
+    sums: list[tuple[float, float]]
+
+
+def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Flags:
+    """Which adapters are: those of node i carry capacity[2·i] bytes/s out and capacity[2·i + 1] in."""
+    load = np.zeros(len(capacity))
+    for pipe in pipes:
+        for s, (a, b) in enumerate(zip(pipe.nodes, pipe.nodes[1:], strict=False)):
+            if a != b:
+                load[[2 * a, 2 * b + 1, 2 * b, 2 * a + 1]] += pipe.members[s] * pipe.rate[s].max()
+    for ring in rings:
+        for node in ring.nodes:
+            load[2 * node : 2 * node + 2] += ring.rate
+    return load > capacity * CROWDED
+
+
+@lru_cache(maxsize=256)
+def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, Flags]:
+    """Which tasks of a pipeline wait for which [E, 2], and whether for what arrives [E]: forwards [n, m], then backwards [n, m],
+    then the transfers of activations and those of gradients [n − 1, m]. A link serves its transfers in order."""
+    n, i = len(depths), np.arange(m)
+    found, arriving = [], []
+
+    def wait(before: Index, after: Index, arrival: bool = False) -> None:
+        found.append(np.stack([before, after], axis=1))
+        arriving.append(np.full(len(before), arrival))
+
+    for s, depth in enumerate(min(depth, m) for depth in depths):
+        forward, backward = s * m + i, (n + s) * m + i
+        wait(forward[: depth - 1], forward[1:depth])  # the warm-up
+        wait(forward[depth - 1 :], backward[: m - depth + 1])
+        wait(backward[: m - depth], forward[depth:])
+        wait(backward[m - depth : -1], backward[m - depth + 1 :])
+        if s + 1 < n:
+            down, up = (2 * n + s) * m + i, (3 * n - 1 + s) * m + i
+            for wire in (down, up):
+                wait(wire[:-1], wire[1:])
+            wait(forward, down)
+            wait(down, forward + m, arrival=True)
+            wait(backward + m, up)
+            wait(up, backward, arrival=True)
+    return np.concatenate(found), np.concatenate(arriving)
+
+
+class _Build:
+    """Tasks and flows, as they are added."""
+
+    def __init__(self, full: Flags) -> None:
+        self.full, self.count, self.flows = full, 0, 0
+        self.parts: list[tuple[Array, Array, Array, Index]] = []
+        self.edges: list[tuple[Index, Flags]] = []
+        self.members: list[Array] = []
+        self.rates: list[Array] = []
+        self.crossings: list[Index] = []  # how many adapters each flow crosses
+        self.crossed: list[Index] = []
+
+    def add(self, seconds: Array, latency: Array, begin: Array, flow: Index) -> int:
+        """Tasks; the number of the first."""
+        first = self.count
+        self.parts.append((seconds, latency, begin, flow))
+        self.count += len(seconds)
+        return first
+
+    def flow(self, carried: Flags, members: Array, rate: Array, adapters: Index) -> Index:
+        """The flow of each of X transfers [X], or −1: where something is `carried` [X] over a crowded one of the `adapters`
+        [X, some] (−1: none)."""
+        over = np.where((adapters >= 0) & self.full[adapters], adapters, -1)
+        there = carried & (over >= 0).any(axis=1)
+        found = np.where(there, self.flows + np.cumsum(there) - 1, -1)
+        over = over[there]
+        self.flows += len(over)
+        self.members.append(members[there])
+        self.rates.append(rate[there])
+        self.crossings.append((over >= 0).sum(axis=1))
+        self.crossed.append(over[over >= 0])
+        return found
+
+    def ends(self, capacity: Array) -> Array:
+        """When each task ends."""
+        from hetpipe.predict.flows import (  # and with them numba, which few ranks of a training need
+            Flows,
+            Tasks,
+            ends,
+        )
+
+        seconds, latency, begin, flow = (np.concatenate(column) for column in zip(*self.parts, strict=True))
+        edges = np.concatenate([edges for edges, _ in self.edges])
+        tasks = Tasks(seconds, latency, begin, flow, edges, np.concatenate([arrival for _, arrival in self.edges]))
+        reach = np.concatenate([[0], np.cumsum(np.concatenate(self.crossings))])
+        crossed = np.concatenate(self.crossed)
+        return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity))
+
+
+def share(
+    pipes: Sequence[Pipe], rings: Sequence[Ring], driven: Mapping[Hashable, Sequence[tuple[int, int]]], capacity: Array
+) -> Shared | None:
+    """What comes of all of them together; None if no adapter is crowded. `driven` has the (pipeline, stage) of each process: its
+    first sum begins when all of these are ready, and its sums come one after the other, in the order of `rings`."""
+    full = crowded(pipes, rings, capacity)
+    if not full.any():
+        return None
+    build = _Build(full)
+    first = {r: _add_pipe(build, pipe) for r, pipe in enumerate(pipes) if _shares(pipe, full)}
+    sums = _add_rings(build, rings, driven, pipes, first)
+    ends = build.ends(capacity)
+    found = {}
+    for r, at in first.items():
+        n, m = pipes[r].forward.shape
+        every = ends[at : at + 2 * n * m].reshape(2, n, m)
+        found[r] = every[0], every[1]
+    begins = {  # the last of what each process does before its first sum
+        process: max(float(found[r][1][s, -1]) if r in found else pipes[r].ready[s] for r, s in stages)
+        for process, stages in driven.items()
+    }
+    spans = []
+    for ring, task in zip(rings, sums, strict=True):
+        start, end = max(begins[process] for process in ring.processes), float(ends[task]) + ring.latency
+        begins.update(dict.fromkeys(ring.processes, end))
+        spans.append((start, end))
+    return Shared(found, spans)
+
+
+def _shares(pipe: Pipe, full: Flags) -> bool:
+    pairs = zip(pipe.nodes, pipe.nodes[1:], strict=False)
+    return any(
+        a != b and bool(full[[2 * a, 2 * b + 1, 2 * b, 2 * a + 1]].any()) and float(pipe.rate[s].max()) > 0
+        for s, (a, b) in enumerate(pairs)
+    )
+
+
+def _add_pipe(build: _Build, pipe: Pipe) -> int:
+    """Its tasks in the order of `_waits`; the number of the first."""
+    n, m = pipe.forward.shape
+    a, b = np.array(pipe.nodes[:-1]), np.array(pipe.nodes[1:])
+    adapters = np.stack([[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]).transpose(0, 2, 1)  # [ways, n − 1, out and in]
+    each = np.where((a != b)[:, None], adapters, -1).reshape(-1, 2).repeat(m, axis=0)
+    carried = ((pipe.occupied > 0) & (pipe.rate > 0)).ravel()
+    flow = build.flow(np.tile(carried, 2), np.tile(pipe.members.repeat(m), 2), np.tile(pipe.rate.ravel(), 2), each)
+    seconds = np.concatenate([pipe.forward.ravel(), pipe.backward.ravel(), *2 * [pipe.occupied.ravel()]])
+    latency = np.concatenate([np.zeros(2 * n * m), *2 * [np.repeat(pipe.latency, m)]])
+    first = build.add(seconds, latency, np.zeros(len(seconds)), np.concatenate([np.full(2 * n * m, -1), flow]))
+    edges, arrival = _waits(pipe.depths, m)
+    build.edges.append((edges + first, arrival))
+    return first
+
+
+def _add_rings(
+    build: _Build, rings: Sequence[Ring], driven: Mapping[Hashable, Sequence[tuple[int, int]]],
+    pipes: Sequence[Pipe], first: Mapping[int, int],
+) -> list[int]:  # fmt: skip
+    """A task for each sum."""
+    before: dict[Hashable, int] = {}
+    edges, arrival, tasks = list[tuple[int, int]](), list[bool](), list[int]()
+    for ring in rings:
+        adapters = np.array([[adapter for node in ring.nodes for adapter in (2 * node, 2 * node + 1)] or [-1]])
+        seconds, rate = np.array([ring.seconds]), np.array([ring.rate])
+        flow = build.flow((seconds > 0) & (rate > 0), np.ones(1), rate, adapters)
+        task, begin = build.count, 0.0
+        for process in ring.processes:
+            if process in before:
+                edges.append((before[process], task))
+                arrival.append(True)
+                continue
+            for r, s in driven[process]:
+                if r in first:
+                    n, m = pipes[r].forward.shape
+                    edges.append((first[r] + (n + s + 1) * m - 1, task))
+                    arrival.append(False)
+                else:
+                    begin = max(begin, pipes[r].ready[s])
+        build.add(seconds, np.array([ring.latency]), np.array([begin]), flow)
+        before.update(dict.fromkeys(ring.processes, task))
+        tasks.append(task)
+    build.edges.append((np.array(edges, dtype=np.int64).reshape(-1, 2), np.array(arrival, dtype=np.bool_)))
+    return tasks
