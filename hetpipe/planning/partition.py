@@ -71,9 +71,10 @@ class Problem:
         options: PlanOptions,
         progress: Callable[[str], None] | None = None,
     ) -> Problem:
-        """The problem of these options."""
+        """The problem of these options: of the profile the measurements at the precisions that they choose."""
         decided = {**dict(options), "memory_reserve": options.reserve(cluster)}
-        own = {name: decided[name] for name in PlanOptions.model_fields if name != "partitioner"}
+        own = {name: decided[name] for name in PlanOptions.model_fields if name not in ("partitioner", "precision")}
+        profile = profile.at(options.precisions(profile, cluster))
         return cls.create(cluster=cluster, profile=profile, global_batch=global_batch, progress=progress, **own)
 
     @classmethod

@@ -297,7 +297,7 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     """One step of `plan`: pipelines, then gradient sums per owner group, then (after the one global norm, so after all sums)
     the optimizers. The profile's measured links override the cluster's. Replicas that are alike are computed once.
     InputError if the three do not belong together."""
-    cluster = cluster.with_links(profile.links)
+    cluster, profile = cluster.with_links(profile.links), profile.at(plan.precision)
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)
     known: dict[object, _Run] = {}
