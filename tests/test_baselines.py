@@ -314,7 +314,8 @@ def cut_weight(weights: np.ndarray, parts: list[list[int]]) -> float:
 def graphs(draw: st.DrawFn) -> np.ndarray:
     n = draw(st.integers(2, 6))
     upper = np.triu(np.array(draw(st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=n, max_size=n))), 1)
-    return (upper + upper.T).astype(float)
+    weights: np.ndarray = (upper + upper.T).astype(float)
+    return weights
 
 
 class TestMinCut:

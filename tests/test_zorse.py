@@ -155,6 +155,12 @@ def test_files_that_are_wrong(zorse: Path, file: str, change: Any, message: str)
     assert message in str(error.value)
 
 
+def test_sizes_of_another_implementation(zorse: Path) -> None:
+    document = json.loads((zorse / "model_stats.json").read_text())
+    write(zorse / "model_stats.json", {"deepspeednet": document["net"]})
+    assert len(imported(zorse)[0].layers) == 4
+
+
 def test_what_was_not_measured(zorse: Path) -> None:
     with pytest.raises(InputError, match="not measured with --sequence-length 64, but with 16, 32"):
         imported(zorse, sequence_length=64)

@@ -165,7 +165,7 @@ class Profile(Document):
             raise InputError(
                 f"the profile of {self.model!r} has no measurement of device type {kind!r} at {chosen[kind]}; measured: {known}"
             )
-        return self if len(kept) == len(self.measurements) else type(self).model_validate({**dict(self), "measurements": kept})
+        return self if len(kept) == len(self.measurements) else self.model_copy(update={"measurements": kept})
 
     def measurement(self, device_type: str, tensor_parallel: int = 1) -> Measurement:
         """The measurement of a device type; InputError naming the measured types if there is none, or the precisions if there are

@@ -6,6 +6,8 @@ there, cluster_info.json. A cell holds the milliseconds of ONE layer: two fitted
 forward and backward; mostly also two lists of measured points, of 1, 2, 3, … samples. Older cells hold one line, or the slope
 alone, of forward and backward together, of which a third is taken as forward.
 
+- A model that model_stats.json lacks has the sizes of the one of its name with "deepspeed" before it: Cephalo's files have both
+  implementations of a model.
 - Points are taken as they are; where there is a line only, at 1, 2, 4, 8 and 16 samples.
 - The head is a matrix product of vocabulary × hidden size at the rate of the layer; the embedding takes no time. Parameters of
   the layer are published; of what is left of the total, vocabulary × hidden size are the head's, the rest the embedding's.
@@ -63,7 +65,7 @@ def import_zorse(folder: Path, options: ImportOptions) -> Imported:
     options.require("Zorse", "sequence_length", "attention_heads", "vocabulary")
     where = "model_latencies.json"
     gpus = _choose(read_mapping(folder / where), options.model, where)
-    model = _model(_choose(read_mapping(folder / "model_stats.json"), options.model, "model_stats.json"), options)
+    model = _model(_sizes(read_mapping(folder / "model_stats.json"), options.model), options)
     known = replace(options, hidden_size=model.hidden)
     cells = _cells(gpus, options)
     plain = gpt_bytes(model.layers + 2, known)
@@ -99,6 +101,12 @@ def _choose(document: Any, model: str, where: str) -> dict[str, Any]:
     if model not in models:
         raise InputError(f"{where} has no model {model!r}{nearest(model, list(models))}")
     return mapping(models, where, model)
+
+
+def _sizes(document: Any, model: str) -> dict[str, Any]:
+    where = "model_stats.json"
+    other = f"deepspeed{model}"
+    return _choose(document, other if model not in mapping(document, where) and other in document else model, where)
 
 
 def _model(stats: dict[str, Any], options: ImportOptions) -> _Model:
