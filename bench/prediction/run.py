@@ -1,4 +1,5 @@
-"""How well is a step predicted? The 15 measured runs of OPT-350 on 1 to 32 GH200 nodes, from profile and plan alone.
+"""How well is a step predicted? The 15 measured runs of OPT-350 on 1 to 32 GH200 nodes, from profile and plan alone; and runs
+that others measured.
 
 python -m bench.prediction.run [--data FOLDER] [--json]
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +21,8 @@ from bench.prediction.earlier import earlier_runs
 from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import System, mean_error, predict_all
 from bench.prediction.runs import read_runs
-from hetpipe.building.data_folder import data_folder
+from bench.prediction.vtrain import predict_from_zorse, predict_pipelines
+from hetpipe.building.data_folder import data_folder, find_data
 from hetpipe.cli.commands import main
 from hetpipe.spec.cluster import RuntimeOverhead
 
@@ -42,6 +45,20 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
     found.add_section()
     means = [f"{mean_error(rows, key):.1%}" for key in ("time_error", "memory_error")]
     found.add_row("mean absolute error", "", "", "", "", means[0], "", "", means[1])
+    return found
+
+
+def second_table(rows: list[dict[str, Any]], pipelines: list[dict[str, Any]]) -> Table:
+    """Errors by micro-batch size: of all runs from others' layers, and of those with a pipeline from those without."""
+    found = Table("micro-batch", title="vTrain's runs on A100: mean absolute error, and the mean")
+    for name in ("runs", "from Zorse's layer", "mean", "pipelines", "from runs without", "mean"):
+        found.add_column(name, justify="right")
+    for b in (*sorted({row["microbatch"] for row in rows}), None):
+        cells = []
+        for kept in ([row for row in part if b in (None, row["microbatch"])] for part in (rows, pipelines)):
+            mean = fmean(row["time_error"] for row in kept)
+            cells += [str(len(kept)), f"{mean_error(kept, 'time_error'):.1%}", f"{mean:+.1%}"]
+        found.add_row("all" if b is None else str(b), *cells)
     return found
 
 
@@ -71,9 +88,12 @@ def run(
     rows, others = predict_all(runs, data, system), predict_all(GPT_NEO_RUNS, data, system)
     earlier = predict_all(earlier_runs(runs), data, system)
     taken = {**system._asdict(), "overhead": system.overhead.model_dump()}
+    zorse = find_data("zorse")
+    second = (predict_from_zorse(zorse), predict_pipelines(zorse)) if zorse is not None else ([], [])
     if as_json:
         sys.stdout.write(
-            json.dumps({"rows": rows, "earlier_rows": earlier, "gpt_neo_rows": others, **taken}, indent=1)
+            json.dumps({"rows": rows, "earlier_rows": earlier, "gpt_neo_rows": others,
+                        "vtrain_rows": second[0], "vtrain_pipeline_rows": second[1], **taken}, indent=1)  # fmt: skip
             + "\n"
         )
         return
@@ -91,6 +111,8 @@ def run(
     console.print(
         table("GPT-Neo-2.7B: the runs that device_bytes and both slowdowns were measured on", others)
     )
+    if second[0]:
+        console.print(second_table(*second))
     console.print(taken)
 
 
