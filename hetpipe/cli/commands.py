@@ -25,6 +25,7 @@ from hetpipe.planning.front import Front
 from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.stopping import stop_if_told
+from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.catalogue import Catalogue, load_choice
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
@@ -130,7 +131,7 @@ def plan(
     ] = None,
     memory_reserve: Annotated[
         float | None,
-        typer.Option(help="Fraction of each device's memory to leave free: 0.08 (0 with emulated devices or runtime_overhead)."),
+        typer.Option(help="Fraction of each device's memory to leave free, in place of what is assumed of the framework."),
     ] = None,
     no_recompute: Annotated[
         bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")
@@ -195,7 +196,8 @@ def simulate(
     from hetpipe.show.trace import save_trace
 
     check_output(trace)
-    found, measured, machines = Plan.load(plan), Profile.load(profile), Cluster.load(cluster)
+    found, measured = Plan.load(plan), Profile.load(profile)
+    machines = with_assumed(Cluster.load(cluster), measured)
     timeline = with_memory(run(found, measured, machines), found, measured, machines)
     for warning in timeline.warnings:
         err.print(f"warning: {warning}", style="yellow", markup=False)

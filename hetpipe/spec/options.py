@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from hetpipe.files.formats import Flag, Name, Number, Strict, explained
 from hetpipe.files.messages import Faults, InputError, nearest, shown
+from hetpipe.spec.assumed import is_assumed
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
 from hetpipe.spec.plan import Backend
 from hetpipe.spec.profile import Measurement, Precision, Profile
@@ -83,11 +84,13 @@ class PlanOptions(Strict):
 
     def reserve(self, cluster: Cluster) -> float:
         """The fraction of each device's memory that plans leave free. Unless told otherwise: nothing where the cluster file says
-        what the framework takes (`runtime_overhead`), or where all devices are emulated, whose memory counts tensors only."""
+        what the framework takes (`runtime_overhead`), where that is assumed (`spec.assumed`), or where all devices are emulated,
+        whose memory counts tensors only."""
         if self.memory_reserve is not None:
             return self.memory_reserve
         emulated = all(kind.emulate is not None for kind in cluster.device_types.values())
-        return 0.0 if emulated or cluster.runtime_overhead != RuntimeOverhead() else DEFAULT_RESERVE
+        told = is_assumed(cluster) or cluster.runtime_overhead != RuntimeOverhead()
+        return 0.0 if emulated or told else DEFAULT_RESERVE
 
 
 def _precision_faults(given: Any) -> list[str]:
