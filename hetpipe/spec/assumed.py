@@ -8,9 +8,10 @@
 | channels | 24 or 2 | over NVLink (NVIDIA/nccl issue 1781) or PCIe (NVIDIA/nccl-tests issue 307) |
 | communicators | 3, and 1 | activations, gradients, sums of a stage; and its tensor-parallel group where the profile has such stages |
 
-Beside those: one copy of the parameters, the intermediates of torch's optimizers over lists of tensors (torch.optim, `foreach`); while
-a layer runs backward, gradients of what it saved, at most as large; and 5 % of all, since the allocator rounds what is above 10 MiB up
-to 2 MiB, half of which is 5 % of its 20 MiB segments (c10/cuda/CUDACachingAllocator)."""  # noqa: E501
+Beside those: while a layer runs backward, gradients of what it saved, at most as large; and 5 % of all, since the allocator rounds
+what is above 10 MiB up to 2 MiB, half of which is 5 % of its 20 MiB segments (c10/cuda/CUDACachingAllocator). Optimizers over lists
+of tensors hold one copy of the parameters (torch.optim, `foreach`), when what was saved for backward is gone: it takes that
+place, and is not counted again. A stage that saves less than its parameters needs more than is counted; `parameter_copies: 1` counts it."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -44,7 +45,6 @@ def assumed_overhead(cluster: Cluster, profile: Profile) -> RuntimeOverhead:
     channels = NVLINK_CHANNELS if _has_nvlink(cluster) else PCIE_CHANNELS
     return RuntimeOverhead(
         device_bytes=CONTEXT_BYTES + CUBLAS_BYTES + communicators * channels * CHANNEL_BYTES,
-        parameter_copies=1.0,
         backward_workspace=1.0,
         allocator_factor=ALLOCATOR_FACTOR,
     )
