@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners._desk import Desk, Rule
 from hetpipe.partitioners._limit import never
+from hetpipe.partitioners.cephalo import Cephalo
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
@@ -17,13 +18,14 @@ from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
+from hetpipe.partitioners.zorse import Zorse
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
 
 RULES: tuple[Rule, ...] = (
     UnevenDataParallel(), EvenDataParallel(), TypeBlind(), MemoryLayers(), Fasop(), Even(), EqualParameters(),
-    TorchgpipeBalance(), EvenPipelines(),
+    TorchgpipeBalance(), EvenPipelines(), Cephalo(), Zorse(),
 )  # fmt: skip
 
 

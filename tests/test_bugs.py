@@ -114,3 +114,13 @@ def test_receive_buffers_of_a_whole_step_are_shared_by_pipelines() -> None:
     assert "use a global batch of 6 instead of 7" in message
     assert "give each 'a' 100 bytes" in message
     assert "add 1 'a'" in message
+
+
+def test_a_copy_forgets_what_was_computed_of_the_original() -> None:
+    """The times of a slower measurement were the old ones where they had been looked at before."""
+    measured = make_profile({"a": [1.0], "b": [2.0]})
+    one = measured.measurement("a")
+    assert one.times(1)[0].tolist() == [1.0]
+    assert one.slower(2.0).times(1)[0].tolist() == [2.0]
+    fewer = measured.model_copy(update={"measurements": (one.model_copy(update={"device_type": "c"}),)})
+    assert fewer.measurement("c").times(1)[0].tolist() == [1.0]

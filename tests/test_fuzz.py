@@ -41,6 +41,8 @@ from tests.strategies import UNHURRIED
 from tests.test_checkpoint import ALONE, net, steps
 from tests.test_importers import SIZES, write_fasop, write_sailor
 from tests.test_metis import METIS, write_metis
+from tests.test_zorse import SIZES as ZORSE_SIZES
+from tests.test_zorse import write_zorse
 from tests.zoo import ZOO, transformers_model
 
 MANY = settings.get_current_profile_name() == "fuzz"
@@ -362,3 +364,10 @@ def test_profiles_of_fasop(tmp_path: Path) -> None:
     options = ImportOptions(model="net", nodes="1xA100x4,1xA10x2", link=Link(bandwidth=5e9), inside=links, **SIZES)
     assert len(np.load(tmp_path / "net_A100_1.npy")) == 4
     fuzz_bytes(Place(tmp_path), tmp_path / "net_A100_1.npy", lambda: import_published("fasop", [tmp_path], options))
+
+
+@pytest.mark.parametrize("part", ["model_latencies", "model_stats", "cluster_info"])
+def test_profiles_of_zorse(tmp_path: Path, part: str) -> None:
+    write_zorse(tmp_path)
+    options = ImportOptions(model="net", **ZORSE_SIZES)
+    fuzz_document(Place(tmp_path), tmp_path / f"{part}.json", lambda: import_published("zorse", [tmp_path], options))

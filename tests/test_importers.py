@@ -262,6 +262,44 @@ def test_fasop(fasop: Path) -> None:
     assert cluster.link_between("n1", "n1").bandwidth == 1e10
 
 
+def test_fasop_ties_embedding_and_head(fasop: Path) -> None:
+    profile, _ = import_published("fasop", [fasop], ImportOptions(model="net", **SIZES))
+    assert [layer.tied for layer in profile.layers] == ["vocabulary", None, None, "vocabulary"]
+    assert profile.layers[3].tied_parameter_bytes == profile.layers[3].parameter_bytes == 4 * 100 * 8
+    assert profile.measurement("A100").microbatch_sizes == (1,)  # FASOP has no factors of it
+
+
+def fasop_model(folder: Path, model: str, row: list[float]) -> Profile:
+    for device in ("A100", "A10"):
+        np.save(folder / f"{model}_{device}_1.npy", np.array(row))
+    return import_published("fasop", [folder], ImportOptions(model=model, **SIZES))[0]
+
+
+def test_fasop_factors(tmp_path: Path) -> None:
+    """Times of FASOP's own models grow as in its estimator: worked out by hand from its source."""
+    gpt = fasop_model(tmp_path, "gpt2XL", [1.0, 2.0, 2.0, 3.0])
+    assert gpt.measurement("A100").microbatch_sizes == (1, 2, 4, 8, 16, 32)
+    assert list(gpt.measurement("A100").times(16)[0]) == [1, 32, 32, 3]
+    assert list(gpt.measurement("A10").times(16)[0]) == [16, 32, 32, 48]
+    bert = fasop_model(tmp_path, "bert", [1.0, 1.0, 1.0])
+    assert list(bert.measurement("A100").times(4)[0]) == [1, 1, 4]
+    assert list(bert.measurement("A100").times(32)[0]) == pytest.approx([1.385 * 1.589 * 1.565, 1.235 * 1.658 * 2, 32])
+    assert list(bert.measurement("A10").times(4)[0]) == [1, 1, 4]
+    assert list(bert.measurement("A10").times(16)[0]) == [4, 4, 16]
+
+
+def test_fasop_t5_has_two_halves_and_no_head(tmp_path: Path) -> None:
+    t5 = fasop_model(tmp_path, "T5", [1.0] * 6)
+    assert [layer.name for layer in t5.layers] == [
+        "embedding", "encoder.0", "encoder.1", "decoder_embedding", "decoder.0", "decoder.1",
+    ]  # fmt: skip
+    assert [layer.tied for layer in t5.layers] == ["vocabulary", None, None, "vocabulary", None, None]
+    assert [layer.parameter_bytes for layer in t5.layers[2:5]] == [4 * (12 * 64 + 13 * 8), 4 * 100 * 8, 4 * (12 * 64 + 13 * 8)]
+    own = [1.386 * 1.244, 1.173, 1.173, 1.386 * 1.244, 1.142, 1.142]
+    assert list(t5.measurement("A100").times(4)[0]) == pytest.approx(own)
+    assert list(t5.measurement("A10").times(4)[0]) == pytest.approx([1.44, 2.28, 2.28, 1.44, 2.188, 2.188])
+
+
 def test_activations_of_a_block_are_those_of_korthikanti_et_al() -> None:
     # s·h·(34 + 5·a·s/h) bytes a sample in 16-bit numbers
     options = ImportOptions(

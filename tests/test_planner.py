@@ -15,6 +15,7 @@ from hetpipe.planning.partition import PartitionError, Problem, Solution
 from hetpipe.planning.planner import make_plan, with_prediction
 from hetpipe.predict.simulator import simulate
 from hetpipe.show.report import prediction_facts
+from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.strategies import make_cluster, make_problem, make_profile
@@ -26,7 +27,7 @@ PROFILE = make_profile({"a": [1.0, 1.0], "b": [2.0, 2.0]}, layer={"parameter_byt
 class TestPrediction:
     def test_is_what_the_simulator_says(self) -> None:
         plan = make_plan(PROFILE, CLUSTER, 6)
-        timeline = simulate(plan, PROFILE, CLUSTER)
+        timeline = simulate(plan, PROFILE, with_assumed(CLUSTER, PROFILE))
         assert plan.predicted is not None
         assert plan.predicted.step_seconds == timeline.step_seconds
         assert plan.predicted.gradient_sync_seconds == timeline.sync_seconds

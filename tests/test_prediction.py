@@ -94,7 +94,7 @@ def test_no_run_is_both_predicted_and_measured_on() -> None:
 def test_a_system_without_each_of_its_parts() -> None:
     less = parts_of(System(RuntimeOverhead(device_bytes=7, parameter_copies=1.0), 1.1, 1.2, 1e12))
     assert set(less) == {
-        "nothing but profile and plan (the defaults)", "without slowdown", "without sums_slowdown",
+        "nothing but profile and plan", "without slowdown", "without sums_slowdown",
         "without memory_rate", "without device_bytes", "without parameter_copies",
     }  # fmt: skip
     assert less["without slowdown"] == System(

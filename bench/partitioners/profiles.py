@@ -19,7 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.partitioners.zorse_profiles import PREFIX, ZORSE, measured
 from hetpipe.building.data_folder import find_data
+from hetpipe.exchange.importers import ImportOptions
+from hetpipe.exchange.importers.options import memory_bytes
 from hetpipe.spec.profile import Profile
 
 SAILOR = find_data("sailor")
@@ -103,7 +106,9 @@ MODELS = {
 
 
 def profile(model: str, types: Sequence[str]) -> Profile | None:
-    """A profile of these types; None if it is Sailor's and the measurements are not there."""
+    """A profile of these types; None if it is measured and the measurements are not there."""
+    if model.startswith(PREFIX):
+        return measured(model, types, ZORSE)
     if model.startswith("sailor:"):
         return _measured(model.removeprefix("sailor:"), types, SAILOR) if SAILOR is not None else None
     layers = MODELS[model]
@@ -115,8 +120,9 @@ def profile(model: str, types: Sequence[str]) -> Profile | None:
 
 
 def memory_gib(kind: str) -> float:
-    """Memory of a type, synthetic or Sailor's."""
-    return SPECS[kind.removeprefix("sailor:")].gib
+    """Memory of a type, synthetic or Sailor's; of Zorse's what its name or data sheet says."""
+    known = kind.removeprefix("sailor:")
+    return SPECS[known].gib if known in SPECS else memory_bytes(kind, ImportOptions(model="")) / 2**30
 
 
 def _parse(

@@ -1,6 +1,7 @@
 """How much slower is every baseline than `auto`, in simulated step time, on mixed clusters?
 
-    python -m bench.partitioners.run [--only TEXT] [--large] [--time-limit SECONDS] [-o table.json] [--markdown table.md]
+    python -m bench.partitioners.run [--only TEXT] [--large] [--drawn N --seed S] [--time-limit SECONDS] [-o table.json]
+                                     [--markdown table.md]
 
 Exit code 1 if any baseline is faster than `auto`: the claim is that none ever is.
 """
@@ -18,7 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.partitioners.clusters import CASES, LARGE, Case, cluster
+from bench.partitioners.drawn import drawn
 from bench.partitioners.profiles import profile
+from bench.partitioners.zorse_profiles import ZORSE
 from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
 from hetpipe.partitioners.auto import Auto
@@ -29,7 +32,7 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.plan import Plan
 
 BASELINES = ("even", "equal-parameters", "torchgpipe-balance", "memory-layers", "type-blind", "fasop",
-             "even-data-parallel", "uneven-data-parallel")  # fmt: skip
+             "even-data-parallel", "uneven-data-parallel", "zorse", "cephalo")  # fmt: skip
 TOLERANCE = 1e-9
 console = Console(width=200)
 
@@ -107,6 +110,22 @@ def run_case(case: Case, seconds: float) -> dict[str, Any] | None:
         "devices": case.devices,
         "results": results,
     }
+
+
+def run_drawn(count: int, seed: int, seconds: float) -> list[dict[str, Any]]:
+    """The first `count` of the drawn clusters on which anything fits."""
+    rows: list[dict[str, Any]] = []
+    if ZORSE is None:
+        return rows
+    for tried, case in enumerate(drawn(seed, ZORSE), 1):
+        row = run_case(case, seconds)
+        assert row is not None
+        if row["results"]["auto"]["step_seconds"] is not None or violations([row]):
+            rows.append(row)
+        if len(rows) == count:
+            console.print(f"{tried} clusters were drawn, on {tried - count} of them nothing fits")
+            return rows
+    raise AssertionError
 
 
 def _ratio(value: float | None) -> str:
@@ -191,6 +210,10 @@ def worst(rows: list[dict[str, Any]]) -> None:
 def run(
     only: Annotated[str, typer.Option(help="Only clusters whose name has this.")] = "",
     large: Annotated[bool, typer.Option("--large", help="Also 128 to 512 devices.")] = False,
+    random_clusters: Annotated[
+        int, typer.Option("--drawn", help="Instead: so many clusters of measured devices, drawn at random.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="With --drawn.")] = 0,
     time_limit: Annotated[float, typer.Option(help="Seconds for auto on one cluster.")] = 60.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all results as JSON.")] = None,
     table_file: Annotated[
@@ -200,7 +223,10 @@ def run(
 ) -> None:
     """Compare all partitioners."""
     cases = [case for case in (*CASES, *(LARGE if large else ())) if only.lower() in case.name.lower()]
-    rows = [row for case in cases if (row := run_case(case, time_limit)) is not None]
+    if random_clusters:
+        rows = run_drawn(random_clusters, seed, time_limit)
+    else:
+        rows = [row for case in cases if (row := run_case(case, time_limit)) is not None]
     if not rows:
         raise typer.Exit(2)
     console.print(table(rows))

@@ -13,19 +13,24 @@ import numpy as np
 from bench.prediction.runs import DEVICES_PER_NODE, Run
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.predict.simulator import simulate
+from hetpipe.spec.assumed import assumed_overhead
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
 from hetpipe.spec.profile import Measurement, Profile
 
 
 class System(NamedTuple):
-    """A training system on certain machines. `slowdown`: measured over predicted seconds of everything but gradient sums;
-    `sums_slowdown`: of these. `memory_rate`: bytes per second of the device's memory, at which the gradients of each
-    micro-batch are added up."""
+    """A training system on certain machines. `overhead`: what is measured of it, unless it is `assumed`. `slowdown`: measured
+    over predicted seconds of everything but gradient sums; `sums_slowdown`: of these. `memory_rate`: bytes per second of the
+    device's memory, at which the gradients of each micro-batch are added up."""
 
     overhead: RuntimeOverhead = RuntimeOverhead()
     slowdown: float = 1.0
     sums_slowdown: float = 1.0
     memory_rate: float = inf
+    assumed: bool = False
+
+
+DEFAULTS = System(assumed=True)
 
 
 def predict_all(runs: Iterable[Run], folder: Path, system: System) -> list[dict[str, Any]]:
@@ -44,7 +49,8 @@ def _predict(run: Run, profile: Profile, cluster: Cluster, system: System) -> di
     plan = run.plan()
     rate = system.memory_rate if len(plan.replicas[0].microbatch_sizes) > 1 else inf
     trained = in_training(profile, system.slowdown, rate)
-    timeline = simulate(plan, trained, cluster.model_copy(update={"runtime_overhead": system.overhead}))
+    overhead = assumed_overhead(cluster, profile) if system.assumed else system.overhead
+    timeline = simulate(plan, trained, cluster.model_copy(update={"runtime_overhead": overhead}))
     sums = system.sums_slowdown * timeline.sync_seconds
     seconds = timeline.pipeline_seconds + sums + timeline.optimizer_seconds
     peak = max(timeline.peak_bytes.values())

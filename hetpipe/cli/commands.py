@@ -26,10 +26,11 @@ from hetpipe.planning.front import Front
 from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.stopping import stop_if_told
+from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.catalogue import Catalogue, load_choice
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
-from hetpipe.spec.options import PlanOptions, ScheduleChoice
+from hetpipe.spec.options import PlanOptions, ScheduleChoice, parse_precision
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Profile
 
@@ -133,9 +134,13 @@ def plan(
     plans: Annotated[
         Path | None, typer.Option("--plans", help="With --pareto: a folder for the plans of the front.")
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Of a profile that holds several: fp32, fp16 or bf16 for all, 'T4=fp16,A100=bf16', or fastest."),
+    ] = None,
     memory_reserve: Annotated[
         float | None,
-        typer.Option(help="Fraction of each device's memory to leave free: 0.08 (0 with emulated devices or runtime_overhead)."),
+        typer.Option(help="Fraction of each device's memory to leave free, in place of what is assumed of the framework."),
     ] = None,
     no_recompute: Annotated[
         bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")
@@ -159,6 +164,7 @@ def plan(
         "max_price_per_hour": max_price_per_hour,
         "deadline_seconds_per_step": deadline_seconds_per_step,
         "allow_recompute": not no_recompute,
+        "precision": parse_precision(precision),
         "memory_reserve": memory_reserve,
         "time_limit_seconds": time_limit,
     })  # fmt: skip
@@ -199,7 +205,8 @@ def simulate(
     from hetpipe.show.trace import save_trace
 
     check_output(trace)
-    found, measured, machines = Plan.load(plan), Profile.load(profile), Cluster.load(cluster)
+    found, measured = Plan.load(plan), Profile.load(profile)
+    machines = with_assumed(Cluster.load(cluster), measured)
     timeline = with_memory(run(found, measured, machines), found, measured, machines)
     for warning in timeline.warnings:
         err.print(f"warning: {warning}", style="yellow", markup=False)

@@ -45,7 +45,7 @@ def export(
 
 
 def import_published(
-    layout: Annotated[str, typer.Argument(help="sailor, fasop or metis: whose published files they are.")],
+    layout: Annotated[str, typer.Argument(help="sailor, fasop, metis or zorse: whose published files they are.")],
     sources: Annotated[
         list[Path], typer.Argument(help="Their folder; for metis also its clusterfile and hostfile.")
     ],
@@ -56,8 +56,8 @@ def import_published(
     cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
     nodes: Annotated[str, typer.Option(help="The cluster: '4xGH-96x4,1xV100-16x8'.")] = "",
     zone: Annotated[str, typer.Option(help="sailor: the zone of the nodes.")] = "us-central1-a",
-    link: Annotated[str | None, typer.Option(help="fasop, metis: between nodes, '5 GB/s'.")] = None,
-    inside: Annotated[list[str] | None, typer.Option(help="fasop, metis: 'A100=230 GB/s'.")] = None,
+    link: Annotated[str | None, typer.Option(help="fasop, metis, zorse: between nodes, '5 GB/s'.")] = None,
+    inside: Annotated[list[str] | None, typer.Option(help="fasop, metis, zorse: 'A100=230 GB/s'.")] = None,
     memory: Annotated[list[str] | None, typer.Option(help="Of a device type: 'A100=40 GiB'.")] = None,
     hidden_size: Annotated[int, typer.Option(min=0)] = 0,
     sequence_length: Annotated[int, typer.Option(min=0)] = 0,

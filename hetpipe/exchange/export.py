@@ -85,6 +85,8 @@ def nearest_shape(plan: Plan, lost: list[str]) -> Shape:
     """The regular grid that is closest to the plan; what differs is added to `lost`."""
     degrees = Counter(len(stage.devices) for replica in plan.replicas for stage in replica.stages)
     tp = degrees.most_common(1)[0][0]
+    if plan.precision:
+        lost.append(f"a precision per device type: the plan has {', '.join(f'{p} on {k}' for k, p in plan.precision.items())}")
     if len(degrees) > 1:
         lost.append(f"a tensor-parallel degree per stage: the plan has {sorted(degrees)}, here all have {tp}")
     depths = Counter(len(replica.stages) for replica in plan.replicas)

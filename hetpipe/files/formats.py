@@ -56,6 +56,13 @@ class Strict(BaseModel):
                 raise Faults(told(unknown, lambda key: f"unknown key {shown(key)}{nearest(key, known)}"))
         return data
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's, without the cached properties of this one, which are those of its own values."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
 
 @cache
 def _keys(model: type[BaseModel]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, shown
+from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.options import PlanOptions, ScheduleChoice
 from hetpipe.spec.plan import Backend, Plan, Proof
@@ -71,9 +72,13 @@ class Problem:
         options: PlanOptions,
         progress: Callable[[str], None] | None = None,
     ) -> Problem:
-        """The problem of these options."""
+        """The problem of these options: of the profile the measurements at the precisions that they choose; on the cluster what
+        the framework takes, assumed where neither the file nor a `memory_reserve` says it."""
         decided = {**dict(options), "memory_reserve": options.reserve(cluster)}
-        own = {name: decided[name] for name in PlanOptions.model_fields if name != "partitioner"}
+        own = {name: decided[name] for name in PlanOptions.model_fields if name not in ("partitioner", "precision")}
+        profile = profile.at(options.precisions(profile, cluster))
+        if options.memory_reserve is None:
+            cluster = with_assumed(cluster, profile)
         return cls.create(cluster=cluster, profile=profile, global_batch=global_batch, progress=progress, **own)
 
     @classmethod

@@ -52,6 +52,9 @@ def with_prediction(solution: Solution, problem: Problem) -> Plan:
     one for its plan class (proof "exhaustive" or "search-bound"); `fluid_bound_seconds` comes with every plan. Under a
     deadline the same holds for the price, whose gap and proof are given."""
     plan, cluster = solution.plan.model_copy(update={"backend": problem.backend}), problem.cluster
+    kinds = dict.fromkeys(cluster.device(device).type for device in plan.device_ids)
+    precision = {kind: found for kind in kinds for found in problem.profile.precisions(kind) if found is not None}
+    plan = plan.model_copy(update={"precision": precision or None})
     timeline = simulate(plan, problem.profile, cluster)
     step = timeline.step_seconds
     price = sum(cluster.type_of(device).price_per_hour for device in plan.device_ids)

@@ -164,7 +164,7 @@ class Costs:
         )
 
     def _layer_bytes(self, device_type: str, degree: int) -> tuple[Array, Array, Array]:
-        key = (device_type, degree) if degree > 1 else ("", 1)
+        key = (device_type, degree)
         if key not in self._bytes:
             saved = self.profile.saved_bytes(degree, device_type)
             self._bytes[key] = (

@@ -14,7 +14,7 @@ from hetpipe.layers.model import Model
 from hetpipe.layers.split import refuse_skips, tied_layers
 from hetpipe.processes.world import World
 from hetpipe.runtime.pipes.one_process import Library, OneProcessEngine
-from hetpipe.runtime.plan_engine import PlanEngine, refuse_tensor_parallel
+from hetpipe.runtime.plan_engine import PlanEngine, refuse_unexecutable
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.cluster import Cluster, Device
@@ -49,7 +49,7 @@ def node_of(device: str) -> str:
 
 def check_backend(backend: Backend, plan: Plan) -> None:
     """InputError with every reason why this back end cannot run this plan."""
-    refuse_tensor_parallel(plan)
+    refuse_unexecutable(plan)
     if not drives_a_replica(backend):
         return
     load_library(backend)

@@ -41,7 +41,7 @@ class PlanEngine(ABC):
     def __init__(self, model: Model, plan: Plan, world: World) -> None:
         self.plan, self.world, self.loss = plan, world, model.loss
         plan.check(layers=len(model.layers))
-        refuse_tensor_parallel(plan)
+        refuse_unexecutable(plan)
         self._model = model
         self.replica, self.index = _position(plan, world)
         self._replica_plan = plan.replicas[self.replica]
@@ -331,8 +331,15 @@ def _position(plan: Plan, world: World) -> tuple[int, int]:
     raise InputError(f"device {world.device_id} has no part in the plan, which uses {list(plan.device_ids)}")
 
 
-def refuse_tensor_parallel(plan: Plan) -> None:
-    """Tensor-parallel stages are planned and priced, but not yet executed."""
+def refuse_unexecutable(plan: Plan) -> None:
+    """Tensor-parallel stages and precisions are planned and priced, but not yet executed."""
+    lower = {kind: precision for kind, precision in (plan.precision or {}).items() if precision != "fp32"}
+    if lower:
+        told = ", ".join(f"{precision} on {kind!r}" for kind, precision in lower.items())
+        raise InputError(
+            f"the plan computes in {told}; a precision of each device type can be planned and simulated, but not yet trained: "
+            "training computes in fp32. Plan with --precision fp32"
+        )
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):
             if len(stage.devices) > 1:

@@ -82,7 +82,7 @@ class _Content:
     def __init__(self, plan: Plan, profile: Profile | None, cluster: Cluster | None) -> None:
         plan.check(profile=profile, cluster=cluster)
         self.plan, self.profile, self.cluster = plan, profile, cluster
-        self.costs = Costs(profile, cluster) if profile is not None and cluster is not None else None
+        self.costs = Costs(profile.at(plan.precision), cluster) if profile is not None and cluster is not None else None
         used = {cluster.device(d).type for d in plan.device_ids} if cluster else set()
         kinds = [kind for kind in cluster.device_types if kind in used] if cluster else []
         self.colours = {

@@ -130,7 +130,7 @@ def plan_rows(
     "depth" is the warm-up depth. InputError if the plan does not belong to the profile and cluster.
     """
     plan.check(profile=profile, cluster=cluster)
-    costs = Costs(profile, cluster) if profile is not None and cluster is not None else None
+    costs = Costs(profile.at(plan.precision), cluster) if profile is not None and cluster is not None else None
     rows = [
         _stage_row(plan, r, s, profile, cluster, costs)
         for r, replica in enumerate(plan.replicas)
@@ -208,6 +208,8 @@ def plan_table(plan: Plan, *, profile: Profile | None = None, cluster: Cluster |
     rows = plan_rows(plan, profile=profile, cluster=cluster)
     heading = f"{plan.model}: {origin(plan)}"
     below = Table.grid(padding=(0, 2))
+    if plan.precision:
+        below.add_row(Text("precision", style="bold"), Text(", ".join(f"{p} on {kind}" for kind, p in plan.precision.items())))
     for name, text in prediction_facts(plan):
         below.add_row(Text(name, style="bold"), Text(text))
     nothing = Text("no prediction in this plan: 'hetpipe simulate' makes one", style="dim")

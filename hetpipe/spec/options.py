@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
 from hetpipe.files.formats import Flag, Name, Number, Strict, explained
-from hetpipe.files.messages import Faults, InputError, shown
+from hetpipe.files.messages import Faults, InputError, nearest, shown
+from hetpipe.spec.assumed import is_assumed
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
 from hetpipe.spec.plan import Backend
+from hetpipe.spec.profile import Measurement, Precision, Profile
 
 ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
 Limit = Annotated[Number, Field(gt=0)]
@@ -23,6 +25,7 @@ class PlanOptions(Strict):
     """`partitioner`: the algorithm by its name. `schedule` "auto" lets it choose gpipe (depth m) or 1f1b with depths n − s,
     2(n − s) − 1 or 3(n − s) − 2; "1f1b" leaves the latter; "gpipe" only the first. `backend` torch has all of them, fairscale
     and torchgpipe run gpipe only, keep a replica on one node, and sum gradients after backward.
+    `precision`, of a profile that holds several: one for all device types, one for each by its name, or for each the "fastest".
     `memory_reserve`: the fraction of each device's memory that is left free (None: see `reserve`). `max_price_per_hour`: of the
     devices that a plan uses. `deadline_seconds_per_step` asks for the cheapest plan that meets it. `time_limit_seconds` ends
     the search with the best plan so far and what is proven of it (None: the partitioner's own limit)."""
@@ -31,6 +34,7 @@ class PlanOptions(Strict):
     schedule: ScheduleChoice = "auto"
     backend: Backend = "torch"
     allow_recompute: Flag = True
+    precision: Precision | Literal["fastest"] | dict[Name, Precision] | None = None
     memory_reserve: Annotated[Number, Field(ge=0, lt=1)] | None = None
     max_price_per_hour: Limit | None = None
     deadline_seconds_per_step: Limit | None = None
@@ -47,6 +51,7 @@ class PlanOptions(Strict):
             for name, value in given.items():
                 if not (value > 0 and math.isfinite(value)):
                     faults.append(f"{name} must be a positive number, got {shown(value)}")
+            faults += _precision_faults(data.get("precision"))
             if faults:
                 raise Faults(faults)
         return data
@@ -61,10 +66,63 @@ class PlanOptions(Strict):
         except ValidationError as error:
             raise InputError("; ".join(fault.removeprefix("top level: ") for fault in explained(error))) from None
 
+    def precisions(self, profile: Profile, cluster: Cluster) -> dict[str, Precision]:
+        """The precision of each device type of the cluster, of those that `precision` says something of."""
+        kinds = list(dict.fromkeys(device.type for device in cluster.devices))
+        if self.precision is None:
+            return {}
+        if self.precision != "fastest":
+            if isinstance(self.precision, str):
+                return dict.fromkeys(kinds, self.precision)
+            strange = [kind for kind in self.precision if kind not in cluster.device_types]
+            if strange:
+                known = nearest(strange[0], list(cluster.device_types))
+                raise InputError(f"precision: unknown device type {strange[0]!r}{known}")
+            return {kind: self.precision[kind] for kind in kinds if kind in self.precision}
+        fastest = {kind: _fastest(profile, kind) for kind in kinds}
+        return {kind: precision for kind, precision in fastest.items() if precision is not None}
+
     def reserve(self, cluster: Cluster) -> float:
         """The fraction of each device's memory that plans leave free. Unless told otherwise: nothing where the cluster file says
-        what the framework takes (`runtime_overhead`), or where all devices are emulated, whose memory counts tensors only."""
+        what the framework takes (`runtime_overhead`), where that is assumed (`spec.assumed`), or where all devices are emulated,
+        whose memory counts tensors only."""
         if self.memory_reserve is not None:
             return self.memory_reserve
         emulated = all(kind.emulate is not None for kind in cluster.device_types.values())
-        return 0.0 if emulated or cluster.runtime_overhead != RuntimeOverhead() else DEFAULT_RESERVE
+        told = is_assumed(cluster) or cluster.runtime_overhead != RuntimeOverhead()
+        return 0.0 if emulated or told else DEFAULT_RESERVE
+
+
+def _precision_faults(given: Any) -> list[str]:
+    """What is wrong with an option `precision`."""
+    each = given.values() if isinstance(given, Mapping) else [given] if given not in (None, "fastest") else []
+    known = "fp32, fp16 or bf16, for all or for each device type by its name, or fastest"
+    return [f"precision is {known}, got {shown(x)}" for x in each if x not in get_args(Precision)]
+
+
+def _fastest(profile: Profile, device_type: str) -> Precision | None:
+    """At which precision the whole model takes least time a sample, forward and backward, at the micro-batch size that is best
+    for it; of the least tensor-parallel degree that was measured."""
+    own = [m for m in profile.measurements if m.device_type == device_type]
+    least = min((m.tensor_parallel for m in own), default=1)
+
+    def seconds(m: Measurement) -> float:
+        return float(min((m.forward + m.backward).sum(axis=1) / m.microbatch_sizes))
+
+    best = min((m for m in own if m.tensor_parallel == least), key=seconds, default=None)
+    return None if best is None else best.precision
+
+
+def parse_precision(text: str | None) -> str | dict[str, str] | None:
+    """`fp16` as it is, and `T4=fp16,A100=bf16` by device types.
+
+    >>> parse_precision("T4=fp16,A100=bf16")
+    {'T4': 'fp16', 'A100': 'bf16'}
+    """
+    if text is None or "=" not in text:
+        return text
+    pairs = [part.partition("=") for part in text.split(",")]
+    kinds = [kind.strip() for kind, _, _ in pairs]
+    if len(set(kinds)) < len(kinds) or not all(kinds):
+        raise InputError(f"--precision {shown(text)}: expected each device type once, as in 'T4=fp16,A100=bf16'")
+    return {kind: precision.strip() for kind, (_, _, precision) in zip(kinds, pairs, strict=True)}

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from hetpipe.files.formats import Bytes, Document, Flag, LayerNumber, Name, Number, Samples, Strict
 from hetpipe.files.messages import Faults, InputError, listed, shown, told
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
+from hetpipe.spec.profile import Precision, Profile
 from hetpipe.spec.schedule import ScheduleName, check_depths, default_depths
 
 Proof = Literal["exhaustive", "search-bound", "fluid"]
@@ -91,7 +91,7 @@ class Prediction(Strict):
 
 class Plan(Document):
     """Who computes what: replicas side by side, each with its own depth, cuts and share of the global batch. `backend` is what
-    it was made for, and priced as; any that can run it may."""
+    it was made for, and priced as; any that can run it may. `precision`: of each device type, where the profile has several."""
 
     format: Literal["hetpipe.plan/1"] = "hetpipe.plan/1"
     model: Name
@@ -99,6 +99,7 @@ class Plan(Document):
     schedule: ScheduleName = "1f1b"
     partitioner: Name = "by hand"
     backend: Backend = "torch"
+    precision: dict[Name, Precision] | None = None
     replicas: Annotated[tuple[ReplicaPlan, ...], Field(min_length=1)]
     predicted: Prediction | None = None
 
@@ -190,6 +191,10 @@ class Plan(Document):
         if profile.model != self.model:
             faults.append(f"it is for model {self.model!r}, the profile for {profile.model!r}")
         if cluster is not None:
+            try:
+                profile = profile.at(self.precision)
+            except InputError as error:
+                return [*faults, str(error)]
             stages = [stage for replica in self.replicas for stage in replica.stages]
             for kind, degree in sorted({(cluster.device(s.device).type, len(s.devices)) for s in stages}):
                 try:

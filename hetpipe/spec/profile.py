@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -17,6 +17,7 @@ from hetpipe.spec.cluster import Cluster, LinkBetween
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
+Precision = Literal["fp32", "fp16", "bf16"]
 
 
 class LayerProfile(Strict):
@@ -35,10 +36,12 @@ class LayerProfile(Strict):
 
 class Measurement(Strict):
     """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
-    A tensor-parallel degree above 1 carries its own parameter and saved bytes per device."""
+    A tensor-parallel degree above 1 carries its own parameter and saved bytes per device. `precision`: what matrix products are
+    computed in, where a type was measured at several; then each has its own saved bytes (parameters are the same)."""
 
     device_type: Name
     tensor_parallel: DeviceCount = 1
+    precision: Precision | None = None
     microbatch_sizes: Annotated[tuple[Samples, ...], Field(min_length=1)]
     forward_seconds: tuple[Times, ...]
     backward_seconds: tuple[Times, ...]
@@ -120,10 +123,11 @@ class Profile(Document):
     def _complete(self) -> Self:
         count = len(self.layers)
         faults = []
-        seen: set[tuple[str, int]] = set()
+        seen: set[tuple[str, int, str | None]] = set()
         for m in (*self.measurements, *([self.host] if self.host else [])):
-            key = (m.device_type, m.tensor_parallel)
-            name = f"measurement of {m.device_type!r} (tensor_parallel {m.tensor_parallel})"
+            key = (m.device_type, m.tensor_parallel, m.precision)
+            about = f"tensor_parallel {m.tensor_parallel}{f', {m.precision}' if m.precision else ''}"
+            name = f"measurement of {m.device_type!r} ({about})"
             rows = (*m.forward_seconds, *m.backward_seconds, m.optimizer_seconds,
                     *(x for x in (m.parameter_bytes, m.saved_bytes_per_sample) if x is not None))  # fmt: skip
             faults += [
@@ -139,12 +143,40 @@ class Profile(Document):
         return self
 
     @cached_property
-    def _by_key(self) -> dict[tuple[str, int], Measurement]:
-        return {(m.device_type, m.tensor_parallel): m for m in self.measurements}
+    def _by_key(self) -> dict[tuple[str, int], list[Measurement]]:
+        found: dict[tuple[str, int], list[Measurement]] = {}
+        for m in self.measurements:
+            found.setdefault((m.device_type, m.tensor_parallel), []).append(m)
+        return found
+
+    def precisions(self, device_type: str) -> tuple[Precision | None, ...]:
+        """At which precisions a device type was measured; None where the profile does not say."""
+        return tuple(dict.fromkeys(m.precision for m in self.measurements if m.device_type == device_type))
+
+    def at(self, chosen: Mapping[str, Precision] | None) -> Profile:
+        """Of the device types that `chosen` names only the measurements at this precision; InputError where there is none."""
+        if not chosen:
+            return self
+        kept = tuple(m for m in self.measurements if chosen.get(m.device_type, m.precision) == m.precision)
+        missing = sorted(set(chosen) - {m.device_type for m in kept})
+        if missing:
+            kind = missing[0]
+            known = ", ".join(p or "a precision that is not said" for p in self.precisions(kind)) or "none"
+            raise InputError(
+                f"the profile of {self.model!r} has no measurement of device type {kind!r} at {chosen[kind]}; measured: {known}"
+            )
+        return self if len(kept) == len(self.measurements) else self.model_copy(update={"measurements": kept})
 
     def measurement(self, device_type: str, tensor_parallel: int = 1) -> Measurement:
-        """The measurement of a device type; InputError naming the measured types if there is none."""
+        """The measurement of a device type; InputError naming the measured types if there is none, or the precisions if there are
+        several (`at` chooses)."""
         found = self._by_key.get((device_type, tensor_parallel))
+        if found is not None and len(found) > 1:
+            known_at = ", ".join(m.precision or "a precision that is not said" for m in found)
+            raise InputError(
+                f"the profile of {self.model!r} has measurements of device type {device_type!r} at {known_at}; choose with "
+                f"--precision, for example --precision {device_type}={found[0].precision or found[1].precision}, or fastest"
+            )
         if found is None:
             known = sorted({m.device_type for m in self.measurements})
             degree = f" at tensor-parallel degree {tensor_parallel}" if tensor_parallel > 1 else ""
@@ -152,7 +184,7 @@ class Profile(Document):
                 f"the profile of {self.model!r} has no measurement of device type {device_type!r}{degree}"
                 f"{nearest(device_type, known)}; measure it with 'hetpipe profile' on such a device"
             )
-        return found
+        return found[0]
 
     def check(self, cluster: Cluster) -> None:
         """InputError if a type of the cluster's devices was not measured, at any tensor-parallel degree."""
@@ -170,8 +202,8 @@ class Profile(Document):
         return self._per_layer("saved_bytes_per_sample", tensor_parallel, device_type)
 
     def _per_layer(self, name: str, tensor_parallel: int, device_type: str | None) -> Array:
-        """The measurement's own numbers where its degree has them, else the layers'."""
-        if tensor_parallel > 1 and device_type is not None:
+        """The measurement's own numbers where it has them, else the layers'. At degree 1 every type holds the same parameters."""
+        if device_type and (tensor_parallel > 1 or name == "saved_bytes_per_sample"):
             own = getattr(self.measurement(device_type, tensor_parallel), name)
             if own is not None:
                 return np.array(own, dtype=np.float64)

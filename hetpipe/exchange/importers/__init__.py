@@ -15,6 +15,7 @@ from hetpipe.exchange.importers.fasop import import_fasop
 from hetpipe.exchange.importers.metis import import_metis
 from hetpipe.exchange.importers.options import Imported, ImportOptions, parse_quantities
 from hetpipe.exchange.importers.sailor import import_sailor
+from hetpipe.exchange.importers.zorse import import_zorse
 from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, cut, listed, nearest
 
@@ -31,6 +32,7 @@ LAYOUTS: dict[str, Callable[[Sequence[Path], ImportOptions], Imported]] = {
     "sailor": lambda sources, options: import_sailor(_one("sailor", sources), options),
     "fasop": lambda sources, options: import_fasop(_one("fasop", sources), options),
     "metis": lambda sources, options: import_metis(sources, options),
+    "zorse": lambda sources, options: import_zorse(_one("zorse", sources), options),
 }
 
 

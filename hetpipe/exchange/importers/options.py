@@ -28,6 +28,18 @@ _MEMORY = {
     "V100": 16,
     "P100": 16,
     "T4": 16,
+    "t4": 16,
+    "l4": 24,
+    "p40": 24,
+    "p100": 16,
+    "v100": 16,
+    "a10g": 24,
+    "a6000": 48,
+    "l40s": 48,
+    "w6800": 32,
+    "rtx3090": 24,
+    "rtx_3090": 24,
+    "h100-nvl": 94,
 }
 
 
@@ -132,7 +144,7 @@ def memory_bytes(kind: str, options: ImportOptions) -> int:
     a little more)."""
     if kind in options.memory:
         return options.memory[kind]
-    ending = re.search(r"-(\d+)$", kind)
+    ending = re.search(r"[-x](\d+)$", kind)
     size = _MEMORY.get(kind, int(ending[1]) if ending else 0)
     if not size:
         raise InputError(f"how much memory {kind!r} has is not known; say it: --memory '{kind}=24 GB'")

@@ -1,0 +1,1 @@
+"""What a precision of each device type is worth, simulated from measured layers."""
