@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hetpipe import PlanOptions, make_plan
+from hetpipe.cli import commands
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.assumed import assumed_overhead, is_assumed, with_assumed
 from hetpipe.spec.cluster import Cluster
@@ -58,6 +61,21 @@ def test_nothing_is_assumed_where_something_is_said() -> None:
     document["device_types"]["a"]["emulate"] = {"slowdown": 2.0}
     assert not is_assumed(Cluster.parse(document, "emulated"))
     assert not is_assumed(with_assumed(real, PROFILE))
+
+
+def test_the_command_says_what_it_assumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, cluster = tmp_path / "profile.json", tmp_path / "cluster.yaml"
+    PROFILE.save(profile)
+    for memory, said in ((24 * GIB, True), (GIB, False)):
+        make_cluster([{"a": 1}], memory=memory).save(cluster)
+        small = ["--partitioner", "even"] if said else ["--partitioner", "even", "--memory-reserve", "0"]
+        arguments = ["plan", "--profile", str(profile), "--cluster", str(cluster), "--global-batch", "2", *small]
+        monkeypatch.setattr(sys, "argv", ["hetpipe", *arguments])
+        with pytest.raises(SystemExit):
+            commands.main()
+        assert ("is assumed: 490 MiB, 5% for the allocator" in " ".join(capsys.readouterr().err.split())) == said
 
 
 def test_plans_leave_room_for_it() -> None:

@@ -26,7 +26,7 @@ from hetpipe.planning.front import Front
 from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.stopping import stop_if_told
-from hetpipe.spec.assumed import with_assumed
+from hetpipe.spec.assumed import assumed_overhead, is_assumed, told_of, with_assumed
 from hetpipe.spec.catalogue import Catalogue, load_choice
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
@@ -181,6 +181,8 @@ def plan(
         raise InputError(f"{what}: plan over all of its sub-clusters with --pareto")
     with Activity("planning") as activity:
         found = make_plan(measured, machines, global_batch, options, progress=activity.say)
+    if options.memory_reserve is None and is_assumed(machines):
+        err.print(f"note: {told_of(assumed_overhead(machines.with_links(measured.links), measured))}", markup=False)
     if output is not None:
         found.save(output)
     if as_json:

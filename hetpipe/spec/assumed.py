@@ -57,6 +57,14 @@ def with_assumed(cluster: Cluster, profile: Profile) -> Cluster:
     return cluster.model_copy(update={"runtime_overhead": assumed_overhead(cluster.with_links(profile.links), profile)})
 
 
+def told_of(overhead: RuntimeOverhead) -> str:
+    """What a command says of it."""
+    return (
+        "the cluster file has no runtime_overhead, so what the framework takes of each device is assumed: "
+        f"{overhead.device_bytes / MIB:.0f} MiB, {overhead.allocator_factor - 1:.0%} for the allocator, and backward's gradients"
+    )
+
+
 def _has_nvlink(cluster: Cluster) -> bool:
     """Whether devices inside any node are joined by more than PCIe."""
     inside = [node.name for node in cluster.nodes if sum(node.devices.values()) > 1]
