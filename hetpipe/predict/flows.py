@@ -60,18 +60,22 @@ class _Graph(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The flows on their way: `on_way` has their numbers, `fair` the speeds of these; by flow its task, the seconds alone that
-    were left when its speed last changed, when that was, and the speed, as a part of that alone; by adapter what room is left
-    in it, and for how many transfers."""
+    """The flows on their way: `on_way` has their numbers, `part` those whose speeds may change, and `fair` what these become; by
+    flow whether it is of this part, its task, the seconds alone that were left when its speed last changed, when that was, and
+    the speed, as a part of that alone; by adapter what room is left in it, for how many transfers, and whether any of those that
+    cross it may change."""
 
     on_way: Index
+    part: Index
     fair: Array
+    hit: Flags
     task: Index
     left: Array
     since: Array
     speed: Array
     room: Array
     demand: Array
+    dirty: Flags
 
 
 def ends(tasks: Tasks, flows: Flows) -> Array:
@@ -92,8 +96,9 @@ def _graph(tasks: Tasks) -> _Graph:
 
 def _way(flows: Flows) -> _Way:
     none, adapters = np.zeros(len(flows.members)), np.zeros(len(flows.capacity))
-    whole = none.astype(np.int64)
-    return _Way(whole, none, whole.copy(), none.copy(), none.copy(), none.copy(), adapters, adapters.copy())
+    whole, flags = none.astype(np.int64), none.astype(np.bool_)
+    return _Way(whole, whole.copy(), none, flags, whole.copy(), none.copy(), none.copy(), none.copy(),
+                adapters, adapters.copy(), adapters.astype(np.bool_))  # fmt: skip
 
 
 @cache
@@ -111,7 +116,7 @@ def _level(flows: Flows, way: _Way, count: int) -> float:
     level = np.inf
     for a in range(count):
         if way.fair[a] < 0:
-            f = way.on_way[a]
+            f = way.part[a]
             level = min(level, flows.rate[f])
             for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
                 level = min(level, way.room[c] / way.demand[c])
@@ -124,7 +129,7 @@ def _stop(flows: Flows, way: _Way, count: int, level: float) -> int:
     stopped = 0
     for a in range(count):
         if way.fair[a] < 0:
-            f = way.on_way[a]
+            f = way.part[a]
             if flows.rate[f] <= level * ROUNDING:
                 way.fair[a], stopped = 1.0, stopped + 1
                 continue
@@ -140,25 +145,54 @@ def _share(flows: Flows, way: _Way, count: int) -> None:
     """Max-min fair speeds of `count` flows: all rates rise together, until some stop; then those of the others."""
     for a in range(count):
         way.fair[a] = -1.0
-        for c in flows.crossed[flows.reach[way.on_way[a]] : flows.reach[way.on_way[a] + 1]]:
+        for c in flows.crossed[flows.reach[way.part[a]] : flows.reach[way.part[a] + 1]]:
             way.room[c], way.demand[c] = flows.capacity[c], 0.0
     for a in range(count):
-        for c in flows.crossed[flows.reach[way.on_way[a]] : flows.reach[way.on_way[a] + 1]]:
-            way.demand[c] += flows.members[way.on_way[a]]
+        for c in flows.crossed[flows.reach[way.part[a]] : flows.reach[way.part[a] + 1]]:
+            way.demand[c] += flows.members[way.part[a]]
     rising = count
     while rising > 0:
         rising -= _stop(flows, way, count, _level(flows, way, count))
         for a in range(count if rising > 0 else 0):
-            f = way.on_way[a]
+            f = way.part[a]
             for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
                 way.room[c], way.demand[c] = flows.capacity[c], 0.0
         for a in range(count if rising > 0 else 0):
-            f = way.on_way[a]
+            f = way.part[a]
             for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
                 if way.fair[a] < 0:
                     way.demand[c] += flows.members[f]
                 else:
                     way.room[c] = max(0.0, way.room[c] - flows.members[f] * way.fair[a] * flows.rate[f])
+
+
+@inlined
+def _reached(flows: Flows, way: _Way, count: int) -> int:
+    """Gathers in `part` what shares an adapter with what has changed, or with another of this part; how many these are."""
+    gathered, before = 0, -1
+    while gathered > before:
+        before = gathered
+        for a in range(count):
+            f = way.on_way[a]
+            for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
+                if way.dirty[c] and not way.hit[f]:
+                    way.hit[f], way.part[gathered] = True, f
+                    gathered += 1
+            if way.hit[f]:
+                for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
+                    way.dirty[c] = True
+    for a in range(gathered):
+        way.hit[way.part[a]] = False
+        for c in flows.crossed[flows.reach[way.part[a]] : flows.reach[way.part[a] + 1]]:
+            way.dirty[c] = False
+    return gathered
+
+
+@inlined
+def _changed(flows: Flows, way: _Way, f: int) -> None:
+    """A flow has begun or ended."""
+    for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
+        way.dirty[c] = True
 
 
 @inlined
@@ -212,6 +246,7 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
             if _end(way, f) <= now:
                 end[way.task[f]], todo[known] = now, way.task[f]
                 known += 1
+                _changed(flows, way, f)
             else:
                 way.on_way[count] = f
                 count += 1
@@ -220,9 +255,11 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
             f = graph.flow[i]
             way.on_way[count], way.task[f], way.left[f], way.since[f], way.speed[f] = f, i, graph.seconds[i], now, 1.0
             count += 1
-        _share(flows, way, count)
-        for a in range(count):
-            f = way.on_way[a]
+            _changed(flows, way, f)
+        gathered = _reached(flows, way, count)
+        _share(flows, way, gathered)
+        for a in range(gathered):
+            f = way.part[a]
             if way.fair[a] != way.speed[f]:
                 way.left[f] -= (now - way.since[f]) * way.speed[f]
                 way.since[f], way.speed[f] = now, way.fair[a]
