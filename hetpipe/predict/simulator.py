@@ -326,7 +326,7 @@ def _spans(
     sums: Sequence[tuple[Segment, float, float]],
     synced: float,
 ) -> list[Span]:
-    """All spans: forwards and backwards, then sums, then optimizers."""
+    """All spans: forwards and backwards, then transfers, sums and optimizers."""
     where = {
         d: (r, s)
         for r, replica in enumerate(replicas)
@@ -345,11 +345,29 @@ def _spans(
             spans.append(
                 Span(device=device, replica=r, stage=s, kind="B", microbatch=i, start=b - b_seconds, end=b)
             )
+    for r, (replica, run) in enumerate(zip(replicas, runs, strict=True)):
+        spans += _sends(r, replica, run)
     for segment, start, end in sums:
         spans += [_span(d, where[d], "sync", start, end) for d in segment.owners]
     return spans + [
         _span(d, (r, s), "optimizer", synced, synced + runs[r].optimizers[s]) for d, (r, s) in where.items()
     ]
+
+
+def _sends(r: int, replica: ReplicaPlan, run: _Run) -> list[Span]:
+    """The transfers of one pipeline, on the device that sends: an output to the next stage, a gradient to the one before, each
+    from when its link is free to its arrival."""
+    spans = []
+    for s, (occupied, latency) in enumerate(zip(run.costs.occupied, run.costs.latency, strict=True)):
+        for stage, ends in ((s, run.times[s].forward), (s + 1, run.times[s + 1].backward)):
+            free = 0.0
+            for i, (ready, seconds) in enumerate(zip(ends, occupied, strict=True)):
+                start = max(free, ready)
+                free = start + seconds
+                if free + latency > start:
+                    spans.append(Span(device=replica.stages[stage].device, replica=r, stage=stage, kind="send",
+                                      start=start, end=free + latency, microbatch=i))  # fmt: skip
+    return spans
 
 
 def _span(device: str, at: tuple[int, int], kind: SpanKind, start: float, end: float) -> Span:
