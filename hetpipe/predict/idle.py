@@ -21,6 +21,7 @@ from hetpipe.predict.timeline import Span, Timeline
 Cause = Literal["fill and drain", "slower stage", "link", "gradient sum", "overhead"]
 CAUSES: tuple[Cause, ...] = ("fill and drain", "slower stage", "link", "gradient sum", "overhead")
 Interval = tuple[float, float]
+ROUNDING = 1e-14  # of a step: no interval
 _Key = tuple[str, int]  # F or B, micro-batch
 
 
@@ -89,7 +90,8 @@ def idle_gaps(timeline: Timeline) -> dict[str, list[Gap]]:
         for s, group in enumerate(pipeline):
             drained = _draining(pipeline[:s])
             for device, one in group.items():
-                found[device] = _gaps(one, least, drained, marks)
+                gaps = _gaps(one, least, drained, marks)
+                found[device] = sorted(gap for gap in gaps if gap.end - gap.start > ROUNDING * timeline.step_seconds)
     return found
 
 
@@ -150,8 +152,7 @@ def _gaps(one: _Stage, least: int, drained: Sequence[Interval], marks: tuple[flo
             cut = min(y, x + draining)
             draining -= cut - x
             gaps += [Gap(x, cut, "fill and drain"), Gap(cut, y, "slower stage")]
-    gaps += _tail(one, drained, marks)
-    return sorted(gap for gap in gaps if gap.end > gap.start)
+    return gaps + _tail(one, drained, marks)
 
 
 def _tail(one: _Stage, drained: Sequence[Interval], marks: tuple[float, float, float, float]) -> list[Gap]:
