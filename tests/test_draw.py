@@ -250,3 +250,19 @@ def test_a_canvas_as_svg() -> None:
         "</g>", "</svg>",
     ]  # fmt: skip
     assert "prefers-color-scheme:dark" in canvas.to_svg()
+
+
+def test_a_tensor_parallel_stage_has_rows_of_its_own_in_time_and_memory() -> None:
+    own = profile(NAMES)
+    two = own.measurements[0].model_copy(update={"tensor_parallel": 2})
+    group = Plan.parse({
+        "format": "hetpipe.plan/1", "model": "net", "global_batch": 3,
+        "replicas": [{"microbatch_sizes": [2, 1], "stages": [{"layers": [0, 4], "devices": ["n0/0", "n0/1"]}]}],
+    }, "the plan")  # fmt: skip
+    known = own.model_copy(update={"measurements": (*own.measurements, two)})
+    scene, predicted = scene_of(given(group, profile=known, cluster=CLUSTER))
+    assert predicted is not None
+    drawn = gantt_canvas(scene, {"predicted": predicted})
+    assert sum(box.tip.startswith("forward") for box in drawn.boxes) == 2
+    assert any(part.strips for part in memory_canvas(scene, predicted).groups)
+    assert "n0/0 + n0/1 fast · layers 0–3" in {words.text for words in partition_canvas(scene).words}

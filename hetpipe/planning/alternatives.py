@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hetpipe.files.messages import InputError
-from hetpipe.planning.partition import PartitionError
-from hetpipe.planning.planner import make_plan
+from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.planning.planner import make_plan, with_prediction
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster, Link, Node
+from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
@@ -73,24 +74,32 @@ def equal_split(found: Sequence[Alternative]) -> Alternative | None:
 
 def what_if(plan: Plan, profile: Profile, cluster: Cluster, progress: Progress = lambda _: None) -> tuple[str, list[Alternative]]:
     """How the changes of `changed_clusters` are planned, and the plans; first that of the cluster as it is, planned in the same
-    way."""
+    way. The plan itself is a candidate wherever it still runs, so that a change is not worse for want of time."""
     linked, plain = cluster.with_links(profile.links), profile.model_copy(update={"links": ()})
-    clusters = [("as it is", linked), *changed_clusters(linked, plan)]
-    few = max(changed.device_count for _, changed in clusters[:1]) <= FEW_DEVICES
+    clusters = [("as it is", linked), *changed_clusters(linked)]
+    few = cluster.device_count <= FEW_DEVICES
     how = f"auto within {SECONDS:g} s" if few else f"the best of the quick rules {', '.join(QUICK)}"
     found = []
     for i, (name, changed) in enumerate(clusters):
         progress(f"what if {name} ({i} of {len(clusters)})")
-        options: dict[str, Any] = {"backend": plan.backend}
-        if few:
-            found.append(plan_with("auto", name, plain, changed, plan.global_batch, time_limit_seconds=SECONDS, **options))
-        else:
-            tried = [plan_with(rule, name, plain, changed, plan.global_batch, **options) for rule in QUICK]
-            found.append(min(tried, key=lambda one: one.step_seconds))
+        options: dict[str, Any] = {"backend": plan.backend, "time_limit_seconds": SECONDS if few else None}
+        rules = ("auto",) if few else QUICK
+        tried = [plan_with(rule, name, plain, changed, plan.global_batch, **options) for rule in rules]
+        found.append(min([*tried, *_same(plan, name, plain, changed)], key=lambda one: one.step_seconds))
     return how, found
 
 
-def changed_clusters(cluster: Cluster, plan: Plan) -> Iterator[tuple[str, Cluster]]:
+def _same(plan: Plan, name: str, profile: Profile, cluster: Cluster) -> list[Alternative]:
+    """The plan as it is on another cluster, if it runs there."""
+    options = PlanOptions().changed({"backend": plan.backend, "memory_reserve": 0.0})
+    problem = Problem.of(profile, cluster, plan.global_batch, options)
+    try:
+        return [Alternative(name=name, plan=with_prediction(Solution(plan=plan), problem))]
+    except (PartitionError, InputError):
+        return []
+
+
+def changed_clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
     """One device more of each type, one less, and links of twice the bandwidth. `cluster` has the measured links. One more goes
     to the first node that has its type and a known link inside, else to a node of its own."""
     kinds = list(dict.fromkeys(device.type for device in cluster.devices))

@@ -60,7 +60,7 @@ def _stage_row(
     many = f"{lane.count} × " if lane.count > 1 else ""
     return {
         "stage": f"{many}{stage_key(lane, stage)}",
-        "device": f"{stage.device} {stage.kind}".strip(),
+        "device": f"{stage.named} {stage.kind}".strip(),
         "share": "" if stage.number else share_text(lane.sizes),
         "layers": layer_range(stage.layers),
         "names": _names(stage) if profile is not None else "",

@@ -80,8 +80,8 @@ class StageScene:
         return self.memory / self.limit if self.memory is not None and self.limit else None
 
     @property
-    def device(self) -> str:
-        """Its devices in words."""
+    def named(self) -> str:
+        """Its devices in words: all of a tensor-parallel group."""
         return " + ".join(self.devices)
 
 

@@ -72,6 +72,6 @@ def step_table(scene: Scene) -> RenderableType:
         idle = [percent(stage.idle.get(cause, 0.0) / whole) for cause in causes]
         style = "bold" if stage.limits_step else ""
         name = f"{many}{stage_key(lane, stage)}{' ◀' if stage.limits_step else ''}"
-        cells = [name, f"{stage.device} {stage.kind}", percent(stage.busy / whole), *idle, memory_text(stage, part=False)]
+        cells = [name, f"{stage.named} {stage.kind}", percent(stage.busy / whole), *idle, memory_text(stage, part=False)]
         table.add_row(*map(Text, cells), style=style)
     return Group(facts, table, Text("% of the step; ◀ limits it", style="dim"))

@@ -68,7 +68,7 @@ def lane_title(lane: Lane, scene: Scene) -> str:
 def devices_text(lane: Lane, stage: StageScene) -> str:
     """`n0/1 RTX-2080`; of alike replicas, the first one's and how many more."""
     more = f" (and {lane.count - 1} alike)" if lane.count > 1 else ""
-    return f"{stage.device} {stage.kind}".strip() + more
+    return f"{stage.named} {stage.kind}".strip() + more
 
 
 def memory_text(stage: StageScene, *, part: bool = True) -> str:
@@ -134,7 +134,7 @@ def limit_line(scene: Scene) -> str:
         return ""
     lane, stage = scene.limiting[0]
     share, many = stage.busy / scene.seconds, len(scene.limiting) * lane.count > 1
-    names = ", ".join(dict.fromkeys(f"{s.device} ({s.kind})" for _, s in scene.limiting[:3]))
+    names = ", ".join(dict.fromkeys(f"{s.named} ({s.kind})" for _, s in scene.limiting[:3]))
     names += " and others alike" if many and (len(scene.limiting) > 3 or lane.count > 1) else ""
     if share < 0.5:
         return f"No device limits the step: even {names} computes for only {percent(share)} of it"

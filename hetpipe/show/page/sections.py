@@ -19,6 +19,7 @@ from hetpipe.show.report import prediction_facts
 from hetpipe.show.scene import Scene, StageScene, numbers_text
 from hetpipe.show.words import (
     PROOFS,
+    counted,
     idle_text,
     in_words,
     memory_text,
@@ -71,12 +72,12 @@ def moves(scene: Scene, found: Sequence[MovedCut]) -> str:
     for (group, s), positions in cuts.items():
         a, b = lanes[group].stages[s : s + 2]
         own = next((one.step_seconds for one in positions if one.layers == 0), scene.seconds)
-        name = f"r{numbers_text(group)}: between s{s} ({a.device}) and s{s + 1} ({b.device})"
+        name = f"r{numbers_text(group)}: between s{s} ({a.named}) and s{s + 1} ({b.named})"
         values.append({"name": name, "moves": [_position(one, a, b, own) for one in positions]})
     options = "".join(f'<option value="{i}">{escaped(value["name"])}</option>' for i, value in enumerate(values))
     form = (
         f'<div class="move"><label for="cut">Cut</label><select id="cut">{options}</select>'
-        '<label for="by">Layers moved to the stage before it (right), or behind it (left)</label>'
+        '<label for="by">Move it: right gives layers to the stage before it, left to the stage behind it</label>'
         '<input id="by" type="range" min="0" max="0" step="1"><output id="moved" for="cut by"></output></div>'
     )
     note = paragraph("Each position was simulated, with everything else of the plan as it is.", kind="note")
@@ -85,10 +86,11 @@ def moves(scene: Scene, found: Sequence[MovedCut]) -> str:
 
 def _position(one: MovedCut, a: StageScene, b: StageScene, own: float) -> dict[str, Any]:
     change = one.step_seconds / own - 1 if own > 0 else 0.0
-    said = "the plan as it is" if one.layers == 0 else f"{one.layers:+d} layers: {100 * change:+.1f} %"
+    by = f"{'right' if one.layers > 0 else 'left'} by {counted(abs(one.layers), 'layer')}"
+    said = "the plan as it is" if one.layers == 0 else f"{by}: {100 * change:+.1f} %"
     first, second = len(a.tiles) + one.layers, len(b.tiles) - one.layers
     sizes = [human_bytes(size) for size in one.peak_bytes]
-    memory = f"s{a.number}: {first} layers, {sizes[0]}; s{b.number}: {second} layers, {sizes[1]}"
+    memory = f"s{a.number}: {counted(first, 'layer')}, {sizes[0]}; s{b.number}: {counted(second, 'layer')}, {sizes[1]}"
     memory += "" if one.fits else "; does not fit into memory"
     step = f"{human_seconds(one.step_seconds)} a step"
     return {"by": one.layers, "seconds": one.step_seconds, "step": step, "said": said, "memory": memory}
@@ -127,7 +129,7 @@ def time(scene: Scene) -> str:
         work, idle = dict(work_text(stage)), dict(idle_text(stage))
         cells = [work.get(kind, "0 s") for kind in kinds] + [idle.get(cause, "0 s") for cause in causes]
         many = f"{lane.count} × " if lane.count > 1 else ""
-        name = f"{many}{stage_key(lane, stage)} {stage.device} {stage.kind}"
+        name = f"{many}{stage_key(lane, stage)} {stage.named} {stage.kind}"
         rows.append([name, human_seconds(stage.busy), percent(stage.busy / scene.seconds), *cells, memory_text(stage)])
     heading = ["stage", "computes", "of the step", *kinds, *(f"idle: {cause}" for cause in causes), "memory"]
     marked = [i for i, (_, stage) in enumerate(scene.stages) if stage.limits_step]
@@ -235,5 +237,6 @@ def changes(how: str, found: Sequence[Alternative], batch: int) -> str:
         speed = three_digits(batch / one.step_seconds) if one.step_seconds > 0 else ""
         rows.append([one.name, human_seconds(one.step_seconds), speed, _difference(base, one.step_seconds), cost, ""])
     heading = ["what if", "step", "samples/s", "speed", "price per million samples", "why none"]
-    note = f"Each was planned by {how} and simulated; the first row is the cluster as it is, planned in the same way."
+    note = (f"Each was planned by {how}, or is this plan where it still runs, and was simulated; the first row is the cluster as "
+            "it is.")  # fmt: skip
     return section("changes", "What if", paragraph(note, kind="note"), table(heading, rows, label="what if", marked=[0]))

@@ -24,9 +24,9 @@ def memory_canvas(scene: Scene, timeline: Timeline) -> Canvas:
     shown = scene.stages[:MOST_ROWS]
     fine = 1.0 if len(shown) <= _FEW else 2.5
     for lane, stage in shown:
-        series, limit = timeline.memory.get(stage.device, ()), stage.limit or stage.memory or 1
+        series, limit = timeline.memory.get(stage.devices[0], ()), stage.limit or stage.memory or 1
         y = canvas.height
-        name = f"{stage_key(lane, stage)} {stage.device}"
+        name = f"{stage_key(lane, stage)} {stage.named}"
         group = canvas.group(f"memory of {name} over the step: at most {memory_text(stage)}")
         group.words.append(Words(x=_MARGIN, y=y + 10, text=fitting(name, _LABEL - 8, 10), size=10, bold=True))
         group.words.append(Words(x=_MARGIN, y=y + 24, text=fitting(memory_text(stage), _LABEL - 8, 10), size=10, colour="faint"))

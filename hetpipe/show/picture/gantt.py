@@ -40,9 +40,9 @@ def gantt_canvas(scene: Scene, timelines: Mapping[str, Timeline]) -> Canvas:
         for stage in lane.stages[:left]:
             left -= 1
             for i, name in enumerate(timelines):
-                label = f"r{numbers_text(lane.replicas)} s{stage.number} {stage.device}" if i == 0 else ""
+                label = f"r{numbers_text(lane.replicas)} s{stage.number} {stage.named}" if i == 0 else ""
                 label = label if len(timelines) == 1 else f"{label} {name}".strip()
-                chart.row(label, name, stage, gaps[name].get(stage.device, ()))
+                chart.row(label, name, stage, gaps[name].get(stage.devices[0], ()))
             canvas.height += _GAP
         canvas.height += _GAP
     chart.axis(seconds, first)
@@ -93,12 +93,12 @@ class _Chart:
 
     def row(self, label: str, name: str, stage: StageScene, gaps: Sequence[Gap]) -> None:
         """One device of one timeline."""
-        y, spans = self.canvas.height, self.rows[name].get(stage.device, [])
+        y, spans = self.canvas.height, self.rows[name].get(stage.devices[0], [])
         sums: dict[str, float] = {}
         for span in spans:
             sums[_NAMES[span.kind]] = sums.get(_NAMES[span.kind], 0.0) + span.end - span.start
         said = ", ".join(f"{kind} {human_seconds(seconds)}" for kind, seconds in sums.items())
-        group = self.canvas.group(f"{name}, stage {stage.number} on {stage.device}: {said}")
+        group = self.canvas.group(f"{name}, stage {stage.number} on {stage.named}: {said}")
         group.words.append(Words(x=_MARGIN, y=y + _WORK / 2, text=fitting(label, _LABEL - 8, 10), size=10))
         for cause, pattern in CAUSE_PATTERNS.items():
             for a, b, why in gaps:
@@ -152,7 +152,8 @@ class _Chart:
                 group.boxes.append(Box(x=self.x(a), y=top, width=width, height=high, fill=colour, opacity=opacity,
                                        edge=edge, thickness=0.6, tip=tip))  # fmt: skip
                 if number and not under and text_width(number, 9) <= width:
-                    place = Words(x=self.x(a) + width / 2, y=y + _WORK / 2, text=number.strip(), size=9, anchor="middle")
+                    place = Words(x=self.x(a) + width / 2, y=y + _WORK / 2, text=number.strip(), size=9, anchor="middle",
+                                  colour="night")  # fmt: skip
                     group.words.append(place)
             return
         spans = tuple((self.x(a), self.x(b)) for a, b, _ in found if (b - a) * self.scale > 0.05)

@@ -204,7 +204,7 @@ def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: _
     end = scale.x(scene.seconds) if scene.seconds is not None else 0.0
     if stage.limit is not None and end:  # what the device has
         group.boxes.append(Box(x=scale.left, y=base - limit, width=end - scale.left, height=limit, fill="panel"))
-    at = _tiles(group, scene, stage, scale, base, bar)
+    at = _tiles(group, scene, stage, scale, base, bar, limit)
     start = scale.x(0.0 if stage.forward is not None else stage.layers[0])
     whole = Box(x=start, y=base - bar, width=at - start, height=bar)
     edge = ("limit", 2.5) if stage.limits_step else (colour, 1.5)
@@ -261,8 +261,9 @@ def _stage_labels(
     return y + 18
 
 
-def _tiles(group: Group, scene: Scene, stage: StageScene, scale: _Scale, base: float, height: float) -> float:
-    """The layers, and behind them the optimizer, from height `base` up; where they end. Names stand over a bar that is low."""
+def _tiles(group: Group, scene: Scene, stage: StageScene, scale: _Scale, base: float, height: float, limit: float) -> float:
+    """The layers, and behind them the optimizer, from height `base` up; where they end. Names stand above a bar that is low, if
+    there is room below the limit."""
     y, room = base - height, max(height, _NAME)
     done, colour = 0.0, _colour(scene, stage)[0]
     first = float(stage.layers[0]) if stage.forward is None else 0.0
@@ -279,7 +280,8 @@ def _tiles(group: Group, scene: Scene, stage: StageScene, scale: _Scale, base: f
         left = 7.0 if i == 0 else 1.0
         part = tile.part if _unsaid(tile) else ""
         if words := _inside(tile.name, part, str(tile.layer), end - at - left - 1, room):
-            middle = y + height / 2 if height >= _NAME else base - _NAME / 2
+            over = base - _NAME / 2 if limit < height + _NAME else y - _NAME / 2
+            middle = y + height / 2 if height >= _NAME else over
             group.words.append(replace(words, x=(at + left + end) / 2, y=middle))
         at = end
     if stage.optimizer > 0:

@@ -6,6 +6,7 @@ from __future__ import annotations
 # name: light, dark
 COLOURS = {
     "ink": ("#1a1a1a", "#ececec"),
+    "night": ("#111111", "#111111"),
     "faint": ("#5c6167", "#a9aeb5"),
     "paper": ("#ffffff", "#15181c"),
     "panel": ("#f1f2f4", "#23272d"),
