@@ -114,7 +114,7 @@ def test_the_stage_that_computes_longest_limits_the_step_and_full_memory_is_tigh
     (limiting,) = scene.limiting
     assert limiting[1].devices == ("n0/1",)
     facts = [words.text for words in partition_canvas(scene).words if "limits the step" in words.text]
-    assert facts[-1] == "36.0 ms, 100 % busy · 104 of 110 B, 95 % · limits the step · memory tight"
+    assert facts[-1] == "50 % of the work · 36.0 ms, 100 % busy · 104 of 110 B, 95 % · limits the step · memory tight"
 
 
 def test_alike_replicas_are_drawn_once() -> None:

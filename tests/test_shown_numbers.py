@@ -126,6 +126,7 @@ def test_the_numbers_of_a_scene_add_up(make: Callable[[], Given]) -> None:
     for _, stage in scene.stages:
         assert stage.busy + stage.idle_total == pytest.approx(scene.seconds, abs=1e-9)
         assert sum(tile.seconds or 0.0 for tile in stage.tiles) + stage.optimizer == pytest.approx(stage.busy, abs=1e-9)
+    assert sum(lane.count * stage.work for lane, stage in scene.stages) == pytest.approx(1)
     samples = sum(lane.count * lane.samples for lane in scene.lanes)
     assert samples == scene.plan.global_batch
     assert sum(lane.count * len(lane.stages) for lane in scene.lanes) == scene.device_count

@@ -20,7 +20,7 @@ RULES = (*EQUAL, "even-pipelines", "uneven-data-parallel", "fasop", "memory-laye
          "equal-parameters", "chain")  # fmt: skip
 QUICK = ("even-pipelines", "fasop", "memory-layers", "uneven-data-parallel")
 FEW_DEVICES = 8  # up to which `auto` plans a changed cluster; above, the best of QUICK
-SECONDS = 2.0  # for each of these
+SECONDS = 4.0  # for each of these
 FARTHEST, MOST_ACTIONS = 8, 1_500_000  # layers by which a cut is moved; actions simulated for all of them
 Progress = Callable[[str], None]
 L = TypeVar("L", bound=Link)

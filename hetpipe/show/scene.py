@@ -43,8 +43,10 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageScene:
-    """One stage. Seconds are of a step: computing `forward`, `backward` (without what is run again), `recompute`,
-    `optimizer`; `idle` by its cause. None, or empty, where not known; `limit` is the device's memory in bytes."""
+    """One stage. `work` is its part of all that is computed in a step, in the time that the fastest type would take for it (in
+    layers × samples where no times are known). Seconds are of a step: computing `forward`, `backward` (without what is run
+    again), `recompute`, `optimizer`; `idle` by its cause. None, or empty, where not known; `limit` is the device's memory in
+    bytes."""
 
     number: int
     devices: tuple[str, ...]
@@ -54,6 +56,7 @@ class StageScene:
     tiles: tuple[Tile, ...]
     depth: int
     recomputed: bool
+    work: float
     forward: float | None = None
     backward: float = 0.0
     recompute: float = 0.0
@@ -186,22 +189,34 @@ def make_scene(
             unused[device.type] = unused.get(device.type, 0) + 1
     step = timeline
     return Scene(
-        plan=plan, lanes=tuple(_alike(lanes)), unused=unused, speeds=_speeds(lanes, profile), equal=equal,
+        plan=plan, lanes=tuple(_alike(lanes)), unused=unused, equal=equal,
+        speeds={kind: sum(layers) for kind, layers in _speeds(plan, profile, cluster).items()},
         memories={kind: own.memory for kind, own in cluster.device_types.items()} if cluster is not None else {},
         seconds=step.step_seconds if step else None, pipeline_seconds=step.pipeline_seconds if step else 0.0,
         sync_seconds=step.sync_seconds if step else 0.0, optimizer_seconds=step.optimizer_seconds if step else 0.0,
     )  # fmt: skip
 
 
-def _speeds(lanes: Sequence[Lane], profile: Profile | None) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for stage in (stage for lane in lanes for stage in lane.stages if profile is not None and stage.kind):
-        assert profile is not None
-        own = profile.measurement(stage.kind, len(stage.devices))
-        rows = zip(own.microbatch_sizes, own.forward_seconds, own.backward_seconds, strict=True)
-        least = min((sum(forward) + sum(backward)) / size for size, forward, backward in rows)
-        found[stage.kind] = min(found.get(stage.kind, least), least)
+def _speeds(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> dict[str, tuple[float, ...]]:
+    """Seconds of one sample, forward and backward, of each layer, on each type of device in use."""
+    found: dict[str, tuple[float, ...]] = {}
+    if profile is None or cluster is None:
+        return found
+    for kind, degree in {(cluster.device(s.device).type, len(s.devices)) for r in plan.replicas for s in r.stages}:
+        own = profile.measurement(kind, degree)
+        for size, forward, backward in zip(own.microbatch_sizes, own.forward_seconds, own.backward_seconds, strict=True):
+            layers = tuple((f + b) / size for f, b in zip(forward, backward, strict=True))
+            if kind not in found or sum(layers) < sum(found[kind]):
+                found[kind] = layers
     return found
+
+
+def _parts(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> tuple[float, ...]:
+    """Each layer's part of a sample's work, on the fastest type; all alike where no times are known."""
+    speeds = _speeds(plan, profile, cluster)
+    layers = min(speeds.values(), key=sum, default=())
+    whole = sum(layers)
+    return tuple(x / whole for x in layers) if whole > 0 else (1 / plan.layer_count,) * plan.layer_count
 
 
 class _Numbers:
@@ -219,6 +234,7 @@ class _Numbers:
         self.peaks = dict(timeline.peak_bytes) if timeline is not None else {}
         if not self.peaks and plan.predicted is not None:
             self.peaks = dict(plan.predicted.peak_bytes)
+        self.parts = _parts(plan, profile, cluster)
         busy = [self._busy(device) for device in plan.device_ids]
         self.most = max(busy, default=0.0)
 
@@ -236,6 +252,7 @@ class _Numbers:
                 number=s, devices=stage.devices, layers=stage.layers, depth=depths[s], recomputed=stage.recompute,
                 kind=cluster.device(device).type if cluster else "", node=cluster.device(device).node if cluster else "",
                 tiles=tuple(self._tiles(replica, stage)),
+                work=replica.samples / self.plan.global_batch * sum(self.parts[stage.layers[0] : stage.layers[1]]),
                 forward=self.seconds.get((device, "F"), 0.0) if timed else None,
                 backward=max(0.0, self.seconds.get((device, "B"), 0.0) - again), recompute=again,
                 optimizer=self.seconds.get((device, "optimizer"), 0.0), idle=self.idle.get(device, {}),

@@ -20,17 +20,15 @@ from hetpipe.show.picture.canvas import printable
 from hetpipe.show.picture.theme import COLOURS, type_colour
 from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.words import (
-    bound_line,
     devices_text,
     edge_text,
-    idle_line,
+    headlines,
     idle_text,
     lane_title,
     layer_range,
-    limit_line,
     memory_text,
     origin,
-    step_line,
+    percent,
     work_text,
 )
 
@@ -48,9 +46,7 @@ class TextPicture:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         scene, width = self.scene, max(_LEAST, min(self.width, options.max_width))
         yield Text(printable(f"{scene.plan.model}: {origin(scene.plan)}"), style="bold")
-        for line in (step_line(scene), bound_line(scene), limit_line(scene), idle_line(scene)):
-            if line:
-                yield Text(line)
+        yield from map(Text, headlines(scene))
         for lane in scene.lanes:
             yield Text("\n" + lane_title(lane, scene), style="bold")
             for stage in lane.stages:
@@ -70,7 +66,8 @@ class TextPicture:
 
     def _stage(self, lane: Lane, stage: StageScene, width: int) -> RenderResult:
         many = "layers" if len(stage.tiles) > 1 else "layer"
-        parts = [f"s{stage.number} {devices_text(lane, stage)}", f"{many} {layer_range(stage.layers)}", memory_text(stage)]
+        parts = [f"s{stage.number} {devices_text(lane, stage)}", f"{many} {layer_range(stage.layers)}",
+                 f"{percent(stage.work)} of the work", memory_text(stage)]  # fmt: skip
         heading = Text(printable(" · ".join(part for part in parts if part)))
         if stage.recomputed:
             heading.append(" · recomputed")

@@ -102,10 +102,11 @@ def edge_text(edge: Edge) -> str:
 def stage_sentence(scene: Scene, lane: Lane, stage: StageScene) -> str:
     """All that is known of a stage, for those who do not see the picture, and for a mouse or a focus that rests on it."""
     layers = f"layers {layer_range(stage.layers)}" if len(stage.tiles) > 1 else f"layer {layer_range(stage.layers)}"
-    parts = [f"{lane_name(lane)} stage {stage.number} on {devices_text(lane, stage)}: {layers}"]
+    work = f"{percent(stage.work)} of the work{' each' if lane.count > 1 else ''}"
+    parts = [f"{lane_name(lane)} stage {stage.number} on {devices_text(lane, stage)}: {layers}, {work}"]
     if stage.forward is not None and scene.seconds:
-        work = ", ".join(f"{name} {seconds}" for name, seconds in work_text(stage))
-        parts.append(f"computes {human_seconds(stage.busy)} of {human_seconds(scene.seconds)} ({work})")
+        inside = ", ".join(f"{name} {seconds}" for name, seconds in work_text(stage))
+        parts.append(f"computes {human_seconds(stage.busy)} of {human_seconds(scene.seconds)} ({inside})")
         idle = ", ".join(f"{cause} {seconds}" for cause, seconds in idle_text(stage))
         parts.append(f"idle {human_seconds(stage.idle_total)}" + (f" ({idle})" if idle else ""))
     if memory := memory_text(stage):
@@ -134,12 +135,21 @@ def limit_line(scene: Scene) -> str:
         return ""
     lane, stage = scene.limiting[0]
     share, many = stage.busy / scene.seconds, len(scene.limiting) * lane.count > 1
-    names = ", ".join(dict.fromkeys(f"{s.named} ({s.kind})" for _, s in scene.limiting[:3]))
-    names += " and others alike" if many and (len(scene.limiting) > 3 or lane.count > 1) else ""
+    names = ", ".join(dict.fromkeys(devices_text(own, s) for own, s in scene.limiting[:3]))
+    names += f" and {len(scene.limiting) - 3} more" if len(scene.limiting) > 3 else ""
     if share < 0.5:
         return f"No device limits the step: even {names} computes for only {percent(share)} of it"
     verb = "limit the step: they compute" if many else "limits the step: it computes"
     return f"{names} {verb} for {percent(share)} of it"
+
+
+def memory_line(scene: Scene) -> str:
+    """Which device's memory is fullest; empty where that is not known."""
+    full = [(stage.fullness, lane, stage) for lane, stage in scene.stages if stage.fullness is not None]
+    if not full:
+        return ""
+    _, lane, stage = max(full, key=lambda item: item[0])
+    return f"Memory is fullest on {devices_text(lane, stage)}: {memory_text(stage)}"
 
 
 def step_line(scene: Scene) -> str:
@@ -167,14 +177,19 @@ def bound_line(scene: Scene) -> str:
     return f"lower bound {human_seconds(predicted.lower_bound_seconds)}{gap}" + (f" ({PROOFS[proof]})" if proof else "")
 
 
+def headlines(scene: Scene) -> list[str]:
+    """What stands over a picture: speed, bound, what limits, memory, idle time; as much of it as is known."""
+    lines = (step_line, bound_line, limit_line, memory_line, idle_line)
+    return [text for line in lines if (text := line(scene))]
+
+
 def description(scene: Scene) -> str:
     """The whole picture as lines of text."""
-    plan = scene.plan
-    lines = [f"{plan.model}: {origin(plan)}", step_line(scene), bound_line(scene), limit_line(scene), idle_line(scene)]
+    lines = [f"{scene.plan.model}: {origin(scene.plan)}", *headlines(scene)]
     for lane in scene.lanes:
         lines.append(lane_title(lane, scene))
         lines += [stage_sentence(scene, lane, stage) for stage in lane.stages]
-    return "\n".join(line for line in lines if line)
+    return "\n".join(lines)
 
 
 def in_words(scene: Scene) -> list[str]:
@@ -187,10 +202,8 @@ def in_words(scene: Scene) -> list[str]:
         found.append(f"{limit}.")
     if idle := idle_line(scene):
         found.append(f"{idle}.")
-    full = [(stage.fullness, lane, stage) for lane, stage in scene.stages if stage.fullness is not None]
-    if full:
-        _, lane, stage = max(full, key=lambda item: item[0])
-        found.append(f"Memory is fullest on {devices_text(lane, stage)}: {memory_text(stage)}.")
+    if memory := memory_line(scene):
+        found.append(f"{memory}.")
     if scene.unused:
         names = ", ".join(f"{count} × {kind}" for kind, count in scene.unused.items())
         found.append(f"Unused: {names}; no plan that was tried is faster with them.")
@@ -204,22 +217,22 @@ def _shares(scene: Scene, layers: int) -> list[str]:
     fastest = min(scene.speeds, key=lambda kind: scene.speeds[kind], default="")
     total = scene.plan.global_batch
     if len(scene.stages) <= FEW_STAGES:
-        order = sorted(scene.stages, key=lambda item: -item[0].samples * len(item[1].tiles))
+        order = sorted(scene.stages, key=lambda item: -item[1].work)
         return [
             f"{devices_text(lane, stage)} gets {len(stage.tiles)} of {counted(layers, 'layer')} and {lane.samples} of {total} "
-            f"samples{' each' if lane.count > 1 else ''}{_because(scene, stage, fastest)}."
+            f"samples{' each' if lane.count > 1 else ''}, {percent(stage.work)} of the work{_because(scene, stage, fastest)}."
             for lane, stage in order
         ]
     found = []
     for kind in scene.types() or [""]:
         mine = [(lane, stage) for lane, stage in scene.stages if stage.kind == kind]
-        work = sum(lane.count * lane.samples * len(stage.tiles) for lane, stage in mine)
+        work = sum(lane.count * stage.work for lane, stage in mine)
         number = sum(lane.count * len(stage.devices) for lane, stage in mine)
         counts, samples = {len(stage.tiles) for _, stage in mine}, {lane.samples for lane, _ in mine}
         fullest = max((stage for _, stage in mine), key=lambda stage: stage.fullness or 0.0)
         found.append(
             f"{counted(number, 'device')} of type {kind or 'unknown'} {'do' if number > 1 else 'does'} "
-            f"{percent(work / (layers * total))} of the work: {_span(counts)} of {layers} layers and {_span(samples)} of {total} "
+            f"{percent(work)} of the work: {_span(counts)} of {layers} layers and {_span(samples)} of {total} "
             f"samples each{_because(scene, fullest, fastest)}."
         )
     return found

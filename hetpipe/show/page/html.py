@@ -24,7 +24,9 @@ def table(
     heading: Sequence[str], rows: Sequence[Sequence[str]], *, label: str, marked: Sequence[int] = (), text: bool = False
 ) -> str:
     """A table that scrolls by itself where it is too wide; the first column names the rows; `marked` rows stand out. Cells hold
-    numbers, or `text`, as a long one does."""
+    numbers, or `text`, as a long one does. A column in which nothing stands is left out."""
+    kept = [c for c in range(len(heading)) if c == 0 or any(row[c] for row in rows)]
+    heading, rows = [heading[c] for c in kept], [[row[c] for c in kept] for row in rows]
     head = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in heading)
     body = []
     for i, row in enumerate(rows):

@@ -206,13 +206,13 @@ def rules(scene: Scene, found: Sequence[Alternative]) -> str:
 
 def _row(one: Alternative, base: float) -> list[str]:
     if one.plan is None:
-        return [one.name, "no plan", "", "", _clause(one.reason)]
+        return [one.name, "no plan", "", "", _clause(one)]
     return [one.name, human_seconds(one.step_seconds), three_digits(one.step_seconds / base), _shape(one.plan), ""]
 
 
-def _clause(reason: str) -> str:
-    """A reason in a line: its first sentence, without who says it."""
-    first = reason.split("\n")[0].split(". ")[0]
+def _clause(one: Alternative) -> str:
+    """Why there is no plan, in a line: the first sentence, without who says it."""
+    first = one.reason.split("\n")[0].split(". ")[0].removeprefix(f"{one.name}: ")
     return first if len(first) <= 160 else first[:159] + "…"
 
 
@@ -230,7 +230,7 @@ def changes(how: str, found: Sequence[Alternative], batch: int) -> str:
     base, rows = found[0].step_seconds, []
     for one in found:
         if one.plan is None or one.plan.predicted is None:
-            rows.append([one.name, "no plan", "", "", "", _clause(one.reason)])
+            rows.append([one.name, "no plan", "", "", "", _clause(one)])
             continue
         predicted = one.plan.predicted
         cost = f"{predicted.price_per_million_samples:.2f}" if predicted.price_per_hour else ""

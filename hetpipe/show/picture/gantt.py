@@ -15,6 +15,7 @@ from hetpipe.show.scene import Scene, StageScene, numbers_text
 WIDTH, _MARGIN, _LABEL = 960.0, 12.0, 150.0
 _WORK, _WIRE, _GAP = 15.0, 4.0, 5.0  # heights: of work, of transfers and sums under it, between rows
 _FEW = 600  # spans up to which each has a box of its own, with a title
+_PATTERN = 6.0  # pixels in which a pattern is seen
 MOST_ROWS = 48  # that are shown
 _MOST_SPANS = 700  # of a row, above which each pixel shows what is done most in it
 # name: colour, opacity, whether it stands under the work
@@ -61,6 +62,21 @@ def _rows(timeline: Timeline) -> dict[str, list[Span]]:
     return found
 
 
+def _joined(gaps: Sequence[Gap]) -> list[Gap]:
+    """Gaps that touch as one, with the cause of most of it."""
+    runs: list[list[Gap]] = []
+    for gap in gaps:
+        if runs and gap.start - runs[-1][-1].end < 1e-9:
+            runs[-1].append(gap)
+        else:
+            runs.append([gap])
+    found = []
+    for run in runs:
+        sums = {cause: sum(b - a for a, b, own in run if own == cause) for _, _, cause in run}
+        found.append(Gap(run[0].start, run[-1].end, max(sums, key=lambda cause: sums[cause])))
+    return found
+
+
 class _Chart:
     def __init__(self, canvas: Canvas, scale: float, rows: Mapping[str, Mapping[str, list[Span]]]) -> None:
         self.canvas, self.scale, self.rows = canvas, scale, rows
@@ -100,12 +116,11 @@ class _Chart:
         said = ", ".join(f"{kind} {human_seconds(seconds)}" for kind, seconds in sums.items())
         group = self.canvas.group(f"{name}, stage {stage.number} on {stage.named}: {said}")
         group.words.append(Words(x=_MARGIN, y=y + _WORK / 2, text=fitting(label, _LABEL - 8, 10), size=10))
-        for cause, pattern in CAUSE_PATTERNS.items():
-            for a, b, why in gaps:
-                if why == cause and (b - a) * self.scale >= 1:
-                    tip = f"idle, {cause}: {human_seconds(b - a)}"
-                    group.boxes.append(Box(x=self.x(a), y=y, width=(b - a) * self.scale, height=_WORK, fill="panel",
-                                           pattern=pattern, tip=tip))  # fmt: skip
+        for a, b, cause in gaps if self.few else _joined(gaps):
+            if (b - a) * self.scale >= (1 if self.few else _PATTERN):
+                tip = f"idle, {cause}: {human_seconds(b - a)}"
+                group.boxes.append(Box(x=self.x(a), y=y, width=(b - a) * self.scale, height=_WORK, fill="panel",
+                                       pattern=CAUSE_PATTERNS[cause], tip=tip))  # fmt: skip
         again = stage.recompute / (stage.recompute + stage.backward) if stage.recompute > 0 else 0.0
         parts: _Parts = {}
         for span in spans:

@@ -31,19 +31,16 @@ from hetpipe.show.picture.theme import CAUSE_PATTERNS, TYPE_PATTERNS, TYPES, typ
 from hetpipe.show.scene import Lane, Scene, StageScene, Tile
 from hetpipe.show.words import (
     TIGHT,
-    bound_line,
     description,
     devices_text,
     edge_text,
-    idle_line,
+    headlines,
     lane_title,
     layer_range,
-    limit_line,
     memory_text,
     origin,
     percent,
     stage_sentence,
-    step_line,
 )
 
 WIDE, NARROW = 960.0, 380.0
@@ -125,8 +122,8 @@ def _heading(canvas: Canvas, scene: Scene) -> None:
     top, room = canvas.groups[0], canvas.width - 2 * _MARGIN
     top.words.append(Words(x=_MARGIN, y=22, text=fitting(canvas.title, room / 1.1, 16), size=16, bold=True))
     y = 44.0
-    for text in (step_line(scene), bound_line(scene), limit_line(scene), idle_line(scene), origin(scene.plan)):
-        for line in wrapped(text, room, 11.5) if text else ():
+    for text in (*headlines(scene), origin(scene.plan)):
+        for line in wrapped(text, room, 11.5):
             top.words.append(Words(x=_MARGIN, y=y, text=line, size=11.5, colour="faint"))
             y += 16
     canvas.height = y
@@ -241,7 +238,7 @@ def _stage_labels(
     who = f"{devices_text(lane, stage)} · {many} {layer_range(stage.layers)}"
     if stage.recomputed:
         who += ", recomputed"
-    facts = []
+    facts = [f"{percent(stage.work)} of the work"]
     if stage.forward is not None and scene.seconds:
         facts.append(f"{human_seconds(stage.busy)}, {percent(stage.busy / scene.seconds)} busy")
     if memory := memory_text(stage):
