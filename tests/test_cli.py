@@ -78,7 +78,7 @@ def test_simulate_prints_a_gantt_or_json_and_writes_a_trace(run: Command, folder
     step, pipeline = (human_seconds(found[name]) for name in ("step_seconds", "pipeline_seconds"))
     assert f"step                {step} (pipeline {pipeline}, " in shown.out
     for device, peak in found["peak_bytes"].items():
-        (row,) = [line for line in shown.out.splitlines() if f" {device} cpu " in line]
+        (row,) = [line for line in shown.out.splitlines() if f" {device} cpu " in line and line.startswith(" r")]
         assert f" {percent(1 - found['bubble_fraction'][device])} " in row
         idle = sum(found["idle_seconds"][device].values())
         assert idle / found["step_seconds"] == pytest.approx(found["bubble_fraction"][device], abs=1e-9)

@@ -83,3 +83,10 @@ def test_type_checker_links_lead_to_the_folders() -> None:
         "partitioners",
     }
     assert (ROOT / "hetpipe" / "py.typed").exists()
+
+
+def test_what_the_report_is_made_of_is_installed() -> None:
+    there = {path.name for path in (ROOT / "hetpipe/show/page").iterdir() if path.suffix in (".css", ".js")}
+    (declared,) = [line for line in (ROOT / "setup.py").read_text().splitlines() if "package_data=" in line]
+    assert there == {"style.css", "script.js"}
+    assert all(f'"{name}"' in declared for name in there)

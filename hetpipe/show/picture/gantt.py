@@ -62,11 +62,12 @@ def _rows(timeline: Timeline) -> dict[str, list[Span]]:
     return found
 
 
-def _joined(gaps: Sequence[Gap]) -> list[Gap]:
-    """Gaps that touch as one, with the cause of most of it."""
+def _joined(gaps: Sequence[Gap], short: float) -> list[Gap]:
+    """Gaps that touch and are short as one, with the cause of most of it."""
     runs: list[list[Gap]] = []
     for gap in gaps:
-        if runs and gap.start - runs[-1][-1].end < 1e-9:
+        touches = bool(runs) and gap.start - runs[-1][-1].end < 1e-9
+        if touches and max(gap.end - gap.start, runs[-1][-1].end - runs[-1][-1].start) < short:
             runs[-1].append(gap)
         else:
             runs.append([gap])
@@ -116,7 +117,7 @@ class _Chart:
         said = ", ".join(f"{kind} {human_seconds(seconds)}" for kind, seconds in sums.items())
         group = self.canvas.group(f"{name}, stage {stage.number} on {stage.named}: {said}")
         group.words.append(Words(x=_MARGIN, y=y + _WORK / 2, text=fitting(label, _LABEL - 8, 10), size=10))
-        for a, b, cause in gaps if self.few else _joined(gaps):
+        for a, b, cause in gaps if self.few else _joined(gaps, _PATTERN / self.scale):
             if (b - a) * self.scale >= (1 if self.few else _PATTERN):
                 tip = f"idle, {cause}: {human_seconds(b - a)}"
                 group.boxes.append(Box(x=self.x(a), y=y, width=(b - a) * self.scale, height=_WORK, fill="panel",
