@@ -13,13 +13,15 @@ from rich.console import Console
 
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.idle import CAUSES
-from hetpipe.show.draw import Given, draw_plan, scene_of
+from hetpipe.show.draw import Given, draw_plan, given, scene_of
 from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.tables import step_table
 from hetpipe.show.text_picture import TextPicture
 from hetpipe.show.trace import load_trace, save_trace
 from hetpipe.show.words import description, lane_title, memory_text, percent, stage_sentence
-from tests.plans_shown import demo, many, three
+from hetpipe.spec.plan import Plan
+from tests.plans_shown import LINK, demo, many, three
+from tests.strategies import make_cluster, make_profile
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLANS = [three, demo, many]
@@ -163,3 +165,16 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     assert "alert(1)" in text
     assert not re.search(r"(?:src|href)=[\"'](?!#|data:,)", text)
     assert len(text) < 1_000_000
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_a_hundred_stages_is_a_page_below_a_megabyte(tmp_path: Path) -> None:
+    cluster = make_cluster([{"slow": 8}] * 13, memory=10**12, link=LINK)
+    times = [0.01] * 104
+    stages = [{"layers": [s, s + 1], "devices": [f"n{s // 8}/{s % 8}"]} for s in range(104)]
+    document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 128,
+                "replicas": [{"microbatch_sizes": [1] * 128, "stages": stages}]}  # fmt: skip
+    shown = given(Plan.parse(document, "the plan"), profile=make_profile({"slow": times}), cluster=cluster)
+    draw_plan(shown, tmp_path / "report.html", what_if=False)
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+    assert "and 56 more stages" in (tmp_path / "report.html").read_text("utf-8")

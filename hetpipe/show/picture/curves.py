@@ -5,14 +5,13 @@ from __future__ import annotations
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.timeline import Timeline
 from hetpipe.show.picture.canvas import Canvas, Group, Line, Strip, Words, fitting
-from hetpipe.show.picture.gantt import MOST_ROWS
 from hetpipe.show.picture.theme import type_colour
 from hetpipe.show.report import ticks
 from hetpipe.show.scene import Scene
 from hetpipe.show.words import memory_text, stage_key
 
 WIDTH, _MARGIN, _LABEL, _HIGH = 960.0, 12.0, 190.0, 34.0
-_FEW = 12  # stages that are drawn finely
+_FEW, MOST_ROWS = 12, 16  # stages that are drawn finely, that are drawn
 
 
 def memory_canvas(scene: Scene, timeline: Timeline) -> Canvas:
@@ -22,7 +21,7 @@ def memory_canvas(scene: Scene, timeline: Timeline) -> Canvas:
     scale = (WIDTH - left - _MARGIN) / seconds if seconds > 0 else 0.0
     kinds, first = list(scene.memories), canvas.height
     shown = scene.stages[:MOST_ROWS]
-    fine = 1.0 if len(shown) <= _FEW else 2.5
+    fine = 1.0 if len(shown) <= _FEW else 5.0
     for lane, stage in shown:
         series, limit = timeline.memory.get(stage.devices[0], ()), stage.limit or stage.memory or 1
         y = canvas.height

@@ -16,7 +16,7 @@ WIDTH, _MARGIN, _LABEL = 960.0, 12.0, 150.0
 _WORK, _WIRE, _GAP = 15.0, 4.0, 5.0  # heights: of work, of transfers and sums under it, between rows
 _FEW = 600  # spans up to which each has a box of its own, with a title
 _PATTERN = 6.0  # pixels in which a pattern is seen
-MOST_ROWS = 48  # that are shown
+MOST_ROWS = 24  # that are shown
 _MOST_SPANS = 700  # of a row, above which each pixel shows what is done most in it
 # name: colour, opacity, whether it stands under the work
 LOOKS: dict[str, tuple[str, float, bool]] = {

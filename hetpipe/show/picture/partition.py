@@ -48,7 +48,7 @@ _MARGIN, _FRAME = 12.0, 10.0
 _MOST_HIGH, _LEAST_HIGH, _ALL_HIGH = 80.0, 42.0, 640.0  # heights of the largest device's memory, and of all stages together
 _LEAST, _NAME = 24.0, 13.0  # of a device's memory, of a bar that holds a name in its middle
 _GHOST = 13.0
-_MOST_STAGES = 96  # that are drawn; the table and the text have all
+_MOST_STAGES = 48  # that are drawn; the table and the text have all
 _FARTHEST = 3.0  # steps that the time axis holds, for an equal split that takes longer
 
 
@@ -83,15 +83,15 @@ def partition_canvas(scene: Scene, width: float = WIDE) -> Canvas:
     _heading(canvas, scene)
     _legend(canvas, scene)
     scale = _scale(scene, width)
-    drawn = 0
-    for i, lane in enumerate(scene.lanes):
-        if i and drawn + len(lane.stages) > _MOST_STAGES:
-            text = f"and {len(scene.lanes) - i} more replicas or groups of alike ones"
-            canvas.groups[0].words.append(Words(x=_MARGIN, y=canvas.height + 12, text=text, size=11.5, colour="faint"))
-            canvas.height += 20
-            break
-        _lane(canvas, scene, lane, scale)
-        drawn += len(lane.stages)
+    left = _MOST_STAGES
+    for lane in scene.lanes:
+        if left > 0:
+            _lane(canvas, scene, replace(lane, stages=lane.stages[:left]), scale)
+            left -= len(lane.stages)
+    if len(scene.stages) > _MOST_STAGES:
+        text = f"and {len(scene.stages) - _MOST_STAGES} more stages"
+        canvas.groups[0].words.append(Words(x=_MARGIN, y=canvas.height + 12, text=text, size=11.5, colour="faint"))
+        canvas.height += 20
     if scene.equal is not None:
         _ghost(canvas, scene, scene.equal, scale)
     _axis(canvas, scene, scale)
