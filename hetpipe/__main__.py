@@ -2,18 +2,19 @@
 
 import os
 
-from hetpipe.processes.stopping import RunStopped, heed_signals
-
 
 def main() -> None:
     """Run the command line."""
     try:
-        heed_signals()
-        from hetpipe.cli import commands as cli
+        from hetpipe.processes.stopping import RunStopped, heed_signals
+
+        try:
+            heed_signals()
+            from hetpipe.cli import commands as cli
+        except RunStopped as stopped:
+            os._exit(stopped.exit_code)
     except KeyboardInterrupt:
         os._exit(130)
-    except RunStopped as stopped:
-        os._exit(stopped.exit_code)
     cli.main()
 
 

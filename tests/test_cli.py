@@ -17,6 +17,7 @@ from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.planning.partition import PartitionError
 from hetpipe.processes.launch import RankFailure, Report
 from hetpipe.processes.stopping import RunStopped
+from hetpipe.show.words import percent
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from tests.commands import Command, finish, start
@@ -77,9 +78,11 @@ def test_simulate_prints_a_gantt_or_json_and_writes_a_trace(run: Command, folder
     step, pipeline = (human_seconds(found[name]) for name in ("step_seconds", "pipeline_seconds"))
     assert f"step                {step} (pipeline {pipeline}, " in shown.out
     for device, peak in found["peak_bytes"].items():
-        (row,) = [line for line in shown.out.splitlines() if f" {device} cpu " in line]
-        assert f"{found['bubble_fraction'][device]:.1%}" in row
-        assert f"{human_bytes(peak)}   1.00 GiB" in row
+        (row,) = [line for line in shown.out.splitlines() if f" {device} cpu " in line and line.startswith(" r")]
+        assert f" {percent(1 - found['bubble_fraction'][device])} " in row
+        idle = sum(found["idle_seconds"][device].values())
+        assert idle / found["step_seconds"] == pytest.approx(found["bubble_fraction"][device], abs=1e-9)
+        assert f"{human_bytes(peak)} of 1.00 GiB" in row
     assert found["step_seconds"] == pytest.approx(
         found["pipeline_seconds"] + found["gradient_sync_seconds"] + found["optimizer_seconds"])  # fmt: skip
     assert set(found["peak_bytes"]) == set(found["bubble_fraction"]) == {"n0/0", "n0/1", "n1/0"}

@@ -88,7 +88,8 @@ def test_every_command_has_these_options(page: Page) -> None:
 
 def test_options_in_the_prose_exist() -> None:
     root: Any = typer.main.get_command(app)
-    known = {name for _, command in generate.tree(root) for p in [*command.params, *root.params] for name in p.opts}
+    known = {name for _, command in generate.tree(root) for p in [*command.params, *root.params]
+             for name in (*p.opts, *p.secondary_opts)}
     known |= {*OF_OTHERS, "--help"}
     for page in pages():
         for span in SPAN.findall(page.prose):

@@ -1,6 +1,5 @@
 import re
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -8,9 +7,11 @@ from xml.etree import ElementTree
 import pytest
 
 from hetpipe.files.messages import InputError
-from hetpipe.predict.simulator import simulate
-from hetpipe.show.canvas import Box, Canvas, Words, fitting, text_width
-from hetpipe.show.draw import _spread, draw_plan, plan_canvas, plan_page
+from hetpipe.show.draw import draw_plan, given, scene_of
+from hetpipe.show.picture.canvas import Box, Canvas, Words, fitting, text_width
+from hetpipe.show.picture.curves import memory_canvas
+from hetpipe.show.picture.gantt import gantt_canvas
+from hetpipe.show.picture.partition import NARROW, WIDE, partition_canvas
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -52,7 +53,7 @@ NAMES = ["embed", "body.0", "body.1", "head"]
 PREDICTED = {
     "step_seconds": 0.05, "pipeline_seconds": 0.05, "gradient_sync_seconds": 0, "optimizer_seconds": 0,
     "samples_per_second": 120, "price_per_hour": 0, "price_per_million_samples": 0, "peak_bytes": {},
-    "gap": 0.031,
+    "gap": 0.031, "lower_bound_seconds": 0.049, "proof": "fluid",
 }  # fmt: skip
 
 
@@ -60,97 +61,125 @@ def texts(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
+def canvas_of(drawn: Plan, width: float = WIDE, **known: Any) -> Canvas:
+    return partition_canvas(scene_of(given(drawn, **known))[0], width)
+
+
 def test_every_device_layer_range_share_and_name_is_in_the_picture(tmp_path: Path) -> None:
-    draw_plan(TWO_REPLICAS, tmp_path / "plan.svg", profile=profile(NAMES), cluster=CLUSTER)
-    shown = texts((tmp_path / "plan.svg").read_text("utf-8"))
-    assert {"n0/0 · fast", "n0/1 · fast", "n0/2 · slow"} <= set(shown)
-    assert {"layers 0–2 · 18.0 ms", "layer 3 · 12.0 ms", "layers 0–3 · 24.0 ms"} <= set(shown)
-    assert {"replica 0", "replica 1", "2 + 1 = 3 samples", *NAMES} <= set(shown)
-    assert {"fast · 4.00 GiB", "slow · 2.00 GiB", "no prediction"} <= set(shown)
+    shown = given(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER)
+    draw_plan(shown, tmp_path / "plan.svg")
+    svg = (tmp_path / "plan.svg").read_text("utf-8")
+    assert {"n0/0 fast · layers 0–2", "n0/2 slow · layer 3", "n0/1 fast · layers 0–3", "node n0"} <= set(texts(svg))
+    assert {"replica 0: 3 of 6 samples (2 + 1)", "replica 1: 3 of 6 samples (2 + 1)"} <= set(texts(svg))
+    assert {"embed", "body.0", "body.1", "head", "fast, 4.00 GiB", "slow, 2.00 GiB"} <= set(texts(svg))
+    titles = [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}title")]
+    assert "layer 0: embed, 9.00 ms a step" in titles
+    assert "layer 3: head, 18.0 ms a step" in titles
 
 
-def test_widths_are_proportional_to_seconds() -> None:
-    canvas = plan_canvas(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER)
-    a, b, c = (box.width for box in canvas.boxes if box.fill == "none")
-    assert (b / a, c / a) == pytest.approx((12 / 18, 24 / 18))
+def test_widths_are_proportional_to_the_seconds_of_a_step_and_heights_to_memory() -> None:
+    scene = scene_of(given(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER))[0]
+    canvas = partition_canvas(scene)
+    frames = [next(box for box in group.boxes if box.edge in ("limit", "type0", "type1") and box.thickness >= 1.5)
+              for group in canvas.groups if group.key]  # fmt: skip
+    stages = [stage for _, stage in scene.stages]
+    scale = frames[0].width / stages[0].busy
+    for frame, stage, group in zip(frames, stages, [group for group in canvas.groups if group.key], strict=True):
+        assert frame.width == pytest.approx(stage.busy * scale)
+        idle = [box for box in group.boxes if box.tip.startswith("idle")]
+        assert sum(box.width for box in idle) == pytest.approx(stage.idle_total * scale)
+        limit = next(box for box in group.boxes if box.fill == "panel")
+        assert stage.memory is not None and stage.limit is not None  # noqa: PT018
+        assert frame.height / limit.height == pytest.approx(stage.memory / stage.limit, abs=1e-6)
 
 
 def test_widths_are_numbers_of_layers_where_no_times_are_known() -> None:
-    canvas = plan_canvas(TWO_REPLICAS)
-    a, b, c = (box.width for box in canvas.boxes if box.fill == "none")
+    canvas = canvas_of(TWO_REPLICAS)
+    a, b, c = (next(box for box in group.boxes if box.edge == "unknown").width for group in canvas.groups if group.key)
     assert (b / a, c / a) == pytest.approx((1 / 3, 4 / 3))
-    shown = [words.text for words in canvas.words]
-    assert {"width: number of layers", "n0/2", "layer 3", "0", "3"} <= set(shown)
+    assert {"n0/2 · layer 3", "0", "3", "no prediction"} <= {words.text for words in canvas.words}
 
 
-def test_the_title_has_the_prediction() -> None:
-    shown = [words.text for words in plan_canvas(plan([(0, 4, "n0/0")], predicted=PREDICTED)).words]
-    assert "predicted: 50.0 ms a step, 120 samples/s, gap 3.1 % to the lower bound" in shown
-    assert "1 replica on 1 device, 3 samples a step, 1f1b, planned by hand" in shown
+def test_the_title_has_the_prediction_and_the_bound() -> None:
+    shown = [words.text for words in canvas_of(plan([(0, 4, "n0/0")], predicted=PREDICTED)).words]
+    assert "50.0 ms a step, as predicted" in shown
+    assert "lower bound 49.0 ms, gap 3.1 % (no plan of any kind is below it)" in shown
+    assert "3 samples a step, 1f1b, planned by hand" in shown
 
 
-def test_a_timeline_is_drawn_below() -> None:
-    known: dict[str, Any] = {"profile": profile(NAMES), "cluster": CLUSTER}
-    step = simulate(TWO_REPLICAS, *known.values())
-    alone, both = plan_canvas(TWO_REPLICAS, **known), plan_canvas(TWO_REPLICAS, **known, timeline=step)
-    assert both.height > alone.height + 3 * 17
-    tips = [box.tip for box in both.boxes if box.tip.startswith("backward")]
-    assert sorted(tips)[0].startswith("backward 0, ")
-    assert len(tips) == 6  # three devices, two micro-batches
-    assert {"r0 s0 n0/0", "r0 s1 n0/2", "r1 s0 n0/1"} <= {words.text for words in both.words}
+def test_the_stage_that_computes_longest_limits_the_step_and_full_memory_is_tight() -> None:
+    small = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {
+        "device_types": {"fast": {"memory": 110}, "slow": {"memory": 10**9}}}, "the cluster")  # fmt: skip
+    scene = scene_of(given(TWO_REPLICAS, profile=profile(NAMES), cluster=small))[0]
+    (limiting,) = scene.limiting
+    assert limiting[1].devices == ("n0/1",)
+    facts = [words.text for words in partition_canvas(scene).words if "limits the step" in words.text]
+    assert facts[-1] == "50 % of the work · 36.0 ms, 100 % busy · 104 of 110 B, 95 % · limits the step · memory tight"
 
 
+def test_alike_replicas_are_drawn_once() -> None:
+    alike = plan([(0, 4, "n0/0")], [(0, 4, "n0/1")])
+    scene = scene_of(given(alike, profile=profile(NAMES), cluster=CLUSTER))[0]
+    assert [lane.replicas for lane in scene.lanes] == [(0, 1)]
+    shown = {words.text for words in partition_canvas(scene).words}
+    assert {"2 × replicas 0–1: 3 of 6 samples each (2 + 1)", "n0/0 fast (and 1 alike) · layers 0–3"} <= shown
+
+
+def test_the_equal_split_stands_beneath_at_the_same_scale() -> None:
+    one = plan([(0, 2, "n0/0"), (2, 4, "n0/1")])
+    scene = scene_of(given(one, profile=profile(NAMES), cluster=CLUSTER))[0]
+    assert scene.equal is not None
+    assert scene.equal.plan.partitioner in ("even", "even-data-parallel")
+    canvas = partition_canvas(scene)
+    ghosts = [group for group in canvas.groups if group.label.startswith("equal split: ")]
+    frames = [next(box for box in group.boxes if box.thickness >= 1.5) for group in canvas.groups if group.key]
+    scale = frames[0].width / scene.stages[0][1].busy
+    for ghost, (_, stage) in zip(ghosts, scene.equal.stages, strict=True):
+        assert ghost.boxes[0].width == pytest.approx(stage.busy * scale)
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_overlaps_or_leaves_the_page(seed: int) -> None:
+def test_nothing_leaves_the_page(seed: int, width: float) -> None:
     count = 12 * (seed + 1)
     nodes = [{"name": "a-long-name", "devices": {"slow": 12}}]
     cluster = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {"nodes": nodes}, "the cluster")
     stages = [(i, i + 1, f"a-long-name/{i}") for i in range(11)] + [(11, count, "a-long-name/11")]
-    known: dict[str, Any] = {"profile": profile([f"layer.{i}" for i in range(count)]), "cluster": cluster}
-    deep = plan(stages)
-    canvas = plan_canvas(deep, **known, timeline=simulate(deep, *known.values()))
-    extents = []
-    for w in canvas.words:
-        wide = 0.0 if w.upright else text_width(w.text, w.size, bold=w.bold)
-        left = w.x - {"start": 0, "middle": wide / 2, "end": wide}[w.anchor]
-        assert left >= 0
-        assert left + wide <= canvas.width
-        assert 0 <= w.y <= canvas.height
-        if "·" in w.text and w.anchor == "middle":
-            extents.append((w.y, left, left + wide))
-    extents.sort()
-    assert len(extents) == 24
-    assert all(a[2] <= b[1] for a, b in pairwise(extents) if a[0] == b[0])
-    for box in canvas.boxes:
-        assert box.x >= 0
-        assert box.x + box.width <= canvas.width
-        assert box.y + box.height <= canvas.height
+    shown = given(plan(stages), profile=profile([f"layer.{i}" for i in range(count)]), cluster=cluster)
+    scene, predicted = scene_of(shown)
+    assert predicted is not None
+    drawn = [partition_canvas(scene, width)]
+    drawn += [gantt_canvas(scene, {"predicted": predicted}), memory_canvas(scene, predicted)] if width == WIDE else []
+    for canvas in drawn:
+        for w in canvas.words:
+            wide = 0.0 if w.upright else text_width(w.text, w.size, bold=w.bold)
+            left = w.x - {"start": 0, "middle": wide / 2, "end": wide}[w.anchor]
+            assert left >= -1
+            assert left + wide <= canvas.width + 1
+            assert 0 <= w.y <= canvas.height
+        for box in canvas.boxes:
+            assert box.x >= 0
+            assert box.x + box.width <= canvas.width + 1e-6
+            assert box.y + box.height <= canvas.height
 
 
-def test_labels_move_apart_but_stay_inside() -> None:
-    assert _spread([10, 12, 14], [20, 20, 20], 100) == [10, 30, 50]
-    assert _spread([90, 95, 99], [20, 20, 20], 100) == [50, 70, 90]
-    assert _spread([30, 70], [20, 20], 100) == [30, 70]
+def test_a_timeline_is_drawn_measured_above_predicted() -> None:
+    scene, predicted = scene_of(given(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER))
+    assert predicted is not None
+    canvas = gantt_canvas(scene, {"measured": predicted, "predicted": predicted})
+    tips = [box.tip for box in canvas.boxes if box.tip.startswith("backward")]
+    assert len(tips) == 12  # three devices, two micro-batches, twice
+    rows = [group.label.split(":")[0] for group in canvas.groups if group.label]
+    assert rows[:2] == ["measured, stage 0 on n0/0", "predicted, stage 0 on n0/0"]
 
 
-def test_names_cannot_break_out_of_the_page() -> None:
+def test_names_cannot_break_out_of_the_picture() -> None:
     names = ["<script>alert(1)</script>", "&\x01\U0001f600", '"><b>', "日本語"]
     evil = plan([(0, 4, "n0/0")], model="<script>x</script>")
-    page = plan_page(evil, profile=profile(names, model="<script>x</script>"), cluster=CLUSTER)
-    assert "<script" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert not re.search(r'(?:src|href)=|url\(|@import', page)
-    svg = page[page.index("<svg") : page.index("</svg>") + 6]
-    assert {"<script>x</script>", '"><b>', "日本語"} <= set(texts(svg))
-
-
-def test_the_page_has_the_picture_the_table_and_the_prediction(tmp_path: Path) -> None:
-    draw_plan(plan([(0, 4, "n0/0")], predicted=PREDICTED), tmp_path / "plan.HTML")
-    page = (tmp_path / "plan.HTML").read_text("utf-8")
-    assert page.startswith("<!doctype html>")
-    assert page.count("<svg") == 1
-    assert "<td>n0/0</td><td>2 + 1 = 3</td><td>0–3</td>" in page
-    assert "<td>gap</td><td>3.1 %</td>" in page
+    svg = canvas_of(evil, profile=profile(names, model="<script>x</script>"), cluster=CLUSTER).to_svg()
+    assert "<script" not in svg
+    assert not re.search(r"(?:src|href)=|@import", svg)
+    assert {"<script>x</script>: who computes what", "日本語"} <= set(texts(svg))
 
 
 def test_one_layer_and_zero_seconds() -> None:
@@ -159,8 +188,11 @@ def test_one_layer_and_zero_seconds() -> None:
         measured |= {"forward_seconds": [[0.0]], "backward_seconds": [[0.0]]}
     one = plan([(0, 1, "n0/0")])
     known: dict[str, Any] = {"profile": Profile.parse(still, "the profile"), "cluster": CLUSTER}
-    svg = plan_canvas(one, **known, timeline=simulate(one, *known.values())).to_svg()
-    assert "layer 0 · 0 s" in texts(svg)
+    scene, predicted = scene_of(given(one, **known))
+    assert predicted is not None
+    assert "n0/0 fast · layer 0" in texts(partition_canvas(scene).to_svg())
+    gantt_canvas(scene, {"predicted": predicted})
+    memory_canvas(scene, predicted)
 
 
 def test_a_png_of_strange_names(tmp_path: Path) -> None:
@@ -168,7 +200,7 @@ def test_a_png_of_strange_names(tmp_path: Path) -> None:
     names = ["$x_", "日本", "\\frac", "head"]
     known: dict[str, Any] = {"profile": profile(names), "cluster": CLUSTER}
     path = tmp_path / "new" / "plan.png"
-    draw_plan(TWO_REPLICAS, path, **known, timeline=simulate(TWO_REPLICAS, *known.values()))
+    draw_plan(given(TWO_REPLICAS, **known), path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -181,18 +213,18 @@ def test_a_png_of_a_thousand_replicas_is_not_larger_than_png_writers_allow() -> 
 def test_without_matplotlib_a_png_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"a \.png needs matplotlib: pip install 'hetpipe\[viz\]'"):
-        draw_plan(TWO_REPLICAS, tmp_path / "plan.png")
-    draw_plan(TWO_REPLICAS, tmp_path / "plan.svg")
+        draw_plan(given(TWO_REPLICAS), tmp_path / "plan.png")
+    draw_plan(given(TWO_REPLICAS), tmp_path / "plan.svg")
 
 
 def test_an_unknown_suffix_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"unknown suffix '\.pdf'; known: \.svg, \.png, \.html"):
-        draw_plan(TWO_REPLICAS, tmp_path / "plan.pdf")
+        draw_plan(given(TWO_REPLICAS), tmp_path / "plan.pdf")
 
 
 def test_a_profile_of_another_model_is_refused() -> None:
     with pytest.raises(InputError, match="it is for model 'net', the profile for 'other'"):
-        plan_canvas(TWO_REPLICAS, profile=profile(NAMES, model="other"))
+        given(TWO_REPLICAS, profile=profile(NAMES, model="other"))
 
 
 def test_long_texts_lose_their_beginning() -> None:
@@ -205,11 +237,32 @@ def test_long_texts_lose_their_beginning() -> None:
 
 
 def test_a_canvas_as_svg() -> None:
-    canvas = Canvas(width=10, height=20.4, boxes=[Box(x=1, y=2.5, width=3, height=4, fill="#fff", tip="a<b")])
-    canvas.words.append(Words(x=5, y=5, text="up", upright=True))
-    upright = 'text-anchor="middle" fill="#1a1a1a" transform="rotate(-90 5 5)"'
-    assert canvas.to_svg().splitlines()[2:] == [
-        '<rect x="1" y="2.5" width="3" height="4" fill="#fff"><title>a&lt;b</title></rect>',
-        f'<text x="5" y="8.96" font-size="11" {upright}>up</text>',
-        "</svg>",
-    ]
+    canvas = Canvas(width=10, height=20.4, title="a & b")
+    group = canvas.group("a stage", "0.1")
+    group.boxes.append(Box(x=1, y=2.5, width=3, height=4, fill="ink", pattern="up", tip="a<b"))
+    group.words.append(Words(x=5, y=5, text="up", upright=True))
+    assert canvas.to_svg(alone=False).splitlines()[1:] == [
+        '<title>a &amp; b</title><rect width="10" height="20" class="f-paper"/>', "",
+        '<g class="stage" role="img" tabindex="0" aria-label="a stage" data-stage="0.1">',
+        ('<rect x="1" y="2.5" width="3" height="4" class="f-ink"><title>a&lt;b</title></rect>'
+         '<rect x="1" y="2.5" width="3" height="4" fill="url(#p-up)" pointer-events="none"/>'),
+        '<text x="5" y="8.96" font-size="11" text-anchor="middle" class="f-ink" transform="rotate(-90 5 5)">up</text>',
+        "</g>", "</svg>",
+    ]  # fmt: skip
+    assert "prefers-color-scheme:dark" in canvas.to_svg()
+
+
+def test_a_tensor_parallel_stage_has_rows_of_its_own_in_time_and_memory() -> None:
+    own = profile(NAMES)
+    two = own.measurements[0].model_copy(update={"tensor_parallel": 2})
+    group = Plan.parse({
+        "format": "hetpipe.plan/1", "model": "net", "global_batch": 3,
+        "replicas": [{"microbatch_sizes": [2, 1], "stages": [{"layers": [0, 4], "devices": ["n0/0", "n0/1"]}]}],
+    }, "the plan")  # fmt: skip
+    known = own.model_copy(update={"measurements": (*own.measurements, two)})
+    scene, predicted = scene_of(given(group, profile=known, cluster=CLUSTER))
+    assert predicted is not None
+    drawn = gantt_canvas(scene, {"predicted": predicted})
+    assert sum(box.tip.startswith("forward") for box in drawn.boxes) == 2
+    assert any(part.strips for part in memory_canvas(scene, predicted).groups)
+    assert "n0/0 + n0/1 fast · layers 0–3" in {words.text for words in partition_canvas(scene).words}

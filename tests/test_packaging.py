@@ -129,7 +129,8 @@ def test_the_wheel_holds_every_module_and_runs_by_itself(built: Path, tmp_path: 
     modules = [name for name in tracked() if name.endswith(".py")]
     own = {name for name in modules if name.startswith("hetpipe/")}
     own |= {f"hetpipe/{name}" for name in modules if name.startswith(("models/", "partitioners/"))}
-    assert own | {"hetpipe/py.typed", "hetpipe/models/README.md"} == {name for name in held if ".dist-info/" not in name}
+    page = {"hetpipe/show/page/style.css", "hetpipe/show/page/script.js"}
+    assert own | page | {"hetpipe/py.typed", "hetpipe/models/README.md"} == {name for name in held if ".dist-info/" not in name}
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import hetpipe.partitioners.even as e; print(e.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, env={})
     assert done.stdout.strip() == str(tmp_path / "hetpipe" / "partitioners" / "even.py"), done.stderr
@@ -147,3 +148,10 @@ def test_workflows_run_what_ci_runs_and_forms_are_yaml() -> None:
     for form in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")):
         content = yaml.safe_load(form.read_text("utf-8"))
         assert form.name == "config.yml" or {"name", "description", "body"} <= set(content), form.name
+
+
+def test_what_the_report_is_made_of_is_installed() -> None:
+    there = {path.name for path in (ROOT / "hetpipe/show/page").iterdir() if path.suffix in (".css", ".js")}
+    (declared,) = [line for line in (ROOT / "setup.py").read_text().splitlines() if "package_data=" in line]
+    assert there == {"style.css", "script.js"}
+    assert all(f'"{name}"' in declared for name in there)

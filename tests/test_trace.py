@@ -2,8 +2,11 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from hetpipe.files.messages import InputError
 from hetpipe.predict.timeline import Span, SpanKind, Timeline
-from hetpipe.show.trace import by_device, chrome_trace, save_trace
+from hetpipe.show.trace import by_device, chrome_trace, load_measured, load_trace, save_trace
 
 
 def timeline(*spans: Span, step: float = 1.0) -> Timeline:
@@ -26,7 +29,10 @@ def test_an_event_has_its_name_duration_and_place() -> None:
         "name": "F3", "cat": "F", "ph": "X", "pid": 1, "tid": 1, "ts": 1000.0, "dur": 2500.0,
         "args": {"replica": 0, "stage": 2, "device": "n0/0", "microbatch": 3},
     }  # fmt: skip
-    assert trace["otherData"] == {"step_seconds": {"measured": 1.0}}
+    assert trace["otherData"] == {
+        "step_seconds": {"measured": 1.0}, "pipeline_seconds": {"measured": 1.0}, "sync_seconds": {"measured": 0.0},
+        "optimizer_seconds": {"measured": 0.0},
+    }  # fmt: skip
 
 
 def test_threads_are_named_and_sorted_by_replica_and_stage() -> None:
@@ -76,3 +82,23 @@ def test_by_device_sorts_devices_by_stage_and_spans_by_start() -> None:
     late, early = span("B", 2, 3, microbatch=0), span("F", 0, 1, microbatch=0)
     other = span("F", 0, 1, device="n1/0", stage=1, microbatch=0)
     assert by_device(timeline(other, late, early)) == [(0, 0, "n0/0", [early, late]), (0, 1, "n1/0", [other])]
+
+
+def test_a_trace_is_read_back(tmp_path: Path) -> None:
+    run = timeline(span("F", 0.001, 0.0035, microbatch=0), span("B", 0.0035, 0.01, microbatch=0), span("sync", 0.01, 0.02))
+    save_trace(tmp_path / "trace.json", {"predicted": run, "measured": run})
+    found = load_trace(tmp_path / "trace.json")
+    assert list(found) == ["predicted", "measured"]
+    assert found["measured"].step_seconds == run.step_seconds
+    for one, other in zip(found["measured"].spans, run.spans, strict=True):
+        assert (one.device, one.kind, one.microbatch) == (other.device, other.kind, other.microbatch)
+        assert (one.start, one.end) == pytest.approx((other.start, other.end), abs=1e-9)
+
+
+def test_what_is_no_trace_and_a_trace_without_measurement_say_so(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"traceEvents": [{"ph": "X", "pid": 1}]}')
+    with pytest.raises(InputError, match="it is no trace that hetpipe wrote"):
+        load_trace(tmp_path / "other.json")
+    save_trace(tmp_path / "trace.json", {"predicted": timeline()})
+    with pytest.raises(InputError, match="has 'predicted', but none named 'measured'"):
+        load_measured(tmp_path / "trace.json")

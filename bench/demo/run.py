@@ -25,7 +25,8 @@ from hetpipe.files.writing import write_text
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import make_plan
-from hetpipe.show.draw import draw_plan
+from hetpipe.processes.progress import Activity
+from hetpipe.show.draw import draw_plan, given
 from hetpipe.show.report import plan_table, text_gantt, utilisation_table
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
@@ -167,9 +168,10 @@ def run(
         },
     }
     write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    machines = cluster.with_links(profile.links)
+    shown = given(best.plan, profile=profile, cluster=cluster, measured=best.measured)
     for picture in ("plan.svg", "report.html"):
-        draw_plan(best.plan, folder / picture, profile=profile, cluster=machines, timeline=best.measured)
+        with Activity("drawing") as activity:
+            draw_plan(shown, folder / picture, progress=activity.say)
     console.print(text_gantt(best.measured))
     console.print(utilisation_table(best.predicted, best.measured))
     for label, row in rows.items():

@@ -26,7 +26,8 @@ from hetpipe.planning.front import Front
 from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.stopping import stop_if_told
-from hetpipe.spec.assumed import assumed_overhead, is_assumed, told_of, with_assumed
+from hetpipe.show.command import show
+from hetpipe.spec.assumed import assumed_overhead, is_assumed, told_of
 from hetpipe.spec.catalogue import Catalogue, load_choice
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
@@ -39,6 +40,7 @@ app.add_typer(convert, name="convert")
 app.command()(export_weights)
 app.command()(export)
 app.command(name="import")(import_published)
+app.command()(show)
 out, err = Console(), Console(stderr=True)
 
 ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json")]
@@ -199,17 +201,17 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome/Perfetto trace here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict one step of a plan: its time, its bubbles, its memory."""
-    from hetpipe.predict.footprint import with_memory
-    from hetpipe.predict.simulator import simulate as run
+    """Predict one step of a plan: its time, why each device is idle, its memory, what limits it."""
+    from hetpipe.predict.idle import idle_seconds
+    from hetpipe.show.draw import given
     from hetpipe.show.report import text_gantt
     from hetpipe.show.tables import step_table
     from hetpipe.show.trace import save_trace
 
     check_output(trace)
-    found, measured = Plan.load(plan), Profile.load(profile)
-    machines = with_assumed(Cluster.load(cluster), measured)
-    timeline = with_memory(run(found, measured, machines), found, measured, machines)
+    found = given(Plan.load(plan), profile=Profile.load(profile), cluster=Cluster.load(cluster), source=str(plan))
+    timeline = found.predicted()
+    assert timeline is not None
     for warning in timeline.warnings:
         err.print(f"warning: {warning}", style="yellow", markup=False)
     if trace is not None:
@@ -222,48 +224,14 @@ def simulate(
                 "gradient_sync_seconds": timeline.sync_seconds,
                 "optimizer_seconds": timeline.optimizer_seconds,
                 "bubble_fraction": timeline.bubble_fraction(),
+                "idle_seconds": idle_seconds(timeline),
                 "peak_bytes": dict(timeline.peak_bytes),
             }
         )
     else:
-        out.print(step_table(timeline, found, machines))
-        out.print(text_gantt(timeline))
-
-
-@app.command()
-def show(
-    plan: Annotated[Path, typer.Argument(help="plan.json")],
-    profile: Annotated[
-        Path | None, typer.Option(help="profile.json: names, times and bytes of the layers.")
-    ] = None,
-    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: types of the devices.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="A picture: .svg, .png or .html.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show a plan: as a table and a Gantt chart, or as a picture of the partition."""
-    from hetpipe.predict.simulator import simulate as run
-    from hetpipe.show.draw import PICTURES, draw_plan
-    from hetpipe.show.report import plan_table, text_gantt
-
-    check_output(output, *PICTURES)
-    found = Plan.load(plan)
-    measured = Profile.load(profile) if profile is not None else None
-    machines = Cluster.load(cluster) if cluster is not None else None
-    if machines is not None and measured is not None:
-        machines = machines.with_links(measured.links)
-    found.check(cluster=machines, profile=measured, source=str(plan))
-    timeline = run(found, measured, machines) if measured is not None and machines is not None else None
-    if output is not None:
-        draw_plan(found, output, profile=measured, cluster=machines, timeline=timeline)
-        err.print(f"picture written to {output}", markup=False, soft_wrap=True)
-    if as_json:
-        sys.stdout.write(found.to_json())
-        return
-    out.print(plan_table(found, profile=measured, cluster=machines))
-    if timeline is not None:
-        out.print(text_gantt(timeline))
+        scene = found.scene(timeline, None)
+        out.print(step_table(scene))
+        out.print(text_gantt(timeline, scene=scene))
 
 
 @app.command()

@@ -2,5 +2,5 @@
 
 cost (each formula once, with its source; which gradients are summed by whom), timeline (who did what when), pipeline (one by
 itself), compiled (how loops are), flows (what shares bandwidth), contention (pipelines and sums as flows), simulator (plan →
-timeline), footprint (memory over time).
+timeline), footprint (memory over time), idle (why a device waits).
 """

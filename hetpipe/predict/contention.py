@@ -47,7 +47,8 @@ class Ring(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """When forwards and backwards end, [n, m] each, of the pipelines that share; and (start, end) of each sum."""
+    """Of the pipelines that share, when forwards and backwards end [2, n, m], and when the links are free again after the
+    transfers of activations and of gradients [2, n − 1, m]; and (start, end) of each sum."""
 
     pipes: dict[int, tuple[Array, Array]]
     sums: list[tuple[float, float]]
@@ -158,10 +159,10 @@ def share(
     found = {}
     for r, at in first.items():
         n, m = pipes[r].forward.shape
-        every = ends[at : at + 2 * n * m].reshape(2, n, m)
-        found[r] = every[0], every[1]
+        actions, wires = np.split(ends[at : at + (4 * n - 2) * m], [2 * n * m])
+        found[r] = actions.reshape(2, n, m), wires.reshape(2, n - 1, m)
     begins = {  # the last of what each process does before its first sum
-        process: max(float(found[r][1][s, -1]) if r in found else pipes[r].ready[s] for r, s in stages)
+        process: max(float(found[r][0][1, s, -1]) if r in found else pipes[r].ready[s] for r, s in stages)
         for process, stages in driven.items()
     }
     spans = []

@@ -145,12 +145,14 @@ def _links(costs: Costs, replica: ReplicaPlan) -> tuple[Link, ...]:
 
 class Run(NamedTuple):
     """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage; and what `contention` has to
-    know of it, but on which nodes it is."""
+    know of it, but on which nodes it is. `wires`, where it shares adapters: when each boundary's link is free again after
+    transfers of activations, and of gradients [2, n − 1, m]."""
 
     costs: PipelineCosts
     times: list[StageTimes]
     optimizers: list[float]
     pipe: Pipe
+    wires: list[list[list[float]]] | None = None
 
 
 def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
@@ -239,9 +241,9 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], segments: Sequence[Se
     if found is None:
         return None
     again = list(runs)
-    for r, every in found.pipes.items():
-        times = [StageTimes(*stage) for stage in zip(*(x.tolist() for x in every), strict=True)]
-        again[r] = runs[r]._replace(times=times)
+    for r, (actions, wires) in found.pipes.items():
+        times = [StageTimes(*stage) for stage in zip(*actions.tolist(), strict=True)]
+        again[r] = runs[r]._replace(times=times, wires=wires.tolist())
     return again, [(segment, *span) for segment, span in zip(segments, found.sums, strict=True)]
 
 
@@ -267,7 +269,7 @@ def _spans(
     sums: Sequence[tuple[Segment, float, float]],
     synced: float,
 ) -> list[Span]:
-    """All spans: forwards and backwards, then sums, then optimizers."""
+    """All spans: forwards and backwards, then transfers, sums and optimizers."""
     where = {
         d: (r, s)
         for r, replica in enumerate(replicas)
@@ -286,11 +288,29 @@ def _spans(
             spans.append(
                 Span(device=device, replica=r, stage=s, kind="B", microbatch=i, start=b - b_seconds, end=b)
             )
+    for r, (replica, run) in enumerate(zip(replicas, runs, strict=True)):
+        spans += _sends(r, replica, run)
     for segment, start, end in sums:
         spans += [_span(d, where[d], "sync", start, end) for d in segment.owners]
     return spans + [
         _span(d, (r, s), "optimizer", synced, synced + runs[r].optimizers[s]) for d, (r, s) in where.items()
     ]
+
+
+def _sends(r: int, replica: ReplicaPlan, run: Run) -> list[Span]:
+    """The transfers of one pipeline, on the device that sends: an output to the next stage, a gradient to the one before, each
+    from when its link is free to its arrival."""
+    spans = []
+    for s, (occupied, latency) in enumerate(zip(run.costs.occupied, run.costs.latency, strict=True)):
+        for way, (stage, ends) in enumerate(((s, run.times[s].forward), (s + 1, run.times[s + 1].backward))):
+            free = 0.0
+            for i, (ready, seconds) in enumerate(zip(ends, occupied, strict=True)):
+                start = max(free, ready)
+                free = start + seconds if run.wires is None else run.wires[way][s][i]
+                if free + latency > start:
+                    spans.append(Span(device=replica.stages[stage].device, replica=r, stage=stage, kind="send",
+                                      start=start, end=free + latency, microbatch=i))  # fmt: skip
+    return spans
 
 
 def _span(device: str, at: tuple[int, int], kind: SpanKind, start: float, end: float) -> Span:

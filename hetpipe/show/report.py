@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,55 +14,18 @@ from rich.text import Text
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.timeline import Span, Timeline
-from hetpipe.show.trace import WORK, by_device, chrome_trace, save_trace
+from hetpipe.show.scene import Lane, Scene, StageScene, make_scene, numbers_text
+from hetpipe.show.trace import WORK, by_device
+from hetpipe.show.words import PROOFS, layer_range, memory_text, origin, share_text, stage_key
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
-__all__ = [
-    "chrome_trace", "counted", "layer_range", "origin", "plan_rows",
-    "plan_table", "prediction_facts", "save_trace", "share_text", "shorten", "text_gantt", "ticks",
-    "total_seconds", "utilisation_table",
-]  # fmt: skip
-
+_NUMBERS = ("F", "B", "params", "memory")
+_SPARE = ("names", "params", "depth", "recompute")  # columns of a table that is too wide, least needed first
 # Okabe and Ito 2008: told apart by the colour-blind too
 KIND_COLOURS = {"F": "#56B4E9", "B": "#E69F00", "sync": "#CC79A7", "optimizer": "#009E73"}
 KIND_NAMES = {"F": "forward", "B": "backward", "sync": "sync", "optimizer": "optimizer"}
-_NUMBERS = ("F", "B", "params", "peak", "memory")
-_PROOFS = {
-    "exhaustive": "the whole class of plans was searched",
-    "search-bound": "no plan of the class that was searched is below it",
-    "fluid": "no plan of any kind is below it",
-}
-
-
-
-def layer_range(stage: StagePlan) -> str:
-    """The layers of a stage, first to last, both included: `0–8`, or `9` where it is one."""
-    lo, hi = stage.layers
-    return f"{lo}–{hi - 1}" if hi - lo > 1 else f"{lo}"
-
-
-def share_text(replica: ReplicaPlan) -> str:
-    """Number of micro-batches × size, and a lone one by its size: `9 × 4 + 3`."""
-    runs = [(len(list(group)), size) for size, group in groupby(replica.microbatch_sizes)]
-    if len(runs) > 4:
-        sizes = replica.microbatch_sizes
-        return f"{len(sizes)} × {min(sizes)} to {max(sizes)}"
-    return " + ".join(f"{size}" if count == 1 < len(runs) else f"{count} × {size}" for count, size in runs)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 sample`, `2 samples`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def origin(plan: Plan) -> str:
-    """What a plan is for and from: `64 samples a step, 1f1b, planned by chain`."""
-    by = plan.partitioner if plan.partitioner.startswith("by ") else f"by {plan.partitioner}"
-    return f"{counted(plan.global_batch, 'sample')} a step, {plan.schedule}, planned {by}"
-
-
 def shorten(name: str, length: int) -> str:
     """The end of a name, which tells it apart: `…layers.49.attention`."""
     return name if len(name) <= length else "…" + name[len(name) - length + 1 :]
@@ -79,63 +41,50 @@ def ticks(seconds: float, count: int) -> list[float]:
     return [i * step for i in range(math.floor(seconds / step * (1 + 1e-9)) + 1)]
 
 
-def _peak(plan: Plan, stage: StagePlan) -> str:
-    peaks = plan.predicted.peak_bytes if plan.predicted else {}
-    known = [peaks[d] for d in stage.devices if d in peaks]
-    return human_bytes(max(known)) if known else ""
-
-
-def _names(stage: StagePlan, profile: Profile) -> str:
-    lo, hi = stage.layers
-    first, last = shorten(profile.layers[lo].name, 24), shorten(profile.layers[hi - 1].name, 24)
-    return first if hi - lo == 1 else f"{first} … {last}"
+def _names(stage: StageScene) -> str:
+    first, last = shorten(stage.tiles[0].name, 24), shorten(stage.tiles[-1].name, 24)
+    return first if len(stage.tiles) == 1 else f"{first} … {last}"
 
 
 def _stage_row(
-    plan: Plan, r: int, s: int, profile: Profile | None, cluster: Cluster | None, costs: Costs | None
+    plan: Plan, lane: Lane, stage: StageScene, profile: Profile | None, costs: Costs | None
 ) -> dict[str, str]:
-    replica = plan.replicas[r]
-    stage = replica.stages[s]
-    lo, hi = stage.layers
-    kind, degree = cluster.device(stage.device).type if cluster else "", len(stage.devices)
+    (lo, hi), degree = stage.layers, len(stage.devices)
     forward = backward = parameters = ""
     if costs is not None:
-        size = replica.microbatch_sizes[0]
-        pair = costs.stage_seconds(kind, lo, hi, size, recompute=stage.recompute, degree=degree)
+        pair = costs.stage_seconds(stage.kind, lo, hi, lane.sizes[0], recompute=stage.recomputed, degree=degree)
         forward, backward = map(human_seconds, pair)
-        parameters = human_bytes(costs.parameter_bytes(kind, lo, hi, degree))
+        parameters = human_bytes(costs.parameter_bytes(stage.kind, lo, hi, degree))
     elif profile is not None and degree == 1:
         parameters = human_bytes(float(profile.parameter_bytes()[lo:hi].sum()))
+    many = f"{lane.count} × " if lane.count > 1 else ""
     return {
-        "stage": f"r{r} s{s}",
-        "device": ", ".join(stage.devices) + (f" {kind}" if kind else ""),
-        "share": "" if s else f"{share_text(replica)} = {replica.samples}",
-        "layers": layer_range(stage) + (f" {_names(stage, profile)}" if profile else ""),
+        "stage": f"{many}{stage_key(lane, stage)}",
+        "device": f"{stage.named} {stage.kind}".strip(),
+        "share": "" if stage.number else share_text(lane.sizes),
+        "layers": layer_range(stage.layers),
+        "names": _names(stage) if profile is not None else "",
         "F": forward,
         "B": backward,
-        "depth": f"{replica.depths(plan.schedule)[s]}",
-        "recompute": "yes" if stage.recompute else "",
+        "depth": f"{stage.depth}",
+        "recompute": "yes" if stage.recomputed else "",
         "params": parameters,
-        "peak": _peak(plan, stage),
-        "memory": human_bytes(cluster.type_of(stage.device).memory) if cluster else "",
+        "memory": memory_text(stage, part=False),
     }
 
 
 def plan_rows(
     plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None
 ) -> list[dict[str, str]]:
-    """One row a stage, as text by column; columns of which nothing is known are left out.
+    """One row a stage, replicas that are alike once, as text by column; columns of which nothing is known are left out.
 
     "share" (of the replica) stands with its first stage; F and B are of one micro-batch of its first size;
     "depth" is the warm-up depth. InputError if the plan does not belong to the profile and cluster.
     """
-    plan.check(profile=profile, cluster=cluster)
-    costs = Costs(profile.at(plan.precision), cluster) if profile is not None and cluster is not None else None
-    rows = [
-        _stage_row(plan, r, s, profile, cluster, costs)
-        for r, replica in enumerate(plan.replicas)
-        for s in range(len(replica.stages))
-    ]
+    profile = profile.at(plan.precision) if profile is not None else None
+    scene = make_scene(plan, profile=profile, cluster=cluster)
+    costs = Costs(profile, cluster) if profile is not None and cluster is not None else None
+    rows = [_stage_row(plan, lane, stage, profile, costs) for lane, stage in scene.stages]
     kept = [column for column in rows[0] if any(row[column] for row in rows)]
     return [{column: row[column] for column in kept} for row in rows]
 
@@ -152,7 +101,7 @@ def prediction_facts(plan: Plan) -> list[tuple[str, str]]:
     facts += [("throughput", f"{three_digits(p.samples_per_second)} samples/s")]
     if p.lower_bound_seconds is not None:
         named = p.proof if p.lower_bound_price_per_million_samples is None else "fluid"
-        proof = f" ({named}: {_PROOFS[named]})" if named else ""
+        proof = f" ({named}: {PROOFS[named]})" if named else ""
         facts.append(("lower bound", human_seconds(p.lower_bound_seconds) + proof))
     if p.fluid_bound_seconds is not None and p.proof != "fluid":
         efficiency = p.fluid_bound_seconds / p.step_seconds if p.step_seconds > 0 else 1.0
@@ -165,7 +114,7 @@ def prediction_facts(plan: Plan) -> list[tuple[str, str]]:
         per_million = f"{p.price_per_million_samples:.2f} per million samples"
         facts.append(("price", f"{p.price_per_hour:.2f} per hour, {per_million}"))
     if p.lower_bound_price_per_million_samples is not None and p.proof:
-        text = f"{p.lower_bound_price_per_million_samples:.2f} per million samples ({p.proof}: {_PROOFS[p.proof]})"
+        text = f"{p.lower_bound_price_per_million_samples:.2f} per million samples ({p.proof}: {PROOFS[p.proof]})"
         facts.append(("least price in time", text))
     return facts
 
@@ -184,19 +133,17 @@ def _columns(rows: Sequence[dict[str, str]], wanted: Sequence[str]) -> Table:
 
 @dataclass(frozen=True)
 class _Stages:
-    """One table where the terminal is wide enough, else two: what runs where, and what it costs."""
+    """One table; what does not fit into the terminal is left out, the least needed first."""
 
     rows: Sequence[dict[str, str]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = _columns(self.rows, list(self.rows[0]))
-        costs = [column for column in self.rows[0] if column in _NUMBERS]
-        needed = console.measure(whole, options=options.update(max_width=10_000)).maximum
-        if not costs or needed <= options.max_width:
-            yield whole
-        else:
-            yield _columns(self.rows, [column for column in self.rows[0] if column not in _NUMBERS])
-            yield _columns(self.rows, ["stage", *costs])
+        wanted, spare = list(self.rows[0]), [column for column in _SPARE if column in self.rows[0]]
+        table = _columns(self.rows, wanted)
+        while spare and console.measure(table, options=options.update(max_width=10_000)).maximum > options.max_width:
+            wanted.remove(spare.pop(0))
+            table = _columns(self.rows, wanted)
+        yield table
 
 
 def plan_table(plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None) -> Group:
@@ -283,13 +230,17 @@ def _axis(seconds: float, width: int) -> str:
 class _Gantt:
     timeline: Timeline
     width: int | None
+    scene: Scene | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows, seconds = by_device(self.timeline), total_seconds(self.timeline)
-        labels, last = [], None
+        heads = {r: f"r{r}" for r, *_ in rows}
+        if self.scene is not None:
+            heads = {lane.replicas[0]: f"r{numbers_text(lane.replicas)}" for lane in self.scene.lanes}
+            rows = [row for row in rows if row[0] in heads]
+        labels, last, wide = [], None, max(map(len, heads.values()), default=0)
         for r, s, device, _ in rows:
-            head = f"r{r}" if r != last else ""
-            labels.append(f"{head:<{len(f'r{r}')}} s{s} {device}")
+            labels.append(f"{heads[r] if r != last else '':<{wide}} s{s} {device}")
             last = r
         left = max([len(label) for label in labels], default=0)
         width = self.width or max(20, options.max_width - left - 1)
@@ -306,8 +257,8 @@ def _line(text: str = "", style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="crop")
 
 
-def text_gantt(timeline: Timeline, width: int | None = None) -> RenderableType:
-    """A row a device in the order of replicas and stages, a column per time bucket.
+def text_gantt(timeline: Timeline, width: int | None = None, *, scene: Scene | None = None) -> RenderableType:
+    """A row a device in the order of replicas and stages, a column per time bucket; with the scene, replicas that are alike once.
 
     `width` columns, or as many as the terminal has. A forward or backward is its letter, then the last digit
     of its micro-batch (where it has one column only the digit, in its colour); `s` is a sum of gradients, `o`
@@ -315,7 +266,7 @@ def text_gantt(timeline: Timeline, width: int | None = None) -> RenderableType:
     """
     if width is not None and width < 1:
         raise ValueError(f"width must be at least 1 column, got {width}")
-    return _Gantt(timeline, width)
+    return _Gantt(timeline, width, scene)
 
 
 def _kind_seconds(spans: Iterable[Span]) -> dict[str, float]:

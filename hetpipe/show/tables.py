@@ -5,12 +5,17 @@ from __future__ import annotations
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from hetpipe.files.units import human_bytes, human_seconds
-from hetpipe.predict.timeline import Timeline
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
+from hetpipe.predict.idle import Cause
+from hetpipe.show.scene import Scene
+from hetpipe.show.words import idle_line, limit_line, memory_text, percent, stage_key
 from hetpipe.spec.profile import Profile
+
+_SHORT: dict[Cause, str] = {
+    "fill and drain": "fill", "slower stage": "slower", "link": "link", "gradient sum": "sum", "overhead": "other",
+}  # fmt: skip
 
 
 def profile_table(profile: Profile) -> Table:
@@ -43,24 +48,30 @@ def profile_table(profile: Profile) -> Table:
     return table
 
 
-def step_table(timeline: Timeline, plan: Plan, cluster: Cluster) -> RenderableType:
-    """A predicted step: its seconds and what they are made of, and how busy and how full each device is."""
-    parts = {"pipeline": timeline.pipeline_seconds, "gradient sums": timeline.sync_seconds,
-             "optimizer": timeline.optimizer_seconds}  # fmt: skip
+def step_table(scene: Scene) -> RenderableType:
+    """A predicted step: its seconds and what they are made of, then for each stage how much of the step it computes, why it
+    is idle, how full its memory is, and which one limits the step. Replicas that are alike stand once."""
+    assert scene.seconds is not None
+    parts = {"pipeline": scene.pipeline_seconds, "gradient sums": scene.sync_seconds,
+             "optimizer": scene.optimizer_seconds}  # fmt: skip
     inside = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in parts.items())
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("step", f"{human_seconds(timeline.step_seconds)} ({inside})")
-    if timeline.step_seconds > 0:
-        facts.add_row("samples per second", f"{plan.global_batch / timeline.step_seconds:.2f}")
-    bubbles = timeline.bubble_fraction()
-    facts.add_row("bubble", f"{sum(bubbles.values()) / max(1, len(bubbles)):.1%} of the devices' time, on average")
+    facts.add_row("step", f"{human_seconds(scene.seconds)} ({inside})")
+    if scene.seconds > 0:
+        facts.add_row("samples per second", f"{scene.plan.global_batch / scene.seconds:.2f}")
+    facts.add_row("idle", idle_line(scene) or "nothing")
+    facts.add_row("limit", limit_line(scene) or "nothing takes time")
+    causes = [cause for cause, share in scene.idle_shares().items() if share > 0]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("stage", "device", "busy", "bubble", "peak memory", "of"):
-        table.add_column(name, justify="left" if name in ("stage", "device") else "right")
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            for device in stage.devices:
-                bubble = bubbles.get(device, 1.0)
-                table.add_row(f"r{r} s{s}", f"{device} {cluster.device(device).type}", f"{1 - bubble:.1%}", f"{bubble:.1%}",
-                              human_bytes(timeline.peak_bytes[device]), human_bytes(cluster.type_of(device).memory))  # fmt: skip
-    return Group(facts, table)
+    for name in ("stage", "device", "busy", *(_SHORT[cause] for cause in causes), "memory"):
+        left = name in ("stage", "device")
+        table.add_column(name, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for lane, stage in scene.stages:
+        many = f"{lane.count} × " if lane.count > 1 else ""
+        whole = scene.seconds or 1.0
+        idle = [percent(stage.idle.get(cause, 0.0) / whole) for cause in causes]
+        style = "bold" if stage.limits_step else ""
+        name = f"{many}{stage_key(lane, stage)}{' ◀' if stage.limits_step else ''}"
+        cells = [name, f"{stage.named} {stage.kind}", percent(stage.busy / whole), *idle, memory_text(stage, part=False)]
+        table.add_row(*map(Text, cells), style=style)
+    return Group(facts, table, Text("% of the step; ◀ limits it", style="dim"))

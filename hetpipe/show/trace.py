@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hetpipe.files.formats import read_mapping
+from hetpipe.files.messages import InputError
 from hetpipe.files.writing import write_text
 from hetpipe.predict.timeline import Span, Timeline
 
@@ -85,10 +87,60 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for pid, (name, timeline) in enumerate(timelines.items(), 1):
         events += _run_events(pid, name, timeline)
-    steps = {name: timeline.step_seconds for name, timeline in timelines.items()}
-    return {"displayTimeUnit": "ms", "otherData": {"step_seconds": steps}, "traceEvents": events}
+    parts = ("step_seconds", "pipeline_seconds", "sync_seconds", "optimizer_seconds")
+    about = {part: {name: getattr(timeline, part) for name, timeline in timelines.items()} for part in parts}
+    return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
 
 
 def save_trace(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
     """Write `chrome_trace` as a JSON file."""
     write_text(path, json.dumps(chrome_trace(timelines)) + "\n")
+
+
+def load_trace(path: str | Path) -> dict[str, Timeline]:
+    """The timelines of a file that `save_trace` wrote, by name. InputError if it is none."""
+    try:
+        return _timelines(read_mapping(path))
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        what = "it is no trace that hetpipe wrote (the trace.json of a run's log folder, or of 'hetpipe simulate --trace')"
+        raise InputError(f"cannot read {path}: {what}: {type(error).__name__}: {error}") from None
+
+
+def load_measured(path: str | Path) -> Timeline:
+    """The measured timeline of a run's trace. InputError if it has none."""
+    found = load_trace(path)
+    if "measured" not in found:
+        names = ", ".join(map(repr, found)) or "no timeline"
+        raise InputError(f"{path} has {names}, but none named 'measured': give the trace.json of a run's log folder")
+    return found["measured"]
+
+
+def _timelines(document: Any) -> dict[str, Timeline]:
+    names: dict[int, str] = {}
+    spans: dict[int, list[Span]] = {}
+    memory: dict[int, dict[str, list[tuple[float, int]]]] = {}
+    for event in document["traceEvents"]:
+        pid, args = event["pid"], event["args"]
+        if event["ph"] == "M" and event["name"] == "process_name":
+            names[pid] = args["name"]
+        elif event["ph"] == "X":
+            start = event["ts"] / 1e6
+            spans.setdefault(pid, []).append(Span(
+                device=args["device"], replica=args["replica"], stage=args["stage"], kind=event["cat"], start=start,
+                end=start + event["dur"] / 1e6, microbatch=args.get("microbatch"),
+            ))  # fmt: skip
+        elif event["ph"] == "C":
+            device = event["name"].removeprefix("memory of ")
+            memory.setdefault(pid, {}).setdefault(device, []).append((event["ts"] / 1e6, args["bytes"]))
+    about = document["otherData"]
+    return {
+        name: Timeline(
+            spans=tuple(spans.get(pid, ())), memory=memory.get(pid, {}), step_seconds=about["step_seconds"][name],
+            pipeline_seconds=about.get("pipeline_seconds", {}).get(name, 0.0),
+            sync_seconds=about.get("sync_seconds", {}).get(name, 0.0),
+            optimizer_seconds=about.get("optimizer_seconds", {}).get(name, 0.0),
+        )
+        for pid, name in names.items()
+    }  # fmt: skip

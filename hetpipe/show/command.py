@@ -1,0 +1,67 @@
+"""`hetpipe show`, also as a script of its own: `python -m hetpipe.show PLAN --profile PROFILE --cluster CLUSTER`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hetpipe.files.writing import check_output
+from hetpipe.planning.front import Front
+from hetpipe.processes.progress import Activity
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    profile: Annotated[
+        Path | None, typer.Option(help="profile.json: names, times and bytes of the layers.")
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: types of the devices, links.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The partition as .svg or .png, or a report as .html.")
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="A run's trace.json: its measured step, beside the predicted one (.html).")
+    ] = None,
+    front: Annotated[
+        Path | None, typer.Option(help="front.json of 'hetpipe plan --pareto': price against time (.html).")
+    ] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if/--no-what-if", help="In a report: plan clusters of one device more or less.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show a plan: who computes what, when, and what limits the step; as text, as a picture, or as a report."""
+    from hetpipe.show.draw import PICTURES, draw_plan, given, scene_of
+    from hetpipe.show.report import plan_table, text_gantt
+    from hetpipe.show.text_picture import TextPicture
+    from hetpipe.show.trace import load_measured
+
+    check_output(output, *PICTURES)
+    found = given(
+        Plan.load(plan),
+        profile=Profile.load(profile) if profile is not None else None,
+        cluster=Cluster.load(cluster) if cluster is not None else None,
+        measured=load_measured(measured) if measured is not None else None,
+        front=Front.load(front) if front is not None else None,
+        source=str(plan),
+    )
+    out, err = Console(), Console(stderr=True)
+    if output is not None:
+        with Activity("drawing") as activity:
+            draw_plan(found, output, what_if=what_if, progress=activity.say)
+        err.print(f"picture written to {output}", markup=False, soft_wrap=True)
+    if as_json:
+        sys.stdout.write(found.plan.to_json())
+        return
+    scene, timeline = scene_of(found)
+    out.print(TextPicture(scene))
+    out.print(plan_table(found.plan, profile=found.profile, cluster=found.cluster))
+    if timeline is not None:
+        out.print(text_gantt(timeline, scene=scene))

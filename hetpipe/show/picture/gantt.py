@@ -1,0 +1,188 @@
+"""Who does what when in a step, drawn: a row a device, measured above predicted, at one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetpipe.files.units import human_seconds
+from hetpipe.predict.idle import Gap, idle_gaps
+from hetpipe.predict.timeline import Span, Timeline
+from hetpipe.show.picture.canvas import Box, Canvas, Group, Line, Strip, Words, fitting, text_width
+from hetpipe.show.picture.theme import CAUSE_PATTERNS
+from hetpipe.show.report import ticks, total_seconds
+from hetpipe.show.scene import Scene, StageScene, numbers_text
+
+WIDTH, _MARGIN, _LABEL = 960.0, 12.0, 150.0
+_WORK, _WIRE, _GAP = 15.0, 4.0, 5.0  # heights: of work, of transfers and sums under it, between rows
+_FEW = 600  # spans up to which each has a box of its own, with a title
+_PATTERN = 6.0  # pixels in which a pattern is seen
+MOST_ROWS = 24  # that are shown
+_MOST_SPANS = 700  # of a row, above which each pixel shows what is done most in it
+# name: colour, opacity, whether it stands under the work
+LOOKS: dict[str, tuple[str, float, bool]] = {
+    "forward": ("type5", 0.75, False), "backward": ("type1", 0.75, False), "recompute": ("type3", 0.85, False),
+    "optimizer": ("ink", 0.75, False), "transfer": ("type2", 0.9, True), "gradient sum": ("type4", 0.9, True),
+}  # fmt: skip
+_Parts = dict[str, list[tuple[float, float, Span]]]
+_NAMES = {"F": "forward", "B": "backward", "send": "transfer", "sync": "gradient sum", "optimizer": "optimizer"}
+
+
+def gantt_canvas(scene: Scene, timelines: Mapping[str, Timeline]) -> Canvas:
+    """The named timelines ("measured", "predicted"), the first above the others; replicas that are alike once."""
+    canvas = Canvas(width=WIDTH, title=f"{scene.plan.model}: one step in time, {' above '.join(timelines)}")
+    seconds = max((total_seconds(timeline) for timeline in timelines.values()), default=0.0)
+    scale = (WIDTH - _LABEL - 2 * _MARGIN) / seconds if seconds > 0 else 0.0
+    chart = _Chart(canvas, scale, {name: _rows(timeline) for name, timeline in timelines.items()})
+    chart.legend(any(timeline.spans for timeline in timelines.values()), scene)
+    first = canvas.height
+    gaps = {name: idle_gaps(timeline) for name, timeline in timelines.items()}
+    left = MOST_ROWS // max(1, len(timelines))
+    for lane in scene.lanes:
+        for stage in lane.stages[:left]:
+            left -= 1
+            for i, name in enumerate(timelines):
+                label = f"r{numbers_text(lane.replicas)} s{stage.number} {stage.named}" if i == 0 else ""
+                label = label if len(timelines) == 1 else f"{label} {name}".strip()
+                chart.row(label, name, stage, gaps[name].get(stage.devices[0], ()))
+            canvas.height += _GAP
+        canvas.height += _GAP
+    chart.axis(seconds, first)
+    most = MOST_ROWS // max(1, len(timelines))
+    if len(scene.stages) > most:
+        text = f"the first {most} of {len(scene.stages)} stages; 'hetpipe simulate --trace' writes all"
+        canvas.groups[0].words.append(Words(x=_MARGIN, y=canvas.height, text=text, size=10, colour="faint"))
+        canvas.height += 14
+    return canvas
+
+
+def _rows(timeline: Timeline) -> dict[str, list[Span]]:
+    found: dict[str, list[Span]] = {}
+    for span in timeline.spans:
+        found.setdefault(span.device, []).append(span)
+    return found
+
+
+def _joined(gaps: Sequence[Gap], short: float) -> list[Gap]:
+    """Gaps that touch and are short as one, with the cause of most of it."""
+    runs: list[list[Gap]] = []
+    for gap in gaps:
+        touches = bool(runs) and gap.start - runs[-1][-1].end < 1e-9
+        if touches and max(gap.end - gap.start, runs[-1][-1].end - runs[-1][-1].start) < short:
+            runs[-1].append(gap)
+        else:
+            runs.append([gap])
+    found = []
+    for run in runs:
+        sums = {cause: sum(b - a for a, b, own in run if own == cause) for _, _, cause in run}
+        found.append(Gap(run[0].start, run[-1].end, max(sums, key=lambda cause: sums[cause])))
+    return found
+
+
+class _Chart:
+    def __init__(self, canvas: Canvas, scale: float, rows: Mapping[str, Mapping[str, list[Span]]]) -> None:
+        self.canvas, self.scale, self.rows = canvas, scale, rows
+        self.left = _MARGIN + _LABEL
+        self.few = sum(len(spans) for devices in rows.values() for spans in devices.values()) <= _FEW
+
+    def x(self, seconds: float) -> float:
+        """Where a moment is."""
+        return self.left + seconds * self.scale
+
+    def legend(self, shown: bool, scene: Scene) -> None:
+        """What is what."""
+        group, x, y = self.canvas.groups[0], _MARGIN, 14.0
+        kinds = {_NAMES[span.kind] for devices in self.rows.values() for spans in devices.values() for span in spans}
+        if any(stage.recompute > 0 for _, stage in scene.stages):
+            kinds.add("recompute")
+        entries = [(name, look) for name, look in LOOKS.items() if name in kinds]
+        causes = [cause for cause, share in scene.idle_shares().items() if share > 0]
+        for name, (colour, opacity, _) in entries if shown else ():
+            group.boxes.append(Box(x=x, y=y - 6, width=16, height=12, fill=colour, opacity=opacity))
+            group.words.append(Words(x=x + 22, y=y, text=name, size=10.5))
+            x += 38 + text_width(name, 10.5)
+        y, x = y + 18, _MARGIN
+        for cause in causes:
+            look = Box(x=x, y=y - 6, width=16, height=12, fill="panel", edge="rule", pattern=CAUSE_PATTERNS[cause])
+            group.boxes.append(look)
+            group.words.append(Words(x=x + 22, y=y, text=f"idle: {cause}", size=10.5))
+            x += 38 + text_width(f"idle: {cause}", 10.5)
+        self.canvas.height = y + 16
+
+    def row(self, label: str, name: str, stage: StageScene, gaps: Sequence[Gap]) -> None:
+        """One device of one timeline."""
+        y, spans = self.canvas.height, self.rows[name].get(stage.devices[0], [])
+        sums: dict[str, float] = {}
+        for span in spans:
+            sums[_NAMES[span.kind]] = sums.get(_NAMES[span.kind], 0.0) + span.end - span.start
+        said = ", ".join(f"{kind} {human_seconds(seconds)}" for kind, seconds in sums.items())
+        group = self.canvas.group(f"{name}, stage {stage.number} on {stage.named}: {said}")
+        group.words.append(Words(x=_MARGIN, y=y + _WORK / 2, text=fitting(label, _LABEL - 8, 10), size=10))
+        for a, b, cause in gaps if self.few else _joined(gaps, _PATTERN / self.scale):
+            if (b - a) * self.scale >= (1 if self.few else _PATTERN):
+                tip = f"idle, {cause}: {human_seconds(b - a)}"
+                group.boxes.append(Box(x=self.x(a), y=y, width=(b - a) * self.scale, height=_WORK, fill="panel",
+                                       pattern=CAUSE_PATTERNS[cause], tip=tip))  # fmt: skip
+        again = stage.recompute / (stage.recompute + stage.backward) if stage.recompute > 0 else 0.0
+        parts: _Parts = {}
+        for span in spans:
+            middle = span.start + again * (span.end - span.start) if span.kind == "B" else span.start
+            if middle > span.start:
+                parts.setdefault("recompute", []).append((span.start, middle, span))
+            parts.setdefault(_NAMES[span.kind], []).append((middle, span.end, span))
+        for kind, found in (parts if len(spans) <= _MOST_SPANS else self._coarse(parts)).items():
+            self._draw(group, kind, found, y)
+        self.canvas.height = y + _WORK + _WIRE + 1
+
+    def _coarse(self, parts: _Parts) -> _Parts:
+        """One kind of work for each pixel, that with most of it; what stands under the work is joined where it is nearer."""
+        most: dict[int, dict[str, float]] = {}
+        found: _Parts = {}
+        for kind, spans in parts.items():
+            for a, b, span in spans:
+                if LOOKS[kind][2]:
+                    runs = found.setdefault(kind, [])
+                    near = bool(runs) and (a - runs[-1][1]) * self.scale < 1
+                    runs[-1:] = [(runs[-1][0], max(b, runs[-1][1]), span)] if near else [*runs[-1:], (a, b, span)]
+                    continue
+                for column in range(int(a * self.scale), int(b * self.scale) + 1):
+                    part = min(b * self.scale, column + 1) - max(a * self.scale, column)
+                    kinds = most.setdefault(column, {})
+                    kinds[kind] = kinds.get(kind, 0.0) + part
+        for column, kinds in sorted(most.items()):
+            kind = max(kinds, key=lambda kind: kinds[kind])
+            runs, span = found.setdefault(kind, []), parts[kind][0][2]
+            joined = bool(runs) and abs(runs[-1][1] * self.scale - column) < 1e-6
+            end = (column + 1) / self.scale
+            runs[-1:] = [(runs[-1][0], end, span)] if joined else [*runs[-1:], (column / self.scale, end, span)]
+        return found
+
+    def _draw(self, group: Group, kind: str, found: list[tuple[float, float, Span]], y: float) -> None:
+        colour, opacity, under = LOOKS[kind]
+        top, high = (y + _WORK, _WIRE) if under else (y, _WORK)
+        if self.few:
+            for a, b, span in found:
+                number = "" if span.microbatch is None else f" {span.microbatch}"
+                tip = f"{kind}{number}: {human_seconds(b - a)} from {human_seconds(a)}"
+                width = max((b - a) * self.scale, 0.2)
+                edge = "paper" if width > 3 and not under else "none"
+                group.boxes.append(Box(x=self.x(a), y=top, width=width, height=high, fill=colour, opacity=opacity,
+                                       edge=edge, thickness=0.6, tip=tip))  # fmt: skip
+                if number and not under and text_width(number, 9) <= width:
+                    place = Words(x=self.x(a) + width / 2, y=y + _WORK / 2, text=number.strip(), size=9, anchor="middle",
+                                  colour="night")  # fmt: skip
+                    group.words.append(place)
+            return
+        spans = tuple((self.x(a), self.x(b)) for a, b, _ in found if (b - a) * self.scale > 0.05)
+        total = human_seconds(sum(b - a for a, b, _ in found))
+        if spans:
+            tip = f"{kind}: {total}"
+            group.strips.append(Strip(y=top, height=high, spans=spans, fill=colour, opacity=opacity, tip=tip))
+
+    def axis(self, seconds: float, first: float) -> None:
+        """Round times, as lines down all rows."""
+        group, bottom = self.canvas.groups[0], self.canvas.height
+        for t in ticks(seconds, 8):
+            points = ((self.x(t), first - 4), (self.x(t), bottom))
+            group.lines.append(Line(points=points, colour="rule", thickness=0.75))
+            group.words.append(Words(x=self.x(t), y=bottom + 10, text=human_seconds(t), size=10, anchor="middle", colour="faint"))
+        self.canvas.height = bottom + 24

@@ -1,0 +1,357 @@
+"""The partition, drawn: one lane a replica, one bar a stage, along the seconds of a step.
+
+    replica 0: 64 of 64 samples
+    ┌ node desk ───────────────────────────────────────────────┐
+    │ desk/0 RTX-3090 · layers 0–12          15.4 of 24.0 GiB  │
+    │ ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ limit ╌ │
+    │ █emb█|██0██|██1██|██2██| … |██11██|//fill and drain//|   │  as wide as its time, as high as its memory
+    └──────────────────────────────────────────────────────────┘
+      ↓ 128 MiB, 1.2 s a step
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hetpipe.files.units import human_bytes, human_seconds
+from hetpipe.predict.idle import CAUSES
+from hetpipe.show.picture.canvas import (
+    Box,
+    Canvas,
+    Group,
+    Line,
+    Words,
+    fitting,
+    printable,
+    text_width,
+    wrapped,
+)
+from hetpipe.show.picture.theme import CAUSE_PATTERNS, TYPE_PATTERNS, TYPES, type_colour
+from hetpipe.show.scene import Lane, Scene, StageScene, Tile
+from hetpipe.show.words import (
+    TIGHT,
+    description,
+    devices_text,
+    edge_text,
+    headlines,
+    lane_title,
+    layer_range,
+    memory_text,
+    origin,
+    percent,
+    stage_sentence,
+)
+
+WIDE, NARROW = 960.0, 380.0
+_MARGIN, _FRAME = 12.0, 10.0
+_MOST_HIGH, _LEAST_HIGH, _ALL_HIGH = 80.0, 42.0, 640.0  # heights of the largest device's memory, and of all stages together
+_LEAST, _NAME = 24.0, 13.0  # of a device's memory, of a bar that holds a name in its middle
+_GHOST = 13.0
+_MOST_STAGES = 48  # that are drawn; the table and the text have all
+_FARTHEST = 3.0  # steps that the time axis holds, for an equal split that takes longer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scale:
+    """From seconds (or layers) and bytes to pixels."""
+
+    left: float
+    room: float
+    seconds: float
+    largest: float
+    high: float
+
+    def x(self, seconds: float) -> float:
+        """Where a moment of the step is."""
+        return self.left + min(seconds / self.seconds if self.seconds > 0 else 0.0, 1.0) * self.room
+
+    def heights(self, memory: int | None, limit: int | None) -> tuple[float, float]:
+        """How high a stage's bytes and its device's memory are: the latter by the square root of the bytes, so that small devices
+        are seen beside large ones, and the former as the part of it that they are."""
+        whole = limit or memory
+        if not whole or self.largest <= 0:
+            return _LEAST, _LEAST
+        high = max(_LEAST, self.high * math.sqrt(whole / self.largest))
+        return high * (memory / whole if memory is not None else 1.0), high
+
+
+def partition_canvas(scene: Scene, width: float = WIDE) -> Canvas:
+    """The scene in so many pixels of width."""
+    model = printable(scene.plan.model)
+    canvas = Canvas(width=width, title=f"{model}: who computes what", description=description(scene))
+    _heading(canvas, scene)
+    _legend(canvas, scene)
+    scale = _scale(scene, width)
+    left = _MOST_STAGES
+    for lane in scene.lanes:
+        if left > 0:
+            _lane(canvas, scene, replace(lane, stages=lane.stages[:left]), scale)
+            left -= len(lane.stages)
+    if len(scene.stages) > _MOST_STAGES:
+        text = f"and {len(scene.stages) - _MOST_STAGES} more stages"
+        canvas.groups[0].words.append(Words(x=_MARGIN, y=canvas.height + 12, text=text, size=11.5, colour="faint"))
+        canvas.height += 20
+    if scene.equal is not None:
+        _ghost(canvas, scene, scene.equal, scale)
+    _axis(canvas, scene, scale)
+    return canvas
+
+
+def _scale(scene: Scene, width: float) -> _Scale:
+    sizes = [size for _, stage in scene.stages for size in (stage.memory, stage.limit) if size is not None]
+    left = _MARGIN + _FRAME
+    room = width - 2 * left
+    if scene.seconds is None:
+        longest = float(scene.plan.layer_count)
+    else:
+        equal = scene.equal.seconds if scene.equal is not None and scene.equal.seconds is not None else 0.0
+        longest = max(scene.seconds, min(equal, _FARTHEST * scene.seconds))
+    return _Scale(left=left, room=room, seconds=longest, largest=max(sizes, default=0),
+                  high=min(_MOST_HIGH, max(_LEAST_HIGH, _ALL_HIGH / len(scene.stages))))  # fmt: skip
+
+
+def _colour(scene: Scene, stage: StageScene) -> tuple[str, str]:
+    """The colour and the pattern of a stage's type of device."""
+    kinds = list(scene.memories)
+    place = kinds.index(stage.kind) if stage.kind in kinds else None
+    return type_colour(place), TYPE_PATTERNS[place % TYPES] if place is not None else ""
+
+
+def _heading(canvas: Canvas, scene: Scene) -> None:
+    top, room = canvas.groups[0], canvas.width - 2 * _MARGIN
+    top.words.append(Words(x=_MARGIN, y=22, text=fitting(canvas.title, room / 1.1, 16), size=16, bold=True))
+    y = 44.0
+    for text in (*headlines(scene), origin(scene.plan)):
+        for line in wrapped(text, room, 11.5):
+            top.words.append(Words(x=_MARGIN, y=y, text=line, size=11.5, colour="faint"))
+            y += 16
+    canvas.height = y
+
+
+def _legend(canvas: Canvas, scene: Scene) -> None:
+    """Types of device, then causes of idle time, in as many lines as they need."""
+    kinds, entries = list(scene.memories), list[tuple[Box, str]]()
+    swatch = Box(x=0, y=0, width=16, height=12)
+    for kind in scene.types():
+        place = kinds.index(kind)
+        look = replace(swatch, fill=type_colour(place), opacity=0.45, pattern=TYPE_PATTERNS[place % TYPES])
+        entries.append((replace(look, edge=type_colour(place)), f"{kind}, {human_bytes(scene.memories[kind])}"))
+    if any(stage.optimizer > 0 for _, stage in scene.stages):
+        entries.append((replace(swatch, fill="ink", opacity=0.75), "optimizer"))
+    for cause, share in scene.idle_shares().items():
+        if share >= 0.0005:
+            look = replace(swatch, fill="rule", opacity=0.3, pattern=CAUSE_PATTERNS[cause], edge="rule")
+            entries.append((look, f"idle: {cause}, {percent(share)}"))
+    top, x, y = canvas.groups[0], _MARGIN, canvas.height + 6
+    for box, name in entries:
+        wide = 22 + text_width(name, 10.5) + 16
+        if x > _MARGIN and x + wide > canvas.width - _MARGIN:
+            x, y = _MARGIN, y + 18
+        top.boxes.append(replace(box, x=x, y=y - 6))
+        top.words.append(Words(x=x + 22, y=y, text=name, size=10.5))
+        x += wide
+    canvas.height = y + (18 if entries else 4)
+
+
+def _lane(canvas: Canvas, scene: Scene, lane: Lane, scale: _Scale) -> None:
+    top, room = canvas.groups[0], canvas.width - 2 * _MARGIN
+    y = canvas.height + 12
+    for line in wrapped(lane_title(lane, scene), room / 1.1, 12.5):
+        top.words.append(Words(x=_MARGIN, y=y, text=line, size=12.5, bold=True, clear=True))
+        y += 17
+    y -= 3
+    frame = 0.0
+    for s, stage in enumerate(lane.stages):
+        alone = s == 0 or lane.stages[s - 1].node != stage.node
+        if alone and stage.node:
+            frame, y = y, y + 18
+            more = f" and {lane.count - 1} alike" if lane.count > 1 else ""
+            name = fitting(f"node {stage.node}{more}", room - 2 * _FRAME, 10)
+            top.words.append(Words(x=_MARGIN + _FRAME, y=y - 8, text=name, size=10, colour="faint"))
+        y = _stage(canvas, scene, lane, stage, scale, y)
+        last = s + 1 == len(lane.stages) or lane.stages[s + 1].node != stage.node
+        if last and stage.node:
+            y += 4
+            around = Box(x=_MARGIN, y=frame, width=room, height=y - frame, edge="rule", round=5)
+            top.boxes.append(around)
+        if stage.edge is not None:
+            y = _edge(top, stage, scale, y)
+    canvas.height = y + 6
+
+
+def _edge(top: Group, stage: StageScene, scale: _Scale, y: float) -> float:
+    assert stage.edge is not None
+    a, b = stage.edge.between
+    where = f"inside {a}" if a == b else f"{a} to {b}"
+    x = scale.left + 8
+    top.lines.append(Line(points=((x, y + 2), (x, y + 18)), thickness=1.5))
+    top.lines.append(Line(points=((x - 4, y + 13), (x, y + 18), (x + 4, y + 13)), thickness=1.5))
+    top.words.append(Words(x=x + 12, y=y + 10, text=f"{edge_text(stage.edge)}, {where}", size=10, colour="faint", clear=True))
+    return y + 22
+
+
+def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: _Scale, y: float) -> float:
+    """One stage from height y on; where it ends."""
+    group = canvas.group(stage_sentence(scene, lane, stage), f"{lane.replicas[0]}.{stage.number}")
+    y = _stage_labels(canvas, group, scene, lane, stage, scale, y)
+    bar, limit = scale.heights(stage.memory, stage.limit)
+    top, base = y, y + max(bar, limit) + 3
+    colour, pattern = _colour(scene, stage)
+    end = scale.x(scene.seconds) if scene.seconds is not None else 0.0
+    if stage.limit is not None and end:  # what the device has
+        group.boxes.append(Box(x=scale.left, y=base - limit, width=end - scale.left, height=limit, fill="panel"))
+    at = _tiles(group, scene, stage, scale, base, bar, limit)
+    start = scale.x(0.0 if stage.forward is not None else stage.layers[0])
+    whole = Box(x=start, y=base - bar, width=at - start, height=bar)
+    edge = ("limit", 2.5) if stage.limits_step else (colour, 1.5)
+    strip = replace(whole, width=min(6.0, whole.width), fill=colour, opacity=0.55, pattern=pattern)
+    group.boxes += [strip, replace(whole, edge=edge[0], thickness=edge[1])]
+    idle = 0.0
+    for cause in CAUSES:
+        if (seconds := stage.idle.get(cause, 0.0)) > 0:
+            x, to = scale.x(stage.busy + idle), scale.x(stage.busy + idle + seconds)
+            tip = f"idle, {cause}: {human_seconds(seconds)}"
+            waiting = Box(x=x, y=base - bar, width=to - x, height=bar, fill="rule", opacity=0.3, tip=tip)
+            group.boxes.append(replace(waiting, pattern=CAUSE_PATTERNS[cause]))
+            idle += seconds
+    _marks(group, scene, scale, top, base)
+    if stage.limit is not None and stage.memory is not None:
+        right = end or at
+        group.lines.append(Line(points=((scale.left, base - limit), (right, base - limit)), dashed=True))
+    return base + 6
+
+
+def _marks(group: Group, scene: Scene, scale: _Scale, top: float, bottom: float) -> None:
+    """The end of the step, and the bound, over what stands between these heights."""
+    for seconds, colour, dashed in ((scene.seconds, "ink", False), (scene.bound, "limit", True)):
+        if seconds is not None and scene.seconds is not None:
+            x = scale.x(seconds)
+            group.lines.append(Line(points=((x, top), (x, bottom)), colour=colour, dashed=dashed, thickness=1.4))
+
+
+def _stage_labels(
+    canvas: Canvas, group: Group, scene: Scene, lane: Lane, stage: StageScene, scale: _Scale, y: float
+) -> float:
+    """Who it is, what it has and how full it is: on one line where that has room, else on two; where they end."""
+    many = "layers" if len(stage.tiles) > 1 else "layer"
+    who = f"{devices_text(lane, stage)} · {many} {layer_range(stage.layers)}"
+    if stage.recomputed:
+        who += ", recomputed"
+    facts = [f"{percent(stage.work)} of the work"]
+    if stage.forward is not None and scene.seconds:
+        facts.append(f"{human_seconds(stage.busy)}, {percent(stage.busy / scene.seconds)} busy")
+    if memory := memory_text(stage):
+        facts.append(memory)
+    tight = stage.fullness is not None and stage.fullness >= TIGHT
+    marks = [name for name, so in (("limits the step", stage.limits_step), ("memory tight", tight)) if so]
+    right, size = " · ".join([*facts, *marks]), 11.0
+    colour = "limit" if marks else "faint"
+    room = scale.room
+    group.words.append(Words(x=scale.left, y=y + 8, text=fitting(who, room / 1.1, size), size=size, bold=True, clear=True))
+    if text_width(who, size, bold=True) + text_width(right, 10.5) + 12 <= room:
+        group.words.append(Words(x=scale.left + room, y=y + 8, text=right, size=10.5, anchor="end", colour=colour, clear=True))
+        return y + 18
+    for line in wrapped(right, room, 10.5) if right else ():
+        y += 14
+        group.words.append(Words(x=scale.left, y=y + 8, text=line, size=10.5, colour=colour, clear=True))
+    return y + 18
+
+
+def _tiles(group: Group, scene: Scene, stage: StageScene, scale: _Scale, base: float, height: float, limit: float) -> float:
+    """The layers, and behind them the optimizer, from height `base` up; where they end. Names stand above a bar that is low, if
+    there is room below the limit."""
+    y, room = base - height, max(height, _NAME)
+    done, colour = 0.0, _colour(scene, stage)[0]
+    first = float(stage.layers[0]) if stage.forward is None else 0.0
+    at = scale.x(first)
+    for i, tile in enumerate(stage.tiles):
+        done += tile.seconds if tile.seconds is not None else 1.0
+        end = scale.x(first + done)
+        tip = f"layer {tile.layer}" + (f": {tile.name}" if tile.name != str(tile.layer) else "")
+        tip += f" ({tile.part})" if _unsaid(tile) else ""
+        tip += f", {human_seconds(tile.seconds)} a step" if tile.seconds is not None else ""
+        special = {"edge": "ink", "thickness": 1.0} if tile.part else {}
+        box = Box(x=at, y=y, width=end - at, height=height, fill=colour, opacity=0.5 if i % 2 else 0.32, tip=tip)
+        group.boxes.append(replace(box, **special))  # type: ignore[arg-type]
+        left = 7.0 if i == 0 else 1.0
+        part = tile.part if _unsaid(tile) else ""
+        if words := _inside(tile.name, part, str(tile.layer), end - at - left - 1, room):
+            over = base - _NAME / 2 if limit < height + _NAME else y - _NAME / 2
+            middle = y + height / 2 if height >= _NAME else over
+            group.words.append(replace(words, x=(at + left + end) / 2, y=middle))
+        at = end
+    if stage.optimizer > 0:
+        end = scale.x(stage.busy)
+        tip = f"optimizer, {human_seconds(stage.optimizer)} a step"
+        group.boxes.append(Box(x=at, y=y, width=end - at, height=height, fill="ink", opacity=0.75, tip=tip))
+        at = end
+    return at
+
+
+def _unsaid(tile: Tile) -> bool:
+    """Whether a layer's name does not say already that it is the embedding, or the head."""
+    return bool(tile.part) and tile.part[:4] not in tile.name.lower()
+
+
+def _inside(name: str, part: str, index: str, width: float, height: float) -> Words | None:
+    """A tile's name where all of it fits, across or upright; else what part it is, its end, or its number."""
+    across = Words(x=0, y=0, text="", size=10, anchor="middle")
+    for text in (f"{name} ({part})" if part else name, name, part):
+        if text and text_width(text, 10) <= width:
+            return replace(across, text=text)
+    for text in (name, part):
+        if text and width >= 12 and text_width(text, 9) <= height - 4:
+            return replace(across, text=text, size=9, upright=True)
+    if short := fitting(name, width, 10, least=8):
+        return replace(across, text=short)
+    if text_width(index, 10) <= width:
+        return replace(across, text=index)
+    return replace(across, text=index, size=9, upright=True) if width >= 11 and text_width(index, 9) <= height - 4 else None
+
+
+def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: _Scale) -> None:
+    """The equal split, thin and grey, at the same scale."""
+    top, y = canvas.groups[0], canvas.height + 16
+    text = f"Beneath, at the same scale: the equal split ({equal.plan.partitioner})"
+    if equal.seconds is not None and scene.seconds:
+        text += f", {human_seconds(equal.seconds)} a step"
+    for line in wrapped(text, (canvas.width - 2 * _MARGIN) / 1.1, 11.5):
+        top.words.append(Words(x=_MARGIN, y=y, text=line, size=11.5, bold=True, colour="faint", clear=True))
+        y += 15
+    rows = equal.stages[:_MOST_STAGES]
+    for lane, stage in rows:
+        group = canvas.group(f"equal split: {stage_sentence(equal, lane, stage)}")
+        end, right = scale.x(stage.busy), scale.x(equal.seconds or 0.0)
+        group.boxes.append(Box(x=scale.left, y=y, width=end - scale.left, height=_GHOST, fill="faint", opacity=0.35))
+        group.boxes.append(Box(x=end, y=y, width=max(0.0, right - end), height=_GHOST, fill="panel", edge="rule", thickness=0.5))
+        name = f"{devices_text(lane, stage)} · {layer_range(stage.layers)}: {human_seconds(stage.busy)}"
+        shown = fitting(name, scale.room - 8, 9.5)
+        group.words.append(Words(x=scale.left + 4, y=y + _GHOST / 2, text=shown, size=9.5))
+        y += _GHOST + 3
+    _marks(canvas.group(), scene, scale, y - (_GHOST + 3) * len(rows), y)
+    canvas.height = y
+
+
+def _axis(canvas: Canvas, scene: Scene, scale: _Scale) -> None:
+    """The names of the end of the step and of the bound, below their lines."""
+    group, y = canvas.group(), canvas.height
+    high = "height: memory as part of the device's (its limit: dashed, by the square root of its bytes)"
+    text = f"width: number of layers; {high}"
+    if scene.seconds is not None:
+        text = f"width: seconds of a step; {high}"
+        marks = [(scene.seconds, f"step {human_seconds(scene.seconds)}", False)]
+        if scene.bound is not None:
+            marks.append((scene.bound, f"bound {human_seconds(scene.bound)}", True))
+        for i, (seconds, name, dashed) in enumerate(marks):
+            x = scale.x(seconds)
+            colour = "limit" if dashed else "ink"
+            wide = text_width(name, 10.5, bold=True)
+            middle = min(max(x, _MARGIN + wide / 2), canvas.width - _MARGIN - wide / 2)
+            height = y + 13 + 14 * i
+            group.words.append(Words(x=middle, y=height, text=name, size=10.5, anchor="middle", bold=True, colour=colour))
+        y += 14 * len(marks)
+    for line in wrapped(text, canvas.width - 2 * _MARGIN, 10):
+        y += 14
+        group.words.append(Words(x=_MARGIN, y=y, text=line, size=10, colour="faint"))
+    canvas.height = y + 14

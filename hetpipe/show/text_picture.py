@@ -1,0 +1,117 @@
+"""The partition as text, for a terminal of 80 columns or more.
+
+    replica 0: 64 of 64 samples (64 × 1)
+    s0 desk/0 RTX-3090 · layers 0–12 · 15.4 of 24.0 GiB, 64 %
+    █▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓██o//\\.│
+    computes 12.6 s (forward 3.41 s, backward 9.21 s); idle 1.2 s (link 901 ms)
+    ↓ 1.00 GiB, 901 ms a step, desk to old
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from hetpipe.files.units import human_seconds
+from hetpipe.predict.idle import CAUSES, Cause
+from hetpipe.show.picture.canvas import printable
+from hetpipe.show.picture.theme import COLOURS, type_colour
+from hetpipe.show.scene import Lane, Scene, StageScene
+from hetpipe.show.words import (
+    devices_text,
+    edge_text,
+    headlines,
+    idle_text,
+    lane_title,
+    layer_range,
+    memory_text,
+    origin,
+    percent,
+    work_text,
+)
+
+LETTERS: dict[Cause, str] = {"fill and drain": "/", "slower stage": "\\", "link": ".", "gradient sum": "+", "overhead": "-"}
+_LEAST = 40  # columns
+
+
+@dataclass(frozen=True)
+class TextPicture:
+    """A scene for `rich` to print, as wide as the terminal, at most `width`."""
+
+    scene: Scene
+    width: int = 100
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        scene, width = self.scene, max(_LEAST, min(self.width, options.max_width))
+        yield Text(printable(f"{scene.plan.model}: {origin(scene.plan)}"), style="bold")
+        yield from map(Text, headlines(scene))
+        for lane in scene.lanes:
+            yield Text("\n" + lane_title(lane, scene), style="bold")
+            for stage in lane.stages:
+                yield from self._stage(lane, stage, width - 1)
+        if scene.equal is not None and scene.equal.seconds is not None:
+            equal = f"{scene.equal.plan.partitioner}): {human_seconds(scene.equal.seconds)} a step"
+            yield Text(f"\nthe equal split ({equal}", style="dim")
+            for _, stage in scene.equal.stages:
+                yield _bar(scene.equal, stage, self._seconds, width - 1, ghost=True)
+        yield self._legend()
+
+    @property
+    def _seconds(self) -> float:
+        scene = self.scene
+        equal = scene.equal.seconds if scene.equal is not None and scene.equal.seconds is not None else 0.0
+        return max(scene.seconds or 0.0, equal)
+
+    def _stage(self, lane: Lane, stage: StageScene, width: int) -> RenderResult:
+        many = "layers" if len(stage.tiles) > 1 else "layer"
+        parts = [f"s{stage.number} {devices_text(lane, stage)}", f"{many} {layer_range(stage.layers)}",
+                 f"{percent(stage.work)} of the work", memory_text(stage)]  # fmt: skip
+        heading = Text(printable(" · ".join(part for part in parts if part)))
+        if stage.recomputed:
+            heading.append(" · recomputed")
+        if stage.limits_step:
+            heading.append(" · limits the step", style="bold yellow")
+        yield heading
+        yield _bar(self.scene, stage, self._seconds, width)
+        if stage.forward is not None:
+            work = ", ".join(f"{name} {seconds}" for name, seconds in work_text(stage))
+            idle = ", ".join(f"{cause} {seconds}" for cause, seconds in idle_text(stage))
+            text = f"computes {human_seconds(stage.busy)} ({work}); idle {human_seconds(stage.idle_total)}"
+            yield Text(text + (f" ({idle})" if idle else ""), style="dim")
+        if stage.edge is not None:
+            a, b = stage.edge.between
+            yield Text(f"↓ {edge_text(stage.edge)}, {f'inside {a}' if a == b else f'{a} to {b}'}", style="dim")
+
+    def _legend(self) -> Text:
+        shares = self.scene.idle_shares()
+        causes = "  ".join(f"{LETTERS[cause]} {cause}" for cause in CAUSES if shares.get(cause, 0.0) > 0)
+        if self.scene.seconds is None:
+            return Text("\none column or more a layer: █ ▓ in turn", style="dim")
+        ends = "│ end of the step" + ("  ¦ bound" if self.scene.bound is not None else "")
+        return Text(f"\n█ ▓ layers in turn  o optimizer  {causes}  {ends}", style="dim")
+
+
+def _bar(scene: Scene, stage: StageScene, seconds: float, width: int, *, ghost: bool = False) -> Text:
+    """A stage along the seconds of the step: its layers in turn, its optimizer, its idle time by cause."""
+    if stage.forward is None:
+        scale, parts = width / scene.plan.layer_count, [(" ", "", float(stage.layers[0]))]
+        parts += [("▓" if i % 2 else "█", "", 1.0) for i in range(len(stage.tiles))]
+    else:
+        scale = (width - 1) / seconds if seconds > 0 else 0.0
+        kinds = list(scene.memories)
+        place = kinds.index(stage.kind) if stage.kind in kinds else None
+        colour = "dim" if ghost else COLOURS[type_colour(place)][0]
+        parts = [("▓" if i % 2 else "█", colour, tile.seconds or 0.0) for i, tile in enumerate(stage.tiles)]
+        parts.append(("o", colour, stage.optimizer))
+        parts += [(LETTERS[cause], "dim", stage.idle.get(cause, 0.0)) for cause in CAUSES]
+    text, done = Text(no_wrap=True, overflow="crop"), 0.0
+    for letter, colour, part in parts:
+        text.append(letter * (round((done + part) * scale) - round(done * scale)), style=colour)
+        done += part
+    if stage.forward is not None:
+        text.append("│")
+        if scene.bound is not None and not ghost and (at := round(scene.bound * scale)) < len(text) - 1:
+            text = Text.assemble(text[:at], Text("¦", style="bold"), text[at + 1 :], no_wrap=True, overflow="crop")
+    return text

@@ -1,0 +1,253 @@
+"""A plan in words: what each stage does, what limits the step, and why; the same sentences in every picture and page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from hetpipe.files.units import human_bytes, human_seconds, three_digits
+from hetpipe.predict.idle import CAUSES, Cause
+from hetpipe.show.scene import Edge, Lane, Scene, StageScene, lane_name, numbers_text
+from hetpipe.spec.plan import Plan
+
+TIGHT = 0.9  # of a device's memory
+FEW_STAGES = 6  # up to which each has a sentence of its own
+PROOFS = {
+    "exhaustive": "the whole class of plans was searched",
+    "search-bound": "no plan of the class that was searched is below it",
+    "fluid": "no plan of any kind is below it",
+}
+_WAITS: dict[Cause, str] = {
+    "fill and drain": "while pipelines fill and drain", "slower stage": "waiting for slower stages",
+    "link": "waiting for messages on links", "gradient sum": "while gradients are summed",
+    "overhead": "between actions",
+}  # fmt: skip
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 sample`, `2 samples`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def percent(part: float) -> str:
+    """`7.1 %`, `43 %`."""
+    return f"{100 * part:.0f} %" if part >= 0.0995 or part == 0 else f"{100 * part:.1f} %"
+
+
+def layer_range(layers: tuple[int, int]) -> str:
+    """The layers of a stage, first to last, both included: `0–8`, or `9` where it is one."""
+    lo, hi = layers
+    return f"{lo}–{hi - 1}" if hi - lo > 1 else f"{lo}"
+
+
+def share_text(sizes: Sequence[int]) -> str:
+    """Number of micro-batches × size, and a lone one by its size: `9 × 4 + 3`."""
+    runs = [(len(list(group)), size) for size, group in groupby(sizes)]
+    if len(runs) > 4:
+        return f"{len(sizes)} × {min(sizes)} to {max(sizes)}"
+    return " + ".join(f"{size}" if count == 1 < len(runs) else f"{count} × {size}" for count, size in runs)
+
+
+def origin(plan: Plan) -> str:
+    """What a plan is for and from: `64 samples a step, 1f1b, planned by chain`."""
+    by = plan.partitioner if plan.partitioner.startswith("by ") else f"by {plan.partitioner}"
+    return f"{counted(plan.global_batch, 'sample')} a step, {plan.schedule}, planned {by}"
+
+
+def stage_key(lane: Lane, stage: StageScene) -> str:
+    """`r0 s1`, or `r0–31 s1`."""
+    return f"r{numbers_text(lane.replicas)} s{stage.number}"
+
+
+def lane_title(lane: Lane, scene: Scene) -> str:
+    """`32 × replicas 0–31: 8 of 256 samples each (2 × 4)`."""
+    many, each = (f"{lane.count} × ", " each") if lane.count > 1 else ("", "")
+    return f"{many}{lane_name(lane)}: {lane.samples} of {scene.plan.global_batch} samples{each} ({share_text(lane.sizes)})"
+
+
+def devices_text(lane: Lane, stage: StageScene) -> str:
+    """`n0/1 RTX-2080`; of alike replicas, the first one's and how many more."""
+    more = f" (and {lane.count - 1} alike)" if lane.count > 1 else ""
+    return f"{stage.named} {stage.kind}".strip() + more
+
+
+def memory_text(stage: StageScene, *, part: bool = True) -> str:
+    """`6.07 of 8.00 GiB, 76 %` (without the last, `part`): as much of it as is known."""
+    if stage.memory is None:
+        return human_bytes(stage.limit) if stage.limit is not None else ""
+    if stage.limit is None or stage.fullness is None:
+        return human_bytes(stage.memory)
+    used, limit = human_bytes(stage.memory), human_bytes(stage.limit)
+    used = used.removesuffix(limit[limit.index(" ") :])
+    return f"{used} of {limit}" + (f", {percent(stage.fullness)}" if part else "")
+
+
+def work_text(stage: StageScene) -> list[tuple[str, str]]:
+    """(what it computes, seconds of a step)."""
+    parts = (("forward", stage.forward or 0.0), ("backward", stage.backward), ("recompute", stage.recompute),
+             ("optimizer", stage.optimizer))  # fmt: skip
+    return [(name, human_seconds(seconds)) for name, seconds in parts if seconds > 0]
+
+
+def idle_text(stage: StageScene) -> list[tuple[str, str]]:
+    """(why it is idle, seconds of a step)."""
+    return [(cause, human_seconds(stage.idle[cause])) for cause in CAUSES if stage.idle.get(cause, 0.0) > 0]
+
+
+def edge_text(edge: Edge) -> str:
+    """`128 MiB, 1.2 s a step`."""
+    return f"{human_bytes(edge.bytes)}, {human_seconds(edge.seconds)} a step"
+
+
+def stage_sentence(scene: Scene, lane: Lane, stage: StageScene) -> str:
+    """All that is known of a stage, for those who do not see the picture, and for a mouse or a focus that rests on it."""
+    layers = f"layers {layer_range(stage.layers)}" if len(stage.tiles) > 1 else f"layer {layer_range(stage.layers)}"
+    work = f"{percent(stage.work)} of the work{' each' if lane.count > 1 else ''}"
+    parts = [f"{lane_name(lane)} stage {stage.number} on {devices_text(lane, stage)}: {layers}, {work}"]
+    if stage.forward is not None and scene.seconds:
+        inside = ", ".join(f"{name} {seconds}" for name, seconds in work_text(stage))
+        parts.append(f"computes {human_seconds(stage.busy)} of {human_seconds(scene.seconds)} ({inside})")
+        idle = ", ".join(f"{cause} {seconds}" for cause, seconds in idle_text(stage))
+        parts.append(f"idle {human_seconds(stage.idle_total)}" + (f" ({idle})" if idle else ""))
+    if memory := memory_text(stage):
+        parts.append(f"memory {memory}")
+    if stage.edge is not None:
+        parts.append(f"sends and gets {edge_text(stage.edge)}")
+    if stage.recomputed:
+        parts.append("recomputes activations")
+    if stage.limits_step:
+        parts.append("limits the step")
+    return "; ".join(parts)
+
+
+def idle_line(scene: Scene) -> str:
+    """`11 % of device time is idle: 7.1 % while pipelines fill and drain, …`; empty where no times are known."""
+    shares = scene.idle_shares()
+    if not shares:
+        return ""
+    parts = [f"{percent(share)} {_WAITS[cause]}" for cause, share in shares.items() if share >= 0.0005]
+    return f"{percent(sum(shares.values()))} of device time is idle" + (f": {', '.join(parts)}" if parts else "")
+
+
+def limit_line(scene: Scene) -> str:
+    """Which device limits the step; empty where no times are known."""
+    if not scene.limiting or not scene.seconds:
+        return ""
+    lane, stage = scene.limiting[0]
+    share, many = stage.busy / scene.seconds, len(scene.limiting) * lane.count > 1
+    names = ", ".join(dict.fromkeys(devices_text(own, s) for own, s in scene.limiting[:3]))
+    names += f" and {len(scene.limiting) - 3} more" if len(scene.limiting) > 3 else ""
+    if share < 0.5:
+        return f"No device limits the step: even {names} computes for only {percent(share)} of it"
+    verb = "limit the step: they compute" if many else "limits the step: it computes"
+    return f"{names} {verb} for {percent(share)} of it"
+
+
+def memory_line(scene: Scene) -> str:
+    """Which device's memory is fullest; empty where that is not known."""
+    full = [(stage.fullness, lane, stage) for lane, stage in scene.stages if stage.fullness is not None]
+    if not full:
+        return ""
+    _, lane, stage = max(full, key=lambda item: item[0])
+    return f"Memory is fullest on {devices_text(lane, stage)}: {memory_text(stage)}"
+
+
+def step_line(scene: Scene) -> str:
+    """`13.8 s a step, 4.63 samples/s, 1.70 × as fast as the equal split (even: 23.4 s)`."""
+    if scene.seconds is None:
+        predicted = scene.plan.predicted
+        return f"{human_seconds(predicted.step_seconds)} a step, as predicted" if predicted is not None else "no prediction"
+    text = f"{human_seconds(scene.seconds)} a step"
+    if scene.seconds > 0:
+        text += f", {three_digits(scene.plan.global_batch / scene.seconds)} samples/s"
+    if scene.speedup is not None and scene.equal is not None and scene.equal.seconds is not None:
+        equal = f"{scene.equal.plan.partitioner}: {human_seconds(scene.equal.seconds)}"
+        text += f", {three_digits(scene.speedup)} × as fast as the equal split ({equal})"
+    return text
+
+
+def bound_line(scene: Scene) -> str:
+    """`bound 13.1 s, gap 5.3 %: no plan of any kind is below it`; empty where none is known."""
+    predicted = scene.plan.predicted
+    if predicted is None or predicted.lower_bound_seconds is None:
+        return ""
+    priced = predicted.lower_bound_price_per_million_samples is not None
+    proof = "fluid" if priced else predicted.proof
+    gap = f", gap {percent(predicted.gap)}" if predicted.gap is not None and not priced else ""
+    return f"lower bound {human_seconds(predicted.lower_bound_seconds)}{gap}" + (f" ({PROOFS[proof]})" if proof else "")
+
+
+def headlines(scene: Scene) -> list[str]:
+    """What stands over a picture: speed, bound, what limits, memory, idle time; as much of it as is known."""
+    lines = (step_line, bound_line, limit_line, memory_line, idle_line)
+    return [text for line in lines if (text := line(scene))]
+
+
+def description(scene: Scene) -> str:
+    """The whole picture as lines of text."""
+    lines = [f"{scene.plan.model}: {origin(scene.plan)}", *headlines(scene)]
+    for lane in scene.lanes:
+        lines.append(lane_title(lane, scene))
+        lines += [stage_sentence(scene, lane, stage) for stage in lane.stages]
+    return "\n".join(lines)
+
+
+def in_words(scene: Scene) -> list[str]:
+    """Sentences that say who gets what, and why; what limits the step; what is lost; what an equal split would lose."""
+    plan, layers = scene.plan, scene.plan.layer_count
+    pipelines = counted(len(plan.replicas), "pipeline") + (" side by side" if len(plan.replicas) > 1 else "")
+    first = f"{plan.model} runs as {pipelines} on {counted(scene.device_count, 'device')}: {step_line(scene)}."
+    found = [first, *_shares(scene, layers)]
+    if limit := limit_line(scene):
+        found.append(f"{limit}.")
+    if idle := idle_line(scene):
+        found.append(f"{idle}.")
+    if memory := memory_line(scene):
+        found.append(f"{memory}.")
+    if scene.unused:
+        names = ", ".join(f"{count} × {kind}" for kind, count in scene.unused.items())
+        found.append(f"Unused: {names}; no plan that was tried is faster with them.")
+    if bound := bound_line(scene):
+        found.append(f"What is proven: {bound}.")
+    return found
+
+
+def _shares(scene: Scene, layers: int) -> list[str]:
+    """What each stage gets, most work first; by type where there are many stages."""
+    fastest = min(scene.speeds, key=lambda kind: scene.speeds[kind], default="")
+    total = scene.plan.global_batch
+    if len(scene.stages) <= FEW_STAGES:
+        order = sorted(scene.stages, key=lambda item: -item[1].work)
+        return [
+            f"{devices_text(lane, stage)} gets {len(stage.tiles)} of {counted(layers, 'layer')} and {lane.samples} of {total} "
+            f"samples{' each' if lane.count > 1 else ''}, {percent(stage.work)} of the work{_because(scene, stage, fastest)}."
+            for lane, stage in order
+        ]
+    found = []
+    for kind in scene.types() or [""]:
+        mine = [(lane, stage) for lane, stage in scene.stages if stage.kind == kind]
+        work = sum(lane.count * stage.work for lane, stage in mine)
+        number = sum(lane.count * len(stage.devices) for lane, stage in mine)
+        counts, samples = {len(stage.tiles) for _, stage in mine}, {lane.samples for lane, _ in mine}
+        fullest = max((stage for _, stage in mine), key=lambda stage: stage.fullness or 0.0)
+        found.append(
+            f"{counted(number, 'device')} of type {kind or 'unknown'} {'do' if number > 1 else 'does'} "
+            f"{percent(work)} of the work: {_span(counts)} of {layers} layers and {_span(samples)} of {total} "
+            f"samples each{_because(scene, fullest, fastest)}."
+        )
+    return found
+
+
+def _span(values: set[int]) -> str:
+    return f"{min(values)}" if len(values) == 1 else f"{min(values)} to {max(values)}"
+
+
+def _because(scene: Scene, stage: StageScene, fastest: str) -> str:
+    reasons = []
+    if stage.kind in scene.speeds and len(scene.speeds) > 1:
+        times = scene.speeds[stage.kind] / scene.speeds[fastest] if scene.speeds[fastest] > 0 else 1.0
+        slower = f"it takes {three_digits(times)} × as long as {fastest} for the same work"
+        reasons.append("it is the fastest type" if stage.kind == fastest or times < 1.005 else slower)
+    if stage.fullness is not None and stage.fullness >= TIGHT:
+        reasons.append(f"its memory is {percent(stage.fullness)} full")
+    return f", because {' and '.join(reasons)}" if reasons else ""

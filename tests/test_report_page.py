@@ -1,0 +1,160 @@
+"""The report in a real browser: sections, no errors, nothing asked for, keyboard, slider. Skipped where there is no browser."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hetpipe.cli.commands import app
+from hetpipe.files.units import human_seconds
+from hetpipe.planning.alternatives import moved_plan
+from hetpipe.predict.timeline import Timeline
+from hetpipe.show.draw import Given, draw_plan
+from hetpipe.show.page.report import TITLES
+from tests.plans_shown import demo, many, three
+
+pytestmark = pytest.mark.slow
+SECTIONS = set(TITLES) - {"price", "measured", "front", "proof"}  # which not every plan has
+PLANS = {"three": (three, SECTIONS | {"price", "proof"}), "demo": (demo, SECTIONS | {"measured"}), "many": (many, SECTIONS)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no chromium is installed")
+    with playwright.sync_playwright() as running:
+        found = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Given, Path, set[str]]:
+    make, sections = PLANS[request.param]
+    shown = make()
+    if request.param == "demo":
+        measured = shown.predicted()
+        shown = Given(plan=shown.plan, profile=shown.profile, cluster=shown.cluster, measured=measured)
+    path = tmp_path_factory.mktemp(request.param) / "report.html"
+    draw_plan(shown, path)
+    return shown, path, sections
+
+
+def opened(browser: Any, path: Path, width: int, scheme: str) -> tuple[Any, list[str], list[str]]:
+    """The page, what its console says, and what it asks for beside itself."""
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"file://{path}")
+    return page, said, [url for url in asked if url != f"file://{path}" and not url.startswith("data:")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_every_section_is_there_nothing_fails_and_nothing_is_asked_for(
+    browser: Any, report: tuple[Given, Path, set[str]], width: int, scheme: str
+) -> None:
+    _, path, sections = report
+    page, said, asked = opened(browser, path, width, scheme)
+    assert said == []
+    assert asked == []
+    assert {section.get_attribute("id") for section in page.query_selector_all("main > section")} == sections
+    assert all(section.inner_text().strip() for section in page.query_selector_all("main > section"))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (dark == "rgb(255, 255, 255)") == (scheme == "light")
+    unnamed = page.evaluate("""[...document.querySelectorAll('[tabindex], input, select, section, svg[role=group]')].filter(
+        e => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.labels?.length)).length""")
+    assert unnamed == 0
+    assert path.stat().st_size < 1_000_000
+    page.close()
+
+
+def test_focus_by_keyboard_shows_the_layers_of_each_stage(browser: Any, report: tuple[Given, Path, set[str]]) -> None:
+    shown, path, _ = report
+    page, _, _ = opened(browser, path, 1280, "light")
+    seen: dict[str, str] = {}
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        key = page.evaluate("document.activeElement.dataset.stage ?? ''")
+        if key:
+            seen[key] = page.inner_text("#details")
+        elif page.evaluate("document.activeElement.id") == "cut":
+            break
+    assert seen
+    assert shown.profile is not None
+    for key, text in seen.items():
+        r, s = map(int, key.split("."))
+        lo, hi = shown.plan.replicas[r].stages[s].layers
+        assert all(layer.name in text for layer in shown.profile.layers[lo:hi])
+    page.close()
+
+
+def test_a_mouse_on_a_stage_shows_its_layers(browser: Any, report: tuple[Given, Path, set[str]]) -> None:
+    _, path, _ = report
+    page, _, _ = opened(browser, path, 1280, "light")
+    page.hover(".wide [data-stage='0.0'] rect[fill-opacity]", force=True)
+    assert "0 embed" in page.inner_text("#details")
+    page.close()
+
+
+def test_the_slider_says_what_simulate_says_of_that_plan(
+    browser: Any, report: tuple[Given, Path, set[str]], tmp_path: Path
+) -> None:
+    shown, path, _ = report
+    assert shown.profile is not None
+    assert shown.cluster is not None
+    shown.profile.save(tmp_path / "profile.json")
+    shown.cluster.save(tmp_path / "cluster.json")
+    page, _, _ = opened(browser, path, 1280, "light")
+    cuts = json.loads(page.inner_text("#cuts") or page.evaluate("document.getElementById('cuts').textContent"))
+    chosen = page.evaluate("document.getElementById('moved').dataset.seconds")
+    assert float(chosen) == pytest.approx(simulated(shown, tmp_path, (), 0, 0))
+    for value, cut in enumerate(cuts):
+        page.select_option("#cut", str(value))
+        match = re.match(r"r([0-9]+)(?:–([0-9]+))?: between s([0-9]+)", cut["name"])
+        assert match is not None
+        group = range(int(match[1]), int(match[2] or match[1]) + 1)
+        for position in (0, len(cut["moves"]) - 1):
+            page.evaluate(f"""(() => {{ const s = document.getElementById('by'); s.value = {position};
+                s.dispatchEvent(new Event('input')); }})()""")
+            expected = simulated(shown, tmp_path, tuple(group), int(match[3]), cut["moves"][position]["by"])
+            assert float(page.evaluate("document.getElementById('moved').dataset.seconds")) == pytest.approx(expected, rel=1e-12)
+            assert page.inner_text("#moved strong") == f"{human_seconds(expected)} a step"
+    page.close()
+
+
+def simulated(shown: Given, folder: Path, group: tuple[int, ...], stage: int, by: int) -> float:
+    """What the command says of the plan with this cut moved."""
+    plan = moved_plan(shown.plan, group, stage, by) if group else shown.plan
+    plan.save(folder / "moved.json")
+    files = ["--plan", "moved.json", "--profile", "profile.json", "--cluster", "cluster.json"]
+    arguments = [str(folder / name) if name.endswith(".json") else name for name in files]
+    found = CliRunner().invoke(app, ["simulate", *arguments, "--json"])
+    assert found.exit_code == 0, found.output
+    seconds: float = json.loads(found.stdout)["step_seconds"]
+    return seconds
+
+
+def test_measured_stands_above_predicted_in_the_report(tmp_path: Path) -> None:
+    make: Callable[[], Given] = demo
+    shown = make()
+    predicted = shown.predicted()
+    assert predicted is not None
+    slower = Timeline(spans=predicted.spans, step_seconds=1.1 * predicted.step_seconds, pipeline_seconds=0, sync_seconds=0,
+                      optimizer_seconds=0)  # fmt: skip
+    beside = Given(plan=shown.plan, profile=shown.profile, cluster=shown.cluster, measured=slower)
+    draw_plan(beside, tmp_path / "report.html", what_if=False)
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert text.index("measured, stage 0 on n0/1") < text.index("predicted, stage 0 on n0/1")
+    assert "<td>+10.0 %</td>" in text

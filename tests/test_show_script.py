@@ -1,0 +1,38 @@
+"""`python -m hetpipe.show` does what `hetpipe show` does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.plans_shown import three
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    return subprocess.run([sys.executable, "-m", *command], cwd=folder, env=environment, capture_output=True, text=True,
+                          check=False, timeout=120)  # fmt: skip
+
+
+def test_the_script_prints_and_draws_what_the_command_does(tmp_path: Path) -> None:
+    shown = three()
+    assert shown.profile is not None
+    assert shown.cluster is not None
+    shown.plan.save(tmp_path / "plan.json")
+    shown.profile.save(tmp_path / "profile.json")
+    shown.cluster.save(tmp_path / "cluster.json")
+    options = ("plan.json", "--profile", "profile.json", "--cluster", "cluster.json", "-o")
+    script, command = run(tmp_path, "hetpipe.show", *options, "a.svg"), run(tmp_path, "hetpipe", "show", *options, "b.svg")
+    assert (script.returncode, command.returncode) == (0, 0), script.stderr + command.stderr
+    assert script.stdout == command.stdout
+    assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
+    assert max(map(len, script.stdout.splitlines())) <= 80
+
+
+def test_wrong_input_is_said_in_a_line_with_exit_code_2(tmp_path: Path) -> None:
+    found = run(tmp_path, "hetpipe.show", "missing.json")
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: ")
+    assert len(found.stderr.splitlines()) == 1
