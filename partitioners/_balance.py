@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._compiled import compiled, get_ready
+from hetpipe.predict.compiled import compiled, get_ready
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

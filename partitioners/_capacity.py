@@ -25,7 +25,8 @@ from scipy.linalg import block_diag
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._space import allowed_families, measured_sizes, memory_tables
+from hetpipe.partitioners._memory import memory_tables
+from hetpipe.partitioners._space import allowed_families, measured_sizes
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
 

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._compiled import compiled, get_ready, inlined
+from hetpipe.predict.compiled import compiled, get_ready, inlined
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.pipeline import PipelineCosts
 from hetpipe.predict.simulator import costs_by_size

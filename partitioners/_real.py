@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.partitioners import _ends
-from hetpipe.partitioners._compiled import compiled, get_ready, inlined
 from hetpipe.partitioners._drafts import Work, in_runs
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._space import FORWARDS, allowed_families, depth, fit
+from hetpipe.partitioners._memory import fit
+from hetpipe.partitioners._space import FORWARDS, allowed_families, depth
 from hetpipe.partitioners._types import Types
+from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

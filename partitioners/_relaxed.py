@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._compiled import compiled, get_ready, inlined
+from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

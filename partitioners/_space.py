@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from itertools import combinations
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._limit import Meter
+from hetpipe.partitioners._memory import memory_tables, span
 from hetpipe.partitioners._wires import link_floor
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.cost import Costs
@@ -95,38 +95,6 @@ class StageTables(NamedTuple):
     forward: Array
     backward: Array
     recompute: NDArray[np.bool_]
-
-
-def span(values: Array) -> Array:
-    """[lo, hi] sums of per-layer `values`; zero below the diagonal."""
-    prefix = np.concatenate([[0.0], np.cumsum(values)])
-    return np.triu(prefix[None, :] - prefix[:, None])
-
-
-def memory_tables(costs: Costs, L: int, kind: str, degree: int) -> Array:
-    """Static bytes of a stage, boundary, held and transient bytes per sample, and the latter two under recompute [6, lo, hi];
-    infinite where there is no layer."""
-    tables = np.full((6, L + 1, L + 1), np.inf)
-    for lo, hi in combinations(range(L + 1), 2):
-        plain, less = (
-            costs.stage_memory(kind, lo, hi, samples=1, recompute=again, degree=degree) for again in (False, True)
-        )
-        tables[:, lo, hi] = (
-            plain.static, plain.boundary, plain.held_per_sample, plain.transient_per_sample,
-            less.held_per_sample, less.transient_per_sample,
-        )  # fmt: skip
-    return tables
-
-
-def fit(v: int, lo: int, hi: int, window: int, samples: int, largest: int, again: bool, tables: Array, limits: Array) -> int:
-    """How layers [lo, hi) fit on kind v, with tables [V, 6, lo, hi] and a limit for each, `window` samples in flight, and
-    micro-batches of up to `largest`: 0 as they are, 1 with recompute if that is allowed `again`, −1 not at all."""
-    base = tables[v, 0, lo, hi] + tables[v, 1, lo, hi] * samples
-    if np.rint(base + tables[v, 2, lo, hi] * window + tables[v, 3, lo, hi] * largest) <= limits[v]:
-        return 0
-    if again and np.rint(base + tables[v, 4, lo, hi] * window + tables[v, 5, lo, hi] * largest) <= limits[v]:
-        return 1
-    return -1
 
 
 def depth_of(family: Family, place: int, m: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._space import memory_tables, span
+from hetpipe.partitioners._memory import memory_tables, span
 from hetpipe.partitioners._wires import link_floor, link_seconds
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs

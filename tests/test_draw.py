@@ -70,7 +70,7 @@ def test_every_device_layer_range_share_and_name_is_in_the_picture(tmp_path: Pat
     draw_plan(shown, tmp_path / "plan.svg")
     svg = (tmp_path / "plan.svg").read_text("utf-8")
     assert {"n0/0 fast · layers 0–2", "n0/2 slow · layer 3", "n0/1 fast · layers 0–3", "node n0"} <= set(texts(svg))
-    assert {"replica 0: 3 of 6 samples (2 + 1)", "replica 1: 3 of 6 samples (2 + 1)"} <= set(texts(svg))
+    assert {"replica 0: 3 of 6 samples (micro-batches: 2 + 1)", "replica 1: 3 of 6 samples (micro-batches: 2 + 1)"} <= set(texts(svg))
     assert {"embed", "body.0", "body.1", "head", "fast, 4.00 GiB", "slow, 2.00 GiB"} <= set(texts(svg))
     titles = [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}title")]
     assert "layer 0: embed, 9.00 ms a step" in titles
@@ -103,7 +103,7 @@ def test_widths_are_numbers_of_layers_where_no_times_are_known() -> None:
 def test_the_title_has_the_prediction_and_the_bound() -> None:
     shown = [words.text for words in canvas_of(plan([(0, 4, "n0/0")], predicted=PREDICTED)).words]
     assert "50.0 ms a step, as predicted" in shown
-    assert "lower bound 49.0 ms, gap 3.1 % (no plan of any kind is below it)" in shown
+    assert "no step is shorter than 49.0 ms (lower bound, gap 3.1 %): no plan of any kind is below it" in shown
     assert "3 samples a step, 1f1b, planned by hand" in shown
 
 
@@ -122,7 +122,7 @@ def test_alike_replicas_are_drawn_once() -> None:
     scene = scene_of(given(alike, profile=profile(NAMES), cluster=CLUSTER))[0]
     assert [lane.replicas for lane in scene.lanes] == [(0, 1)]
     shown = {words.text for words in partition_canvas(scene).words}
-    assert {"2 × replicas 0–1: 3 of 6 samples each (2 + 1)", "n0/0 fast (and 1 alike) · layers 0–3"} <= shown
+    assert {"2 × replicas 0–1: 3 of 6 samples each (micro-batches: 2 + 1)", "n0/0 fast (and 1 alike) · layers 0–3"} <= shown
 
 
 def test_the_equal_split_stands_beneath_at_the_same_scale() -> None:

@@ -148,7 +148,7 @@ def test_64_devices_in_alike_pipelines_are_two_rows() -> None:
     scene, predicted = scene_of(many())
     assert predicted is not None
     assert [(lane.count, len(lane.stages)) for lane in scene.lanes] == [(32, 2)]
-    assert "32 × replicas 0–31: 8 of 256 samples each (4 × 2)" in printed(TextPicture(scene), 80)
+    assert "32 × replicas 0–31: 8 of 256 samples each (micro-batches: 4 × 2)" in printed(TextPicture(scene), 80)
     assert len(printed(TextPicture(scene), 80).splitlines()) < 40
 
 

@@ -60,9 +60,10 @@ def stage_key(lane: Lane, stage: StageScene) -> str:
 
 
 def lane_title(lane: Lane, scene: Scene) -> str:
-    """`32 × replicas 0–31: 8 of 256 samples each (2 × 4)`."""
+    """`32 × replicas 0–31: 8 of 256 samples each (micro-batches: 2 × 4)`."""
     many, each = (f"{lane.count} × ", " each") if lane.count > 1 else ("", "")
-    return f"{many}{lane_name(lane)}: {lane.samples} of {scene.plan.global_batch} samples{each} ({share_text(lane.sizes)})"
+    samples = f"{lane.samples} of {scene.plan.global_batch} samples{each}"
+    return f"{many}{lane_name(lane)}: {samples} (micro-batches: {share_text(lane.sizes)})"
 
 
 def devices_text(lane: Lane, stage: StageScene) -> str:
@@ -143,6 +144,14 @@ def limit_line(scene: Scene) -> str:
     return f"{names} {verb} for {percent(share)} of it"
 
 
+def work_line(scene: Scene) -> str:
+    """Which device does most of what is computed; empty where there is only one, or no times are known."""
+    if not scene.seconds or scene.device_count < 2:
+        return ""
+    lane, stage = max(scene.stages, key=lambda item: item[1].work)
+    return f"{devices_text(lane, stage)} does most: {percent(stage.work)} of the work" + (" each" if lane.count > 1 else "")
+
+
 def memory_line(scene: Scene) -> str:
     """Which device's memory is fullest; empty where that is not known."""
     full = [(stage.fullness, lane, stage) for lane, stage in scene.stages if stage.fullness is not None]
@@ -167,19 +176,20 @@ def step_line(scene: Scene) -> str:
 
 
 def bound_line(scene: Scene) -> str:
-    """`bound 13.1 s, gap 5.3 %: no plan of any kind is below it`; empty where none is known."""
+    """`no step is shorter than 13.1 s (lower bound, gap 5.3 %): no plan of any kind is below it`; empty where none is known."""
     predicted = scene.plan.predicted
     if predicted is None or predicted.lower_bound_seconds is None:
         return ""
     priced = predicted.lower_bound_price_per_million_samples is not None
     proof = "fluid" if priced else predicted.proof
     gap = f", gap {percent(predicted.gap)}" if predicted.gap is not None and not priced else ""
-    return f"lower bound {human_seconds(predicted.lower_bound_seconds)}{gap}" + (f" ({PROOFS[proof]})" if proof else "")
+    bound = f"no step is shorter than {human_seconds(predicted.lower_bound_seconds)} (lower bound{gap})"
+    return bound + (f": {PROOFS[proof]}" if proof else "")
 
 
 def headlines(scene: Scene) -> list[str]:
     """What stands over a picture: speed, bound, what limits, memory, idle time; as much of it as is known."""
-    lines = (step_line, bound_line, limit_line, memory_line, idle_line)
+    lines = (step_line, bound_line, work_line, limit_line, memory_line, idle_line)
     return [text for line in lines if (text := line(scene))]
 
 

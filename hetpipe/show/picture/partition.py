@@ -313,9 +313,9 @@ def _inside(name: str, part: str, index: str, width: float, height: float) -> Wo
 def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: _Scale) -> None:
     """The equal split, thin and grey, at the same scale."""
     top, y = canvas.groups[0], canvas.height + 16
-    text = f"Beneath, at the same scale: the equal split ({equal.plan.partitioner})"
+    text = f"The equal split ({equal.plan.partitioner}), at the same scale"
     if equal.seconds is not None and scene.seconds:
-        text += f", {human_seconds(equal.seconds)} a step"
+        text += f": {human_seconds(equal.seconds)} a step; dark is what a device computes in it"
     for line in wrapped(text, (canvas.width - 2 * _MARGIN) / 1.1, 11.5):
         top.words.append(Words(x=_MARGIN, y=y, text=line, size=11.5, bold=True, colour="faint", clear=True))
         y += 15
@@ -336,7 +336,7 @@ def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: _Scale) -> None:
 def _axis(canvas: Canvas, scene: Scene, scale: _Scale) -> None:
     """The names of the end of the step and of the bound, below their lines."""
     group, y = canvas.group(), canvas.height
-    high = "height: memory as part of the device's (its limit: dashed, by the square root of its bytes)"
+    high = "height of a bar: how much of its device's memory it fills, up to the dashed line; numbers in bars: layers"
     text = f"width: number of layers; {high}"
     if scene.seconds is not None:
         text = f"width: seconds of a step; {high}"
