@@ -75,7 +75,7 @@ def at(timeline: Timeline, device: str, when: float) -> str | None:
             return "slower stage"
         last = max(x.microbatch or 0 for x in backwards if x.replica == replica)
         for x in backwards:
-            waits = not any(y.device == x.device and y.kind in ("F", "B") and x.start > y.end > when for y in spans)
+            waits = not any(y.device == x.device and y.kind in ("F", "B") and x.start >= y.end > when for y in spans)
             awaits_last = (x.replica, x.microbatch) == (replica, last) and x.stage < stage and x.start > when and waits
             if awaits_last and under_way(spans, x, when):
                 return "link"

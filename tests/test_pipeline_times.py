@@ -118,10 +118,10 @@ def test_spans_are_built_when_read_and_once() -> None:
     )
     timeline = simulate(plan, profile, cluster)
     spans = timeline.spans
-    assert len(spans) == 2 * 2 * 2 + 2
+    assert len(spans) == 2 * 2 * 2 + 2 * 2 + 2  # actions, transfers, optimizers
     assert spans[0] is spans[0]
     assert spans == tuple(spans)
-    assert {span.kind for span in spans} == {"F", "B", "optimizer"}
+    assert {span.kind for span in spans} == {"F", "B", "send", "optimizer"}
     assert max(span.end for span in spans) == timeline.step_seconds
     assert spans[:1] == (spans[0],)
     assert timeline == simulate(plan, profile, cluster)
