@@ -138,7 +138,7 @@ class Assembly:
         for draft in self.drafts(sorts, shares):
             candidate = self.desk.candidate(0, draft)
             if self.desk.fits(candidate):
-                step = self.desk.steps.step(draft, candidate.sketch, min(below, self.step))
+                step = self.desk.steps.step(draft, candidate.sketch, self.step)
                 if step < self.step:
                     self.step, self.draft = step, draft
                 least = min(least, step)

@@ -11,6 +11,8 @@ import numpy as np
 from hetpipe.partitioners._assembly import Assembly, Sorts
 from hetpipe.partitioners._real import Pipeline
 
+ACTIONS = 5_000  # that are simulated in the time of another try
+
 
 class Improvement:
     """Of plans of one problem: `tries` neighbours at most, in a fixed order; the first that is better is the next plan."""
@@ -28,13 +30,18 @@ class Improvement:
                 if self.left <= 0:
                     return
                 self.seen.add(neighbour)
-                self.left -= 1
+                self.left -= self.effort(neighbour)
                 found = self.assembly.make(neighbour, step)
                 if found is not None and found < step:
                     sorts, step = neighbour, found
                     break
             else:
                 return
+
+    def effort(self, sorts: Sorts) -> int:
+        """In tries: more where transfers share adapters, since then all actions of a plan are simulated together."""
+        actions = sum(count * len(p.stages) * (p.samples / p.b) for p, count in sorts)
+        return 1 + (int(actions / ACTIONS) if self.assembly.desk.problem.cluster.shares_adapters else 0)
 
     def neighbours(self, sorts: Sorts) -> Iterator[Sorts]:
         """All, one move apart."""
