@@ -16,6 +16,20 @@ from hetpipe.spec.schedule import ScheduleName
 Ends = Sequence[int]  # 0, the ends of the stages, L; an empty stage leaves its device unused
 
 
+def in_proportion(weights: Sequence[float], total: int) -> list[int]:
+    """`total` by weight, rounded down; what is left goes one by one to the greatest weights.
+
+    >>> in_proportion([3.0, 2.0, 2.0], 10)
+    [5, 3, 2]
+    """
+    whole = sum(weights)
+    shares = [int(total * weight / whole) if whole else 0 for weight in weights]
+    first = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    for i in range(total - sum(shares)):
+        shares[first[i % len(first)]] += 1
+    return shares
+
+
 class Layout(NamedTuple):
     """A grid over all devices of R pipelines (rows) of n stages. From one stage to the next it is so many devices, and from one
     row to the next."""

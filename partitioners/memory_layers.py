@@ -7,23 +7,8 @@ from dataclasses import dataclass
 
 from hetpipe.partitioners._baseline import solve
 from hetpipe.partitioners._desk import Candidate, Desk
-from hetpipe.partitioners._grids import Ends, ends_of, grid_drafts, layouts
+from hetpipe.partitioners._grids import Ends, ends_of, grid_drafts, in_proportion, layouts
 from hetpipe.planning.partition import Problem, Solution
-
-
-def layers_by_memory(memories: Sequence[int], layers: int) -> list[int]:
-    """Layers per device: each gets its quota layers · memory / total rounded down; what is left goes one by one to the
-    devices of most memory. A device of little memory may get none.
-
-    >>> layers_by_memory([40, 16, 16], 10)
-    [6, 2, 2]
-    """
-    total = sum(memories)
-    counts = [layers * memory // total if total else 0 for memory in memories]
-    largest = sorted(range(len(memories)), key=lambda i: (-memories[i], i))
-    for i in range(layers - sum(counts)):
-        counts[largest[i % len(largest)]] += 1
-    return counts
 
 
 @dataclass(frozen=True)
@@ -47,7 +32,7 @@ class MemoryLayers:
         types, L, place = desk.problem.cluster.device_types, len(desk.problem.profile.layers), 0
 
         def cut(line: Sequence[str], b: int) -> Ends:
-            return ends_of(layers_by_memory([types[kind].memory for kind in line], L))
+            return ends_of(in_proportion([types[kind].memory for kind in line], L))
 
         for layout in layouts(len(desk.problem.cluster.devices), L):
             for draft in grid_drafts(desk, self.name, layout.rows(), cut):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners._baseline import common_sizes, recompute_choices, solve
 from hetpipe.partitioners._desk import Candidate, Desk
 from hetpipe.partitioners._drafts import Draft, Work, in_runs
-from hetpipe.partitioners._grids import ends_of, runs, schedule_of
+from hetpipe.partitioners._grids import ends_of, in_proportion, runs, schedule_of
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._min_cut import splits
 from hetpipe.partitioners._space import Array
@@ -23,20 +23,6 @@ MOST_NODES = 32  # of which cuts are computed
 MESSAGE_BYTES = 1e7  # at which Zorse measures links
 
 Line = tuple[tuple[int, ...], tuple[int, ...]]  # a replica's devices, by their places in the cluster's list, and where it is cut
-
-
-def in_proportion(weights: Sequence[float], total: int) -> list[int]:
-    """`total` by weight, rounded down; what is left goes one by one to the greatest weights.
-
-    >>> in_proportion([3.0, 2.0, 2.0], 10)
-    [5, 3, 2]
-    """
-    whole = sum(weights)
-    shares = [int(total * weight / whole) for weight in weights]
-    first = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
-    for i in range(total - sum(shares)):
-        shares[first[i % len(first)]] += 1
-    return shares
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from hypothesis import settings
 from rich.console import Console
 
 from tests.commands import Command, Said
+from tests.jobs import Folder
 
 settings.register_profile("hetpipe", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
@@ -62,3 +63,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Said(ended.value.code, captured.out, captured.err)
 
     return command
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """A current folder with job.yaml, cluster.yaml, plan.json and profile.json of a job that works."""
+    monkeypatch.chdir(tmp_path)
+    made = Folder(tmp_path)
+    made.ready()
+    return made

@@ -26,6 +26,7 @@ TWO_AND_ONE = (
     {"cuts": [4, 2], "sizes": [3, 3, 2]},
     {"cuts": [6], "sizes": [2, 2]},
 )  # n0/0, n0/1 beside n1/0: 12 samples
+PLANNING = ("--profile", "profile.json", "--cluster", "cluster.yaml")  # options of commands, in that folder
 # The plain part of a checkpoint, but for its step.
 STATE: dict[str, Any] = {
     "loss": 0.5,

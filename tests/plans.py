@@ -17,3 +17,8 @@ def checked(problem: Problem, plan: Plan) -> Timeline:
     for device, peak in timeline.peak_bytes.items():
         assert peak <= problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)
     return timeline
+
+
+def cuts(plan: Plan, r: int = 0) -> list[tuple[int, int]]:
+    """The layers of a replica's stages."""
+    return [stage.layers for stage in plan.replicas[r].stages]

@@ -37,12 +37,10 @@ from tests import fastspeed_parts as parts
 from tests.commands import Command, Said
 from tests.jobs import STATE, Folder
 from tests.mutations import BINARY, DOCUMENT, Change, damaged, mutated
+from tests.published import FASOP_SIZES, ZORSE_SIZES, write_fasop, write_sailor, write_zorse
 from tests.strategies import UNHURRIED
 from tests.test_checkpoint import ALONE, net, steps
-from tests.test_importers import SIZES, write_fasop, write_sailor
 from tests.test_metis import METIS, write_metis
-from tests.test_zorse import SIZES as ZORSE_SIZES
-from tests.test_zorse import write_zorse
 from tests.zoo import ZOO, transformers_model
 
 MANY = settings.get_current_profile_name() == "fuzz"
@@ -361,7 +359,7 @@ def test_profiles_of_metis(tmp_path: Path, part: str) -> None:
 def test_profiles_of_fasop(tmp_path: Path) -> None:
     write_fasop(tmp_path)
     links = {kind: Link(bandwidth=2e11) for kind in ("A100", "A10")}
-    options = ImportOptions(model="net", nodes="1xA100x4,1xA10x2", link=Link(bandwidth=5e9), inside=links, **SIZES)
+    options = ImportOptions(model="net", nodes="1xA100x4,1xA10x2", link=Link(bandwidth=5e9), inside=links, **FASOP_SIZES)
     assert len(np.load(tmp_path / "net_A100_1.npy")) == 4
     fuzz_bytes(Place(tmp_path), tmp_path / "net_A100_1.npy", lambda: import_published("fasop", [tmp_path], options))
 

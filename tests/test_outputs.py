@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from hetpipe.files.messages import InputError
 from tests.commands import Command
-from tests.jobs import Folder
-
-PLANNING = ("--profile", "profile.json", "--cluster", "cluster.yaml")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """A current folder with job.yaml, cluster.yaml, plan.json and profile.json of a job that works."""
-    monkeypatch.chdir(tmp_path)
-    made = Folder(tmp_path)
-    made.ready()
-    return made
+from tests.jobs import PLANNING, Folder
 
 
 @pytest.mark.parametrize(

@@ -16,40 +16,9 @@ from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
 from tests.external import external
+from tests.published import FULL, ZORSE_SIZES, refused, write, write_zorse
 
 ZORSE, NEEDS_ZORSE = external("zorse")
-FULL = [[2.0, 1.0], [4.0, 2.0], [3.0, 5.0, 7.0], [6.0, 10.0, 14.0]]
-SIZES: dict[str, Any] = {"sequence_length": 16, "attention_heads": 2, "vocabulary": 50}
-
-
-def write(path: Path, document: Any) -> None:
-    path.write_text(json.dumps(document), "utf-8")
-
-
-def write_zorse(folder: Path) -> Path:
-    """A model of two layers of 800 parameters, 8 wide; 450 parameters are the embedding's. Three forms of cells."""
-    cells = {
-        "t4": {"16": {"float16": FULL, "float32": FULL[:2]}, "32": {"float32": 7.0}},
-        "p40": {"16": {"float32": [3.0, 1.5]}},
-        "v100x16": {"16": {"float16": 9.0}},
-        "a6000": {"32": {"float16": FULL}},
-    }
-    stats = {"hidden_size": 8, "num_layers": 2, "parameters_per_layer": 800, "total_parameters": 2450}
-    write(folder / "model_latencies.json", {"net": cells})
-    write(folder / "model_stats.json", {"net": stats})
-    machines = [
-        {"machine": "left", "gpus": [{"name": "t4", "memory_total_mib": 15360}, {"name": "p40", "memory_total_mib": 23040}]},
-        {"machine": "right", "gpus": [{"name": "t4", "memory_total_mib": 15360}]},
-    ]
-    bandwidth = {
-        "intranode_bandwidth": {"0": 11.0},
-        "intranode_latency": {"0": 0.004},
-        "internode_bandwidth": {"0": {"1": 2.0}, "1": {"0": 1.0}},
-        "internode_latency": {"0": {"1": 0.1}, "1": {"0": 0.2}},
-    }
-    write(folder / "cluster_info.json", {"machines": machines, "bandwidth": bandwidth})
-    return folder
-
 
 @pytest.fixture
 def zorse(tmp_path: Path) -> Path:
@@ -57,7 +26,7 @@ def zorse(tmp_path: Path) -> Path:
 
 
 def imported(folder: Path, **options: Any) -> tuple[Profile, Cluster]:
-    found = import_published("zorse", [folder], ImportOptions(**({"model": "net"} | SIZES | options)))
+    found = import_published("zorse", [folder], ImportOptions(**({"model": "net"} | ZORSE_SIZES | options)))
     assert found.cluster is not None
     return found.profile, found.cluster
 
@@ -112,7 +81,7 @@ def test_the_described_cluster(zorse: Path) -> None:
 
 def test_a_cluster_of_the_options(zorse: Path) -> None:
     (zorse / "cluster_info.json").unlink()
-    assert import_published("zorse", [zorse], ImportOptions(model="net", **SIZES)).cluster is None
+    assert import_published("zorse", [zorse], ImportOptions(model="net", **ZORSE_SIZES)).cluster is None
     _, cluster = imported(zorse, nodes="1xv100x16x1,1xt4x1", link=cluster_link())
     assert [device.type for device in cluster.devices] == ["v100x16", "t4"]
     assert [kind.memory for kind in cluster.device_types.values()] == [16 * 10**9] * 2
@@ -147,12 +116,7 @@ def cluster_link() -> Any:
     ],
 )
 def test_files_that_are_wrong(zorse: Path, file: str, change: Any, message: str) -> None:
-    document = json.loads((zorse / file).read_text())
-    change(document)
-    write(zorse / file, document)
-    with pytest.raises(InputError) as error:
-        imported(zorse)
-    assert message in str(error.value)
+    refused(zorse, file, change, imported, message)
 
 
 def test_sizes_of_another_implementation(zorse: Path) -> None:
