@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hetpipe.cli import commands as cli
 from hetpipe.exchange.importers import ImportOptions, import_published, parse_quantities
 from hetpipe.exchange.importers.options import NodeSpec, parse_nodes
 from hetpipe.exchange.importers.transformer import gpt_bytes
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster, Link
+from hetpipe.spec.cluster import Link
 from hetpipe.spec.profile import Profile
 from tests.published import FASOP_SIZES, write_fasop
 
@@ -170,27 +168,3 @@ def test_layouts_and_sources_that_are_not_there(tmp_path: Path) -> None:
         import_published("sailor", [tmp_path, tmp_path], ImportOptions(model="net"))
     with pytest.raises(InputError, match="cannot read .*layer_times.json"):
         import_published("sailor", [tmp_path], ImportOptions(model="net"))
-
-
-# ---- the command
-
-
-def test_the_command(
-    sailor: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["hetpipe", "import", "sailor", str(sailor), *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0)
-
-    profile, cluster = sailor / "out.json", sailor / "out.yaml"
-    there = ("--nodes", "2xfastx2", "--zone", "zone", "--memory", "fast=1 GB", "--cluster-output", cluster)
-    assert run("--model", "net", "-o", profile, *there) == 0
-    assert Profile.load(profile).model == "net"
-    assert len(Cluster.load(cluster).devices) == 4
-    assert run("--model", "nut", "-o", profile) == 2
-    assert "did you mean 'net'?" in capsys.readouterr().err
-    assert run("--model", "net", "-o", sailor / "none.json", "--cluster-output", cluster) == 2
-    assert not (sailor / "none.json").exists()

@@ -13,6 +13,7 @@ from hetpipe.exchange.importers.sailor import curve_link
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
+from tests.commands import Command
 from tests.external import NEEDS_SAILOR, SAILOR
 from tests.published import FLAT, from_sailor, refused, write, write_sailor
 
@@ -169,3 +170,16 @@ def test_memory_that_no_name_says(sailor: Path) -> None:
         InputError, match="how much memory 'fast' has is not known; say it: --memory 'fast=24 GB'"
     ):
         from_sailor(sailor, memory={})
+
+
+def test_the_command(run: Command, sailor: Path) -> None:
+    profile, cluster = sailor / "out.json", sailor / "out.yaml"
+    there = ("--nodes", "2xfastx2", "--zone", "zone", "--memory", "fast=1 GB", "--cluster-output", cluster)
+    assert run("import", "sailor", sailor, "--model", "net", "-o", profile, *there).code == 0
+    assert Profile.load(profile).model == "net"
+    assert len(Cluster.load(cluster).devices) == 4
+    found = run("import", "sailor", sailor, "--model", "nut", "-o", profile)
+    assert found.code == 2
+    assert "did you mean 'net'?" in found.err
+    assert run("import", "sailor", sailor, "--model", "net", "-o", sailor / "none.json", "--cluster-output", cluster).code == 2
+    assert not (sailor / "none.json").exists()
