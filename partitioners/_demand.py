@@ -64,7 +64,8 @@ class Demand:
         """Of the kinds that were measured at b. (A peak is a whole number of bytes, rounded.)"""
         usable = self.usable(b).tolist()
         limits = np.array([self.types.limit[self.types.at[v]] + 1.0 for v in usable])
-        return Memory(np.stack([self.types.memory(v) for v in usable]), limits, self.problem.allow_recompute)
+        tables = np.ascontiguousarray(np.stack([self.types.memory(v) for v in usable]).transpose(0, 2, 3, 1))
+        return Memory(tables, limits, self.problem.allow_recompute)
 
     @kept
     def _longest(self, b: int) -> Array:

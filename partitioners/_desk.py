@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
@@ -11,6 +12,9 @@ from hetpipe.partitioners._appraisal import Appraiser, Sketch
 from hetpipe.partitioners._drafts import Draft
 from hetpipe.partitioners._steps import Steps
 from hetpipe.planning.partition import Problem
+
+PLAYED = 500_000  # tasks that are simulated of a rule's drafts where adapters are shared
+FEW, MOST = 4, 200  # drafts of which that is at least, and at most
 
 
 class Candidate(NamedTuple):
@@ -27,6 +31,15 @@ class Candidate(NamedTuple):
     def place(self) -> tuple[int, ...]:
         """Where the first of them comes in the rule's order."""
         return self.starts[0], *self.order
+
+
+class Entry(NamedTuple):
+    """A candidate, and of its drafts perhaps one, with its devices moved on by `start`, which takes `least` or more."""
+
+    candidate: Candidate
+    draft: Draft | None = None
+    start: int = 0
+    least: float = 0.0
 
 
 class Desk:
@@ -69,43 +82,75 @@ class Desk:
 
     def quickest(self, candidates: Iterable[Candidate], below: float = math.inf) -> tuple[float, Draft] | None:
         """Of the drafts that fit and have a smaller step than `below` the quickest, of equals the first in the rule's order; and
-        its step. Least bound first, until the next is above the step in hand. When it is late, no more once there is one."""
+        its step. Least bound first, until the next is above the step in hand. When it is late, no more once there is one. Where
+        adapters are shared, of those that the budget is enough for."""
         best: tuple[float, tuple[int, ...], Draft] | None = None
         some = takewhile(lambda _: math.isinf(below) or not self.late(), candidates)
-        ordered = sorted(some, key=lambda c: (c.bound, c.place))
-        for number, candidate in enumerate(ordered):
-            if candidate.bound >= below or (best is not None and candidate.bound > best[0]):
-                break
+        waiting: list[tuple[float, tuple[int, ...], int, Entry]] = []
+        for number, candidate in enumerate(some):
+            waiting.append((candidate.bound, candidate.place, number, Entry(candidate)))
+        heapify(waiting)
+        looked, budget, number = 0, Budget(self.steps), len(waiting)
+        while waiting and waiting[0][0] < below and (best is None or waiting[0][:2] < best[:2]):
             if (best is not None or math.isfinite(below)) and self.late():
                 break
-            if number % 50 == 49:
-                self.say(f"{candidate.draft.name}, {number + 1} of {len(ordered)} plans")
-            if not self.fits(candidate):
+            _, place, _, entry = heappop(waiting)
+            if entry.draft is None:
+                looked += 1
+                if looked % 50 == 0:
+                    self.say(f"{entry.candidate.draft.name}, {looked} of {number} plans")
+                for more in self._entries(entry.candidate) if self.fits(entry.candidate) else ():
+                    heappush(waiting, (more.least, (more.start, *entry.candidate.order), number, more))
+                    number += 1
                 continue
-            for start in candidate.starts:
-                draft = self.moved(candidate.draft, start)
-                sketch = self.appraiser.sketch(draft)
-                if best is not None and self.bound(draft, sketch) > best[0]:
-                    continue
-                least = below if best is None else min(below, best[0] * (1 + 1e-12))  # of equals the first is the best
-                step, place = self.steps.step(draft, sketch, least), (start, *candidate.order)
-                if step < below and (best is None or (step, place) < best[:2]):
-                    best = step, place, draft
+            if budget.spent:
+                break
+            step = budget.step(entry.draft, entry.least)
+            if step < below and (best is None or (step, place) < best[:2]):
+                best = step, place, entry.draft
         return None if best is None else (best[0], best[2])
+
+    def _entries(self, candidate: Candidate) -> Iterator[Entry]:
+        """Its drafts, and what each takes at least."""
+        for start in candidate.starts:
+            draft = self.moved(candidate.draft, start)
+            yield Entry(candidate, draft, start, self.steps.least(draft, self.appraiser.sketch(draft)))
+
+
+class Budget:
+    """Of simulations in which transfers share adapters. Without sharing what a draft takes at least is its step."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps, self.left = steps, float(PLAYED)
+
+    @property
+    def spent(self) -> bool:
+        """Whether there is no more."""
+        return self.left <= 0
+
+    def step(self, draft: Draft, least: float) -> float:
+        """Seconds."""
+        if not self.steps.shared:
+            return least
+        self.left -= max(PLAYED / MOST, min(PLAYED / FEW, self.steps.tasks(draft)))
+        return self.steps.played(draft)
 
 
 class Best:
     """The best of the drafts that are offered, one after the other: its step, and how many were the best so far."""
 
     def __init__(self, desk: Desk) -> None:
-        self.desk, self.step, self.count = desk, desk.below, 0
+        self.desk, self.step, self.count, self.budget = desk, desk.below, 0, Budget(desk.steps)
 
     def offer(self, draft: Draft) -> Iterator[Candidate]:
         """The draft, if it fits and is better than those before it."""
         candidate = self.desk.candidate(self.count, draft)
-        if candidate.bound >= self.step or not self.desk.fits(candidate):
+        if self.budget.spent or candidate.bound >= self.step or not self.desk.fits(candidate):
             return
-        step = self.desk.steps.step(draft, candidate.sketch, self.step)
+        least = self.desk.steps.least(draft, candidate.sketch)
+        if least >= self.step:
+            return
+        step = self.budget.step(draft, least)
         if step < self.step:
             self.step, self.count = step, self.count + 1
             yield candidate

@@ -15,10 +15,11 @@ Index = NDArray[np.int64]
 LABELS = 64  # of a first layer, a type and a number of devices on a node, by the time that they leave
 NODE = 8  # devices on a node that are counted; on larger ones there may be any number
 PLACES, SOME = 16, 4  # stages that are counted, and where nodes matter
-CALL = 25_000  # joined labels that take as long as all else of one call
+CALL = 12_000  # joined labels that take as long as all else of one call
 
 
 Places = NDArray[np.int32]
+Pair = tuple[float, float]
 Space = tuple[Array, Array, Places, Array, Array, Places]
 
 
@@ -26,9 +27,9 @@ class Load(NamedTuple):
     """What does not depend on T and prices. V kinds of stage on K types, L layers; seconds [V, L + 1] of all layers before each.
 
     `work` of all micro-batches, `backward` of it, `again` more under recompute, `once` the first forward and the last backward,
-    `once_again` more under recompute, `ahead` the first forward; `work_more` and `once_more` of each stage. `behind` all that the
-    first micro-batch, and the last, have to go through from each layer on [2, L + 1], `longest` the most that a micro-batch takes
-    forward and backward [2, V, L + 1]. `hop` both ways of a transfer, `wire`
+    `once_again` more under recompute, `ahead` the first forward; `work_more` and `once_more` of each stage, half of it
+    forward. `behind` all that the first micro-batch, and the last, have to go through from each layer on [2, L + 1], `longest`
+    the most that a micro-batch takes forward and backward [2, V, L + 1]. `hop` both ways of a transfer, `wire`
     what all take one way, between nodes [L + 1] and inside of one [K, K, L + 1]."""
 
     work: Array
@@ -50,7 +51,7 @@ class Load(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Of each kind `memory_tables` [V, 6, L + 1, L + 1], and its limit [V]; and whether stages may recompute."""
+    """Of each kind `memory_tables` [V, L + 1, L + 1, 6], and its limit [V]; and whether stages may recompute."""
 
     tables: Array
     limits: Array
@@ -96,7 +97,7 @@ def ready() -> None:
     row, link, square, zero = np.ones((1, 2)), np.ones((1, 1, 2)), np.ones((1, 2, 2)), np.zeros(1, np.int64)
     load = Load(row, row, row, row, row, row, 0.0, 0.0, row, np.ones((2, 1, 2)), row[0], row[0], link, link, 1, 1)
     seats = Seats(zero, zero, zero + 1, zero, np.ones(1), square, zero + 1)
-    memory = Memory(np.ones((1, 6, 2, 2)), np.ones(1), True)
+    memory = Memory(np.ones((1, 2, 2, 6)), np.ones(1), True)
     get_ready(lambda: cheapest(load, seats, memory, square, 1.0, 1.0, False, False, space(1, 1, 1)))
 
 
@@ -133,7 +134,7 @@ def _nearest(between: Array, inside: Array) -> Array:
 
 @inlined
 def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: float, w: int, hi: int, j: int, d: int, n: int,
-         k: int, cost: Array, slack: Array, origin: Places) -> None:  # fmt: skip
+         k: int, cost: Array, slack: Array, origin: Places, used: Places) -> None:  # fmt: skip
     """One more label of a type, so many devices on its node and so many stages, with so much more room than the layers before
     need: of those with about as much the least cost and the most room are kept, apart. Those of whole pipelines are all at (0, 0,
     0, 0, 0). It comes from label (hi, j, d, n, k)."""
@@ -141,6 +142,10 @@ def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: floa
         x, c, p = min(LABELS - 1, int(left * scale)), min(c, cost.shape[2]) - 1, min(p, cost.shape[3]) - 1
     else:
         i = c = p = x = 0
+    if used[lo, i, c, p] == 0:
+        used[lo, i, c, p] = 1
+        cost[lo, i, c, p] = np.inf
+        slack[lo, i, c, p] = -np.inf
     if total < cost[lo, i, c, p, x]:
         cost[lo, i, c, p, x] = total
         found = origin[lo, i, c, p, x]
@@ -150,15 +155,21 @@ def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: floa
 
 @compiled
 def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Array, scale: float, cost: Array, slack: Array,
-            price: Array, room: Array, at: Places, undercut: Array) -> int:  # fmt: skip
+            used: Places, price: Array, room: Array, at: Places, undercut: Array) -> int:  # fmt: skip
     """What a stage that ends at hi can have behind it: labels of these types and counts, and of p + 1 stages, less the transfer
     to each type, that no other of more room and as few stages undercuts. Into `price` and `room` [hi, where, p] both of each,
     into `at` its place; how many."""
+    some = 0
+    for j in types:
+        for c in counts:
+            some += used[hi, j, c, p]
+    if some == 0:
+        return 0
     most, left, found = np.full(LABELS, np.inf), np.full(LABELS, -np.inf), 0
     origin = np.zeros((LABELS, 3), np.int32)
     for j in types:
         for c in counts:
-            for k in range(LABELS if hops[j] < np.inf else 0):
+            for k in range(LABELS if hops[j] < np.inf and used[hi, j, c, p] else 0):
                 free = slack[hi, j, c, p, k] - hops[j]
                 if cost[hi, j, c, p, k] < np.inf and free >= 0:
                     x = min(LABELS - 1, int(free * scale))
@@ -180,7 +191,7 @@ def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Arra
 @compiled
 def _lists(
     lo: int, T: float, ahead: float, scale: float, blocking: bool, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array,
-    cost: Array, slack: Array, many: Index, prices: Array, rooms: Array, places: Places,
+    cost: Array, slack: Array, used: Places, many: Index, prices: Array, rooms: Array, places: Places,
 ) -> None:  # fmt: skip
     """What stages that end at lo can have behind them: on another node; and on theirs, by their type and the devices there."""
     K, C, P = hop_inside.shape[0], cost.shape[2], cost.shape[3]
@@ -188,7 +199,7 @@ def _lists(
     if wire[lo] < np.inf and (blocking or ahead + wire[lo] <= T):
         hops, undercut = none if blocking else none + hop[lo], np.full(LABELS, np.inf)
         for p in range(P):
-            many[lo, 0, p] = _joined(lo, 0, p, every, counts, hops, scale, cost, slack, prices, rooms, places, undercut)
+            many[lo, 0, p] = _joined(lo, 0, p, every, counts, hops, scale, cost, slack, used, prices, rooms, places, undercut)
     for i in range(K):
         least = wire_inside[:, i, lo].min()
         if least == np.inf or not (blocking or ahead + least <= T):
@@ -197,16 +208,16 @@ def _lists(
         for c in range(C):
             x, undercut = 1 + i * C + c, np.full(LABELS, np.inf)
             for p in range(P):
-                many[lo, x, p] = _joined(lo, x, p, every, counts[c : c + 1], hops, scale, cost, slack, prices, rooms, places,
-                                         undercut)  # fmt: skip
+                many[lo, x, p] = _joined(lo, x, p, every, counts[c : c + 1], hops, scale, cost, slack, used, prices, rooms,
+                                         places, undercut)  # fmt: skip
 
 
 @compiled
 def _extended(
     lo: int, hi: int, w: int, i: int, p: int, devices: int, node: int, free: float, taken: float, through: float, summed: float,
     price: float, below: float, least: Array, ahead: Array, scale: float, blocking: bool, hop: Array, wire: Array,
-    near_hop: Array, near_wire: Array, cost: Array, slack: Array, origin: Places, many: Index, prices: Array, rooms: Array,
-    places: Places,
+    near_hop: Array, near_wire: Array, cost: Array, slack: Array, origin: Places, used: Places, many: Index, prices: Array,
+    rooms: Array, places: Places,
 ) -> int:  # fmt: skip
     """A stage before all that it can have behind it, p + 1 stages; how many those are."""
     C, seen, after = cost.shape[2], 0, summed if lo == 0 else 0.0
@@ -231,12 +242,12 @@ def _extended(
             if prices[hi, x, p, y] + price < below:
                 at = places[hi, x, p, y]
                 _put(lo, i, near + devices, p + 2, left, prices[hi, x, p, y] + price, scale, w, hi, at[0], at[1], p, at[2], cost,
-                     slack, origin)  # fmt: skip
+                     slack, origin, used)  # fmt: skip
     return seen
 
 
 @compiled
-def _taken(f: float, g: float, first: float, last: float, F: float, B: float, beyond: Array, m: float, depth: float) -> float:
+def _taken(f: float, g: float, first: float, last: float, F: float, B: float, beyond: Pair, m: float, depth: float) -> float:
     """The same of one that takes f for all forwards, g for all backwards, `first` for the first forward and `last` for the last
     backward, and at most F and B for any. The first micro-batch and the last are `beyond` it for so long [2], and of m there are
     at most `depth` in flight."""
@@ -247,7 +258,7 @@ def _taken(f: float, g: float, first: float, last: float, F: float, B: float, be
 
 
 @compiled
-def _rooms(table: Array, limit: float, samples: int, largest: int, allowed: bool) -> tuple[float, float]:
+def _rooms(table: Array, limit: float, samples: int, largest: int, allowed: bool) -> Pair:
     """The most samples in flight of a stage, without and with recompute; infinite where all can be."""
     left = limit - table[0] - table[1] * samples
     plain = (left - table[3] * largest) / max(table[2], 1e-9)
@@ -257,25 +268,20 @@ def _rooms(table: Array, limit: float, samples: int, largest: int, allowed: bool
 
 @compiled
 def _spans(
-    stage: tuple[float, float, float, float, float, float], most: Array, rooms: tuple[float, float], window: int, beyond: Array,
-    m: float, b: int,
-) -> tuple[float, float]:  # fmt: skip
-    """The least time from the first forward of a stage to its last backward, and for that one forward and backward, whether it
-    recomputes or not; of its forwards and backwards, the first and the last, and what recompute adds to all and to one."""
+    stage: tuple[float, float, float, float, float, float], most: Pair, rooms: Pair, beyond: Pair, m: float, b: int
+) -> Pair:
+    """The least time from the first forward of a stage to its last backward, without and with recompute; of its forwards and
+    backwards, the first and the last, and what recompute adds to all and to one."""
     f, g, first, last, again, once_again = stage
-    taken, through = np.inf, first + last
-    if rooms[0] >= window:
-        taken = _taken(f, g, first, last, most[0], most[1], beyond, m, np.floor(rooms[0] / b))
-    else:
-        through += once_again
-    if rooms[1] >= window:
-        depth, backward = np.floor(rooms[1] / b), most[1] + most[0]
-        taken = min(taken, _taken(f, g + again, first, last + once_again, most[0], backward, beyond, m, depth))
-    return taken, through
+    depth, depth_again = np.floor(rooms[0] / b), np.floor(rooms[1] / b)
+    plain = _taken(f, g, first, last, most[0], most[1], beyond, m, depth) if depth > 0 else np.inf
+    if depth_again < 1:
+        return plain, np.inf
+    return plain, _taken(f, g + again, first, last + once_again, most[0], most[1] + most[0], beyond, m, depth_again)
 
 
 @compiled
-def _cheapest(
+def _cheapest(  # noqa: C901
     work: Array, backward: Array, again: Array, once: Array, once_again: Array, begin: Array, work_more: float, once_more: float,
     beyond: Array, longest: Array, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array, b: int, samples: int,
     kind: Index, at: Index, devices: Index, others: Index, price: Array, sums: Array, node: Index, tables: Array, limits: Array,
@@ -290,46 +296,55 @@ def _cheapest(
     back, busy = on * _nearest(hop, hop_inside), on * 2 * _nearest(wire, wire_inside)
     apart, m, largest = np.full(L + 1, np.inf), np.ceil(samples / b), min(b, samples)
     near_hop, near_wire = _nearest(apart, hop_inside), _nearest(apart, wire_inside)
-    many = np.zeros((L + 1, 1 + K * cost.shape[2], P), np.int64)
-    cost[:] = np.inf
-    slack[:] = -np.inf
+    many, behind = np.zeros((L + 1, 1 + K * cost.shape[2], P), np.int64), np.zeros((L + 1, P), np.int64)
+    used = np.zeros(cost.shape[:4], np.int32)
     for lo in range(L - 1, -1, -1):
         scale = LABELS / max(T - least[lo], 1e-300)
         for hi in range(lo + 1, L + 1):
             for w in range(W):
                 v, i = kind[w], at[w]
-                first, last = begin[v, hi] - begin[v, lo], once[v, hi] - once[v, lo] - begin[v, hi] + begin[v, lo] + once_more
-                g = backward[v, hi] - backward[v, lo]
-                f = work[v, hi] - work[v, lo] - g + work_more
+                first, last = begin[v, hi] - begin[v, lo], once[v, hi] - once[v, lo] - begin[v, hi] + begin[v, lo]
+                first, last = first + once_more / 2, last + once_more / 2
+                f, g = work[v, hi] - work[v, lo], backward[v, hi] - backward[v, lo]
+                f, g = f - g + work_more / 2, g + work_more / 2
                 free, summed = T - optimizer[v, lo, hi], sums[w, lo, hi]
                 if free - f - g < max(least[lo], ahead[lo]):
                     continue
                 stage = f, g, first, last, again[v, hi] - again[v, lo], once_again[v, hi] - once_again[v, lo]
-                most = longest[:, v, hi] - longest[:, v, lo] + once_more / 2
-                rooms_of = _rooms(tables[v, :, lo, hi], limits[v], samples, largest, allowed)
-                for p in range(-1 if hi == L else 0, P if hi < L else 0):  # p + 1 stages behind it
+                longer = longest[:, v, hi]
+                most = longer[0] - longest[0, v, lo] + once_more / 2, longer[1] - longest[1, v, lo] + once_more / 2
+                rooms_of = _rooms(tables[v, lo, hi], limits[v], samples, largest, allowed)
+                plain, recomputed = _spans(stage, most, rooms_of, (beyond[0, hi], beyond[1, hi]), m, b)
+                for p in range(-1 if hi == L else 0, 0 if hi == L else P):  # p + 1 stages behind it
+                    if hi < L and behind[hi, p] == 0:
+                        continue
                     window = samples if gpipe else min(samples, (p + 2) * b)
                     if max(rooms_of) < window:
                         break
-                    taken, through = _spans(stage, most, rooms_of, window, beyond[:, hi], m, b)
+                    taken, through = plain if rooms_of[0] >= window else np.inf, first + last
+                    if rooms_of[0] < window:
+                        through += stage[5]
+                    if rooms_of[1] >= window:
+                        taken = min(taken, recomputed)
                     taken, through = taken + busy[i, lo], through + back[i, lo]
                     left = free - taken - (summed if lo == 0 else 0.0) - least[lo]
                     if left < 0 or free - taken - summed < ahead[lo]:
                         continue
                     if hi == L and price[w] + spent[lo] < below:
-                        _put(lo, i, devices[w], 1, left, price[w], scale, w, L, 0, 0, 0, 0, cost, slack, origin)
+                        _put(lo, i, devices[w], 1, left, price[w], scale, w, L, 0, 0, 0, 0, cost, slack, origin, used)
                     elif hi < L:
                         effort += 1 + _extended(
                             lo, hi, w, i, p, devices[w], node[i] - others[w], free, taken, through, summed, price[w],
                             below - spent[lo], least, ahead, scale, blocking, hop, wire, near_hop, near_wire, cost, slack,
-                            origin, many, prices, rooms, places,
+                            origin, used, many, prices, rooms, places,
                         )  # fmt: skip
         if lo > 0 and least[lo] < T:
-            _lists(lo, T, ahead[lo], scale, blocking, hop, wire, hop_inside, wire_inside, cost, slack, many, prices, rooms,
+            _lists(lo, T, ahead[lo], scale, blocking, hop, wire, hop_inside, wire_inside, cost, slack, used, many, prices, rooms,
                    places)  # fmt: skip
+            behind[lo] = many[lo].sum(axis=0)
     n = lo = i = c = p = k = 0
-    while lo < L and cost[0, 0, 0, 0, 0] < np.inf:
+    found: float = cost[0, 0, 0, 0, 0] if used[0, 0, 0, 0] else np.inf
+    while lo < L and found < np.inf:
         line[n], lo, i, c, p, k = origin[lo, i, c, p, k]
         n += 1
-    found: float = cost[0, 0, 0, 0, 0]
     return found, n, effort

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
@@ -12,26 +13,38 @@ import numpy as np
 from hetpipe.partitioners._appraisal import Appraiser, Sketch, Sort
 from hetpipe.partitioners._drafts import Draft, Index, Work
 from hetpipe.partitioners._ends import replica_ends
-from hetpipe.predict.cost import ring_seconds
+from hetpipe.partitioners._traffic import Array, Lane, Ring, Traffic
+from hetpipe.predict.cost import occupied_seconds, rate_alone, ring_seconds
 from hetpipe.predict.simulator import Run, play
+from hetpipe.spec.plan import ReplicaPlan
 from hetpipe.spec.schedule import ScheduleName
 
 Owner = tuple[int, int, int]  # sort, stage, shard
+ROUNDED = 1 - 1e-9  # other sums than the simulator's
 KNOWN = 500  # pipelines of plans whose transfers share adapters that are kept
 
 
 class Pipelines(NamedTuple):
-    """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, and the
-    longest optimizer."""
+    """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, the longest
+    optimizer, and what goes over each boundary one way (`Lane`)."""
 
     work: Work
     devices: Index
     ready: tuple[float, ...]
     optimizer: float
+    carried: Array
 
     def holding(self, layer: int) -> int:
         """The stage that has this layer."""
         return next(s for s, (_, hi) in enumerate(self.work.stages) if layer < hi)
+
+
+class Sum(NamedTuple):
+    """One gradient sum: its devices, its bytes and who waits for it."""
+
+    devices: Index
+    size: float
+    owners: set[Owner]
 
 
 class Steps:
@@ -39,7 +52,9 @@ class Steps:
 
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.costs = appraiser, appraiser.costs
-        self._runs: dict[tuple[Sort, ScheduleName], tuple[tuple[float, ...], float]] = {}
+        self._runs: dict[tuple[Sort, ScheduleName], tuple[tuple[float, ...], float, Array]] = {}
+        self.shared = self.costs.cluster.shares_adapters  # if not, `least` is the step
+        self.traffic = Traffic(self.costs, appraiser.links)
         self._known: dict[object, Run] = {}
         self.tied: dict[str, list[int]] = {}
         for l, layer in enumerate(appraiser.problem.profile.layers):  # noqa: E741
@@ -49,23 +64,36 @@ class Steps:
     def step(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
         """Seconds; where adapters are shared perhaps a lower bound, if that is not `below` this. InputError where a link is not
         known."""
-        alone = self._alone(draft, sketch)
-        if alone >= below or not self.costs.cluster.shares_adapters:
-            return alone
+        least = self.least(draft, sketch)
+        return self.played(draft) if least < below and self.shared else least
+
+    def least(self, draft: Draft, sketch: Sketch) -> float:
+        """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry."""
+        found = self._pipelines(draft, sketch)
+        optimizer, sums = max(x.optimizer for x in found), list(self._sums(found))
+        alone = self._synced(found, sums)
+        return max(alone, self._carried(found, sums) * ROUNDED if self.shared else 0.0) + optimizer
+
+    def tasks(self, draft: Draft) -> int:
+        """How many tasks (see `contention`) its pipelines are."""
+        counts = np.bincount(draft.which, minlength=len(draft.works)).tolist()
+        return sum(count * (4 * len(work.stages) - 2) * work.m for count, work in zip(counts, draft.works, strict=True))
+
+    def played(self, draft: Draft) -> float:
+        """Seconds, with all that shares adapters."""
         if len(self._known) > KNOWN:
             self._known.clear()
         return play(draft.plan(self.appraiser.problem), self.costs, self._known).step
 
-    def _alone(self, draft: Draft, sketch: Sketch) -> float:
-        """Seconds, if nothing shared an adapter with others: that never takes less."""
+    def _pipelines(self, draft: Draft, sketch: Sketch) -> list[Pipelines]:
+        """Those of each sort."""
         found = []
         for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
             devices = draft.rows[rows][:, sort.work.used]
             found.append(Pipelines(sort.work, devices, *self._run(sort, draft.schedule, devices[0])))
-        end = max(max(x.ready) for x in found)
-        return self._synced(found, end) + max(x.optimizer for x in found)
+        return found
 
-    def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], float]:
+    def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], float, Array]:
         """Of one of a sort's pipelines."""
         if (sort, schedule) not in self._runs:
             row = [0] * (len(sort.work.ends) - 1)
@@ -75,20 +103,23 @@ class Steps:
             kinds = [self.costs.cluster.device(stage.device).type for stage in replica.stages]
             optimizers = [self.costs.optimizer_seconds(kind, *stage.layers, len(stage.devices))
                           for kind, stage in zip(kinds, replica.stages, strict=True)]  # fmt: skip
-            self._runs[sort, schedule] = tuple(replica_ends(self.costs, replica, schedule)), max(optimizers)
+            ready = tuple(replica_ends(self.costs, replica, schedule))
+            self._runs[sort, schedule] = ready, max(optimizers), self._bytes(replica, sort.work)
         return self._runs[sort, schedule]
 
-    def _synced(self, found: list[Pipelines], end: float) -> float:
-        """When the last gradient sum ends, at least `end`: see `simulator.sync_times`. Pipelines of one sort wait alike."""
+    def _bytes(self, replica: ReplicaPlan, work: Work) -> Array:
+        """Of a pipeline's transfers one way, as `contention` has it: where they are a part of actions they share nothing."""
+        found = np.zeros(len(replica.stages) - 1)
+        for s, (a, b) in enumerate(pairwise(replica.stages)):
+            parts, link = min(len(a.devices), len(b.devices)), self.costs.link(a.device, b.device)
+            for size, count in work.runs if self.costs.cluster.runtime_overhead.overlap_transfers else ():
+                part = float(self.appraiser.problem.profile.output_bytes[a.layers[1] - 1]) * size / parts
+                found[s] += count * parts * occupied_seconds(link, part) * rate_alone(link, part)
+        return found
+
+    def _sums(self, found: list[Pipelines]) -> Iterator[Sum]:
+        """In the order of `cost.sync_segments`. Pipelines of one sort wait alike."""
         alone = self.appraiser.problem.backend == "torch"  # else one process drives a pipeline
-
-        def owner(i: int, s: int, shard: int = 0) -> Owner:
-            return (i, s, shard) if alone else (i, 0, 0)
-
-        free: dict[Owner, float] = {}
-        for i, x in enumerate(found):
-            for s, (ready, degree) in enumerate(zip(x.ready, x.work.groups, strict=True)):
-                free |= {owner(i, s, shard): ready if alone else max(x.ready) for shard in range(degree)}
         for size, holders in self._segments(found):
             groups = [found[i].work.groups[s] for i, s in holders]
             pieces = lcm(*groups)
@@ -97,13 +128,39 @@ class Steps:
                 devices = np.concatenate(
                     [found[i].devices[:, s] + shard for (i, s), shard in zip(holders, shards, strict=True)]
                 )
-                if len(devices) < 2:
-                    continue
-                owners = {owner(i, s, shard) for (i, s), shard in zip(holders, shards, strict=True)}
-                done = max(free[x] for x in owners) + self._ring(devices, size / pieces)
-                free.update(dict.fromkeys(owners, done))
-                end = max(end, done)
+                owners = {
+                    (i, s, shard) if alone else (i, 0, 0) for (i, s), shard in zip(holders, shards, strict=True)
+                }
+                if len(devices) > 1:
+                    yield Sum(devices, size / pieces, owners)
+
+    def _synced(self, found: list[Pipelines], sums: list[Sum]) -> float:
+        """When the last gradient sum ends, if nothing shared an adapter with others: that never takes less. See
+        `simulator.sync_times`."""
+        free = self._ready(found)
+        end = max(free.values())
+        for devices, size, owners in sums:
+            done = max(free[x] for x in owners) + self._ring(devices, size)
+            free.update(dict.fromkeys(owners, done))
+            end = max(end, done)
         return end
+
+    def _ready(self, found: list[Pipelines]) -> dict[Owner, float]:
+        """When each owner of gradients has ended its last backward."""
+        free: dict[Owner, float] = {}
+        for i, x in enumerate(found):
+            if self.appraiser.problem.backend != "torch":
+                free[i, 0, 0] = max(x.ready)
+                continue
+            for s, (ready, degree) in enumerate(zip(x.ready, x.work.groups, strict=True)):
+                free |= {(i, s, shard): ready for shard in range(degree)}
+        return free
+
+    def _carried(self, found: list[Pipelines], sums: list[Sum]) -> float:
+        """When the adapters can be done with all that crosses them at the earliest."""
+        free = self._ready(found)
+        lanes = [Lane(x.devices, x.carried) for x in found]
+        return self.traffic.least(lanes, [Ring(d, size, max(free[x] for x in owners)) for d, size, owners in sums])
 
     def _segments(self, found: list[Pipelines]) -> list[tuple[float, list[tuple[int, int]]]]:
         """Bytes and holders (sort, stage) of each sum in the order of `cost.sync_segments`."""

@@ -18,6 +18,7 @@ from hetpipe.partitioners._types import Types
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.spec.cluster import RuntimeOverhead
 from tests.plans import ROUNDING, checked
 from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
 
@@ -43,6 +44,15 @@ def test_no_plan_is_below_the_bound(problem: Problem) -> None:
     except PartitionError:
         return
     assert Lower(Types(problem), fluid_bound(problem)).run(1.5 * best, 100_000_000) <= best * ROUNDING
+
+
+def test_the_seconds_of_actions_count_once() -> None:
+    """One layer on one device, one micro-batch: 1 s, 2 s, and 0.01 s for each of both."""
+    cluster = make_cluster([{"a": 1}]).model_copy(update={"runtime_overhead": RuntimeOverhead(action_seconds=0.01)})
+    problem = make_problem(cluster, make_profile({"a": [1.0]}, sizes=(1,)), 1)
+    step = checked(problem, Exhaustive()(problem).plan).step_seconds
+    assert step == pytest.approx(3.02)
+    assert 0.99 * step < Lower(Types(problem), fluid_bound(problem)).run(1.5 * step, 1e7) <= step * ROUNDING
 
 
 @settings(max_examples=25, **UNHURRIED)

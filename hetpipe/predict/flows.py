@@ -60,15 +60,20 @@ class _Graph(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The flows on their way: `on_way` has their numbers, `part` those whose speeds may change, and `fair` what these become; by
-    flow whether it is of this part, its task, the seconds alone that were left when its speed last changed, when that was, and
-    the speed, as a part of that alone; by adapter what room is left in it, for how many transfers, and whether any of those that
-    cross it may change."""
+    """The flows on their way: `on_way` has their numbers, `part` those whose speeds may change, and `full` adapters of theirs. By
+    flow whether it is of this part, what its speed becomes, its task, the seconds alone that were left when its speed last
+    changed, when that was, and the speed, as a part of that alone. By adapter what room is left in it, for how many transfers,
+    and whether it may share them anew.
+
+    What is on its way over an adapter is a list: it begins at crossing `head` of the adapter (−1: it is empty), and `after` and
+    `before` are its neighbours by crossing, of which each is of one `flow`. So are those of each of the different `rates`,
+    slowest first, of a part that no adapter has stopped: from `slow` on, and by flow the `next`; `kind` has each flow's."""
 
     on_way: Index
     part: Index
-    fair: Array
+    full: Index
     hit: Flags
+    fair: Array
     task: Index
     left: Array
     since: Array
@@ -76,6 +81,14 @@ class _Way(NamedTuple):
     room: Array
     demand: Array
     dirty: Flags
+    head: Index
+    after: Index
+    before: Index
+    flow: Index
+    rates: Array
+    slow: Index
+    next: Index
+    kind: Index
 
 
 def ends(tasks: Tasks, flows: Flows) -> Array:
@@ -95,10 +108,19 @@ def _graph(tasks: Tasks) -> _Graph:
 
 
 def _way(flows: Flows) -> _Way:
-    none, adapters = np.zeros(len(flows.members)), np.zeros(len(flows.capacity))
-    whole, flags = none.astype(np.int64), none.astype(np.bool_)
-    return _Way(whole, whole.copy(), none, flags, whole.copy(), none.copy(), none.copy(), none.copy(),
-                adapters, adapters.copy(), adapters.astype(np.bool_))  # fmt: skip
+    F, A, E = len(flows.members), len(flows.capacity), len(flows.crossed)
+    rates, kind = np.unique(flows.rate, return_inverse=True)
+
+    def empty(length: int) -> Index:
+        return np.full(length, -1, dtype=np.int64)
+
+    return _Way(
+        on_way=empty(F), part=empty(F), full=empty(A), hit=np.zeros(F, np.bool_), fair=np.zeros(F), task=empty(F),
+        left=np.zeros(F), since=np.zeros(F), speed=np.zeros(F), room=np.zeros(A), demand=np.zeros(A),
+        dirty=np.zeros(A, np.bool_), head=empty(A), after=empty(E), before=empty(E),
+        flow=np.repeat(np.arange(F), np.diff(flows.reach)), rates=rates, slow=empty(len(rates)), next=empty(F),
+        kind=kind.astype(np.int64),
+    )  # fmt: skip
 
 
 @cache
@@ -111,88 +133,131 @@ def ready() -> None:
 
 
 @inlined
-def _level(flows: Flows, way: _Way, count: int) -> float:
-    """The rate up to which those of negative speed can rise together."""
-    level = np.inf
-    for a in range(count):
-        if way.fair[a] < 0:
-            f = way.part[a]
-            level = min(level, flows.rate[f])
-            for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
-                level = min(level, way.room[c] / way.demand[c])
-    return level
+def _begin(flows: Flows, way: _Way, f: int) -> None:
+    """A flow is on its way: at the head of the lists of what it crosses."""
+    for e in range(flows.reach[f], flows.reach[f + 1]):
+        c = flows.crossed[e]
+        way.after[e], way.before[e] = way.head[c], -1
+        if way.head[c] >= 0:
+            way.before[way.head[c]] = e
+        way.head[c], way.dirty[c] = e, True
 
 
 @inlined
-def _stop(flows: Flows, way: _Way, count: int, level: float) -> int:
-    """Those that rise no further get their speeds: they are as fast as alone, or cross a full adapter. How many they are."""
-    stopped = 0
-    for a in range(count):
-        if way.fair[a] < 0:
-            f = way.part[a]
-            if flows.rate[f] <= level * ROUNDING:
-                way.fair[a], stopped = 1.0, stopped + 1
-                continue
-            for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
-                if way.room[c] <= level * ROUNDING * way.demand[c]:
-                    way.fair[a], stopped = level / flows.rate[f], stopped + 1
-                    break
-    return stopped
+def _leave(flows: Flows, way: _Way, f: int) -> None:
+    """A flow has ended."""
+    for e in range(flows.reach[f], flows.reach[f + 1]):
+        c = flows.crossed[e]
+        way.dirty[c] = True
+        if way.before[e] >= 0:
+            way.after[way.before[e]] = way.after[e]
+        else:
+            way.head[c] = way.after[e]
+        if way.after[e] >= 0:
+            way.before[way.after[e]] = way.before[e]
 
 
 @inlined
-def _share(flows: Flows, way: _Way, count: int) -> None:
-    """Max-min fair speeds of `count` flows: all rates rise together, until some stop; then those of the others."""
-    for a in range(count):
-        way.fair[a] = -1.0
-        for c in flows.crossed[flows.reach[way.part[a]] : flows.reach[way.part[a] + 1]]:
-            way.room[c], way.demand[c] = flows.capacity[c], 0.0
-    for a in range(count):
-        for c in flows.crossed[flows.reach[way.part[a]] : flows.reach[way.part[a] + 1]]:
-            way.demand[c] += flows.members[way.part[a]]
-    rising = count
-    while rising > 0:
-        rising -= _stop(flows, way, count, _level(flows, way, count))
-        for a in range(count if rising > 0 else 0):
-            f = way.part[a]
-            for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
-                way.room[c], way.demand[c] = flows.capacity[c], 0.0
-        for a in range(count if rising > 0 else 0):
-            f = way.part[a]
-            for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
-                if way.fair[a] < 0:
-                    way.demand[c] += flows.members[f]
-                else:
-                    way.room[c] = max(0.0, way.room[c] - flows.members[f] * way.fair[a] * flows.rate[f])
-
-
-@inlined
-def _reached(flows: Flows, way: _Way, count: int) -> int:
-    """Gathers in `part` what shares an adapter with what has changed, or with another of this part; how many these are."""
-    gathered, before = 0, -1
-    while gathered > before:
-        before = gathered
-        for a in range(count):
-            f = way.on_way[a]
-            for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
-                if way.dirty[c] and not way.hit[f]:
-                    way.hit[f], way.part[gathered] = True, f
-                    gathered += 1
+def _reached(flows: Flows, way: _Way, adapters: Index) -> tuple[int, int]:
+    """Gathers in `part` what shares an adapter with what has changed, or with another of this part, and these `adapters`; how
+    many of both."""
+    gathered, count, seen = 0, 0, 0
+    for c in range(len(way.dirty)):
+        if way.dirty[c]:
+            adapters[count] = c
+            count += 1
+    while seen < count:
+        e = way.head[adapters[seen]]
+        seen += 1
+        while e >= 0:
+            f = way.flow[e]
+            e = way.after[e]
             if way.hit[f]:
-                for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
-                    way.dirty[c] = True
+                continue
+            way.hit[f], way.part[gathered] = True, f
+            gathered += 1
+            for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
+                if not way.dirty[c]:
+                    way.dirty[c], adapters[count] = True, c
+                    count += 1
     for a in range(gathered):
         way.hit[way.part[a]] = False
-        for c in flows.crossed[flows.reach[way.part[a]] : flows.reach[way.part[a] + 1]]:
-            way.dirty[c] = False
-    return gathered
+    for a in range(count):
+        way.dirty[adapters[a]] = False
+    return gathered, count
 
 
 @inlined
-def _changed(flows: Flows, way: _Way, f: int) -> None:
-    """A flow has begun or ended."""
+def _stop(flows: Flows, way: _Way, f: int, fair: float) -> None:
+    """A flow gets its speed: what is left is for the others."""
+    way.fair[f] = fair
     for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
-        way.dirty[c] = True
+        way.demand[c] -= flows.members[f]
+        way.room[c] = max(0.0, way.room[c] - flows.members[f] * fair * flows.rate[f])
+
+
+@inlined
+def _slowest(way: _Way, k: int) -> int:
+    """The first of the different rates, from the k-th on, of which a flow still rises."""
+    while k < len(way.slow):
+        while way.slow[k] >= 0 and way.fair[way.slow[k]] >= 0:
+            way.slow[k] = way.next[way.slow[k]]
+        if way.slow[k] >= 0:
+            break
+        k += 1
+    return k
+
+
+@inlined
+def _fill(way: _Way, adapters: Index, count: int, rate: float) -> tuple[float, int]:
+    """The rate up to which all can rise together, at most this one; and how many adapters are full then: they are in `full`."""
+    level, full = rate, 0
+    for a in range(count):
+        if way.demand[adapters[a]] > 0:
+            level = min(level, way.room[adapters[a]] / way.demand[adapters[a]])
+    for a in range(count):
+        c = adapters[a]
+        if way.demand[c] > 0 and way.room[c] <= level * ROUNDING * way.demand[c]:
+            way.full[full] = c
+            full += 1
+    return level, full
+
+
+@inlined
+def _rise(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) -> None:
+    """All flows of the part still rise, and nothing is taken of their adapters."""
+    way.slow[:] = -1
+    for a in range(count):
+        way.room[adapters[a]], way.demand[adapters[a]] = flows.capacity[adapters[a]], 0.0
+    for a in range(gathered):
+        f = way.part[a]
+        way.fair[f], way.next[f], way.slow[way.kind[f]] = -1.0, way.slow[way.kind[f]], f
+        for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
+            way.demand[c] += flows.members[f]
+
+
+@inlined
+def _share(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) -> None:
+    """Max-min fair speeds of the part: all rates rise together, until some are as fast as alone, or cross a full adapter; then
+    those of the others."""
+    _rise(flows, way, gathered, adapters, count)
+    k = _slowest(way, 0)
+    while k < len(way.slow):
+        level, full = _fill(way, adapters, count, way.rates[k])
+        while k < len(way.slow) and way.rates[k] <= level * ROUNDING:
+            while way.slow[k] >= 0:
+                f = way.slow[k]
+                way.slow[k] = way.next[f]
+                if way.fair[f] < 0:
+                    _stop(flows, way, f, 1.0)
+            k += 1
+        for a in range(full):
+            e = way.head[way.full[a]]
+            while e >= 0:
+                if way.fair[way.flow[e]] < 0:
+                    _stop(flows, way, way.flow[e], level / flows.rate[way.flow[e]])
+                e = way.after[e]
+        k = _slowest(way, k)
 
 
 @inlined
@@ -226,6 +291,7 @@ def _end(way: _Way, f: int) -> float:
 def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
     end = np.full(len(graph.flow), np.nan)
     todo = np.empty(len(graph.flow), dtype=np.int64)  # tasks that are over, or whose beginning is known
+    adapters = np.empty(len(flows.capacity), dtype=np.int64)
     known, count = 0, 0
     for i in range(len(graph.flow)):
         if graph.waits[i] == 0:
@@ -246,7 +312,7 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
             if _end(way, f) <= now:
                 end[way.task[f]], todo[known] = now, way.task[f]
                 known += 1
-                _changed(flows, way, f)
+                _leave(flows, way, f)
             else:
                 way.on_way[count] = f
                 count += 1
@@ -255,11 +321,11 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
             f = graph.flow[i]
             way.on_way[count], way.task[f], way.left[f], way.since[f], way.speed[f] = f, i, graph.seconds[i], now, 1.0
             count += 1
-            _changed(flows, way, f)
-        gathered = _reached(flows, way, count)
-        _share(flows, way, gathered)
+            _begin(flows, way, f)
+        gathered, touched = _reached(flows, way, adapters)
+        _share(flows, way, gathered, adapters, touched)
         for a in range(gathered):
             f = way.part[a]
-            if way.fair[a] != way.speed[f]:
+            if way.fair[f] != way.speed[f]:
                 way.left[f] -= (now - way.since[f]) * way.speed[f]
-                way.since[f], way.speed[f] = now, way.fair[a]
+                way.since[f], way.speed[f] = now, way.fair[f]
