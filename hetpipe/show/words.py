@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.scene import Edge, Lane, Scene, StageScene, lane_name, numbers_text
@@ -22,11 +23,6 @@ _WAITS: dict[Cause, str] = {
     "link": "waiting for messages on links", "gradient sum": "while gradients are summed",
     "overhead": "between actions",
 }  # fmt: skip
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 sample`, `2 samples`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def percent(part: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.planning.alternatives import Alternative, MovedCut
 from hetpipe.planning.front import Front, nodes_text
@@ -19,7 +20,6 @@ from hetpipe.show.report import prediction_facts
 from hetpipe.show.scene import Scene, StageScene, numbers_text
 from hetpipe.show.words import (
     PROOFS,
-    counted,
     idle_text,
     in_words,
     memory_text,
