@@ -8,7 +8,7 @@ from importlib.resources import files
 from hetpipe.planning.alternatives import Alternative, MovedCut, equal_split, moved_cuts, other_rules, what_if
 from hetpipe.show.draw import Given
 from hetpipe.show.page import sections
-from hetpipe.show.page.glossary import glossary
+from hetpipe.show.page.glossary import glossary, linked
 from hetpipe.show.page.html import escaped, paragraph, section
 from hetpipe.show.picture.theme import definitions, style
 from hetpipe.show.words import origin
@@ -36,8 +36,8 @@ def report_page(shown: Given, *, what_if: bool = True, progress: Callable[[str],
         sections.timeline(scene, predicted, shown.measured), sections.memory(scene, predicted), sections.time(scene),
         sections.proof(scene), sections.price(scene), sections.against(scene, predicted, shown.measured),
         sections.front(shown.front), sections.rules(scene, rules), sections.changes(how, changed, shown.plan.global_batch),
-        section("glossary", "Glossary", glossary()),
     ]  # fmt: skip
+    body = [*map(linked, body), section("glossary", "Glossary", glossary())]
     there = [(name, title) for name, title in TITLES.items() if any(f'<section id="{name}"' in part for part in body)]
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in there)
     title = escaped(f"{shown.plan.model}: the plan")
