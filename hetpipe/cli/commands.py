@@ -269,7 +269,7 @@ def train(
         return
     out.print(train_table(result))
     if job.log is not None:
-        what = "plan, profile, metrics.jsonl, trace.json and summary.json"
+        what = "report.html, plan, profile, metrics.jsonl, trace.json and summary.json"
         out.print(f"{what} are in {job.log.folder}", markup=False, soft_wrap=True)
 
 
