@@ -26,9 +26,9 @@ def made(rows: list[tuple[float, float, bool, bool]]) -> Front:
         if planned:
             row |= {"status": "planned", "on_front": best, "plan": {
                 "step_seconds": seconds, "price_per_million_samples": price, "samples_per_second": 1.0,
-                "pipeline_seconds": seconds, "gradient_sync_seconds": 0, "embedding_sync_seconds": 0, "optimizer_seconds": 0, "peak_bytes": 1, "gap": None,
-                "proof": None, "replicas": 1, "microbatch_sizes": [1], "stages": [1], "tensor_parallel": [1],
-                "partitions": {"8": 1}}}  # fmt: skip
+                "pipeline_seconds": seconds, "gradient_sync_seconds": 0,
+                "embedding_sync_seconds": 0, "optimizer_seconds": 0, "peak_bytes": 1, "gap": None, "proof": None, "replicas": 1,
+                "microbatch_sizes": [1], "stages": [1], "tensor_parallel": [1], "partitions": {"8": 1}}}  # fmt: skip
         documents.append(row)
     document = {"format": "hetpipe.front/1", "model": "net", "global_batch": 8, "partitioner": "auto", "rows": documents}
     return Front.parse(document, "the front")
@@ -50,6 +50,8 @@ def test_points_are_ordered_as_their_numbers_and_inside(rows: list[tuple[float, 
             c, d = beside.x + beside.width / 2, beside.y + beside.height / 2
             assert a <= c + 1e-6 or x >= u
             assert b >= d - 1e-6 or y >= v
+    for end in ("middle", "end"):  # round values, of both axes
+        assert len([words for words in canvas.words if words.anchor == end]) >= 2
     assert sum(bool(group.label) for group in canvas.groups) == sum(kind_of(row) == "front" for row in front.rows)
     for words in canvas.words:
         assert 0 <= words.y <= canvas.height

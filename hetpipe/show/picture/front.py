@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hetpipe.files.units import human_seconds, three_digits
 from hetpipe.planning.front import Front, Row, nodes_text, price_per_million_samples
 from hetpipe.show.picture.canvas import Box, Canvas, Group, Line, Words, fitting, text_width
+from hetpipe.show.report import ticks
 
 WIDTH, HEIGHT, _MARGIN, _LEFT, _BOTTOM, _TOP = 960.0, 400.0, 12.0, 70.0, 46.0, 34.0
 # name: colour, half of a point's size
@@ -45,13 +46,15 @@ class _Axis:
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Round values: 1, 2 and 5 × 10ᵏ, or closer ones where these are fewer than three."""
-        powers = range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 1)
-        for steps in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), [1 + i / 20 for i in range(180)]):
-            found = [step * 10.0**power for power in powers for step in steps if self.low <= step * 10.0**power <= self.high]
-            if len(found) >= 3:
-                break
-        return found[:: max(1, math.ceil(len(found) / 8))]
+        """Round values: 1, 2 and 5 × 10ᵏ (of many, powers of ten); where these are fewer than three, multiples of one of them."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = [step * 10.0**power for power in powers for step in (1, 2, 5) if self.low <= step * 10.0**power <= self.high]
+        if len(found) > 10:
+            return [10.0**power for power in powers if self.low <= 10.0**power <= self.high]
+        if len(found) < 3:
+            step = ticks(self.high - self.low, 5)[1]
+            found = [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        return found
 
 
 def front_canvas(front: Front) -> Canvas:

@@ -241,7 +241,10 @@ def _stage_labels(
     right, size = " · ".join([*facts, *marks]), 11.0
     colour = "limit" if marks else "faint"
     room = scale.room
-    group.words.append(Words(x=scale.left, y=y + 8, text=fitting(who, room / 1.1, size), size=size, bold=True, clear=True))
+    for i, line in enumerate(wrapped(who, room / 1.1, size)):
+        y += 15 if i else 0
+        shown = fitting(line, room / 1.1, size)
+        group.words.append(Words(x=scale.left, y=y + 8, text=shown, size=size, bold=True, clear=True))
     if text_width(who, size, bold=True) + text_width(right, 10.5) + 12 <= room:
         group.words.append(Words(x=scale.left + room, y=y + 8, text=right, size=10.5, anchor="end", colour=colour, clear=True))
         return y + 18
