@@ -253,8 +253,8 @@ def _shares(scene: Scene, layers: int) -> list[str]:
         order = sorted(scene.stages, key=lambda item: -item[1].work)
         return [
             f"{devices_text(lane, stage)}{', get' if lane.count > 1 else ' gets'} {len(stage.tiles)} of "
-            f"{counted(layers, 'layer')} and {lane.samples} of {total} samples{' each' if lane.count > 1 else ''}, "
-            f"{percent(stage.work)} of the work{_because(scene, stage, fastest)}."
+            f"{counted(layers, 'layer')} and {lane.samples} of {total} samples, "
+            f"{work_share(lane, stage)}{_because(scene, stage, fastest)}."
             for lane, stage in order
         ]
     found = []
@@ -280,8 +280,8 @@ def _because(scene: Scene, stage: StageScene, fastest: str) -> str:
     reasons = []
     if stage.kind in scene.speeds and len(scene.speeds) > 1:
         times = scene.speeds[stage.kind] / scene.speeds[fastest] if scene.speeds[fastest] > 0 else 1.0
-        slower = f"it takes {three_digits(times)} × as long as {fastest} for the same work"
-        reasons.append("it is the fastest type" if stage.kind == fastest or times < 1.005 else slower)
+        slower = f"{stage.kind} takes {three_digits(times)} × as long as {fastest} for the same work"
+        reasons.append(f"{stage.kind} is the fastest type" if stage.kind == fastest or times < 1.005 else slower)
     if stage.fullness is not None and stage.fullness >= TIGHT:
         reasons.append(f"its memory is {percent(stage.fullness)} full")
     return f", because {' and '.join(reasons)}" if reasons else ""

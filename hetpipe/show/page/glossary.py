@@ -12,9 +12,7 @@ _PLAIN = re.compile(r"(<(p|li|th|td)(?: [^>]*)?>)([^<]+)(?=</\2>)")  # an elemen
 
 def glossary() -> str:
     """The terms as a list of definitions, to which `linked` leads."""
-    entries = (
-        f'<dt id="{_anchor(name)}" tabindex="-1">{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in TERMS.items()
-    )
+    entries = (f'<dt id="{_anchor(name)}">{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in TERMS.items())
     return f"<dl>{''.join(entries)}</dl>"
 
 
