@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hetpipe.files.messages import counted
 from hetpipe.partitioners._capacity import Capacity, Packing, Seat
 from hetpipe.partitioners._shortage import first_enough
 from hetpipe.partitioners._space import measured_sizes
@@ -96,10 +97,10 @@ def _obstacle(
     if packing.samples:
         text = (
             f"{packing.samples} of the {problem.global_batch} samples of a step are the most that fit "
-            f"({packing.replicas} pipeline{'s' if packing.replicas > 1 else ''}); "
+            f"({counted(packing.replicas, 'pipeline')}); "
         )
     each = (
-        f"with {samples} samples in micro-batches of {b}" if packing.samples else f"with micro-batches of {b}"
+        f"with {counted(samples, 'sample')} in micro-batches of {b}" if packing.samples else f"with micro-batches of {b}"
     )
     if end == len(layers):
         text += f"{each} no device holds even layer {end - 1} ({layers[end - 1].name!r})"

@@ -9,6 +9,7 @@ from itertools import islice, product
 
 import numpy as np
 
+from hetpipe.files.messages import counted
 from hetpipe.partitioners._assembly import Assembly, Sorts, Wish
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._improve import Improvement
@@ -51,7 +52,7 @@ class Planner:
             if R in tried or not 1 <= R <= self.types.most:
                 continue
             tried.add(R)
-            self.desk.say(f"{R} replicas; best step {step:.4g} s")
+            self.desk.say(f"{counted(R, 'replica')}; best step {step:.4g} s")
             self.assembly.look(R, self.wishes(R), self.lower.bound)
             if self.assembly.step < step:  # and others about as many
                 waiting = [R - 1, R + 1, round(R / BESIDE), round(R * BESIDE), *waiting]

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from hetpipe.cli.commands import app
 from tests.commands import Command
 from tests.jobs import PLANNING, Folder, train
 
@@ -77,7 +79,17 @@ def other_model(folder: Folder) -> None:
     folder.plan(model="gpt")
 
 
+def unknown_model(folder: Folder) -> None:
+    folder.job(model={"name": "mpl"})
+
+
+def unknown_data(folder: Folder) -> None:
+    folder.job(data={"name": "text5"})
+
+
 WRONG = [
+    (unknown_model, "unknown model 'mpl'; did you mean 'mlp'? known: "),
+    (unknown_data, "unknown data 'text5'; did you mean 'text'? known: "),
     (wrong_key, "top level: unknown key 'trian'; did you mean 'train'?"),
     (wrong_key_inside, "train: unknown key 'optimiser'; did you mean 'optimizer'?"),
     (
@@ -118,6 +130,7 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
     [
         (("train", "nowhere.yaml"), "cannot read nowhere.yaml: No such file or directory"),
         (("train", "."), "cannot read .: Is a directory"),
+        (("profile", "job.yaml", "--set", "model.name=mpl"), "unknown model 'mpl'; did you mean 'mlp'?"),
         (("profile", "plan.json"), "plan.json: "),
         (("train", "job.yaml", "--set", "train.steps"), "write key=value, for example train.steps=50"),
         (("train", "job.yaml", "--plan", "other.json"), "cannot read other.json: No such file or directory"),
@@ -196,3 +209,13 @@ def test_a_plan_for_another_cluster_or_without_links_cannot_be_simulated(
     found = run("simulate", "--plan", "plan.json", *PLANNING)
     assert found.code == 2
     assert "the cluster has no device 'n1/0'" in found.err
+
+
+def test_every_option_of_every_command_says_what_it_is() -> None:
+    found = {
+        f"{name} --{parameter.name}": getattr(parameter, "help", "told")  # click has no help of arguments
+        for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
+        for parameter in command.params
+    }
+    assert len(found) > 50
+    assert [name for name, text in found.items() if not text] == []

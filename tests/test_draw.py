@@ -5,16 +5,22 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given as given_examples
+from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
+from hetpipe.files.units import human_seconds
 from hetpipe.show.draw import draw_plan, given, scene_of
-from hetpipe.show.picture.canvas import Box, Canvas, Words, fitting, text_width
+from hetpipe.show.picture.axis import Scale, mark_names
+from hetpipe.show.picture.canvas import Box, Canvas, Group, Words, fitting, text_width
 from hetpipe.show.picture.curves import memory_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
 from hetpipe.show.picture.partition import NARROW, WIDE, partition_canvas
+from hetpipe.show.picture.theme import CAUSE_PATTERNS
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from tests.plans_shown import demo
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -122,7 +128,55 @@ def test_alike_replicas_are_drawn_once() -> None:
     scene = scene_of(given(alike, profile=profile(NAMES), cluster=CLUSTER))[0]
     assert [lane.replicas for lane in scene.lanes] == [(0, 1)]
     shown = {words.text for words in partition_canvas(scene).words}
-    assert {"2 × replicas 0–1: 3 of 6 samples each (micro-batches: 2 + 1)", "n0/0 fast (and 1 alike) · layers 0–3"} <= shown
+    assert {"2 × replicas 0–1: 3 of 6 samples each (micro-batches: 2 + 1)", "n0/0 and n0/1, each fast · layers 0–3"} <= shown
+    assert "n0/0 and n0/1, each fast, limit the step: each of them computes for 100 % of it" in shown
+    assert "node n0" in shown
+    apart = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {
+        "nodes": [{"name": f"n{i}", "devices": {"fast": 1}} for i in range(5)]}, "the cluster")  # fmt: skip
+    five = plan(*([(0, 4, f"n{i}/0")] for i in range(5)))
+    shown = {words.text for words in canvas_of(five, profile=profile(NAMES), cluster=apart).words}
+    assert {"n0/0, n1/0 and 3 more, each fast · layers 0–3", "nodes n0, n1 and 3 more"} <= shown
+
+
+def test_a_stage_has_the_numbers_of_its_first_and_last_layers_however_narrow_they_are() -> None:
+    short = profile(NAMES).model_dump(exclude_none=True)
+    for measured in short["measurements"]:
+        measured["forward_seconds"] = [[1e-6, 1.0, 1.0, 1e-6]]
+    known: dict[str, Any] = {"profile": Profile.parse(short, "the profile"), "cluster": CLUSTER}
+    for width in (WIDE, NARROW):
+        words = [words.text for words in canvas_of(plan([(0, 4, "n0/0")]), width, **known).words]
+        assert {"0 embed", "3 head"} <= set(words)
+        assert words.count("0 embed") == words.count("3 head") == 1
+
+
+def test_idle_time_looks_in_bars_as_in_the_legend_and_each_cause_otherwise() -> None:
+    scene = scene_of(demo())[0]
+    canvas = partition_canvas(scene)
+    seen = {cause for cause, share in scene.idle_shares().items() if share >= 0.0005}
+    assert len(seen) >= 2
+    legend = [box for box in canvas.groups[0].boxes if box.pattern and box.fill == "rule"]
+    bars = [box for box in canvas.boxes if box.tip.startswith("idle")]
+
+    def look(box: Box) -> tuple[object, ...]:
+        return box.fill, box.opacity, box.pattern, box.edge, box.thickness
+
+    assert {look(box) for box in bars if box.tip.split(",")[1].split(":")[0].strip() in seen} == {look(box) for box in legend}
+    assert len(set(CAUSE_PATTERNS.values())) == len(CAUSE_PATTERNS)
+    for box in bars:
+        cause = box.tip.split(",")[1].split(":")[0].strip()
+        assert box.pattern == CAUSE_PATTERNS[cause]
+
+
+@given_examples(st.lists(st.floats(0, 1.5), min_size=1, max_size=4))
+def test_names_of_marks_are_apart_and_in_the_picture(moments: list[float]) -> None:
+    names = [(seconds, f"bound {seconds:.2f} s", "ink", (-1) ** i) for i, seconds in enumerate(moments)]
+    group, scale = Group(), Scale(left=22, room=336, seconds=1.0, largest=1, high=80)
+    end = mark_names(group, scale, NARROW, names, 100.0)
+    spans = [(words.y, words.x, words.x + text_width(words.text, words.size, bold=True)) for words in group.words]
+    assert [words.text for words in group.words] == [name for _, name, *_ in names]
+    assert all(100 < y < end and left >= 0 and right <= NARROW for y, left, right in spans)
+    for i, (y, left, right) in enumerate(spans):
+        assert all(y != v or left > b or right < a for v, a, b in spans[:i])
 
 
 def test_the_equal_split_stands_beneath_at_the_same_scale() -> None:
@@ -136,6 +190,7 @@ def test_the_equal_split_stands_beneath_at_the_same_scale() -> None:
     scale = frames[0].width / scene.stages[0][1].busy
     for ghost, (_, stage) in zip(ghosts, scene.equal.stages, strict=True):
         assert ghost.boxes[0].width == pytest.approx(stage.busy * scale)
+    assert f"equal split {human_seconds(scene.equal.seconds or 0.0)}" in {words.text for words in canvas.words}
 
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])

@@ -136,7 +136,7 @@ class TestMegatron:
             "1 of the plan's 3 devices",
             "unequal shares of the batch: the plan's replicas take [11, 2]",
             "micro-batches of unequal size: the plan has [2, 3, 4]",
-            "micro-batches of 4: the batch must be a multiple of micro-batch × 1 replicas; here 1",
+            "micro-batches of 4: the batch must be a multiple of micro-batch × 1 replica; here 1",
             "unequal devices: it takes a, b to be equally fast",
         ):
             assert part in lost

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from hetpipe.files.messages import InputError
 from hetpipe.planning import registry
+from hetpipe.spec.job import Job
 
 
 def test_partitioners_are_found_by_name() -> None:
@@ -55,6 +57,23 @@ def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.check_partitioner("auto")
     with pytest.raises(InputError, match="cannot load 'broken'"):
         registry.check_partitioner("broken")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model": {"name": "gtp"}}, "unknown model 'gtp'; did you mean 'gpt'? known: alexnet, "),
+        ({"data": {"name": "txt"}}, "unknown data 'txt'; did you mean 'text'? known: cifar10, "),
+        ({"plan": {"partitioner": "autos"}}, "unknown partitioner 'autos'; did you mean 'auto'? known: "),
+    ],
+)
+def test_names_of_a_job_are_checked_without_importing_what_they_name(keys: dict[str, object], message: str) -> None:
+    document = {"format": "hetpipe.job/1", "model": {"name": "gpt"}, "data": {"name": "text"},
+                "train": {"global_batch": 8, "steps": 1}}  # fmt: skip
+    registry.check_names(Job.parse(document, "the job"))
+    registry.check_names(Job.parse({**document, "model": {"target": "no_such_package:build"}}, "the job"))  # its own fault, later
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        registry.check_names(Job.parse({**document, **keys}, "the job"))
 
 
 class TestTargets:

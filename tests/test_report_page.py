@@ -17,10 +17,15 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.show.draw import Given, draw_plan
 from hetpipe.show.page.report import TITLES
 from tests.plans_shown import demo, many, three
+from tests.test_front_chart import made
 
 pytestmark = pytest.mark.slow
 SECTIONS = set(TITLES) - {"price", "measured", "front", "proof"}  # which not every plan has
-PLANS = {"three": (three, SECTIONS | {"price", "proof"}), "demo": (demo, SECTIONS | {"measured"}), "many": (many, SECTIONS)}
+PLANS = {
+    "three": (three, SECTIONS | {"price", "proof", "front"}),
+    "demo": (demo, SECTIONS | {"measured"}),
+    "many": (many, SECTIONS),
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,9 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "demo":
         measured = shown.predicted()
         shown = Given(plan=shown.plan, profile=shown.profile, cluster=shown.cluster, measured=measured)
+    if request.param == "three":
+        front = made([(2.0, 1.0, True, True), (1.0, 3.0, True, True), (3.0, 3.0, False, True)])
+        shown = Given(plan=shown.plan, profile=shown.profile, cluster=shown.cluster, front=front)
     path = tmp_path_factory.mktemp(request.param) / "report.html"
     draw_plan(shown, path)
     return shown, path, sections
@@ -97,6 +105,22 @@ def test_focus_by_keyboard_shows_the_layers_of_each_stage(browser: Any, report: 
         r, s = map(int, key.split("."))
         lo, hi = shown.plan.replicas[r].stages[s].layers
         assert all(layer.name in text for layer in shown.profile.layers[lo:hi])
+    page.close()
+
+
+def test_a_term_leads_to_its_explanation_by_keyboard(browser: Any, report: tuple[Given, Path, set[str]]) -> None:
+    _, path, _ = report
+    page, _, asked = opened(browser, path, 360, "dark")
+    links = page.query_selector_all("a.term")
+    assert len(links) > 5
+    for link in links:
+        assert page.query_selector(link.get_attribute("href")) is not None
+    links[0].focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_function("""(() => { const box = document.querySelector('dt:target')?.getBoundingClientRect();
+        return box && box.top >= 0 && box.bottom <= innerHeight; })()""")
+    assert asked == []
     page.close()
 
 

@@ -18,7 +18,15 @@ from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.tables import step_table
 from hetpipe.show.text_picture import TextPicture
 from hetpipe.show.trace import load_trace, save_trace
-from hetpipe.show.words import description, lane_title, memory_text, percent, stage_sentence
+from hetpipe.show.words import (
+    description,
+    devices_text,
+    explained,
+    lane_title,
+    memory_text,
+    percent,
+    stage_sentence,
+)
 from hetpipe.spec.plan import Plan
 from tests.plans_shown import LINK, demo, many, three
 from tests.strategies import make_cluster, make_profile
@@ -96,6 +104,15 @@ def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Gi
     assert {key: own["text"] for key, own in json.loads(page.scripts["stages"]).items()} == sentences
 
     text = printed(TextPicture(scene, width=200), 200)
+    drawn = {element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")}
+    assert {line for line in explained(scene) if line not in text} == set()
+    assert set(explained(scene)) <= drawn
+    assert {"replica", "micro-batch", scene.plan.schedule} <= {line.split(":")[0] for line in explained(scene)}
+    for lane, stage in scene.stages:
+        assert all(" + ".join(twin) in devices_text(lane, stage) for twin in stage.twins[:1])
+        assert len(stage.twins) == lane.count - 1
+        assert devices_text(lane, stage) in text
+        assert any(devices_text(lane, stage) in (own or "") for own in drawn)
     trace = load_trace(tmp_path / "trace.json")["predicted"]
     assert human_seconds(trace.step_seconds) == human_seconds(scene.seconds or 0.0)
     for lane, stage in scene.stages:
@@ -149,7 +166,7 @@ def test_64_devices_in_alike_pipelines_are_two_rows() -> None:
     assert predicted is not None
     assert [(lane.count, len(lane.stages)) for lane in scene.lanes] == [(32, 2)]
     assert "32 × replicas 0–31: 8 of 256 samples each (micro-batches: 4 × 2)" in printed(TextPicture(scene), 80)
-    assert len(printed(TextPicture(scene), 80).splitlines()) < 40
+    assert len(printed(TextPicture(scene), 80).splitlines()) < 45
 
 
 def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:

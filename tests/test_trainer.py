@@ -21,11 +21,12 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from hetpipe.training.runlog import TrainResult
+from hetpipe.training.runlog import TrainResult, write_report
 from hetpipe.training.start import profile_everywhere, run_everywhere, train_rank
 from hetpipe.training.table import train_table
 from hetpipe.training.trainer import Trainer
 from tests.jobs import MLP, POINTS, Folder, train
+from tests.plans_shown import demo, three
 
 ONE = [{"cuts": [6], "sizes": [6, 6]}]  # all of the model on one device
 
@@ -105,6 +106,23 @@ def test_two_epochs_with_partial_batches_are_those_of_one_device_and_leave_their
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert any("predicted" in name for name in names), names
     assert any("measured" in name for name in names), names
+    page = (tmp_path / "log" / "report.html").read_text("utf-8")
+    assert all(f'<section id="{name}"' in page for name in ("words", "picture", "timeline", "memory", "time", "measured"))
+    assert '<section id="changes"' not in page
+
+
+def test_a_report_that_cannot_be_made_is_a_warning_and_no_fault_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = demo()
+    assert shown.profile is not None
+    assert shown.cluster is not None
+    with caplog.at_level("WARNING"):
+        write_report(tmp_path, shown.plan, shown.profile, three().cluster or shown.cluster, None)
+    assert list(tmp_path.iterdir()) == []
+    assert "no report in " in caplog.text
+    write_report(tmp_path, shown.plan, shown.profile, shown.cluster, None)
+    assert '<section id="picture"' in (tmp_path / "report.html").read_text("utf-8")
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -20,8 +20,9 @@ from hetpipe.cli.terminal import install_watching
 from hetpipe.cli.weights import export_weights
 from hetpipe.files.formats import Document
 from hetpipe.files.limits import MOST_BATCH
-from hetpipe.files.messages import InputError, nearest
+from hetpipe.files.messages import InputError, counted, nearest
 from hetpipe.files.writing import check_output
+from hetpipe.planning import registry
 from hetpipe.planning.front import Front
 from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
@@ -74,8 +75,8 @@ def _is_main() -> bool:
 def _say_job(path: Path, job: Job) -> None:
     """What begins, before what takes time does."""
     cluster = job.read_cluster()
-    counted = f"{cluster.device_count} device{'s' * (cluster.device_count > 1)} of {job.cluster}" if cluster is not None else ""
-    say(f"{path}: {job.model.label} on {counted or 'the devices that are here'}")
+    devices = f"{counted(cluster.device_count, 'device')} of {job.cluster}" if cluster is not None else ""
+    say(f"{path}: {job.model.label} on {devices or 'the devices that are here'}")
 
 
 def _print_json(value: Any) -> None:
@@ -93,6 +94,7 @@ def profile(
 ) -> None:
     """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
     job = Job.read(job_file, settings or ())
+    registry.check_names(job)
     if _is_main():
         check_output(output)
         _say_job(job_file, job)
@@ -244,6 +246,7 @@ def train(
 ) -> None:
     """Train a job: starts its own ranks on one machine; works unchanged under torchrun on many."""
     job = Job.read(job_file, settings or ())
+    registry.check_names(job)
     if plan is not None:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
     job.check_files()
@@ -266,7 +269,7 @@ def train(
         return
     out.print(train_table(result))
     if job.log is not None:
-        what = "plan, profile, metrics.jsonl, trace.json and summary.json"
+        what = "report.html, plan, profile, metrics.jsonl, trace.json and summary.json"
         out.print(f"{what} are in {job.log.folder}", markup=False, soft_wrap=True)
 
 

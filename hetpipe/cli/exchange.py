@@ -59,10 +59,10 @@ def import_published(
     link: Annotated[str | None, typer.Option(help="fasop, metis, zorse: between nodes, '5 GB/s'.")] = None,
     inside: Annotated[list[str] | None, typer.Option(help="fasop, metis, zorse: 'A100=230 GB/s'.")] = None,
     memory: Annotated[list[str] | None, typer.Option(help="Of a device type: 'A100=40 GiB'.")] = None,
-    hidden_size: Annotated[int, typer.Option(min=0)] = 0,
-    sequence_length: Annotated[int, typer.Option(min=0)] = 0,
-    attention_heads: Annotated[int, typer.Option(min=0)] = 0,
-    vocabulary: Annotated[int, typer.Option(min=0)] = 0,
+    hidden_size: Annotated[int, typer.Option(min=0, help="fasop, metis: width of the model.")] = 0,
+    sequence_length: Annotated[int, typer.Option(min=0, help="fasop, metis, zorse: tokens of a sample.")] = 0,
+    attention_heads: Annotated[int, typer.Option(min=0, help="fasop, zorse: heads of an attention.")] = 0,
+    vocabulary: Annotated[int, typer.Option(min=0, help="fasop, zorse: rows of the embedding.")] = 0,
     number_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a parameter.")] = 4,
 ) -> None:
     """Turn a profile that another planner published into profile.json and cluster.yaml."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hetpipe.files.messages import InputError, nearest, shown
+from hetpipe.files.messages import InputError, counted, nearest, shown
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.schedule import default_depths
@@ -139,11 +139,11 @@ def _common_batch(plan: Plan, dp: int, lost: list[str]) -> tuple[int, int]:
         lost.append(f"micro-batches of unequal size: the plan has {sorted(sizes)}")
     if micro != usual:
         lost.append(
-            f"micro-batches of {usual}: the batch must be a multiple of micro-batch × {dp} replicas; here {micro}"
+            f"micro-batches of {usual}: the batch must be a multiple of micro-batch × {counted(dp, 'replica')}; here {micro}"
         )
     if batch != plan.global_batch:
         lost.append(
-            f"a global batch of {plan.global_batch}: it is no multiple of {dp} replicas; here {batch}"
+            f"a global batch of {plan.global_batch}: it is no multiple of {counted(dp, 'replica')}; here {batch}"
         )
     return micro, batch
 
@@ -216,10 +216,11 @@ def _few(wrong: list[str]) -> list[str]:
 
 
 def _header(plan: Plan, system: str, lost: Sequence[str], assumed: Sequence[str] = ()) -> list[str]:
+    size = f"{counted(len(plan.replicas), 'replica')}, {counted(len(plan.device_ids), 'device')}"
     lines = [
         "#!/usr/bin/env bash",
         f"# {system}: what comes closest to this plan of {plan.partitioner!r} for model {plan.model!r}",
-        f"# ({len(plan.replicas)} replicas, {len(plan.device_ids)} devices, {plan.global_batch} samples a step).",
+        f"# ({size}, {plan.global_batch} samples a step).",
     ]
     if plan.predicted is not None:
         seconds = plan.predicted.step_seconds

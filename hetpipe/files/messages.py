@@ -71,6 +71,15 @@ def listed(faults: Sequence[str]) -> str:
     return "\n".join([f"  {cut(fault)}" for fault in shown_faults] + ([f"  … and {left} more"] if left else []))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "sample"), counted(2, "sample")
+    ('1 sample', '2 samples')
+    """
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """`"; did you mean 'x'? known: …"`: the end of every message about a name that is not known."""
     lower = {other.lower(): other for other in known}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hetpipe.files.messages import InputError, cut
+from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.device import (
     Emulation,
     MemoryMeter,
@@ -90,7 +90,7 @@ class _SizeRun:
     @property
     def text(self) -> str:
         """`1 sample`, `2 samples`."""
-        return f"{self.size} sample{'s' if self.size > 1 else ''}"
+        return counted(self.size, "sample")
 
     def measure(self, name: str, layer: nn.Module, clock: Clock, index: int, repeats: int, *, last: bool) -> None:
         """Median forward and backward seconds of the next layer, and their relative spread."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.planning.partition import Partitioner
+from hetpipe.spec.job import Job
 
 DATASETS = {
     "text": "hetpipe.building.datasets",
@@ -45,6 +46,15 @@ def check_partitioner(name: str) -> None:
         _load(point)
     else:
         _check("partitioner", name, partitioner_names())
+
+
+def check_names(job: Job) -> None:
+    """InputError if there is no model, no data or no partitioner of the job's names. None of ours is imported, so that it is
+    known before anything starts."""
+    check_partitioner(job.plan.partitioner)
+    for what, section, known in (("model", job.model, model_names), ("data", job.data, dataset_names)):
+        if section.name is not None:
+            _check(what, section.name, known())
 
 
 def partitioner(name: str) -> Partitioner:

@@ -17,7 +17,8 @@ from rich.text import Text
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds
 from hetpipe.files.writing import check_output, write_bytes
-from hetpipe.planning.front import Front, Row, Status, nodes_text, price_per_million_samples
+from hetpipe.planning.front import Front, Row, Status, nodes_text
+from hetpipe.show.picture.front import point_of
 
 # The first thirteen are FASOP's, with its spelling ("step/s" holds seconds per step); "/" separates the values of replicas
 # that differ.
@@ -175,11 +176,10 @@ def check_picture(path: Path) -> None:
 
 def _paint(axes: Any, front: Front) -> None:
     cheapest_first = [row for row in front.front[::-1] if row.plan is not None]
-    best = [_point(row, front) for row in cheapest_first]
-    lost = [_point(row, front) for row in front.rows if row.plan is not None and not row.on_front]
-    bounds = [
-        _point(row, front) for row in front.rows if row.plan is None and row.lower_bound_seconds is not None
-    ]
+    best = [point for row in cheapest_first if (point := point_of(row, front)) is not None]
+    others = [row for row in front.rows if not row.on_front]
+    lost = [point for row in others if row.plan is not None and (point := point_of(row, front)) is not None]
+    bounds = [point for row in others if row.plan is None and (point := point_of(row, front)) is not None]
     for points, look in (
         (bounds, {"marker": "_", "color": "#999999", "label": "not planned: lower bound"}),
         (lost, {"marker": "o", "s": 14, "color": "#56B4E9", "label": "planned, beaten"}),
@@ -196,15 +196,6 @@ def _paint(axes: Any, front: Front) -> None:
     if best:
         axes.step(*zip(*best, strict=True), where="post", color="#D55E00", linewidth=1.2)
         _label(axes, [nodes_text(row.nodes) for row in cheapest_first], best)
-
-
-def _point(row: Row, front: Front) -> tuple[float, float]:
-    """(price per million samples, seconds per step): of the plan, else of the lower bound."""
-    if row.plan is not None:
-        return row.plan.price_per_million_samples, row.plan.step_seconds
-    assert row.lower_bound_seconds is not None
-    price = price_per_million_samples(row.price_per_hour, row.lower_bound_seconds, front.global_batch)
-    return price, row.lower_bound_seconds
 
 
 def _label(axes: Any, names: Sequence[str], points: Sequence[tuple[float, float]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -47,7 +47,7 @@ class StageScene:
     """One stage. `work` is its part of all that is computed in a step, in the time that the fastest type would take for it (in
     layers × samples where no times are known). Seconds are of a step: computing `forward`, `backward` (without what is run
     again), `recompute`, `optimizer`; `idle` by its cause. None, or empty, where not known; `limit` is the device's memory in
-    bytes."""
+    bytes. `twins` are the same stage's devices in the replicas that are shown together with this one."""
 
     number: int
     devices: tuple[str, ...]
@@ -67,6 +67,7 @@ class StageScene:
     limit: int | None = None
     limits_step: bool = False
     edge: Edge | None = None
+    twins: tuple[tuple[str, ...], ...] = ()
 
     @property
     def busy(self) -> float:
@@ -318,9 +319,12 @@ def _alike(lanes: Sequence[Lane]) -> list[Lane]:
     for lane in lanes:
         groups.setdefault(_looks(lane), []).append(lane)
     return [
-        Lane(replicas=tuple(r for lane in group for r in lane.replicas), sizes=group[0].sizes, stages=group[0].stages)
+        Lane(replicas=tuple(r for lane in group for r in lane.replicas), sizes=group[0].sizes, stages=tuple(
+            replace(stages[0], twins=tuple(twin.devices for twin in stages[1:]))
+            for stages in zip(*(lane.stages for lane in group), strict=True)
+        ))
         for group in groups.values()
-    ]
+    ]  # fmt: skip
 
 
 def _looks(lane: Lane) -> object:

@@ -22,13 +22,14 @@ from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.words import (
     devices_text,
     edge_text,
+    explained,
     headlines,
     idle_text,
     lane_title,
     layer_range,
     memory_text,
     origin,
-    percent,
+    work_share,
     work_text,
 )
 
@@ -57,6 +58,7 @@ class TextPicture:
             for _, stage in scene.equal.stages:
                 yield _bar(scene.equal, stage, self._seconds, width - 1, ghost=True)
         yield self._legend()
+        yield from (Text(line, style="dim") for line in explained(scene))
 
     @property
     def _seconds(self) -> float:
@@ -67,7 +69,7 @@ class TextPicture:
     def _stage(self, lane: Lane, stage: StageScene, width: int) -> RenderResult:
         many = "layers" if len(stage.tiles) > 1 else "layer"
         parts = [f"s{stage.number} {devices_text(lane, stage)}", f"{many} {layer_range(stage.layers)}",
-                 f"{percent(stage.work)} of the work", memory_text(stage)]  # fmt: skip
+                 work_share(lane, stage), memory_text(stage)]  # fmt: skip
         heading = Text(printable(" · ".join(part for part in parts if part)))
         if stage.recomputed:
             heading.append(" · recomputed")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.scene import Edge, Lane, Scene, StageScene, lane_name, numbers_text
+from hetpipe.show.terms import in_short, term
 from hetpipe.spec.plan import Plan
 
 TIGHT = 0.9  # of a device's memory
@@ -22,11 +24,6 @@ _WAITS: dict[Cause, str] = {
     "link": "waiting for messages on links", "gradient sum": "while gradients are summed",
     "overhead": "between actions",
 }  # fmt: skip
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 sample`, `2 samples`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def percent(part: float) -> str:
@@ -67,9 +64,31 @@ def lane_title(lane: Lane, scene: Scene) -> str:
 
 
 def devices_text(lane: Lane, stage: StageScene) -> str:
-    """`n0/1 RTX-2080`; of alike replicas, the first one's and how many more."""
-    more = f" (and {lane.count - 1} alike)" if lane.count > 1 else ""
-    return f"{stage.named} {stage.kind}".strip() + more
+    """`n0/1 RTX-2080`; of alike replicas, `n0/1 and n1/0, each RTX-2080`, or `n0/0, n0/1 and 30 more, each RTX-2080`."""
+    if lane.count == 1:
+        return f"{stage.named} {stage.kind}".strip()
+    return f"{enumerated([stage.named, *map(' + '.join, stage.twins)])}, each {stage.kind}".strip()
+
+
+def nodes_text(stage: StageScene) -> str:
+    """`node n0`, or `nodes n1 and n0` of alike replicas."""
+    nodes = list(dict.fromkeys([stage.node, *(twin[0].rpartition("/")[0] for twin in stage.twins)]))
+    return f"node{'s' if len(nodes) > 1 else ''} {enumerated(nodes)}"
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`, `a, b and 30 more`."""
+    kept = list(names) if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"]
+    return kept[0] if len(kept) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
+
+
+def explained(scene: Scene) -> list[str]:
+    """The terms that a picture cannot do without, in a sentence each."""
+    there = ["replica", "micro-batch"] + [scene.plan.schedule] * (term(scene.plan.schedule) is not None)
+    predicted = scene.plan.predicted
+    if predicted is not None and predicted.gap is not None:
+        there.append("gap")
+    return [in_short(name) for name in there]
 
 
 def memory_text(stage: StageScene, *, part: bool = True) -> str:
@@ -81,6 +100,11 @@ def memory_text(stage: StageScene, *, part: bool = True) -> str:
     used, limit = human_bytes(stage.memory), human_bytes(stage.limit)
     used = used.removesuffix(limit[limit.index(" ") :])
     return f"{used} of {limit}" + (f", {percent(stage.fullness)}" if part else "")
+
+
+def work_share(lane: Lane, stage: StageScene) -> str:
+    """`23 % of the work each`."""
+    return f"{percent(stage.work)} of the work" + (" each" if lane.count > 1 else "")
 
 
 def work_text(stage: StageScene) -> list[tuple[str, str]]:
@@ -103,8 +127,7 @@ def edge_text(edge: Edge) -> str:
 def stage_sentence(scene: Scene, lane: Lane, stage: StageScene) -> str:
     """All that is known of a stage, for those who do not see the picture, and for a mouse or a focus that rests on it."""
     layers = f"layers {layer_range(stage.layers)}" if len(stage.tiles) > 1 else f"layer {layer_range(stage.layers)}"
-    work = f"{percent(stage.work)} of the work{' each' if lane.count > 1 else ''}"
-    parts = [f"{lane_name(lane)} stage {stage.number} on {devices_text(lane, stage)}: {layers}, {work}"]
+    parts = [f"{lane_name(lane)} stage {stage.number} on {devices_text(lane, stage)}: {layers}, {work_share(lane, stage)}"]
     if stage.forward is not None and scene.seconds:
         inside = ", ".join(f"{name} {seconds}" for name, seconds in work_text(stage))
         parts.append(f"computes {human_seconds(stage.busy)} of {human_seconds(scene.seconds)} ({inside})")
@@ -136,12 +159,12 @@ def limit_line(scene: Scene) -> str:
         return ""
     lane, stage = scene.limiting[0]
     share, many = stage.busy / scene.seconds, len(scene.limiting) * lane.count > 1
-    names = ", ".join(dict.fromkeys(devices_text(own, s) for own, s in scene.limiting[:3]))
+    names = "; ".join(dict.fromkeys(devices_text(own, s) for own, s in scene.limiting[:3]))
     names += f" and {len(scene.limiting) - 3} more" if len(scene.limiting) > 3 else ""
     if share < 0.5:
-        return f"No device limits the step: even {names} computes for only {percent(share)} of it"
-    verb = "limit the step: they compute" if many else "limits the step: it computes"
-    return f"{names} {verb} for {percent(share)} of it"
+        return f"No device limits the step: even {names}{' compute' if many else ' computes'} for only {percent(share)} of it"
+    verb = "limit the step: each of them computes" if many else "limits the step: it computes"
+    return f"{names}{',' if lane.count > 1 else ''} {verb} for {percent(share)} of it"
 
 
 def work_line(scene: Scene) -> str:
@@ -149,7 +172,7 @@ def work_line(scene: Scene) -> str:
     if not scene.seconds or scene.device_count < 2:
         return ""
     lane, stage = max(scene.stages, key=lambda item: item[1].work)
-    return f"{devices_text(lane, stage)} does most: {percent(stage.work)} of the work" + (" each" if lane.count > 1 else "")
+    return f"{devices_text(lane, stage)}{', do' if lane.count > 1 else ' does'} most: {work_share(lane, stage)}"
 
 
 def memory_line(scene: Scene) -> str:
@@ -229,8 +252,9 @@ def _shares(scene: Scene, layers: int) -> list[str]:
     if len(scene.stages) <= FEW_STAGES:
         order = sorted(scene.stages, key=lambda item: -item[1].work)
         return [
-            f"{devices_text(lane, stage)} gets {len(stage.tiles)} of {counted(layers, 'layer')} and {lane.samples} of {total} "
-            f"samples{' each' if lane.count > 1 else ''}, {percent(stage.work)} of the work{_because(scene, stage, fastest)}."
+            f"{devices_text(lane, stage)}{', get' if lane.count > 1 else ' gets'} {len(stage.tiles)} of "
+            f"{counted(layers, 'layer')} and {lane.samples} of {total} samples, "
+            f"{work_share(lane, stage)}{_because(scene, stage, fastest)}."
             for lane, stage in order
         ]
     found = []
@@ -256,8 +280,8 @@ def _because(scene: Scene, stage: StageScene, fastest: str) -> str:
     reasons = []
     if stage.kind in scene.speeds and len(scene.speeds) > 1:
         times = scene.speeds[stage.kind] / scene.speeds[fastest] if scene.speeds[fastest] > 0 else 1.0
-        slower = f"it takes {three_digits(times)} × as long as {fastest} for the same work"
-        reasons.append("it is the fastest type" if stage.kind == fastest or times < 1.005 else slower)
+        slower = f"{stage.kind} takes {three_digits(times)} × as long as {fastest} for the same work"
+        reasons.append(f"{stage.kind} is the fastest type" if stage.kind == fastest or times < 1.005 else slower)
     if stage.fullness is not None and stage.fullness >= TIGHT:
         reasons.append(f"its memory is {percent(stage.fullness)} full")
     return f", because {' and '.join(reasons)}" if reasons else ""

@@ -174,7 +174,7 @@ class CheckpointSection(Strict):
 
 
 class LogSection(Strict):
-    """Where results go (metrics.jsonl, plan.json, profile.json, trace.json, summary.json) and how often a line is written."""
+    """Where results go (metrics, plan, profile, trace, summary, report) and how often a line is written."""
 
     folder: Name
     every_steps: Positive = 10

@@ -14,15 +14,19 @@ from typing import Any
 from hetpipe.files.folders import claimed
 from hetpipe.files.writing import write_bytes, write_text
 from hetpipe.predict.timeline import Timeline
+from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation
+from hetpipe.show.draw import given
+from hetpipe.show.page.report import report_page
 from hetpipe.show.trace import save_trace
+from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
 WARMUP_STEPS = 2
-METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
+METRICS_FILE, SUMMARY_FILE, REPORT_FILE = "metrics.jsonl", "summary.json", "report.html"
 
 
 @dataclass(kw_only=True)
@@ -139,3 +143,13 @@ def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult
         if t is not None
     }
     save_trace(folder / "trace.json", timelines)
+
+
+def write_report(folder: Path, plan: Plan, profile: Profile, cluster: Cluster, measured: Timeline | None) -> None:
+    """report.html: the plan, what was measured beside what was predicted, and the equal split; only what takes no search. The run
+    is over and all else written: whatever fails here is told, and no fault of the run."""
+    try:
+        shown = given(plan, profile=profile, cluster=cluster, measured=measured)
+        write_text(folder / REPORT_FILE, report_page(shown, compare=False, what_if=False))
+    except Exception as error:
+        warn(f"no report in {folder}: {type(error).__name__}: {error}")

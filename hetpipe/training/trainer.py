@@ -12,7 +12,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.loop import Loop
-from hetpipe.training.runlog import SUMMARY_FILE, TrainResult, claim, write_folder
+from hetpipe.training.runlog import SUMMARY_FILE, TrainResult, claim, write_folder, write_report
 from hetpipe.training.session import Request, Session, join, open_session, prepare
 
 
@@ -45,6 +45,7 @@ class Trainer:
         folder = Path(self.job.log.folder) if self.job.log is not None else None
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
             write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
+            write_report(folder, plan, profile, session.cluster, result.measured)
         return result
 
 

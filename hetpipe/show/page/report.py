@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 
-from hetpipe.planning.alternatives import Alternative, MovedCut, equal_split, moved_cuts, other_rules, what_if
+from hetpipe.planning.alternatives import (
+    EQUAL,
+    RULES,
+    Alternative,
+    MovedCut,
+    equal_split,
+    moved_cuts,
+    other_rules,
+    what_if,
+)
 from hetpipe.show.draw import Given
 from hetpipe.show.page import sections
-from hetpipe.show.page.glossary import glossary
+from hetpipe.show.page.glossary import glossary, linked
 from hetpipe.show.page.html import escaped, paragraph, section
 from hetpipe.show.picture.theme import definitions, style
 from hetpipe.show.words import origin
@@ -21,14 +30,16 @@ TITLES = {
 }  # fmt: skip
 
 
-def report_page(shown: Given, *, what_if: bool = True, progress: Callable[[str], None] = lambda _: None) -> str:
-    """The page. With profile and cluster it compares with other partitioners, moves cuts and (`what_if`) plans other clusters,
-    which takes seconds: `progress` is told what is done."""
+def report_page(
+    shown: Given, *, compare: bool = True, what_if: bool = True, progress: Callable[[str], None] = lambda _: None
+) -> str:
+    """The page. With profile and cluster it compares with the equal split; with other partitioners and with moved cuts
+    (`compare`), and plans other clusters (`what_if`), which takes seconds: `progress` is told what is done."""
     predicted = shown.predicted()
-    rules, cuts, how, changed = _compared(shown, what_if, progress)
-    equal = equal_split(rules)
+    rules, how, changed = _compared(shown, RULES if compare else EQUAL, what_if, progress)
+    equal, cuts = equal_split(rules), list[MovedCut]()
     scene = shown.scene(predicted, equal.plan if equal is not None else None)
-    if predicted is not None and shown.problem is not None:
+    if compare and predicted is not None and shown.problem is not None:
         progress("moving cuts")
         cuts = moved_cuts(shown.plan, *shown.problem, [lane.replicas for lane in scene.lanes])
     body = [
@@ -36,8 +47,8 @@ def report_page(shown: Given, *, what_if: bool = True, progress: Callable[[str],
         sections.timeline(scene, predicted, shown.measured), sections.memory(scene, predicted), sections.time(scene),
         sections.proof(scene), sections.price(scene), sections.against(scene, predicted, shown.measured),
         sections.front(shown.front), sections.rules(scene, rules), sections.changes(how, changed, shown.plan.global_batch),
-        section("glossary", "Glossary", glossary()),
     ]  # fmt: skip
+    body = [*map(linked, body), section("glossary", "Glossary", glossary())]
     there = [(name, title) for name, title in TITLES.items() if any(f'<section id="{name}"' in part for part in body)]
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in there)
     title = escaped(f"{shown.plan.model}: the plan")
@@ -57,14 +68,14 @@ def report_page(shown: Given, *, what_if: bool = True, progress: Callable[[str],
 
 
 def _compared(
-    shown: Given, changes: bool, progress: Callable[[str], None]
-) -> tuple[list[Alternative], list[MovedCut], str, list[Alternative]]:
+    shown: Given, names: Sequence[str], changes: bool, progress: Callable[[str], None]
+) -> tuple[list[Alternative], str, list[Alternative]]:
     if shown.problem is None:
-        return [], [], "", []
+        return [], "", []
     progress("other partitioners")
-    rules = other_rules(shown.plan, *shown.problem)
+    rules = other_rules(shown.plan, *shown.problem, names)
     how, changed = what_if(shown.plan, *shown.problem, progress) if changes else ("", [])
-    return rules, [], how, changed
+    return rules, how, changed
 
 
 def _asset(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.planning.alternatives import Alternative, MovedCut
 from hetpipe.planning.front import Front, nodes_text
@@ -13,13 +14,13 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.show.page.html import data, escaped, paragraph, section, table
 from hetpipe.show.picture.canvas import Canvas
 from hetpipe.show.picture.curves import memory_canvas
+from hetpipe.show.picture.front import front_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
 from hetpipe.show.picture.partition import NARROW, WIDE, partition_canvas
 from hetpipe.show.report import prediction_facts
 from hetpipe.show.scene import Scene, StageScene, numbers_text
 from hetpipe.show.words import (
     PROOFS,
-    counted,
     idle_text,
     in_words,
     memory_text,
@@ -191,7 +192,9 @@ def front(found: Front | None) -> str:
     ]  # fmt: skip
     heading = ["nodes", "price per hour", "step", "price per million samples", "gap"]
     note = f"{len(found.rows)} sub-clusters were looked at; no other beats these both in time and in price."
-    return section("front", "Price against time", paragraph(note), table(heading, rows, label="the front"))
+    chart = front_canvas(found)
+    drawn = _figure(chart) if chart.height else ""
+    return section("front", "Price against time", paragraph(note), drawn, table(heading, rows, label="the front"))
 
 
 def rules(scene: Scene, found: Sequence[Alternative]) -> str:

@@ -11,11 +11,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetpipe.files.units import human_bytes, human_seconds
-from hetpipe.predict.idle import CAUSES
+from hetpipe.predict.idle import CAUSES, Cause
+from hetpipe.show.picture.axis import FRAME, MARGIN, Scale, draw_axis, draw_marks, scale_of
 from hetpipe.show.picture.canvas import (
     Box,
     Canvas,
@@ -38,42 +38,18 @@ from hetpipe.show.words import (
     lane_title,
     layer_range,
     memory_text,
+    nodes_text,
     origin,
     percent,
     stage_sentence,
+    work_share,
 )
 
 WIDE, NARROW = 960.0, 380.0
-_MARGIN, _FRAME = 12.0, 10.0
-_MOST_HIGH, _LEAST_HIGH, _ALL_HIGH = 80.0, 42.0, 640.0  # heights of the largest device's memory, and of all stages together
-_LEAST, _NAME = 24.0, 13.0  # of a device's memory, of a bar that holds a name in its middle
+_NAME = 13.0  # height of a bar that holds a name in its middle
 _GHOST = 13.0
+_SWATCH, _STRIP = 30.0, 6.0  # widths: of a swatch in the legend, of a bar's beginning in its type's pattern
 _MOST_STAGES = 48  # that are drawn; the table and the text have all
-_FARTHEST = 3.0  # steps that the time axis holds, for an equal split that takes longer
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scale:
-    """From seconds (or layers) and bytes to pixels."""
-
-    left: float
-    room: float
-    seconds: float
-    largest: float
-    high: float
-
-    def x(self, seconds: float) -> float:
-        """Where a moment of the step is."""
-        return self.left + min(seconds / self.seconds if self.seconds > 0 else 0.0, 1.0) * self.room
-
-    def heights(self, memory: int | None, limit: int | None) -> tuple[float, float]:
-        """How high a stage's bytes and its device's memory are: the latter by the square root of the bytes, so that small devices
-        are seen beside large ones, and the former as the part of it that they are."""
-        whole = limit or memory
-        if not whole or self.largest <= 0:
-            return _LEAST, _LEAST
-        high = max(_LEAST, self.high * math.sqrt(whole / self.largest))
-        return high * (memory / whole if memory is not None else 1.0), high
 
 
 def partition_canvas(scene: Scene, width: float = WIDE) -> Canvas:
@@ -82,7 +58,7 @@ def partition_canvas(scene: Scene, width: float = WIDE) -> Canvas:
     canvas = Canvas(width=width, title=f"{model}: who computes what", description=description(scene))
     _heading(canvas, scene)
     _legend(canvas, scene)
-    scale = _scale(scene, width)
+    scale = scale_of(scene, width)
     left = _MOST_STAGES
     for lane in scene.lanes:
         if left > 0:
@@ -90,25 +66,12 @@ def partition_canvas(scene: Scene, width: float = WIDE) -> Canvas:
             left -= len(lane.stages)
     if len(scene.stages) > _MOST_STAGES:
         text = f"and {len(scene.stages) - _MOST_STAGES} more stages"
-        canvas.groups[0].words.append(Words(x=_MARGIN, y=canvas.height + 12, text=text, size=11.5, colour="faint"))
+        canvas.groups[0].words.append(Words(x=MARGIN, y=canvas.height + 12, text=text, size=11.5, colour="faint"))
         canvas.height += 20
     if scene.equal is not None:
         _ghost(canvas, scene, scene.equal, scale)
-    _axis(canvas, scene, scale)
+    draw_axis(canvas, scene, scale)
     return canvas
-
-
-def _scale(scene: Scene, width: float) -> _Scale:
-    sizes = [size for _, stage in scene.stages for size in (stage.memory, stage.limit) if size is not None]
-    left = _MARGIN + _FRAME
-    room = width - 2 * left
-    if scene.seconds is None:
-        longest = float(scene.plan.layer_count)
-    else:
-        equal = scene.equal.seconds if scene.equal is not None and scene.equal.seconds is not None else 0.0
-        longest = max(scene.seconds, min(equal, _FARTHEST * scene.seconds))
-    return _Scale(left=left, room=room, seconds=longest, largest=max(sizes, default=0),
-                  high=min(_MOST_HIGH, max(_LEAST_HIGH, _ALL_HIGH / len(scene.stages))))  # fmt: skip
 
 
 def _colour(scene: Scene, stage: StageScene) -> tuple[str, str]:
@@ -119,46 +82,54 @@ def _colour(scene: Scene, stage: StageScene) -> tuple[str, str]:
 
 
 def _heading(canvas: Canvas, scene: Scene) -> None:
-    top, room = canvas.groups[0], canvas.width - 2 * _MARGIN
-    top.words.append(Words(x=_MARGIN, y=22, text=fitting(canvas.title, room / 1.1, 16), size=16, bold=True))
+    top, room = canvas.groups[0], canvas.width - 2 * MARGIN
+    top.words.append(Words(x=MARGIN, y=22, text=fitting(canvas.title, room / 1.1, 16), size=16, bold=True))
     y = 44.0
     for text in (*headlines(scene), origin(scene.plan)):
         for line in wrapped(text, room, 11.5):
-            top.words.append(Words(x=_MARGIN, y=y, text=line, size=11.5, colour="faint"))
+            top.words.append(Words(x=MARGIN, y=y, text=line, size=11.5, colour="faint"))
             y += 16
     canvas.height = y
 
 
 def _legend(canvas: Canvas, scene: Scene) -> None:
     """Types of device, then causes of idle time, in as many lines as they need."""
-    kinds, entries = list(scene.memories), list[tuple[Box, str]]()
-    swatch = Box(x=0, y=0, width=16, height=12)
-    for kind in scene.types():
+    kinds, entries = list(scene.memories), list[tuple[list[Box], str]]()
+    swatch = Box(x=0, y=0, width=_SWATCH, height=14)
+    for kind in scene.types():  # as a bar begins: a strip, then layers
         place = kinds.index(kind)
-        look = replace(swatch, fill=type_colour(place), opacity=0.45, pattern=TYPE_PATTERNS[place % TYPES])
-        entries.append((replace(look, edge=type_colour(place)), f"{kind}, {human_bytes(scene.memories[kind])}"))
+        colour, pattern = type_colour(place), TYPE_PATTERNS[place % TYPES]
+        layers = [replace(swatch, width=_SWATCH / 2, fill=colour, opacity=0.32),
+                  replace(swatch, x=_SWATCH / 2, width=_SWATCH / 2, fill=colour, opacity=0.5)]  # fmt: skip
+        strip = replace(swatch, width=_STRIP, fill=colour, opacity=0.55, pattern=pattern)
+        frame = replace(swatch, edge=colour, thickness=1.5)
+        entries.append(([*layers, strip, frame], f"{kind}, {human_bytes(scene.memories[kind])}"))
     if any(stage.optimizer > 0 for _, stage in scene.stages):
-        entries.append((replace(swatch, fill="ink", opacity=0.75), "optimizer"))
+        entries.append(([replace(swatch, fill="ink", opacity=0.75)], "optimizer"))
     for cause, share in scene.idle_shares().items():
         if share >= 0.0005:
-            look = replace(swatch, fill="rule", opacity=0.3, pattern=CAUSE_PATTERNS[cause], edge="rule")
-            entries.append((look, f"idle: {cause}, {percent(share)}"))
-    top, x, y = canvas.groups[0], _MARGIN, canvas.height + 6
-    for box, name in entries:
-        wide = 22 + text_width(name, 10.5) + 16
-        if x > _MARGIN and x + wide > canvas.width - _MARGIN:
-            x, y = _MARGIN, y + 18
-        top.boxes.append(replace(box, x=x, y=y - 6))
-        top.words.append(Words(x=x + 22, y=y, text=name, size=10.5))
+            entries.append(([_waiting(cause, swatch)], f"idle: {cause}, {percent(share)}"))
+    top, x, y = canvas.groups[0], MARGIN, canvas.height + 6
+    for boxes, name in entries:
+        wide = _SWATCH + 6 + text_width(name, 10.5) + 16
+        if x > MARGIN and x + wide > canvas.width - MARGIN:
+            x, y = MARGIN, y + 20
+        top.boxes += [replace(box, x=x + box.x, y=y - 7) for box in boxes]
+        top.words.append(Words(x=x + _SWATCH + 6, y=y, text=name, size=10.5))
         x += wide
     canvas.height = y + (18 if entries else 4)
 
 
-def _lane(canvas: Canvas, scene: Scene, lane: Lane, scale: _Scale) -> None:
-    top, room = canvas.groups[0], canvas.width - 2 * _MARGIN
+def _waiting(cause: Cause, box: Box) -> Box:
+    """The box as idle time of this cause looks, in bars and in the legend."""
+    return replace(box, fill="rule", opacity=0.3, pattern=CAUSE_PATTERNS[cause], edge="rule", thickness=0.75)
+
+
+def _lane(canvas: Canvas, scene: Scene, lane: Lane, scale: Scale) -> None:
+    top, room = canvas.groups[0], canvas.width - 2 * MARGIN
     y = canvas.height + 12
     for line in wrapped(lane_title(lane, scene), room / 1.1, 12.5):
-        top.words.append(Words(x=_MARGIN, y=y, text=line, size=12.5, bold=True, clear=True))
+        top.words.append(Words(x=MARGIN, y=y, text=line, size=12.5, bold=True, clear=True))
         y += 17
     y -= 3
     frame = 0.0
@@ -166,21 +137,20 @@ def _lane(canvas: Canvas, scene: Scene, lane: Lane, scale: _Scale) -> None:
         alone = s == 0 or lane.stages[s - 1].node != stage.node
         if alone and stage.node:
             frame, y = y, y + 18
-            more = f" and {lane.count - 1} alike" if lane.count > 1 else ""
-            name = fitting(f"node {stage.node}{more}", room - 2 * _FRAME, 10)
-            top.words.append(Words(x=_MARGIN + _FRAME, y=y - 8, text=name, size=10, colour="faint"))
+            name = fitting(nodes_text(stage), room - 2 * FRAME, 10)
+            top.words.append(Words(x=MARGIN + FRAME, y=y - 8, text=name, size=10, colour="faint"))
         y = _stage(canvas, scene, lane, stage, scale, y)
         last = s + 1 == len(lane.stages) or lane.stages[s + 1].node != stage.node
         if last and stage.node:
             y += 4
-            around = Box(x=_MARGIN, y=frame, width=room, height=y - frame, edge="rule", round=5)
+            around = Box(x=MARGIN, y=frame, width=room, height=y - frame, edge="rule", round=5)
             top.boxes.append(around)
         if stage.edge is not None:
             y = _edge(top, stage, scale, y)
     canvas.height = y + 6
 
 
-def _edge(top: Group, stage: StageScene, scale: _Scale, y: float) -> float:
+def _edge(top: Group, stage: StageScene, scale: Scale, y: float) -> float:
     assert stage.edge is not None
     a, b = stage.edge.between
     where = f"inside {a}" if a == b else f"{a} to {b}"
@@ -191,7 +161,7 @@ def _edge(top: Group, stage: StageScene, scale: _Scale, y: float) -> float:
     return y + 22
 
 
-def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: _Scale, y: float) -> float:
+def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: Scale, y: float) -> float:
     """One stage from height y on; where it ends."""
     group = canvas.group(stage_sentence(scene, lane, stage), f"{lane.replicas[0]}.{stage.number}")
     y = _stage_labels(canvas, group, scene, lane, stage, scale, y)
@@ -205,40 +175,63 @@ def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: _
     start = scale.x(0.0 if stage.forward is not None else stage.layers[0])
     whole = Box(x=start, y=base - bar, width=at - start, height=bar)
     edge = ("limit", 2.5) if stage.limits_step else (colour, 1.5)
-    strip = replace(whole, width=min(6.0, whole.width), fill=colour, opacity=0.55, pattern=pattern)
+    strip = replace(whole, width=min(_STRIP, whole.width), fill=colour, opacity=0.55, pattern=pattern)
     group.boxes += [strip, replace(whole, edge=edge[0], thickness=edge[1])]
     idle = 0.0
     for cause in CAUSES:
         if (seconds := stage.idle.get(cause, 0.0)) > 0:
             x, to = scale.x(stage.busy + idle), scale.x(stage.busy + idle + seconds)
             tip = f"idle, {cause}: {human_seconds(seconds)}"
-            waiting = Box(x=x, y=base - bar, width=to - x, height=bar, fill="rule", opacity=0.3, tip=tip)
-            group.boxes.append(replace(waiting, pattern=CAUSE_PATTERNS[cause]))
+            group.boxes.append(_waiting(cause, Box(x=x, y=base - bar, width=to - x, height=bar, tip=tip)))
+            said = f"{cause} {human_seconds(seconds)}"
+            if text_width(said, 9.5) + 8 <= to - x:
+                middle = _name_height(base, bar, limit)
+                group.words.append(Words(x=(x + to) / 2, y=middle, text=said, size=9.5, anchor="middle", clear=True))
             idle += seconds
-    _marks(group, scene, scale, top, base)
+    draw_marks(group, scene, scale, top, base)
     if stage.limit is not None and stage.memory is not None:
         right = end or at
         group.lines.append(Line(points=((scale.left, base - limit), (right, base - limit)), dashed=True))
-    return base + 6
+    return base + 6 + _ends(group, stage, scale, base)
 
 
-def _marks(group: Group, scene: Scene, scale: _Scale, top: float, bottom: float) -> None:
-    """The end of the step, and the bound, over what stands between these heights."""
-    for seconds, colour, dashed in ((scene.seconds, "ink", False), (scene.bound, "limit", True)):
-        if seconds is not None and scene.seconds is not None:
-            x = scale.x(seconds)
-            group.lines.append(Line(points=((x, top), (x, bottom)), colour=colour, dashed=dashed, thickness=1.4))
+def _ends(group: Group, stage: StageScene, scale: Scale, base: float) -> float:
+    """Below the bar the first and the last layer where their tiles do not name them; how high that is."""
+    unnamed, start = dict[int, tuple[float, float]](), 0.0 if stage.forward is not None else float(stage.layers[0])
+    said = {words.text for words in group.words}
+    for tile in stage.tiles:
+        end = start + (tile.seconds if tile.seconds is not None else 1.0)
+        if tile in (stage.tiles[0], stage.tiles[-1]) and not {str(tile.layer), tile.name} & said:
+            unnamed[tile.layer] = scale.x(start), scale.x(end)
+        start = end
+    first, last = stage.layers[0], stage.layers[1] - 1
+    room, taken = scale.x(start) - scale.x(0.0), 0.0
+    for layer, (left, right) in unnamed.items():
+        name = stage.tiles[layer - first].name
+        full = f"{layer} {name}" if name != str(layer) else str(layer)
+        text = next((text for text in (full, str(layer)) if taken + text_width(text, 9) + 8 <= room), "")
+        taken += text_width(text, 9) + 8
+        place = Words(x=right, y=base + 8, text=text, size=9, anchor="end") if layer == last != first else None
+        if text:
+            group.words.append(place or Words(x=left, y=base + 8, text=text, size=9))
+    return 10.0 if taken else 0.0
+
+
+def _name_height(base: float, bar: float, limit: float) -> float:
+    """Where names stand: in the middle of a bar, above one that is low if there is room below the limit, else at its foot."""
+    over = base - _NAME / 2 if limit < bar + _NAME else base - bar - _NAME / 2
+    return base - bar / 2 if bar >= _NAME else over
 
 
 def _stage_labels(
-    canvas: Canvas, group: Group, scene: Scene, lane: Lane, stage: StageScene, scale: _Scale, y: float
+    canvas: Canvas, group: Group, scene: Scene, lane: Lane, stage: StageScene, scale: Scale, y: float
 ) -> float:
     """Who it is, what it has and how full it is: on one line where that has room, else on two; where they end."""
     many = "layers" if len(stage.tiles) > 1 else "layer"
     who = f"{devices_text(lane, stage)} · {many} {layer_range(stage.layers)}"
     if stage.recomputed:
         who += ", recomputed"
-    facts = [f"{percent(stage.work)} of the work"]
+    facts = [work_share(lane, stage)]
     if stage.forward is not None and scene.seconds:
         facts.append(f"{human_seconds(stage.busy)}, {percent(stage.busy / scene.seconds)} busy")
     if memory := memory_text(stage):
@@ -248,7 +241,10 @@ def _stage_labels(
     right, size = " · ".join([*facts, *marks]), 11.0
     colour = "limit" if marks else "faint"
     room = scale.room
-    group.words.append(Words(x=scale.left, y=y + 8, text=fitting(who, room / 1.1, size), size=size, bold=True, clear=True))
+    for i, line in enumerate(wrapped(who, room / 1.1, size)):
+        y += 15 if i else 0
+        shown = fitting(line, room / 1.1, size)
+        group.words.append(Words(x=scale.left, y=y + 8, text=shown, size=size, bold=True, clear=True))
     if text_width(who, size, bold=True) + text_width(right, 10.5) + 12 <= room:
         group.words.append(Words(x=scale.left + room, y=y + 8, text=right, size=10.5, anchor="end", colour=colour, clear=True))
         return y + 18
@@ -258,7 +254,7 @@ def _stage_labels(
     return y + 18
 
 
-def _tiles(group: Group, scene: Scene, stage: StageScene, scale: _Scale, base: float, height: float, limit: float) -> float:
+def _tiles(group: Group, scene: Scene, stage: StageScene, scale: Scale, base: float, height: float, limit: float) -> float:
     """The layers, and behind them the optimizer, from height `base` up; where they end. Names stand above a bar that is low, if
     there is room below the limit."""
     y, room = base - height, max(height, _NAME)
@@ -277,9 +273,7 @@ def _tiles(group: Group, scene: Scene, stage: StageScene, scale: _Scale, base: f
         left = 7.0 if i == 0 else 1.0
         part = tile.part if _unsaid(tile) else ""
         if words := _inside(tile.name, part, str(tile.layer), end - at - left - 1, room):
-            over = base - _NAME / 2 if limit < height + _NAME else y - _NAME / 2
-            middle = y + height / 2 if height >= _NAME else over
-            group.words.append(replace(words, x=(at + left + end) / 2, y=middle))
+            group.words.append(replace(words, x=(at + left + end) / 2, y=_name_height(base, height, limit)))
         at = end
     if stage.optimizer > 0:
         end = scale.x(stage.busy)
@@ -310,14 +304,14 @@ def _inside(name: str, part: str, index: str, width: float, height: float) -> Wo
     return replace(across, text=index, size=9, upright=True) if width >= 11 and text_width(index, 9) <= height - 4 else None
 
 
-def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: _Scale) -> None:
+def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: Scale) -> None:
     """The equal split, thin and grey, at the same scale."""
     top, y = canvas.groups[0], canvas.height + 16
     text = f"The equal split ({equal.plan.partitioner}), at the same scale"
     if equal.seconds is not None and scene.seconds:
         text += f": {human_seconds(equal.seconds)} a step; dark is what a device computes in it"
-    for line in wrapped(text, (canvas.width - 2 * _MARGIN) / 1.1, 11.5):
-        top.words.append(Words(x=_MARGIN, y=y, text=line, size=11.5, bold=True, colour="faint", clear=True))
+    for line in wrapped(text, (canvas.width - 2 * MARGIN) / 1.1, 11.5):
+        top.words.append(Words(x=MARGIN, y=y, text=line, size=11.5, bold=True, colour="faint", clear=True))
         y += 15
     rows = equal.stages[:_MOST_STAGES]
     for lane, stage in rows:
@@ -329,29 +323,9 @@ def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: _Scale) -> None:
         shown = fitting(name, scale.room - 8, 9.5)
         group.words.append(Words(x=scale.left + 4, y=y + _GHOST / 2, text=shown, size=9.5))
         y += _GHOST + 3
-    _marks(canvas.group(), scene, scale, y - (_GHOST + 3) * len(rows), y)
+    group = canvas.group()
+    draw_marks(group, scene, scale, y - (_GHOST + 3) * len(rows), y)
+    if equal.seconds is not None and rows:
+        x = scale.x(equal.seconds)
+        group.lines.append(Line(points=((x, y - (_GHOST + 3) * len(rows)), (x, y)), thickness=1.4))
     canvas.height = y
-
-
-def _axis(canvas: Canvas, scene: Scene, scale: _Scale) -> None:
-    """The names of the end of the step and of the bound, below their lines."""
-    group, y = canvas.group(), canvas.height
-    high = "height of a bar: how much of its device's memory it fills, up to the dashed line; numbers in bars: layers"
-    text = f"width: number of layers; {high}"
-    if scene.seconds is not None:
-        text = f"width: seconds of a step; {high}"
-        marks = [(scene.seconds, f"step {human_seconds(scene.seconds)}", False)]
-        if scene.bound is not None:
-            marks.append((scene.bound, f"bound {human_seconds(scene.bound)}", True))
-        for i, (seconds, name, dashed) in enumerate(marks):
-            x = scale.x(seconds)
-            colour = "limit" if dashed else "ink"
-            wide = text_width(name, 10.5, bold=True)
-            middle = min(max(x, _MARGIN + wide / 2), canvas.width - _MARGIN - wide / 2)
-            height = y + 13 + 14 * i
-            group.words.append(Words(x=middle, y=height, text=name, size=10.5, anchor="middle", bold=True, colour=colour))
-        y += 14 * len(marks)
-    for line in wrapped(text, canvas.width - 2 * _MARGIN, 10):
-        y += 14
-        group.words.append(Words(x=_MARGIN, y=y, text=line, size=10, colour="faint"))
-    canvas.height = y + 14

@@ -27,14 +27,14 @@ TYPES = 8
 PATTERNS = {
     "up": ("M-2,2 L2,-2 M0,8 L8,0 M6,10 L10,6", "////"),
     "down": ("M-2,6 L2,10 M0,0 L8,8 M6,-2 L10,2", "\\\\\\\\"),
-    "dots": ("M2,2 h1.4 M6,6 h1.4", "...."),
+    "dots": ("M1,2 h2 M5,6 h2", "oo"),
     "cross": ("M0,4 H8 M4,0 V8", "+++"),
     "rows": ("M0,2 H8 M0,6 H8", "----"),
     "columns": ("M2,0 V8 M6,0 V8", "||||"),
     "net": ("M0,8 L8,0 M0,0 L8,8", "xxx"),
 }
 CAUSE_PATTERNS = {
-    "fill and drain": "up", "slower stage": "down", "link": "dots", "gradient sum": "cross", "overhead": "rows",
+    "fill and drain": "dots", "slower stage": "up", "link": "columns", "gradient sum": "net", "overhead": "rows",
 }  # fmt: skip
 TYPE_PATTERNS = ("", "up", "dots", "columns", "net", "rows", "down", "cross")
 
@@ -61,7 +61,7 @@ def definitions() -> str:
     """The patterns as SVG, for `fill="url(#p-NAME)"`."""
     patterns = "".join(
         f'<pattern id="p-{name}" width="8" height="8" patternUnits="userSpaceOnUse">'
-        f'<path d="{path}" class="s-ink" stroke-width="{1.6 if name == "dots" else 0.8}" stroke-opacity="0.6" fill="none"/>'
+        f'<path d="{path}" class="s-ink" stroke-width="{2 if name == "dots" else 0.9}" stroke-opacity="0.6" fill="none"/>'
         "</pattern>"
         for name, (path, _) in PATTERNS.items()
     )

@@ -1,0 +1,75 @@
+"""Screenshots of reports for the documentation, and the demo's plan as a picture.
+
+    make demo screenshots    # or: python docs/screenshots.py [FOLDER], the demo's log folder (runs/demo)
+
+Needs Chromium, and playwright, which `pip install playwright` brings. Look at what it made before you commit it.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+
+from hetpipe.files.messages import InputError
+from hetpipe.planning.planner import make_plan
+from hetpipe.show.draw import Given, draw_plan, given
+from hetpipe.show.trace import load_measured
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES, EXAMPLE = ROOT / "docs" / "pictures", ROOT / "configs" / "bert-large"
+WIDTHS, SCHEMES = (1280, 400), ("light", "dark")
+
+
+def shown(demo: Path) -> Iterator[tuple[str, Given]]:
+    """What is drawn, by name: BERT-large on three devices and on 64, and the demo as it was measured."""
+    profile, cluster = Profile.load(EXAMPLE / "profile.json"), Cluster.load(EXAMPLE / "cluster.yaml")
+    yield "three-devices", given(Plan.load(EXAMPLE / "plan.json"), profile=profile, cluster=cluster)
+    fast, slow = cluster.device_types
+    link = {"bandwidth": "12 GB/s", "latency": "10 us"}
+    many = Cluster.parse({
+        "format": "hetpipe.cluster/1", "device_types": cluster.model_dump(mode="json", exclude_none=True)["device_types"],
+        "nodes": [{"name": f"n{i}", "devices": {fast if i < 8 else slow: 4}, "link": link} for i in range(16)],
+        "link": {"bandwidth": "6 GB/s", "latency": "20 us"},
+    }, "64 devices")  # fmt: skip
+    yield "64-devices", given(make_plan(profile, many, 1024), profile=profile, cluster=many)
+    yield "demo", given(
+        Plan.load(demo / "plan.json"), profile=Profile.load(demo / "profile.json"),
+        cluster=Cluster.load(ROOT / "configs" / "clusters" / "three-types.yaml"), measured=load_measured(demo / "trace.json"),
+    )  # fmt: skip
+
+
+def main(demo: Path) -> None:
+    """Draw, and take them."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        raise InputError("screenshots need a browser: install chromium")
+    with TemporaryDirectory() as folder, import_module("playwright.sync_api").sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name, one in shown(demo):
+            if name == "demo":
+                draw_plan(one, PICTURES / "demo-plan.svg")
+            report = Path(folder) / f"{name}.html"
+            draw_plan(one, report)
+            for width in WIDTHS:
+                for scheme in SCHEMES:
+                    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+                    page.goto(report.as_uri())
+                    taken = Image.open(io.BytesIO(page.screenshot(full_page=True)))
+                    small = taken.convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+                    small.save(PICTURES / f"report-{name}-{width}-{scheme}.png", optimize=True)
+                    page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "demo")
