@@ -184,13 +184,13 @@ def plan(
     with Activity("planning") as activity:
         found = make_plan(measured, machines, global_batch, options, progress=activity.say)
     if options.memory_reserve is None and is_assumed(machines):
-        err.print(f"note: {told_of(assumed_overhead(machines.with_links(measured.links), measured))}", markup=False)
+        err.print(f"note: {told_of(assumed_overhead(measured.joined(machines), measured))}", markup=False)
     if output is not None:
         found.save(output)
     if as_json:
         sys.stdout.write(found.to_json())
     else:
-        out.print(plan_table(found, profile=measured, cluster=machines.with_links(measured.links)))
+        out.print(plan_table(found, profile=measured, cluster=measured.joined(machines)))
 
 
 @app.command()

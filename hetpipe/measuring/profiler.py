@@ -40,6 +40,7 @@ from hetpipe.layers.split import (
 )
 from hetpipe.layers.weights import placed
 from hetpipe.processes.progress import warn
+from hetpipe.spec.cluster import AdapterOf, LinkBetween
 from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -321,7 +322,8 @@ def assemble(
     state: float,
     *,
     host: Measurement | None = None,
-    links: Sequence[object] = (),
+    links: Sequence[LinkBetween] = (),
+    adapters: Sequence[AdapterOf] = (),
     notes: dict[str, object] | None = None,
     device: torch.device | None = None,
 ) -> Profile:
@@ -332,7 +334,8 @@ def assemble(
         model=model.name,
         layers=layers,
         measurements=tuple(measurements),
-        links=tuple(links),  # type: ignore[arg-type]
+        links=tuple(links),
+        adapters=tuple(adapters),
         optimizer=OptimizerProfile(state_bytes_per_parameter_byte=state),
         input_bytes_per_sample=input_bytes,
         host=host,

@@ -54,7 +54,7 @@ def with_assumed(cluster: Cluster, profile: Profile) -> Cluster:
     """The cluster with what is assumed of the framework, where that is left to be assumed."""
     if not is_assumed(cluster):
         return cluster
-    return cluster.model_copy(update={"runtime_overhead": assumed_overhead(cluster.with_links(profile.links), profile)})
+    return cluster.model_copy(update={"runtime_overhead": assumed_overhead(profile.joined(cluster), profile)})
 
 
 def told_of(overhead: RuntimeOverhead) -> str:

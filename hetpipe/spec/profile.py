@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Samples, Strict
 from hetpipe.files.limits import MOST_LAYERS, MOST_SECONDS
 from hetpipe.files.messages import Faults, InputError, nearest, shown
-from hetpipe.spec.cluster import Cluster, LinkBetween
+from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
@@ -114,6 +114,7 @@ class Profile(Document):
     layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1, max_length=MOST_LAYERS)]
     measurements: tuple[Measurement, ...]
     links: tuple[LinkBetween, ...] = ()
+    adapters: tuple[AdapterOf, ...] = ()
     optimizer: OptimizerProfile
     input_bytes_per_sample: Bytes = 0
     host: Measurement | None = None
@@ -192,6 +193,10 @@ class Profile(Document):
             if any(kind in node.devices for node in cluster.nodes):
                 degrees = [m.tensor_parallel for m in self.measurements if m.device_type == kind]
                 self.measurement(kind, min(degrees, default=1))
+
+    def joined(self, cluster: Cluster) -> Cluster:
+        """The cluster with the links and adapters that were measured with this profile (see `Cluster.with_links`)."""
+        return cluster.with_links(self.links, self.adapters)
 
     def parameter_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
         """Parameter bytes per layer on one device, [L]."""
