@@ -78,6 +78,8 @@ def main() -> None:
     print("\n| node | adapter out, MB/s | in, MB/s |\n|---|--:|--:|")
     for adapter in profile.adapters:
         print(f"| {adapter.node} | {adapter.rates.out / 1e6:.1f} | {adapter.rates.into / 1e6:.1f} |")
+    hidden = profile.overheads[0].transfer_overlap or 0.0
+    print(f"\nOf a transfer from a to b, or of what both compute beside it, {hidden:.0%} were hidden.")
 
 
 if __name__ == "__main__":

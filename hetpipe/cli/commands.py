@@ -27,7 +27,7 @@ from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.stopping import stop_if_told
 from hetpipe.show.command import show
-from hetpipe.spec.assumed import assumed_overhead, is_assumed, told_of
+from hetpipe.spec.assumed import is_assumed, told_of
 from hetpipe.spec.catalogue import Catalogue, load_choice
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
@@ -98,7 +98,7 @@ def profile(
         _say_job(job_file, job)
     start_server(job.model.name)
     with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
-        from hetpipe.show.tables import profile_table
+        from hetpipe.show.tables import beside_table, profile_table
         from hetpipe.training.start import profile_everywhere
 
     measured = profile_everywhere(job)
@@ -109,6 +109,7 @@ def profile(
         sys.stdout.write(measured.to_json())
     else:
         out.print(profile_table(measured))
+        out.print(beside_table(measured))
         out.print(f"profile written to {output}", markup=False, soft_wrap=True)
 
 
@@ -184,7 +185,7 @@ def plan(
     with Activity("planning") as activity:
         found = make_plan(measured, machines, global_batch, options, progress=activity.say)
     if options.memory_reserve is None and is_assumed(machines):
-        err.print(f"note: {told_of(assumed_overhead(measured.joined(machines), measured))}", markup=False)
+        err.print(f"note: {told_of(machines, measured)}", markup=False)
     if output is not None:
         found.save(output)
     if as_json:

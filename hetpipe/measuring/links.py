@@ -21,7 +21,7 @@ EQUAL = 0.05  # by which rates may differ that are taken for the same
 EXPLAINED = 0.15  # by which adapters may miss the slower way of a link that is as fast as its faster way
 
 
-class Measured(NamedTuple):
+class Carried(NamedTuple):
     """What so many flows at once carried together, from a node to a node; None: to or from all others. The spread is that of the
     seconds of a message, over their median."""
 
@@ -37,7 +37,7 @@ class Wires(NamedTuple):
 
     links: tuple[LinkBetween, ...]
     adapters: tuple[AdapterOf, ...]
-    found: tuple[Measured, ...]
+    found: tuple[Carried, ...]
 
     def noted(self) -> list[dict[str, object]]:
         """For a profile's provenance."""
@@ -88,7 +88,7 @@ def measure_links(cluster: Cluster, world: World) -> Wires:
     pairs, of_node = node_pairs(cluster, world), ranks_of_nodes(cluster, world)
     alone = alone_on_hosts(of_node, world.hosts)
     many = [x for name, ranks in of_node.items() for x in _many(name, ranks, of_node, leaves=name in alone)]
-    latency, found = dict[tuple[str, str], float](), list[Measured]()
+    latency, found = dict[tuple[str, str], float](), list[Carried]()
     with Activity("measuring links", len(pairs) + len(many), shown=world.is_main) as activity:
         for pair in pairs:
             latency[pair.a, pair.b] = small = statistics.median(ping_pong(world, pair, (SMALL_BYTES,), LATENCY_REPEATS)[0])
@@ -120,7 +120,7 @@ def _many(
 
 
 def joined(
-    found: Sequence[Measured], latency: Mapping[tuple[str, str], float], alone: Sequence[str]
+    found: Sequence[Carried], latency: Mapping[tuple[str, str], float], alone: Sequence[str]
 ) -> tuple[tuple[LinkBetween, ...], tuple[AdapterOf, ...], list[str]]:
     """The links and adapters that explain what was measured, and what is said of ways that they do not explain. A link
     has one rate, its faster way's; that the other way is slower is left to the adapters at its ends. Where these
@@ -142,7 +142,7 @@ def joined(
     return tuple(links), adapters, unlike
 
 
-def _ways(found: Sequence[Measured], a: str, b: str) -> tuple[float, float]:
+def _ways(found: Sequence[Carried], a: str, b: str) -> tuple[float, float]:
     """Bytes/s of one flow there and back."""
     alone = [x for x in found if x.flows == 1]
     there = [x.bytes_per_second for x in alone if (x.source, x.target) == (a, b)]
@@ -159,7 +159,7 @@ def _peak(there: float, back: float) -> float:
     return (there + back) / 2 if min(there, back) >= (1 - EQUAL) * fast else fast
 
 
-def _carried(name: str, way: int, found: Sequence[Measured], peak: Mapping[tuple[str, str], float]) -> float:
+def _carried(name: str, way: int, found: Sequence[Carried], peak: Mapping[tuple[str, str], float]) -> float:
     """Bytes/s that a node's adapters carry out (way 0) or in (1): the most that one flow or all together got; that of its fastest
     link, if it is about as much."""
     most = max(x.bytes_per_second for x in found if (x.source, x.target)[way] == name and x.source != x.target)
@@ -177,11 +177,11 @@ def _message_bytes(bytes_per_second: float) -> int:
     return int(min(LARGE_BYTES, max(PILOT_BYTES, MESSAGE_SECONDS * bytes_per_second)))
 
 
-def _of_flows(source: str | None, target: str | None, times: Sequence[Sequence[float]], size: int, answer: float) -> Measured:
+def _of_flows(source: str | None, target: str | None, times: Sequence[Sequence[float]], size: int, answer: float) -> Carried:
     """What flows carried whose messages took so many seconds, each with an answer that takes `answer` more. One flow counts
     by the median, since other work on the machine makes single messages long; of several the faster ones take turns, so
     they count by the mean."""
     centre = statistics.median if len(times) == 1 else statistics.fmean
     rate = sum(size / max(centre(each) - answer, 1e-9) for each in times)
     spread = max((max(each) - min(each)) / max(statistics.median(each), 1e-12) for each in times)
-    return Measured(source, target, len(times), rate, spread)
+    return Carried(source, target, len(times), rate, spread)

@@ -10,7 +10,14 @@ import torch
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, torch_device
 from hetpipe.layers.model import Model
-from hetpipe.measuring.links import measure_links
+from hetpipe.measuring.links import Wires, measure_links, node_pairs
+from hetpipe.measuring.overhead import (
+    Found,
+    communicator_bytes,
+    device_overhead,
+    transfer_overlap,
+    with_found,
+)
 from hetpipe.measuring.profiler import (
     Measured,
     OptimizerFactory,
@@ -19,11 +26,12 @@ from hetpipe.measuring.profiler import (
     measure_device,
     provenance,
 )
+from hetpipe.measuring.traffic import Flow
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import DeviceOverhead, Measurement, Profile
 
 HOST = "host"  # the table by which emulated devices are paced
 
@@ -51,19 +59,22 @@ def profile_cluster(
             emulated[0],
             lambda: _run(model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True),
         )
-    done: list[Measured] = []
+    done, overheads = list[Measured](), list[DeviceOverhead]()
     for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
-        results = []
+        results = list[tuple[Measured, DeviceOverhead]]()
         for device in (d for d in mine if d.id in turn):
             emulation = _emulation(cluster, device.type, host.measurement if host else None)
             repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
             on = torch_device(cluster.device_types[device.type], device.index)
-            results.append(
-                _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
-            )
-        done += [measured for part in world.gather(results) for measured in part]
+            measured = _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
+            measured_sizes = measured.measurement.microbatch_sizes
+            results.append((measured, device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2])))
+        for measured, overhead in (pair for part in world.gather(results) for pair in part):
+            done.append(measured)
+            overheads.append(overhead)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
     wires = measure_links(cluster, world)
+    overheads = together(overheads, cluster, world, wires)
     here = torch_device(cluster.device_types[mine[0].type], mine[0].index) if mine else None
     notes = provenance(
         options.repeats,
@@ -79,6 +90,7 @@ def profile_cluster(
             host=host.measurement if host else None,
             links=wires.links,
             adapters=wires.adapters,
+            overheads=overheads,
             notes=notes,
             device=here,
         )
@@ -88,6 +100,27 @@ def profile_cluster(
     return Profile.parse(
         world.first(profile.model_dump(mode="json") if profile else None), "the measured profile"
     )
+
+
+def together(
+    overheads: list[DeviceOverhead], cluster: Cluster, world: World, wires: Wires
+) -> list[DeviceOverhead]:
+    """These, with what takes several devices: bytes of a communicator, and whether transfers hide behind compute: between the
+    first two nodes with hosts of their own, by the types of their first devices. Collective."""
+    kind_of = {rank: cluster.device(device).type for device, rank in world.rank_of.items()}
+    found: dict[str, dict[str, Found]] = {overhead.device_type: {} for overhead in overheads}
+    for rank, taken in enumerate(world.gather(communicator_bytes(world))):
+        if taken is not None and rank in kind_of:
+            own = found[kind_of[rank]].get("communicator_bytes", Found(taken, 0.0))
+            found[kind_of[rank]]["communicator_bytes"] = Found(max(taken, own.value), 0.0)
+    apart = {adapter.node for adapter in wires.adapters}
+    pairs = [pair for pair in node_pairs(cluster, world) if pair.a != pair.b and {pair.a, pair.b} <= apart]
+    for pair in pairs[:1]:
+        rate = next(x.bytes_per_second for x in wires.found if (x.source, x.target) == (pair.a, pair.b))
+        hidden = world.gather(transfer_overlap(world, Flow(pair.left, pair.right), rate))
+        for rank in (pair.left, pair.right):
+            found[kind_of[rank]]["transfer_overlap"] = hidden[rank]
+    return [with_found(overhead, found[overhead.device_type]) for overhead in overheads]
 
 
 def measurers(

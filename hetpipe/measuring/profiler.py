@@ -41,7 +41,7 @@ from hetpipe.layers.split import (
 from hetpipe.layers.weights import placed
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, OptimizerProfile, Profile
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
@@ -324,6 +324,7 @@ def assemble(
     host: Measurement | None = None,
     links: Sequence[LinkBetween] = (),
     adapters: Sequence[AdapterOf] = (),
+    overheads: Sequence[DeviceOverhead] = (),
     notes: dict[str, object] | None = None,
     device: torch.device | None = None,
 ) -> Profile:
@@ -336,6 +337,7 @@ def assemble(
         measurements=tuple(measurements),
         links=tuple(links),
         adapters=tuple(adapters),
+        overheads=tuple(overheads),
         optimizer=OptimizerProfile(state_bytes_per_parameter_byte=state),
         input_bytes_per_sample=input_bytes,
         host=host,
