@@ -38,10 +38,10 @@ class Found(NamedTuple):
     relative_spread: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Found:
+    def of(cls, seconds: Sequence[float]) -> Found:
         """The median."""
-        middle = statistics.median(values)
-        return cls(middle, (max(values) - min(values)) / max(abs(middle), 1e-12))
+        middle = statistics.median(seconds)
+        return cls(middle, (max(seconds) - min(seconds)) / middle)
 
 
 def device_overhead(model: Model, device_type: str, device: torch.device, size: int) -> DeviceOverhead:
@@ -64,21 +64,21 @@ def with_found(overhead: DeviceOverhead, found: Mapping[str, Found]) -> DeviceOv
 def action_seconds(device: torch.device) -> Found:
     """What the engine adds to a forward or a backward: a stage of one layer for many micro-batches, less the layer alone as the
     profiler times it. On a CPU the thread's own processor time, which other work does not lengthen; on a card the
-    layer is long enough for the host to run ahead, as it does in training."""
+    layer is long enough for the host to run ahead, as it does in training. The spread is that of the stage's seconds."""
     width = CPU_WIDTH if device.type == "cpu" else CUDA_WIDTH
     layers, inputs = nn.Sequential(nn.Linear(width, width)).to(device), torch.ones(width, width, device=device)
-    timed, found = (_processor_seconds if device.type == "cpu" else Stopwatch(device).measure), list[float]()
+    timed = _processor_seconds if device.type == "cpu" else Stopwatch(device).measure
+    wholes, parts = list[float](), list[float]()
     with one_thread(device):
         run = _stage_run(layers, inputs, device, MICROBATCHES, depth=1)
         alone = LayerRun(layers[0], (inputs,), lambda output: as_tuple(output)[0].sum())
         for _ in range(1 + REPEATS):
-            whole = timed(lambda: run([inputs] * MICROBATCHES))
-            parts = 0.0
+            wholes.append(timed(lambda: run([inputs] * MICROBATCHES)) / MICROBATCHES)
             for _ in range(MICROBATCHES):
                 alone.receive()
-                parts += timed(alone.forward) + timed(alone.backward)
-            found.append(max(0.0, whole - parts) / (2 * MICROBATCHES))
-    return Found.of(found[1:])
+                parts.append(timed(alone.forward) + timed(alone.backward))
+    whole, part = Found.of(wholes[1:]), statistics.median(parts[MICROBATCHES:])
+    return Found(max(0.0, whole.value - part) / 2, whole.relative_spread)
 
 
 def _processor_seconds(action: Callable[[], object]) -> float:
