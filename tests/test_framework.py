@@ -145,4 +145,4 @@ def test_the_profile_of_several_ranks_on_one_host_says_what_was_not_measured() -
     assert "one flow" in text
     assert "each forward and backward more" in text
     assert "not measured, adapters (one host): each as fast as its node's fastest link" in text
-    assert "not measured, held by the allocator, over in use on cpu: 1.05 of a CUDA card" in text
+    assert "not measured, held by the allocator, over in use on cpu: 1.05 on a CUDA card, 1 elsewhere" in text

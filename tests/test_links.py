@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.links.hosts import missing
 from bench.links.run import HOSTS, carried, profiled
 from hetpipe.measuring.confirm import both_ways
-from hetpipe.measuring.links import EQUAL, Carried, alone_on_hosts, joined, many_flows
+from hetpipe.measuring.links import EQUAL, Carried, alone_on_hosts, joined, many_flows, of_flows
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 from tests.ranks import cluster_of, make_plan
@@ -73,9 +73,11 @@ def test_several_flows_show_whether_an_adapter_is_shared() -> None:
 def test_nodes_on_one_host_have_no_adapters_and_a_link_inside_a_node_is_as_there_and_back() -> None:
     assert alone_on_hosts({"a": [0, 1], "b": [2], "c": [3]}, ["x", "x", "x", "y"]) == ["c"]
     found = [Carried("a", "a", 1, 1e9, 0.1), Carried("a", "a", 1, 3e9, 0.1), Carried("a", "a", 2, 9e9, 0.1)]
-    links, adapters, unlike = joined(found, {("a", "a"): 1e-5}, ["a"])
-    assert [(link.between, link.bandwidth) for link in links] == [(("a", "a"), 1.5e9)]
-    assert adapters == ()
+    across = one_flow(dict.fromkeys(permutations("ab", 2), 1e9))
+    links, adapters, unlike = joined([*found, *across], {("a", "a"): 1e-5, ("a", "b"): 1e-4}, ["a", "b"])
+    assert [(link.between, link.bandwidth) for link in links] == [(("a", "a"), 1.5e9), (("a", "b"), 1e9)]
+    assert {adapter.rates for adapter in adapters} == {(1e9, 1e9)}
+    assert joined(found, {("a", "a"): 1e-5}, ["a"])[1] == ()
     assert unlike == []
 
 
@@ -86,6 +88,16 @@ def test_many_flows_have_each_rank_once_and_go_to_as_many_nodes_as_they_can(own:
     found = many_flows(range(own), others)
     assert len(found) == min(own, sum(counts)) == len({a for a, _ in found}) == len({b for _, b in found})
     assert len({i for _, b in found for i, ranks in enumerate(others) if b in ranks}) == min(len(others), len(found))
+
+
+def test_what_a_flow_carried_is_by_the_median_and_that_of_several_by_the_mean_and_a_slow_answer_makes_none_fast() -> None:
+    one = of_flows("a", "b", [[0.2, 0.1, 0.1, 9.0, 0.1]], 1000, 0.02)
+    assert one.bytes_per_second == pytest.approx(1000 / 0.08)
+    assert one.relative_spread == pytest.approx(1.0)  # the quartiles are 0.1 and 0.2
+    two = of_flows("a", None, [[0.1, 0.3], [0.4, 0.4]], 1000, 0.0)
+    assert (two.source, two.target, two.flows) == ("a", None, 2)
+    assert two.bytes_per_second == pytest.approx(1000 / 0.2 + 1000 / 0.4)
+    assert of_flows("a", "b", [[0.1] * 3], 1000, 5.0).bytes_per_second == pytest.approx(2 * 1000 / 0.1)
 
 
 def two_hosts() -> Cluster:

@@ -22,8 +22,8 @@ EXPLAINED = 0.15  # by which adapters may miss the slower way of a link that is 
 
 
 class Carried(NamedTuple):
-    """What so many flows at once carried together, from a node to a node; None: to or from all others. The spread is that of the
-    seconds of a message, over their median."""
+    """What so many flows at once carried together, from a node to a node; None: to or from all others. The spread is the
+    distance of the quartiles of a message's seconds, over their median."""
 
     source: str | None
     target: str | None
@@ -96,12 +96,13 @@ def measure_links(cluster: Cluster, world: World) -> Wires:
             size = _message_bytes(PILOT_BYTES / max(pilot - small, 1e-9))
             there, back = Flow(pair.left, pair.right), Flow(pair.right, pair.left)
             for a, b, flow in ((pair.a, pair.b, there), (pair.b, pair.a, back)):
-                found.append(_of_flows(a, b, at_once(world, [flow], size), size, 2 * small))
+                answer = statistics.median(at_once(world, [flow], SMALL_BYTES)[0])
+                found.append(of_flows(a, b, at_once(world, [flow], size), size, answer))
             activity.advance(f"{pair.a} – {pair.b}")
         for source, target, flows in many:
             fastest = max(x.bytes_per_second for x in found if x.flows == 1 and {source, target} - {None} <= {x.source, x.target})
             size = _message_bytes(fastest / len(flows))
-            found.append(_of_flows(source, target, at_once(world, flows, size), size, 0.0))
+            found.append(of_flows(source, target, at_once(world, flows, size), size, 0.0))
             activity.advance(f"{len(flows)} at once")
     links, adapters, unlike = joined(found, latency, alone)
     for text in unlike if world.is_main else ():
@@ -134,7 +135,7 @@ def joined(
         seen = (_through(rates, a, b, bandwidth), _through(rates, b, a, bandwidth))
         if any(rate > (1 + EXPLAINED) * way for rate, way in zip(seen, (there, back), strict=True)):
             bandwidth = 2 / (1 / there + 1 / back)
-            if {a, b} <= rates.keys():
+            if a != b and {a, b} <= rates.keys():
                 unlike.append(f"note: from {a} to {b} one flow gets {_rate_text(there)}, and back {_rate_text(back)}, though "
                               f"their adapters carry more: the link is planned as {_rate_text(bandwidth)} both ways")  # fmt: skip
         links.append(LinkBetween(between=(a, b), latency=seconds, bandwidth=bandwidth))
@@ -177,11 +178,15 @@ def _message_bytes(bytes_per_second: float) -> int:
     return int(min(LARGE_BYTES, max(PILOT_BYTES, MESSAGE_SECONDS * bytes_per_second)))
 
 
-def _of_flows(source: str | None, target: str | None, times: Sequence[Sequence[float]], size: int, answer: float) -> Carried:
-    """What flows carried whose messages took so many seconds, each with an answer that takes `answer` more. One flow counts
-    by the median, since other work on the machine makes single messages long; of several the faster ones take turns, so
-    they count by the mean."""
+def of_flows(source: str | None, target: str | None, times: Sequence[Sequence[float]], size: int, answer: float) -> Carried:
+    """What flows carried whose messages took so many seconds, of which `answer` is what a message of a few bytes takes as well;
+    never more than half is taken for that. One flow counts by the median, since other work on the machine makes single
+    messages long; of several the faster ones take turns, so they count by the mean. Pure."""
     centre = statistics.median if len(times) == 1 else statistics.fmean
-    rate = sum(size / max(centre(each) - answer, 1e-9) for each in times)
-    spread = max((max(each) - min(each)) / max(statistics.median(each), 1e-12) for each in times)
-    return Carried(source, target, len(times), rate, spread)
+    rate = sum(size / max(centre(each) - answer, centre(each) / 2) for each in times)
+    return Carried(source, target, len(times), rate, max(_spread(each) for each in times))
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / middle

@@ -24,13 +24,16 @@ from hetpipe.spec.assumed import (
 from hetpipe.spec.profile import Profile
 
 MOST_FLOWS = 20  # that are shown
-_CHANNELS = f"{human_bytes(CHANNEL_BYTES)} a channel of a CUDA card, {PCIE_CHANNELS} over PCIe, {NVLINK_CHANNELS} over NVLink"
+_CHANNELS = (
+    f"{human_bytes(CHANNEL_BYTES)} a channel of a CUDA card, {PCIE_CHANNELS} over PCIe, {NVLINK_CHANNELS} over NVLink, "
+    "nothing elsewhere"
+)
 # of the figures of a DeviceOverhead: what each is, how it is written, and what is counted where it was not measured
 _OVERHEADS: dict[str, tuple[str, Callable[[float], str], str]] = {
     "action_seconds": ("each forward and backward more", human_seconds, "nothing"),
-    "device_bytes": ("context", human_bytes, f"{human_bytes(CONTEXT_BYTES + CUBLAS_BYTES)} of a CUDA card"),
+    "device_bytes": ("context", human_bytes, f"{human_bytes(CONTEXT_BYTES + CUBLAS_BYTES)} of a CUDA card, nothing elsewhere"),
     "communicator_bytes": ("a communicator", human_bytes, _CHANNELS),
-    "allocator_factor": ("held by the allocator, over in use", three_digits, f"{ALLOCATOR_FACTOR} of a CUDA card"),
+    "allocator_factor": ("held by the allocator, over in use", three_digits, f"{ALLOCATOR_FACTOR} on a CUDA card, 1 elsewhere"),
     "transfer_overlap": ("of a transfer hidden behind compute", percent, "all"),
 }  # fmt: skip
 _SHORT: dict[Cause, str] = {
