@@ -51,7 +51,7 @@ class Appraiser:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        cluster = problem.cluster.with_links(problem.profile.links)
+        cluster = problem.profile.joined(problem.cluster)
         self.costs, self.links = Costs(problem.profile, cluster), Links(cluster)
         self.L = len(problem.profile.layers)
         self.ids = [device.id for device in cluster.devices]

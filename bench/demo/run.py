@@ -60,7 +60,7 @@ def _one_way(
     except PartitionError as error:
         return {"samples_per_second": "does not fit", "reason": str(error)}, None
     if name == "auto":
-        console.print(plan_table(plan, profile=profile, cluster=cluster.with_links(profile.links)))
+        console.print(plan_table(plan, profile=profile, cluster=profile.joined(cluster)))
     result = run_everywhere(job if name == "auto" else _aside(job, name, steps), _train, plan, profile)
     assert isinstance(result, TrainResult) and result.predicted is not None
     row = {

@@ -28,7 +28,7 @@ from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.stopping import stop_if_told
 from hetpipe.show.command import show
-from hetpipe.spec.assumed import assumed_overhead, is_assumed, told_of
+from hetpipe.spec.assumed import is_assumed, told_of
 from hetpipe.spec.catalogue import Catalogue, load_choice
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
@@ -100,7 +100,7 @@ def profile(
         _say_job(job_file, job)
     start_server(job.model.name)
     with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
-        from hetpipe.show.tables import profile_table
+        from hetpipe.show.tables import beside_table, profile_table
         from hetpipe.training.start import profile_everywhere
 
     measured = profile_everywhere(job)
@@ -111,6 +111,7 @@ def profile(
         sys.stdout.write(measured.to_json())
     else:
         out.print(profile_table(measured))
+        out.print(beside_table(measured))
         out.print(f"profile written to {output}", markup=False, soft_wrap=True)
 
 
@@ -186,13 +187,13 @@ def plan(
     with Activity("planning") as activity:
         found = make_plan(measured, machines, global_batch, options, progress=activity.say)
     if options.memory_reserve is None and is_assumed(machines):
-        err.print(f"note: {told_of(assumed_overhead(machines.with_links(measured.links), measured))}", markup=False)
+        err.print(f"note: {told_of(machines, measured)}", markup=False)
     if output is not None:
         found.save(output)
     if as_json:
         sys.stdout.write(found.to_json())
     else:
-        out.print(plan_table(found, profile=measured, cluster=machines.with_links(measured.links)))
+        out.print(plan_table(found, profile=measured, cluster=measured.joined(machines)))
 
 
 @app.command()

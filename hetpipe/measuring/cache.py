@@ -34,7 +34,7 @@ def measured(model: Model, cluster: Cluster, world: World, options: ProfileSecti
     if cached is not None:
         found = _confirmed(Profile.parse(cached, path), model, cluster, world, whole_nodes)
         if found is not None:
-            if world.is_main and found.links != Profile.parse(cached, path).links:
+            if world.is_main and found != Profile.parse(cached, path):
                 found.save(path)
             return found
     profile = profile_cluster(
@@ -55,10 +55,13 @@ def _confirmed(profile: Profile, model: Model, cluster: Cluster, world: World, w
         if world.is_main:
             say(f"the cached profile no longer holds, measuring again: {'; '.join(others)}")
         return None
-    links, others = confirmed_links(profile.links, cluster, world)
+    wires, others = confirmed_links(profile, cluster, world)
     if others and world.is_main:
         say(f"the cached profile's links no longer hold, and were measured again: {'; '.join(others)}")
-    return profile.model_copy(update={"links": tuple(links)})
+    if wires is None:
+        return profile
+    noted = {**profile.provenance, "links": wires.noted()}
+    return profile.model_copy(update={"links": wires.links, "adapters": wires.adapters, "provenance": noted})
 
 
 def _cached(path: str) -> Any:

@@ -14,10 +14,12 @@ from hetpipe.layers.layer_run import DIFFERENT, LayerRun, busy_factor, leaves, l
 from hetpipe.layers.model import Model, as_tuple, move, named_layers
 from hetpipe.layers.split import trace_boundaries, unchanged_buffers
 from hetpipe.layers.weights import placed
-from hetpipe.measuring.measure import LARGE_BYTES, Pair, measure_links, node_pairs, ping_pong, turns
+from hetpipe.measuring.links import LARGE_BYTES, Wires, measure_links, node_pairs
+from hetpipe.measuring.measure import turns
 from hetpipe.measuring.profiler import Clock, time_layer
+from hetpipe.measuring.traffic import Pair, ping_pong
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import Cluster, Device, LinkBetween
+from hetpipe.spec.cluster import AdapterOf, Cluster, Device, LinkBetween
 from hetpipe.spec.profile import Measurement, Profile
 
 NEGLIGIBLE_SECONDS = 2e-4  # by which times of tiny layers and messages differ from run to run
@@ -55,10 +57,10 @@ def differs(then: float, least: float, median: float) -> bool:
     return least > (1 + DIFFERENT) * then or median * (1 + DIFFERENT) < then
 
 
-def confirmed_links(links: Sequence[LinkBetween], cluster: Cluster, world: World) -> tuple[list[LinkBetween], list[str]]:
-    """These links, if a few messages over each node's are as fast as they were; else all of them measured again, and what is
-    said of those that differ. Collective."""
-    before = {frozenset(link.between): link for link in links}
+def confirmed_links(profile: Profile, cluster: Cluster, world: World) -> tuple[Wires | None, list[str]]:
+    """None, if a few messages over each node's links are as fast as those of the profile were; else all of them measured again,
+    and what is said of those that differ. Collective."""
+    before = {frozenset(link.between): link for link in profile.links}
     known, seen, off = list[Pair](), set[str](), False
     for pair in node_pairs(cluster, world):
         if frozenset((pair.a, pair.b)) in before and (pair.a == pair.b or not {pair.a, pair.b} <= seen):
@@ -68,17 +70,27 @@ def confirmed_links(links: Sequence[LinkBetween], cluster: Cluster, world: World
         then = before[frozenset((pair.a, pair.b))]
         size = int(min(LARGE_BYTES, PROBE_SECONDS * (then.bandwidth or LARGE_BYTES / PROBE_SECONDS)))
         times = ping_pong(world, pair, (size,), 5)[0]
-        off = off or differs(then.seconds(size), min(times), statistics.median(times))
+        off = off or differs(both_ways(then, profile.adapters, size), min(times), statistics.median(times))
     if known and not off:
-        return list(links), []
+        return None, []
     now = measure_links(cluster, world)
     said = []
-    for link in now:
+    for link in now.links:
         then = before.get(frozenset(link.between), link)
-        a, b = (x.seconds(LARGE_BYTES) for x in (then, link))
+        a, b = both_ways(then, profile.adapters, LARGE_BYTES), both_ways(link, now.adapters, LARGE_BYTES)
         if differs(a, b, b):
             said.append(f"{' – '.join(dict.fromkeys(link.between))}: 4 MiB took {human_seconds(a)}, now {human_seconds(b)}")
     return now, said
+
+
+def both_ways(link: LinkBetween, adapters: Sequence[AdapterOf], size_bytes: int) -> float:
+    """Seconds of a message there and back over a link, halved: no adapter at its ends lets it pass faster than it is."""
+    rates = {adapter.node: adapter.rates for adapter in adapters}
+    (a, b), alone, halves = link.between, link.seconds(size_bytes), []
+    for source, target in ((a, b), (b, a)):
+        passed = [rates[source].out, rates[target].into] if a != b and {a, b} <= rates.keys() else []
+        halves.append(max([alone, *(link.seconds(0) + size_bytes / rate for rate in passed)]))
+    return sum(halves) / 2
 
 
 class Glance(NamedTuple):

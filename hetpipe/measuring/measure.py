@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, torch_device
 from hetpipe.layers.model import Model
+from hetpipe.measuring.links import Wires, measure_links, node_pairs
+from hetpipe.measuring.overhead import (
+    Found,
+    communicator_bytes,
+    device_overhead,
+    transfer_overlap,
+    with_found,
+)
 from hetpipe.measuring.profiler import (
     Measured,
     OptimizerFactory,
@@ -22,15 +26,14 @@ from hetpipe.measuring.profiler import (
     measure_device,
     provenance,
 )
+from hetpipe.measuring.traffic import Flow
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import Cluster, Device, LinkBetween
+from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import DeviceOverhead, Measurement, Profile
 
 HOST = "host"  # the table by which emulated devices are paced
-LINK_REPEATS = 15
-LARGE_BYTES = 4 * 2**20
 
 
 def profile_cluster(
@@ -56,24 +59,28 @@ def profile_cluster(
             emulated[0],
             lambda: _run(model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True),
         )
-    done: list[Measured] = []
+    done, overheads = list[Measured](), list[DeviceOverhead]()
     for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
-        results = []
+        results = list[tuple[Measured, DeviceOverhead]]()
         for device in (d for d in mine if d.id in turn):
             emulation = _emulation(cluster, device.type, host.measurement if host else None)
             repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
             on = torch_device(cluster.device_types[device.type], device.index)
-            results.append(
-                _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
-            )
-        done += [measured for part in world.gather(results) for measured in part]
+            measured = _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
+            measured_sizes = measured.measurement.microbatch_sizes
+            results.append((measured, device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2])))
+        for measured, overhead in (pair for part in world.gather(results) for pair in part):
+            done.append(measured)
+            overheads.append(overhead)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
-    links = measure_links(cluster, world)
+    wires = measure_links(cluster, world)
+    overheads = together(overheads, cluster, world, wires)
     here = torch_device(cluster.device_types[mine[0].type], mine[0].index) if mine else None
     notes = provenance(
         options.repeats,
         max(m.spread for m in done),
         devices={m.measurement.device_type: who[m.measurement.device_type][0].id for m in done},
+        links=wires.noted(),
     )
     profile = (
         assemble(
@@ -81,7 +88,9 @@ def profile_cluster(
             [m.measurement for m in done],
             max(m.state_bytes_per_parameter_byte for m in done),
             host=host.measurement if host else None,
-            links=links,
+            links=wires.links,
+            adapters=wires.adapters,
+            overheads=overheads,
             notes=notes,
             device=here,
         )
@@ -91,6 +100,27 @@ def profile_cluster(
     return Profile.parse(
         world.first(profile.model_dump(mode="json") if profile else None), "the measured profile"
     )
+
+
+def together(
+    overheads: list[DeviceOverhead], cluster: Cluster, world: World, wires: Wires
+) -> list[DeviceOverhead]:
+    """These, with what takes several devices: bytes of a communicator, and whether transfers hide behind compute: between the
+    first two nodes with hosts of their own, by the types of their first devices. Collective."""
+    kind_of = {rank: cluster.device(device).type for device, rank in world.rank_of.items()}
+    found: dict[str, dict[str, Found]] = {overhead.device_type: {} for overhead in overheads}
+    for rank, taken in enumerate(world.gather(communicator_bytes(world))):
+        if taken is not None and rank in kind_of:
+            own = found[kind_of[rank]].get("communicator_bytes", Found(taken, 0.0))
+            found[kind_of[rank]]["communicator_bytes"] = Found(max(taken, own.value), 0.0)
+    apart = {adapter.node for adapter in wires.adapters}
+    pairs = [pair for pair in node_pairs(cluster, world) if pair.a != pair.b and {pair.a, pair.b} <= apart]
+    for pair in pairs[:1]:
+        rate = next(x.bytes_per_second for x in wires.found if (x.source, x.target) == (pair.a, pair.b))
+        hidden = world.gather(transfer_overlap(world, Flow(pair.left, pair.right), rate))
+        for rank in (pair.left, pair.right):
+            found[kind_of[rank]]["transfer_overlap"] = hidden[rank]
+    return [with_found(overhead, found[overhead.device_type]) for overhead in overheads]
 
 
 def measurers(
@@ -167,69 +197,3 @@ def _run(
             processor_time=kind == HOST,
             advance=activity.advance,
         )
-
-
-class Pair(NamedTuple):
-    """Two nodes (or one twice), and a rank on each."""
-
-    a: str
-    b: str
-    left: int
-    right: int
-
-
-def node_pairs(cluster: Cluster, world: World) -> list[Pair]:
-    """Inside every node with two ranks, and between every two nodes."""
-    of_node: dict[str, list[int]] = {}
-    for device in cluster.devices:
-        if device.id in world.rank_of:
-            of_node.setdefault(device.node, []).append(world.rank_of[device.id])
-    names = list(of_node)
-    found = [Pair(a, a, of_node[a][0], of_node[a][1]) for a in names if len(of_node[a]) > 1]
-    return found + [
-        Pair(a, b, of_node[a][0], of_node[b][0]) for i, a in enumerate(names) for b in names[i + 1 :]
-    ]
-
-
-def measure_links(cluster: Cluster, world: World) -> list[LinkBetween]:
-    """Latency and bandwidth between every two nodes, and inside every node with two ranks: half of a round trip of a few
-    bytes, and of 4 MiB less that. Collective."""
-    found, pairs = [], node_pairs(cluster, world)
-    with Activity("measuring links", len(pairs), shown=world.is_main) as activity:
-        for pair in pairs:
-            small, large = map(statistics.median, ping_pong(world, pair, (16, LARGE_BYTES), LINK_REPEATS))
-            bandwidth = LARGE_BYTES / max(large - small, 1e-9)
-            found.append(LinkBetween(between=(pair.a, pair.b), latency=small, bandwidth=bandwidth))
-            activity.advance(f"{pair.a} – {pair.b}")
-    return found
-
-
-def ping_pong(world: World, pair: Pair, sizes: Sequence[int], repeats: int) -> list[list[float]]:
-    """Seconds one way of each repeat, for each size, on every rank. Collective."""
-    times = _as_one_of_both(world.rank, pair, sizes, repeats) if world.rank in (pair.left, pair.right) else None
-    return next(found for rank, found in zip(world.ranks, world.gather(times), strict=True) if rank == pair.left)
-
-
-def _as_one_of_both(rank: int, pair: Pair, sizes: Sequence[int], repeats: int) -> list[list[float]]:
-    device = (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available() and dist.get_backend() != "gloo"
-        else torch.device("cpu")
-    )
-    found = []
-    for size in sizes:
-        message, times = torch.zeros(size, dtype=torch.uint8, device=device), []
-        for _ in range(repeats + 3):
-            time.sleep(0.001)
-            began = time.perf_counter()
-            if rank == pair.left:
-                dist.send(message, pair.right)
-                dist.recv(message, pair.right)
-            else:
-                dist.recv(message, pair.left)
-                dist.send(message, pair.left)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append((time.perf_counter() - began) / 2)
-        found.append(times[3:])
-    return found

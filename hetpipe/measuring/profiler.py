@@ -40,7 +40,8 @@ from hetpipe.layers.split import (
 )
 from hetpipe.layers.weights import placed
 from hetpipe.processes.progress import warn
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.cluster import AdapterOf, LinkBetween
+from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, OptimizerProfile, Profile
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
@@ -321,7 +322,9 @@ def assemble(
     state: float,
     *,
     host: Measurement | None = None,
-    links: Sequence[object] = (),
+    links: Sequence[LinkBetween] = (),
+    adapters: Sequence[AdapterOf] = (),
+    overheads: Sequence[DeviceOverhead] = (),
     notes: dict[str, object] | None = None,
     device: torch.device | None = None,
 ) -> Profile:
@@ -332,7 +335,9 @@ def assemble(
         model=model.name,
         layers=layers,
         measurements=tuple(measurements),
-        links=tuple(links),  # type: ignore[arg-type]
+        links=tuple(links),
+        adapters=tuple(adapters),
+        overheads=tuple(overheads),
         optimizer=OptimizerProfile(state_bytes_per_parameter_byte=state),
         input_bytes_per_sample=input_bytes,
         host=host,

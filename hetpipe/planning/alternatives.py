@@ -75,7 +75,7 @@ def equal_split(found: Sequence[Alternative]) -> Alternative | None:
 def what_if(plan: Plan, profile: Profile, cluster: Cluster, progress: Progress = lambda _: None) -> tuple[str, list[Alternative]]:
     """How the changes of `changed_clusters` are planned, and the plans; first that of the cluster as it is, planned in the same
     way. The plan itself is a candidate wherever it still runs, so that a change is not worse for want of time."""
-    linked, plain = cluster.with_links(profile.links), profile.model_copy(update={"links": ()})
+    linked, plain = profile.joined(cluster), profile.model_copy(update={"links": (), "adapters": ()})
     clusters = [("as it is", linked), *changed_clusters(linked)]
     few = cluster.device_count <= FEW_DEVICES
     how = f"auto within {SECONDS:g} s" if few else f"the best of the quick rules {', '.join(QUICK)}"
@@ -152,12 +152,18 @@ def _one_less(cluster: Cluster, kind: str) -> Cluster:
 
 
 def _twice(cluster: Cluster) -> Cluster:
-    nodes = [
-        node.model_copy(update={"link": _faster(node.link)}) if node.link is not None else node for node in cluster.nodes
-    ]
+    nodes = [_faster_node(node) for node in cluster.nodes]
     link = _faster(cluster.link) if cluster.link is not None else None
     links = tuple(_faster(one) for one in cluster.links)
     return _changed(cluster, nodes=tuple(nodes), link=link, links=links)
+
+
+def _faster_node(node: Node) -> Node:
+    link, adapter = node.link, node.adapter
+    if adapter is not None:
+        out, into = (2 * rate for rate in adapter.rates)
+        adapter = adapter.model_copy(update={"bandwidth": out, "bandwidth_in": into})
+    return node.model_copy(update={"link": None if link is None else _faster(link), "adapter": adapter})
 
 
 def _faster(link: L) -> L:

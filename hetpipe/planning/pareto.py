@@ -105,7 +105,7 @@ def make_front(
     options = options.changed(changes)
     name = registry.partitioner(options.partitioner).name
     if isinstance(source, Cluster):
-        source = source.with_links(profile.links)
+        source = profile.joined(source)
     choice = choice_of(source)
     if choice.size > MOST_SUBCLUSTERS:
         raise InputError(
@@ -195,7 +195,7 @@ class Search:
 
     def item(self, counts: Counts, bounds: dict[tuple[tuple[str, int], ...], float]) -> Item:
         """A sub-cluster with its fluid bound (the same for the same devices); closed if that is over a limit."""
-        cluster = self.choice.cluster(counts).with_links(self.problem.profile.links)
+        cluster = self.problem.profile.joined(self.choice.cluster(counts))
         problem = replace(self.problem, cluster=cluster)
         key = tuple(sorted(devices_of(cluster).items()))
         if key not in bounds:

@@ -84,7 +84,7 @@ class Problem:
     @classmethod
     def create(cls, *, cluster: Cluster, profile: Profile, global_batch: int, **options: object) -> Problem:
         """A Problem whose links are the profile's measured ones, where it has them."""
-        linked = cluster.with_links(profile.links)
+        linked = profile.joined(cluster)
         return cls(cluster=linked, profile=profile, global_batch=global_batch, **options)  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ def with_memory(timeline: Timeline, plan: Plan, profile: Profile, cluster: Clust
     """The simulated timeline with its `memory`: per device the (seconds, bytes) at which the bytes in use change. A forward
     adds what its micro-batch keeps, its backward frees it, and a recomputed layer exists while the backward runs. The
     greatest value is at most the timeline's `peak_bytes`. O(actions log actions)."""
-    costs = Costs(profile.at(plan.precision), cluster.with_links(profile.links))
+    costs = Costs(profile.at(plan.precision), profile.joined(cluster))
     changes: dict[str, list[tuple[float, float]]] = {}
     held: dict[str, tuple[float, float]] = {}
     for replica in plan.replicas:

@@ -250,7 +250,7 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], segments: Sequence[Se
 def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     """One step of `plan`: pipelines, then gradient sums per owner group, then (after the one global norm, so after all sums)
     the optimizers. The profile's measured links override the cluster's. InputError if the three do not belong together."""
-    cluster, profile = cluster.with_links(profile.links), profile.at(plan.precision)
+    cluster, profile = profile.joined(cluster), profile.at(plan.precision)
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)
     played = play(plan, costs)

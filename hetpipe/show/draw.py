@@ -58,7 +58,7 @@ def given(
 ) -> Given:  # fmt: skip
     """What belongs together; InputError if it does not."""
     if cluster is not None and profile is not None:
-        cluster = with_assumed(cluster, profile).with_links(profile.links)
+        cluster = profile.joined(with_assumed(cluster, profile))
     plan.check(profile=profile, cluster=cluster, source=source)
     profile = profile.at(plan.precision) if profile is not None else None
     return Given(plan=plan, profile=profile, cluster=cluster, measured=measured, front=front)

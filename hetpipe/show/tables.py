@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetpipe.files.units import human_bytes, human_seconds
+from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import Cause
 from hetpipe.show.scene import Scene
 from hetpipe.show.words import idle_line, limit_line, memory_text, percent, stage_key
+from hetpipe.spec.assumed import (
+    ALLOCATOR_FACTOR,
+    CHANNEL_BYTES,
+    CONTEXT_BYTES,
+    CUBLAS_BYTES,
+    NVLINK_CHANNELS,
+    PCIE_CHANNELS,
+)
 from hetpipe.spec.profile import Profile
 
+MOST_FLOWS = 20  # that are shown
+_CHANNELS = (
+    f"{human_bytes(CHANNEL_BYTES)} a channel of a CUDA card, {PCIE_CHANNELS} over PCIe, {NVLINK_CHANNELS} over NVLink, "
+    "nothing elsewhere"
+)
+# of the figures of a DeviceOverhead: what each is, how it is written, and what is counted where it was not measured
+_OVERHEADS: dict[str, tuple[str, Callable[[float], str], str]] = {
+    "action_seconds": ("each forward and backward more", human_seconds, "nothing"),
+    "device_bytes": ("context", human_bytes, f"{human_bytes(CONTEXT_BYTES + CUBLAS_BYTES)} of a CUDA card, nothing elsewhere"),
+    "communicator_bytes": ("a communicator", human_bytes, _CHANNELS),
+    "allocator_factor": ("held by the allocator, over in use", three_digits, f"{ALLOCATOR_FACTOR} on a CUDA card, 1 elsewhere"),
+    "transfer_overlap": ("of a transfer hidden behind compute", percent, "all"),
+}  # fmt: skip
 _SHORT: dict[Cause, str] = {
     "fill and drain": "fill", "slower stage": "slower", "link": "link", "gradient sum": "sum", "overhead": "other",
 }  # fmt: skip
@@ -46,6 +69,32 @@ def profile_table(profile: Profile) -> Table:
         *totals,
     )
     return table
+
+
+def beside_table(profile: Profile) -> RenderableType:
+    """What was measured beside the layers, with its spread: rates of flows, and what the framework takes of each device type; and
+    what was not, with what plans count instead."""
+    table = Table(title="measured beside the layers", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("what", "where", "measured", "spread"):
+        table.add_column(name, justify="right" if name in ("measured", "spread") else "left")
+    flows = profile.provenance.get("links", ())
+    for row in flows[:MOST_FLOWS]:
+        what = "one flow" if row["flows"] == 1 else f"{row['flows']} flows at once"
+        rate = f"{three_digits(row['bytes_per_second'] / 1e6)} MB/s"
+        table.add_row(what, f"{row.get('from', 'all')} → {row.get('to', 'all')}", rate, percent(row["relative_spread"]))
+    if len(flows) > MOST_FLOWS:
+        table.add_row(f"{len(flows) - MOST_FLOWS} rates more", "in the profile", "", "")
+    for overhead in profile.overheads:
+        for name, (what, text, _) in _OVERHEADS.items():
+            value = getattr(overhead, name)
+            if value is not None:
+                table.add_row(what, overhead.device_type, text(value), percent(overhead.relative_spread.get(name, 0.0)))
+    missing = [] if profile.adapters else ["adapters (one host): each as fast as its node's fastest link"]
+    for name, (what, _, default) in _OVERHEADS.items():
+        kinds = [x.device_type for x in profile.overheads if getattr(x, name) is None]
+        missing += [f"{what} on {', '.join(kinds)}: {default}"] if kinds else []
+    said = "\n".join(f"not measured, {line}" for line in missing)
+    return Group(table, Text(said, style="dim")) if said else table
 
 
 def step_table(scene: Scene) -> RenderableType:

@@ -27,41 +27,67 @@ PCIE_BYTES_PER_SECOND = 64e9  # of 16 lanes of PCIe 5, each way; a faster link i
 PIPELINE_COMMUNICATORS = 3
 ALLOCATOR_FACTOR = 1.05
 LEAST_CUDA_BYTES = 2 * 2**30  # what has less memory is no card that torch drives, and nothing is assumed of it
+TIMES = {"action_seconds": 0.0, "overlap_transfers": True}  # what a runtime_overhead says of time if it says nothing
 LARGE = 1e9  # bytes, at which a link shows its bandwidth
 
 
+def says_memory(overhead: RuntimeOverhead) -> bool:
+    """Whether a file says anything of what the framework takes of a device's memory."""
+    return overhead.model_copy(update=TIMES) != RuntimeOverhead()
+
+
 def is_assumed(cluster: Cluster) -> bool:
-    """Whether the file leaves it to be assumed: it has no `runtime_overhead`, and all devices may be CUDA cards."""
+    """Whether the file leaves it to be assumed: it says nothing of the framework's memory, and all devices may be CUDA cards."""
     kinds = cluster.device_types.values()
-    return cluster.runtime_overhead == RuntimeOverhead() and all(
+    return not says_memory(cluster.runtime_overhead) and all(
         kind.emulate is None and kind.memory >= LEAST_CUDA_BYTES for kind in kinds
     )
 
 
 def assumed_overhead(cluster: Cluster, profile: Profile) -> RuntimeOverhead:
-    """What is counted on each device of a cluster of which nothing was measured."""
+    """What is counted on each device: what was measured with the profile, of the types of a cluster the most, and what was not
+    measured of one of them as assumed. What the cluster says of time stays."""
     split = any(m.tensor_parallel > 1 for m in profile.measurements)
     communicators = PIPELINE_COMMUNICATORS + split if cluster.device_count > 1 else 0
     channels = NVLINK_CHANNELS if _has_nvlink(cluster) else PCIE_CHANNELS
-    return RuntimeOverhead(
-        device_bytes=CONTEXT_BYTES + CUBLAS_BYTES + communicators * channels * CHANNEL_BYTES,
-        backward_workspace=1.0,
-        allocator_factor=ALLOCATOR_FACTOR,
-    )
+    context = _most(cluster, profile, "device_bytes", CONTEXT_BYTES + CUBLAS_BYTES)
+    each = _most(cluster, profile, "communicator_bytes", channels * CHANNEL_BYTES)
+    return cluster.runtime_overhead.model_copy(update={
+        "device_bytes": int(context + communicators * each),
+        "backward_workspace": 1.0,
+        "allocator_factor": _most(cluster, profile, "allocator_factor", ALLOCATOR_FACTOR),
+    })  # fmt: skip
+
+
+def _most(cluster: Cluster, profile: Profile, name: str, assumed: float) -> float:
+    """The greatest figure of the cluster's types, each as measured, or as assumed."""
+    found = _measured(profile, name)
+    return max(found.get(kind, assumed) for node in cluster.nodes for kind in node.devices)
+
+
+def _measured(profile: Profile, name: str) -> dict[str, float]:
+    """A figure by device type, where it was measured."""
+    return {x.device_type: getattr(x, name) for x in profile.overheads if getattr(x, name) is not None}
 
 
 def with_assumed(cluster: Cluster, profile: Profile) -> Cluster:
-    """The cluster with what is assumed of the framework, where that is left to be assumed."""
+    """The cluster with what is measured or assumed of the framework's memory, where that is left to be assumed."""
     if not is_assumed(cluster):
         return cluster
-    return cluster.model_copy(update={"runtime_overhead": assumed_overhead(cluster.with_links(profile.links), profile)})
+    overhead = assumed_overhead(profile.joined(cluster), profile)
+    return cluster.model_copy(update={"runtime_overhead": overhead})
 
 
-def told_of(overhead: RuntimeOverhead) -> str:
+def told_of(cluster: Cluster, profile: Profile) -> str:
     """What a command says of it."""
+    overhead = assumed_overhead(profile.joined(cluster), profile)
+    names = {"device_bytes": "the context's", "communicator_bytes": "communicators'", "allocator_factor": "the allocator's"}
+    kinds = {kind for node in cluster.nodes for kind in node.devices}
+    measured = [text for name, text in names.items() if kinds <= _measured(profile, name).keys()]
     return (
         "the cluster file has no runtime_overhead, so what the framework takes of each device is assumed: "
         f"{overhead.device_bytes / MIB:.0f} MiB, {overhead.allocator_factor - 1:.0%} for the allocator, and backward's gradients"
+        + (f"; of these {', '.join(measured)} part was measured" if measured else "")
     )
 
 

@@ -112,6 +112,12 @@ class Adapter(Strict):
         return Rates(self.bandwidth, self.bandwidth if self.bandwidth_in is None else self.bandwidth_in)
 
 
+class AdapterOf(Adapter):
+    """What all adapters of one node carry together, as it was measured."""
+
+    node: Name
+
+
 AdapterCount = DeviceCount | Literal["per_device"]
 
 
@@ -237,10 +243,14 @@ class Cluster(Document):
         """The device type (memory, price) of one device."""
         return self.device_types[self.device(device_id).type]
 
-    @property
+    @cached_property
     def shares_adapters(self) -> bool:
-        """Whether two transfers of one plan could cross an adapter at the same time: not between two single devices."""
-        return len(self.nodes) > 1 and self.device_count > 2
+        """Whether an adapter may hold a transfer back: where two cross it at the same time, which no plan for two single devices
+        has, or where it is slower than the link."""
+        if self.device_count > 2 or len(self.nodes) < 2:
+            return len(self.nodes) > 1
+        link = self._pairs.get(frozenset(node.name for node in self.nodes), self.link)
+        return link is not None and any(min(rates) < link.peak for rates in self.adapter_rates.values())
 
     @cached_property
     def adapter_rates(self) -> dict[str, Rates]:
@@ -272,11 +282,22 @@ class Cluster(Document):
             )
         return link
 
-    def with_links(self, links: tuple[LinkBetween, ...]) -> Cluster:
-        """This cluster with measured links, which override those of the file. Links of unknown nodes are left out."""
+    def with_links(self, links: tuple[LinkBetween, ...], adapters: tuple[AdapterOf, ...] = ()) -> Cluster:
+        """This cluster with measured links, which override those of the file, and with measured adapters, which do not. Those of
+        unknown nodes are left out."""
         names = {node.name for node in self.nodes}
         known = tuple(link for link in links if set(link.between) <= names)
         replaced = {frozenset(link.between) for link in known}
         kept = tuple(link for link in self.links if frozenset(link.between) not in replaced)
+        found = {adapter.node: adapter for adapter in adapters}
+        nodes = tuple(_joined(node, found.get(node.name)) for node in self.nodes)
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        return Cluster(**{**fields, "links": kept + known})
+        return Cluster(**{**fields, "links": kept + known, "nodes": nodes})
+
+
+def _joined(node: Node, measured: AdapterOf | None) -> Node:
+    """The node with each of its adapters as fast as they were measured together; as it is, if it says so itself."""
+    if measured is None or node.adapter is not None:
+        return node
+    out, into = (rate / node.adapter_count for rate in measured.rates)
+    return node.model_copy(update={"adapter": Adapter(bandwidth=out, bandwidth_in=into, latency=measured.latency)})

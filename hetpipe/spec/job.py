@@ -224,7 +224,7 @@ class Job(Document):
         cluster = self.read_cluster()
         profile = Profile.load(self.profile) if self.profile is not None else None
         if cluster is not None and profile is not None:
-            profile.check(cluster.with_links(profile.links))
+            profile.check(profile.joined(cluster))
         if self.plan.file is not None:
             Plan.load(self.plan.file).check(
                 cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=self.plan.file

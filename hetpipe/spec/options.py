@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from hetpipe.files.formats import Flag, Name, Number, Strict, explained
 from hetpipe.files.messages import Faults, InputError, nearest, shown
-from hetpipe.spec.assumed import is_assumed
-from hetpipe.spec.cluster import Cluster, RuntimeOverhead
+from hetpipe.spec.assumed import is_assumed, says_memory
+from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Backend
 from hetpipe.spec.profile import Measurement, Precision, Profile
 
@@ -89,7 +89,7 @@ class PlanOptions(Strict):
         if self.memory_reserve is not None:
             return self.memory_reserve
         emulated = all(kind.emulate is not None for kind in cluster.device_types.values())
-        told = is_assumed(cluster) or cluster.runtime_overhead != RuntimeOverhead()
+        told = is_assumed(cluster) or says_memory(cluster.runtime_overhead)
         return 0.0 if emulated or told else DEFAULT_RESERVE
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from statistics import fmean
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Samples, Strict
+from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Samples, Seconds, Strict
 from hetpipe.files.limits import MOST_LAYERS, MOST_SECONDS
 from hetpipe.files.messages import Faults, InputError, nearest, shown
-from hetpipe.spec.cluster import Cluster, LinkBetween
+from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
 Precision = Literal["fp32", "fp16", "bf16"]
+HIDDEN = 0.5  # of a transfer must be hidden behind compute, for it to count as overlapping
 
 
 class LayerProfile(Strict):
@@ -106,6 +108,20 @@ class OptimizerProfile(Strict):
     state_bytes_per_parameter_byte: Factor
 
 
+class DeviceOverhead(Strict):
+    """What the framework takes on one type of device, as it was measured (what is left out was not): seconds that it adds to a
+    forward or a backward; bytes of a card that its allocator does not have, and of each communicator; bytes that the
+    allocator holds over those in use; and which part of a transfer is hidden behind compute. `relative_spread`: of each."""
+
+    device_type: Name
+    action_seconds: Seconds | None = None
+    device_bytes: Bytes | None = None
+    communicator_bytes: Bytes | None = None
+    allocator_factor: Annotated[Factor, Field(ge=1)] | None = None
+    transfer_overlap: Annotated[Factor, Field(le=1)] | None = None
+    relative_spread: dict[Name, Factor] = {}
+
+
 class Profile(Document):
     """A measured model. `host` holds the plain speed of the machine that emulates devices, from which they are paced."""
 
@@ -114,6 +130,8 @@ class Profile(Document):
     layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1, max_length=MOST_LAYERS)]
     measurements: tuple[Measurement, ...]
     links: tuple[LinkBetween, ...] = ()
+    adapters: tuple[AdapterOf, ...] = ()
+    overheads: tuple[DeviceOverhead, ...] = ()
     optimizer: OptimizerProfile
     input_bytes_per_sample: Bytes = 0
     host: Measurement | None = None
@@ -138,6 +156,8 @@ class Profile(Document):
             if key in seen:
                 faults.append(f"{name} is given twice")
             seen.add(key)
+        kinds = [x.device_type for x in self.overheads]
+        faults += [f"overheads of {kind!r} are given twice" for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]
         if faults:
             raise Faults(faults)
         return self
@@ -192,6 +212,23 @@ class Profile(Document):
             if any(kind in node.devices for node in cluster.nodes):
                 degrees = [m.tensor_parallel for m in self.measurements if m.device_type == kind]
                 self.measurement(kind, min(degrees, default=1))
+
+    def joined(self, cluster: Cluster) -> Cluster:
+        """The cluster with what was measured of it with this profile: links and adapters (see `Cluster.with_links`), the mean
+        seconds that an action takes more, and whether transfers overlap compute. What its file says of these two stays."""
+        linked, said = cluster.with_links(self.links, self.adapters), cluster.runtime_overhead
+        measured = self.overheads_on(cluster)
+        seconds = [x.action_seconds for x in measured if x.action_seconds is not None]
+        hidden = [x.transfer_overlap for x in measured if x.transfer_overlap is not None]
+        found: dict[str, object] = {"action_seconds": fmean(seconds)} if seconds else {}
+        found |= {"overlap_transfers": min(hidden) >= HIDDEN} if hidden else {}
+        missing = {name: value for name, value in found.items() if name not in said.model_fields_set}
+        return linked.model_copy(update={"runtime_overhead": said.model_copy(update=missing)}) if missing else linked
+
+    def overheads_on(self, cluster: Cluster) -> list[DeviceOverhead]:
+        """What was measured of the types that the cluster's nodes have."""
+        kinds = {kind for node in cluster.nodes for kind in node.devices}
+        return [x for x in self.overheads if x.device_type in kinds]
 
     def parameter_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
         """Parameter bytes per layer on one device, [L]."""

@@ -1,0 +1,1 @@
+"""How well `hetpipe profile` measures links and adapters."""

@@ -1,0 +1,207 @@
+"""What the framework takes beside layers: seconds of an action, bytes of a card; and whether transfers hide behind compute."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetpipe.layers.device import Stopwatch, one_thread
+from hetpipe.layers.layer_run import LayerRun
+from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, move, named_layers
+from hetpipe.layers.split import make_stage, trace_boundaries, unchanged_buffers
+from hetpipe.layers.weights import placed
+from hetpipe.measuring.traffic import Flow, message_device
+from hetpipe.processes.world import World
+from hetpipe.runtime.recorder import Recorder
+from hetpipe.runtime.replicas import Lanes
+from hetpipe.runtime.stages.executor import StageRun
+from hetpipe.spec.profile import DeviceOverhead
+
+REPEATS, MICROBATCHES = 7, 32
+CPU_WIDTH, CUDA_WIDTH = 8, 2048  # of the layer by which actions are timed: on a card one to hide behind
+STAGE_DEPTH, STAGE_PART = 3, 0.5  # of the stage by which the allocator is measured: in flight, and of the free memory
+OVERLAP_SECONDS, OVERLAP_REPEATS, OVERLAP_WIDTH = 0.1, 7, 256
+ALONE = Lanes(None, None)  # type: ignore[arg-type]  # a pipeline of one stage sends nothing
+
+
+class Found(NamedTuple):
+    """A figure, and its spread over it."""
+
+    value: float
+    relative_spread: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Found:
+        """The median."""
+        middle = statistics.median(seconds)
+        return cls(middle, (max(seconds) - min(seconds)) / middle)
+
+
+def device_overhead(model: Model, device_type: str, device: torch.device, size: int) -> DeviceOverhead:
+    """What can be measured of one device alone. On a card after its layers were measured, so that their kernels are there."""
+    found = {"action_seconds": action_seconds(device)}
+    if device.type == "cuda":
+        found["device_bytes"] = context_bytes(device)
+        factor = allocator_factor(model, device, size)
+        found |= {"allocator_factor": factor} if factor is not None else {}
+    return with_found(DeviceOverhead(device_type=device_type), found)
+
+
+def with_found(overhead: DeviceOverhead, found: Mapping[str, Found]) -> DeviceOverhead:
+    """This, and what was found by the names of its fields."""
+    values = {name: round(x.value) if name.endswith("_bytes") else x.value for name, x in found.items()}
+    spread = {name: round(x.relative_spread, 4) for name, x in found.items()}
+    return overhead.model_copy(update={**values, "relative_spread": {**overhead.relative_spread, **spread}})
+
+
+def action_seconds(device: torch.device) -> Found:
+    """What the engine adds to a forward or a backward: a stage of one layer for many micro-batches, less the layer alone as the
+    profiler times it. On a CPU the thread's own processor time, which other work does not lengthen; on a card the
+    layer is long enough for the host to run ahead, as it does in training. The spread is that of the stage's seconds."""
+    width = CPU_WIDTH if device.type == "cpu" else CUDA_WIDTH
+    layers, inputs = nn.Sequential(nn.Linear(width, width)).to(device), torch.ones(width, width, device=device)
+    timed = _processor_seconds if device.type == "cpu" else Stopwatch(device).measure
+    wholes, parts = list[float](), list[float]()
+    with one_thread(device):
+        run = _stage_run(layers, inputs, device, MICROBATCHES, depth=1)
+        alone = LayerRun(layers[0], (inputs,), lambda output: as_tuple(output)[0].sum())
+        for _ in range(1 + REPEATS):
+            wholes.append(timed(lambda: run([inputs] * MICROBATCHES)) / MICROBATCHES)
+            for _ in range(MICROBATCHES):
+                alone.receive()
+                parts.append(timed(alone.forward) + timed(alone.backward))
+    whole, part = Found.of(wholes[1:]), statistics.median(parts[MICROBATCHES:])
+    return Found(max(0.0, whole.value - part) / 2, whole.relative_spread)
+
+
+def _processor_seconds(action: Callable[[], object]) -> float:
+    began = time.thread_time()
+    action()
+    return time.thread_time() - began
+
+
+def _stage_run(
+    layers: nn.Sequential, inputs: Tensors, device: torch.device, count: int, *, depth: int
+) -> Callable[[Sequence[Tensors]], object]:
+    """A function that trains all layers, as the only stage of a pipeline, on `count` micro-batches."""
+
+    def loss(output: Tensors, _: Wanted) -> Tensor:
+        return torch.stack([t.float().sum() for t in as_tuple(output)]).sum()
+
+    ends, recorder = trace_boundaries(layers, inputs, device), Recorder(device)
+    run = StageRun(make_stage(layers, 0, len(layers)), index=0, ranks=[0], lanes=ALONE, sizes=[1] * count, depths=[depth],
+                   ends=[(ends[0], ends[-1])] * count, recorder=recorder, loss=loss, last_backward=lambda: None)  # fmt: skip
+    nothing: Sequence[Wanted] = [None] * count  # type: ignore[list-item]
+
+    def train(microbatches: Sequence[Tensors]) -> None:
+        recorder.begin_step()
+        run.run(microbatches, nothing)
+        recorder.end_step()
+
+    return train
+
+
+def context_bytes(device: torch.device) -> Found:
+    """What the driver shows of a card beyond what torch's allocator has. Other processes on the card are in it."""
+    free, total = torch.cuda.mem_get_info(device)
+    return Found(max(0, total - free - torch.cuda.memory_reserved(device)), 0.0)
+
+
+def allocator_factor(model: Model, device: torch.device, size: int) -> Found | None:
+    """Bytes that the allocator holds at most over those in use at most, while a stage of as many of the first layers as fit half
+    of the free memory is trained for a few micro-batches. None where not even one layer fits."""
+    layers = named_layers(model.layers)
+    inputs = move(model.sample(size)[0], device)
+    with unchanged_buffers(model.layers):
+        for count in (len(layers), len(layers) // 2, len(layers) // 4, 1):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            try:
+                with ExitStack() as stack:
+                    for _, layer in layers[: max(1, count)]:
+                        stack.enter_context(placed(model.layers, layer, device))
+                    some = nn.Sequential(*(layer for _, layer in layers[: max(1, count)]))
+                    if torch.cuda.memory_allocated(device) > STAGE_PART * torch.cuda.mem_get_info(device)[0]:
+                        continue
+                    _stage_run(some, inputs, device, 2 * STAGE_DEPTH, depth=STAGE_DEPTH)([inputs] * 2 * STAGE_DEPTH)
+                    most, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
+                    return Found(max(1.0, most / max(used, 1)), 0.0)
+            except torch.OutOfMemoryError:
+                continue
+            finally:
+                for parameter in model.layers.parameters():
+                    parameter.grad = None
+                torch.cuda.empty_cache()
+    return None
+
+
+def communicator_bytes(world: World) -> int | None:
+    """Bytes that one NCCL communicator of all ranks takes of this rank's card. None without NCCL. Collective."""
+    device = message_device()
+    if world.size < 2 or not all(world.gather(device.type == "cuda")):
+        return None
+    group = dist.new_group(list(world.ranks), backend="nccl")
+    torch.cuda.synchronize(device)
+    before = torch.cuda.mem_get_info(device)[0]
+    dist.all_reduce(torch.zeros(2**20, device=device), group=group)
+    torch.cuda.synchronize(device)
+    after = torch.cuda.mem_get_info(device)[0]
+    dist.destroy_process_group(group)
+    return max(0, before - after)
+
+
+def transfer_overlap(world: World, flow: Flow, bytes_per_second: float) -> Found | None:
+    """Which part of a transfer is hidden behind compute, or of compute behind it, whichever is shorter, when a rank sends and
+    another receives while both compute: 1 if both at once take as long as the longer, 0 if as long as one after
+    the other. Of each the least of a few trials, which other work on the machine disturbed least; the spread is that of the
+    seconds. Collective; None but on these two."""
+    world.barrier()
+    if world.rank not in flow:
+        return None
+    device = message_device()
+    message = torch.zeros(int(OVERLAP_SECONDS * bytes_per_second) + 1, dtype=torch.uint8, device=device)
+    square = torch.ones(OVERLAP_WIDTH, OVERLAP_WIDTH, device=device)
+
+    def move_message() -> dist.Work | None:
+        return dist.isend(message, flow.target) if world.rank == flow.source else dist.irecv(message, flow.source)
+
+    def send() -> None:
+        work = move_message()
+        assert work is not None
+        work.wait()
+
+    def compute() -> None:
+        for _ in range(rounds):
+            square.mm(square)
+
+    def both() -> None:
+        work = move_message()
+        assert work is not None
+        compute()
+        work.wait()
+
+    def seconds(action: Callable[[], object]) -> float:
+        together = torch.zeros(1, device=device)
+        (dist.send if world.rank == flow.source else dist.recv)(together, flow[world.rank == flow.source])
+        began = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    with one_thread(device):
+        rounds = 64
+        compute()
+        rounds = max(1, round(64 * OVERLAP_SECONDS / max(seconds(compute), 1e-9)))
+        times = [(seconds(compute), seconds(send), seconds(both)) for _ in range(OVERLAP_REPEATS)]
+    computing, sending, at_once = (min(column) for column in zip(*times, strict=True))
+    hidden = (computing + sending - at_once) / min(computing, sending)
+    spread = max((max(column) - min(column)) / statistics.median(column) for column in zip(*times, strict=True))
+    return Found(min(1.0, max(0.0, hidden)), spread)
