@@ -3,7 +3,8 @@
     python -m bench.what_if.run [--markdown table.md]
 
 Of every card that was measured all measurements are taken away (of its other forms, too, such as the V100 with 32 GB), and its
-layer times are scaled from other cards, as `hetpipe what-if` does. It needs no data but what is shipped.
+layer times are scaled from other cards, as `hetpipe what-if` does; then the same with what was measured on it of models that are
+built in another way. It needs no data but what is shipped.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
 from hetpipe.spec.profile import Precision
 from hetpipe.whatif.cards import known_cards
-from hetpipe.whatif.estimate import Measured, all_measured, estimate
+from hetpipe.whatif.estimate import Measured, all_measured, estimate, seconds
 from hetpipe.whatif.models import measured_model
 
 HEADS = ("card", "precision", "cells", "scaled from", "scaled over measured", "least", "most")
+TITLES = ("cards that nobody measured", "cards on which only models that are built in another way were measured")
 
 
 class Row(NamedTuple):
@@ -50,23 +52,25 @@ def silicon(card: str) -> str:
 def ratio(cell: Measured, others: list[Measured]) -> tuple[str, float]:
     """From which card a cell is scaled without its own, and scaled over measured seconds of all its micro-batch sizes."""
     found = estimate(measured_model(cell.model), cell.tokens, cell.precision, cell.card, known_cards().cards, others)
-    common = sorted({*cell.cell.sizes} & {*found.cell.sizes})
-
-    def seconds(one: Measured | None) -> float:
-        times = one.cell if one is not None else found.cell
-        return sum(times.forward[times.sizes.index(b)] + times.backward[times.sizes.index(b)] for b in common)
-
-    return found.source.card, seconds(None) / seconds(cell)
+    return found.source.card, seconds(found.cell, cell.cell) / seconds(cell.cell, found.cell)
 
 
-def rows() -> Iterator[Row]:
-    """Every card and precision that was measured."""
+def rows(other_models: bool = False) -> Iterator[Row]:
+    """Every card and precision that was measured. With `other_models` only what was measured of models that are built alike is
+    hidden, on cards of which there is more at that precision."""
     cells = list(all_measured())
     for card, precision in sorted({(m.card, m.precision) for m in cells}):
         others = [m for m in cells if silicon(m.card) != silicon(card)]
-        own = [ratio(m, others) for m in cells if (m.card, m.precision) == (card, precision)]
-        sources = tuple(sorted({source for source, _ in own}))
-        yield Row(card, precision, sources, tuple(r for _, r in own))
+        found = []
+        for cell in [m for m in cells if (m.card, m.precision) == (card, precision)]:
+            beside = [m for m in cells if (m.card, m.precision) == (card, precision) and m.family != cell.family]
+            if not other_models:
+                found.append(ratio(cell, others))
+            elif beside:
+                found.append(ratio(cell, others + beside))
+        if found:
+            sources = tuple(sorted({source for source, _ in found}))
+            yield Row(card, precision, sources, tuple(r for _, r in found))
 
 
 def off(found: list[Row]) -> tuple[float, float]:
@@ -85,15 +89,19 @@ def run(
     table_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")] = None,
 ) -> None:
     """Scale every measured card from others."""
-    found = list(rows())
-    half, worst = off(found)
-    table = Table(*HEADS, title=f"half of the cards are off by more than a factor of {half:.2f}, the worst by {worst:.2f}")
-    for row in found:
-        table.add_row(*cells(row))
-    Console(width=120).print(table)
-    if table_file is not None:
+    pages = []
+    for other_models in (False, True):
+        found = list(rows(other_models))
+        half, worst = off(found)
+        title = f"{TITLES[other_models]}: half are off by more than a factor of {half:.2f}, the worst by {worst:.2f}"
+        table = Table(*HEADS, title=title)
+        for row in found:
+            table.add_row(*cells(row))
+        Console(width=120).print(table)
         lines = [HEADS, ["---", "---", "---:", "---", *["---:"] * 3], *map(cells, found)]
-        write_text(table_file, "".join("| " + " | ".join(line) + " |\n" for line in lines))
+        pages.append(f"{title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines))
+    if table_file is not None:
+        write_text(table_file, "\n".join(pages))
 
 
 if __name__ == "__main__":

@@ -128,6 +128,8 @@ def _origin(found: Estimate, card: str) -> Origin:
     cell = f"{source.model}, {source.tokens} tokens, {source.precision}"
     if source.card == card:
         return Origin(source.card, source.model, f"scaled from what was measured on it: {cell}")
+    if found.beside is not None:
+        return Origin(source.card, source.model, f"scaled from {source.card} ({cell}) by how both ran {found.beside.model}")
     return Origin(source.card, source.model, f"scaled from {source.card} by data sheets ({cell})")
 
 

@@ -2,7 +2,9 @@
 
 A measurement is scaled by what the two layers would take at the cards' full rates: FLOPs / (FLOP/s) + bytes moved / (bytes/s). So
 what a card reaches of its rates is taken over from the measurement: of that card, if a model built like this one was measured on
-it, else of the card whose rates are nearest. `bench/what_if` says how far off that is where it can be checked.
+it, else of the card whose rates are nearest. If both cards ran a model that is built in another way, the time is multiplied by
+what the card took for it over what would have been scaled from the other. `bench/what_if` says how far off that is where it can
+be checked.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ class Measured(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Seconds of one layer on a card, and the measurement that they come from."""
+    """Seconds of one layer on a card, and the measurement that they come from; `beside`: the measurement of another model on the
+    card, by which a time from another card was corrected."""
 
     cell: Cell
     source: Measured
     measured: bool
+    beside: Measured | None = None
 
 
 def all_measured() -> Iterator[Measured]:
@@ -99,4 +103,25 @@ def estimate(
     if same:
         return Estimate(source.cell, source, True)
     cell = scaled(source, model.sizes, tokens, precision, card, cards[source.card])
-    return Estimate(cell, source, False)
+    both = _ran_on_both(there, name, source, precision) if source.card != name else []
+    if not both:
+        return Estimate(cell, source, False)
+    here, other = min(both, key=lambda pair: abs(log(pair[0].sizes.layer_parameters / model.sizes.layer_parameters)))
+    expected = scaled(other, here.sizes, here.tokens, precision, card, cards[other.card])
+    factor = seconds(here.cell, expected) / seconds(expected, here.cell)
+    forward, backward = (tuple(t * factor for t in times) for times in cell[1:])
+    return Estimate(Cell(cell.sizes, forward, backward), source, False, here)
+
+
+def _ran_on_both(known: Sequence[Measured], name: str, source: Measured, precision: Precision) -> list[tuple[Measured, Measured]]:
+    """What was measured alike on a card and on that of the source."""
+    own = {(m.model, m.tokens): m for m in known if (m.card, m.precision) == (name, precision)}
+    others = [m for m in known if (m.card, m.precision) == (source.card, precision)]
+    pairs = [(own[m.model, m.tokens], m) for m in others if (m.model, m.tokens) in own]
+    return [(here, other) for here, other in pairs if {*here.cell.sizes} & {*other.cell.sizes}]
+
+
+def seconds(cell: Cell, other: Cell) -> float:
+    """Of the micro-batches that both cells have."""
+    rows = [i for i, b in enumerate(cell.sizes) if b in other.sizes]
+    return sum(cell.forward[i] + cell.backward[i] for i in rows)
