@@ -108,7 +108,7 @@ class TestCards:
             Cards.parse({"format": "hetpipe.cards/1", "cards": {"t4": sheet, "tesla-t4": sheet}}, "here")
 
     def test_one_of_ones_own_comes_first(self) -> None:
-        mine = Card(memory=1, bandwidth=1.0, fp32=1.0, fp16=1.0, source="mine")
+        mine = Card(memory=1, bandwidth=1e9, fp32=1e12, fp16=1e12, source="mine")
         other = Cards(format="hetpipe.cards/1", cards={"t4": mine})
         assert known_cards().with_more(other).cards["t4"] == mine
 

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pydantic import ValidationError
+
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import transformer_profile
-from hetpipe.files.messages import InputError
+from hetpipe.files.formats import explained
+from hetpipe.files.messages import InputError, listed
 from hetpipe.planning.alternatives import Alternative, carried_plan, plan_with, same_plan
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan
@@ -114,10 +117,13 @@ def profile_of(question: Question) -> tuple[Profile, dict[str, Origin]]:
     options = ImportOptions(
         model=model.name, sequence_length=question.tokens, vocabulary=model.vocabulary, number_bytes=4
     )
-    profile = transformer_profile(
-        model.sizes, {(card, question.precision): found.cell for card, found in own.items()}, options,
-        provenance={"source": model.source}, state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
-    )  # fmt: skip
+    try:
+        profile = transformer_profile(
+            model.sizes, {(card, question.precision): found.cell for card, found in own.items()}, options,
+            provenance={"source": model.source}, state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
+        )  # fmt: skip
+    except ValidationError as error:  # sizes or rates that are allowed one by one, and together make no profile
+        raise InputError(f"no profile can be made of {model.name} on these cards:\n{listed(explained(error))}") from None
     return profile, {card: _origin(found, card) for card, found in own.items()}
 
 

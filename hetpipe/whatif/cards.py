@@ -13,8 +13,8 @@ from hetpipe.files.formats import Bytes, BytesPerSecond, Document, Name, Price, 
 from hetpipe.files.messages import Faults, InputError, nearest, shown
 from hetpipe.spec.profile import Precision
 
-MOST_FLOPS = 1e18
-Flops = Annotated[float, Field(strict=True, gt=0, le=MOST_FLOPS)]
+Flops = Annotated[float, Field(strict=True, ge=1e6, le=1e18)]
+Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6, le=1e15)]
 _MAKERS = re.compile(r"^(?:nvidia|amd|geforce|tesla|quadro|radeonpro|rtx|gtx)+(?=[a-z]?\d)")
 
 
@@ -23,7 +23,7 @@ class Card(Strict):
 
     maker: Literal["NVIDIA", "AMD"] = "NVIDIA"
     memory: Bytes
-    bandwidth: BytesPerSecond
+    bandwidth: Bandwidth
     fp32: Flops
     fp16: Flops
     launch_price_usd: Price | None = None
