@@ -175,6 +175,22 @@ class TestModels:
         with pytest.raises(InputError, match=message):
             find_model(str(tmp_path / "config.json"))
 
+    def test_a_name_in_the_cache_of_hugging_face(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        hub = pytest.importorskip("huggingface_hub")
+        config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 100, "n_positions": 32}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        asked = []
+
+        def cached(name: str, file: str) -> str:
+            asked.append((name, file))
+            return str(tmp_path / "config.json")
+
+        monkeypatch.setattr(hub, "try_to_load_from_cache", cached)
+        found = find_model("somebody/small-gpt")
+        assert asked == [("somebody/small-gpt", "config.json")]
+        assert (found.name, found.family) == ("somebody/small-gpt", "gpt")
+        assert found.sizes == (64, 3, 12 * 64**2 + 2 * 64, (100 + 32 + 1) * 64, 100 * 64)
+
     def test_an_unknown_name_has_near_ones(self) -> None:
         with pytest.raises(InputError, match="unknown model 'lama-7b'; did you mean 'llama-7b'\\? known: .*config.json"):
             find_model("lama-7b")
