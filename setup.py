@@ -40,7 +40,8 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["hetpipe", "hetpipe.*"]), "hetpipe.partitioners", "hetpipe.models"],
     package_dir={"hetpipe.partitioners": "partitioners", "hetpipe.models": "models"},
-    package_data={"hetpipe": ["py.typed"], "hetpipe.show.page": ["style.css", "script.js"], "hetpipe.models": ["README.md"]},
+    package_data={"hetpipe": ["py.typed"], "hetpipe.show.page": ["style.css", "script.js"],
+                  "hetpipe.whatif": ["cards.yaml", "zorse.json", "zorse-LICENSE.txt"], "hetpipe.models": ["README.md"]},
     install_requires=[
         "torch>=2.8",
         "numpy>=2",

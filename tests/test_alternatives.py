@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hetpipe.files.messages import InputError
 from hetpipe.planning.alternatives import (
     EQUAL,
+    carried_plan,
     changed_clusters,
     equal_split,
     moved_cuts,
@@ -22,6 +23,7 @@ from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
 from hetpipe.show.draw import Given
 from hetpipe.spec.cluster import Cluster, Link
+from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.plans_shown import demo, many, three
 from tests.strategies import LINK, UNHURRIED, clusters, make_cluster
 
@@ -131,3 +133,22 @@ def test_a_measured_link_gets_twice_as_fast_too() -> None:
     cluster = make_cluster([{"a": 2}], link={"points": [list(point) for point in points]})
     (changed,) = [found for name, found in changed_clusters(cluster) if name.startswith("twice")]
     assert changed.link == Link(points=((0, 1.0), (100, 2.0)))
+
+
+@settings(**UNHURRIED, max_examples=40)
+@given(clusters(), st.data())
+def test_a_plan_is_carried_to_devices_of_the_same_type_and_node(cluster: Cluster, data: st.DataObject) -> None:
+    """For each device of a plan another of its type on its node, none twice; none if they are too few."""
+    used = data.draw(st.lists(st.sampled_from([d.id for d in cluster.devices]), min_size=1, unique=True))
+    stages = tuple(StagePlan(layers=(i, i + 1), devices=(device,)) for i, device in enumerate(used))
+    plan = Plan(model="test", global_batch=1, replicas=(ReplicaPlan(microbatch_sizes=(1,), stages=stages),))
+    for _, changed in changed_clusters(cluster):
+        found = carried_plan(plan, cluster, changed)
+        before = [(d.node, d.type) for d in map(cluster.device, used)]
+        there = Counter((d.node, d.type) for d in changed.devices)
+        if any(count > there[place] for place, count in Counter(before).items()):
+            assert found is None
+        else:
+            assert found is not None
+            assert [(d.node, d.type) for d in map(changed.device, found.device_ids)] == before
+            assert len(set(found.device_ids)) == len(used)

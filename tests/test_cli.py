@@ -83,7 +83,7 @@ def test_show_prints_a_plan_and_draws_it(run: Command, folder: Folder) -> None:
     assert "<svg" in (folder.path / "plan.svg").read_text()
 
 
-@pytest.mark.parametrize("name", ["cluster", "profile", "plan", "job", "catalogue", "front"])
+@pytest.mark.parametrize("name", ["cluster", "profile", "plan", "job", "catalogue", "front", "cards"])
 def test_schema(run: Command, name: str) -> None:
     found = json.loads(run("schema", name).out)
     assert found["properties"]["format"]["const"] == f"hetpipe.{name}/1"
@@ -158,9 +158,12 @@ def test_profile_then_train_as_a_new_user_types_them(run: Command, folder: Folde
     folder.cluster(2, slowdown=1.5)
     measuring = {"microbatch_sizes": [2], "repeats": 1, "cache": "cache"}
     folder.job(profile=None, plan=None, profiler=measuring, train=train(steps=3))
-    table = run("profile", "job.yaml", "-o", "measured.json")
+    table = run("profile", "job.yaml", "-o", "measured.json", "--share", "shared.json")
     assert table.code == 0
-    assert table.out.endswith("profile written to measured.json\n")
+    assert table.out.endswith("profile written to measured.json\nprofile written to shared.json\n")
+    shared = Profile.load("shared.json")
+    assert (shared.model, set(shared.provenance) <= {"torch", "repeats", "relative_spread"}) == ("mlp", True)
+    assert [layer.name for layer in shared.layers] == [str(i) for i in range(6)]
     assert "block2" in table.out
     printed = run("profile", "job.yaml", "-o", "measured.json", "--json")
     assert Profile.parse(json.loads(printed.out), "printed") == Profile.load("measured.json")

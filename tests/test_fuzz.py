@@ -33,12 +33,13 @@ from hetpipe.planning.front import Front
 from hetpipe.spec.cluster import Link
 from hetpipe.spec.job import Job
 from hetpipe.training.runlog import trim_metrics
+from hetpipe.whatif.shared import share_profile
 from tests import fastspeed_parts as parts
 from tests.commands import Command, Said
 from tests.jobs import STATE, Folder
 from tests.mutations import BINARY, DOCUMENT, Change, damaged, mutated
 from tests.published import FASOP_SIZES, ZORSE_SIZES, write_fasop, write_sailor, write_zorse
-from tests.strategies import UNHURRIED
+from tests.strategies import UNHURRIED, make_profile
 from tests.test_checkpoint import ALONE, net, steps
 from tests.test_metis import METIS, write_metis
 from tests.zoo import ZOO, transformers_model
@@ -122,6 +123,7 @@ PLANNING = "--profile profile.json --cluster cluster.yaml"
 PLAN = f"plan {PLANNING} --global-batch 4 --partitioner"
 SIMULATE = f"simulate --plan plan.json {PLANNING}"
 CONVERT = "convert fastspeed args.json"
+WHAT_IF = "what-if --global-batch 4 --time-limit 0.1 --json"
 COMMANDS = {
     "cluster.yaml": [
         f"{PLAN} even", f"{PLAN} chain -o out.json", f"{PLAN} auto --json", f"{PLAN} even --pareto", SIMULATE, "train job.yaml",
@@ -140,6 +142,9 @@ COMMANDS = {
         "export plan.json --to megatron", "export plan.json --to deepspeed --cluster cluster.yaml", "train job.yaml",
     ],
     "job.yaml": ["train job.yaml", "profile job.yaml -o out.json", "train job.yaml --set train.steps=3 --set log="],
+    "cards.yaml": [f"{WHAT_IF} bert-base --gpus mine,t4 --without t4 --cards cards.yaml"],
+    "config.json": [f"{WHAT_IF} config.json --gpus t4 --without t4 --gpus p40 --network 1GB/s"],
+    "shared.json": [f"{WHAT_IF} own --profiles shared.json --gpus t4,p40 --without p40"],
     "args.json": [f"{CONVERT} -o out.yaml", f"{CONVERT} -o out.yaml --data {{name: cifar10}} --json"],
 }  # fmt: skip
 CATALOGUE = {
@@ -152,12 +157,19 @@ CATALOGUE = {
 }
 
 
+CARDS = {"mine": {"memory": "4 GiB", "bandwidth": "100 GB/s", "fp32": 1e12, "fp16": 2e12, "aliases": ["me"], "source": "a page"}}
+CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """All files that commands read, and files that they are to write."""
     folder = Folder(tmp_path_factory.mktemp("fuzz"))
     folder.ready()
     folder.write("catalogue.yaml", CATALOGUE)
+    folder.write("cards.yaml", {"format": "hetpipe.cards/1", "cards": CARDS})
+    folder.write("config.json", CONFIG)
+    share_profile(make_profile({"t4": [0.1, 0.2]}, sizes=(1, 2)), "own", folder.path / "shared.json")
     folder.write("args.json", parts.arguments(manual_partition_list=[9, 6, 3], manual_batchsize_list=[3, 2, 1]))
     for name in ("json", "yaml", "svg", "html", "csv", "sh"):
         folder.write(f"out.{name}", "was here before")

@@ -18,6 +18,7 @@ from hetpipe.cli.exchange import export, import_published
 from hetpipe.cli.fastspeed import app as convert
 from hetpipe.cli.terminal import install_watching
 from hetpipe.cli.weights import export_weights
+from hetpipe.cli.what_if import what_if
 from hetpipe.files.formats import Document
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, counted, nearest
@@ -35,6 +36,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.options import PlanOptions, ScheduleChoice, parse_precision
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.whatif.cards import Cards
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(convert, name="convert")
@@ -42,6 +44,7 @@ app.command()(export_weights)
 app.command()(export)
 app.command(name="import")(import_published)
 app.command()(show)
+app.command(name="what-if")(what_if)
 out, err = Console(), Console(stderr=True)
 
 ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json")]
@@ -53,7 +56,7 @@ Settings = Annotated[
 JobFile = Annotated[Path, typer.Argument(help="job.yaml")]
 
 FORMATS: dict[str, type[Document]] = {
-    "cluster": Cluster, "profile": Profile, "plan": Plan, "job": Job, "catalogue": Catalogue, "front": Front,
+    "cluster": Cluster, "profile": Profile, "plan": Plan, "job": Job, "catalogue": Catalogue, "front": Front, "cards": Cards,
 }  # fmt: skip
 
 
@@ -89,6 +92,9 @@ def profile(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path(
         "profile.json"
     ),
+    share: Annotated[
+        Path | None, typer.Option(help="Also write a small file without anything private, for 'hetpipe what-if --profiles'.")
+    ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,6 +103,7 @@ def profile(
     registry.check_names(job)
     if _is_main():
         check_output(output)
+        check_output(share)
         _say_job(job_file, job)
     start_server(job.model.name)
     with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
@@ -107,12 +114,17 @@ def profile(
     if measured is None:
         return
     measured.save(output)
+    if share is not None:
+        from hetpipe.whatif.shared import share_profile
+
+        share_profile(measured, job.model.name or "own", share)
     if as_json:
         sys.stdout.write(measured.to_json())
     else:
         out.print(profile_table(measured))
         out.print(beside_table(measured))
-        out.print(f"profile written to {output}", markup=False, soft_wrap=True)
+        for path in filter(None, (output, share)):
+            out.print(f"profile written to {path}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -276,7 +288,7 @@ def train(
 
 @app.command()
 def schema(
-    name: Annotated[str, typer.Argument(help="cluster, profile, plan, job, catalogue or front")],
+    name: Annotated[str, typer.Argument(help="cluster, profile, plan, job, catalogue, front or cards")],
 ) -> None:
     """Print the JSON Schema of a file format."""
     if name not in FORMATS:

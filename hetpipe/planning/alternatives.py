@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -85,18 +86,46 @@ def what_if(plan: Plan, profile: Profile, cluster: Cluster, progress: Progress =
         options: dict[str, Any] = {"backend": plan.backend, "time_limit_seconds": SECONDS if few else None}
         rules = ("auto",) if few else QUICK
         tried = [plan_with(rule, name, plain, changed, plan.global_batch, **options) for rule in rules]
-        found.append(min([*tried, *_same(plan, name, plain, changed)], key=lambda one: one.step_seconds))
+        tried += same_plan(plan, linked, name, plain, changed, memory_reserve=0.0)
+        found.append(min(tried, key=lambda one: one.step_seconds))
     return how, found
 
 
-def _same(plan: Plan, name: str, profile: Profile, cluster: Cluster) -> list[Alternative]:
-    """The plan as it is on another cluster, if it runs there."""
-    options = PlanOptions().changed({"backend": plan.backend, "memory_reserve": 0.0})
-    problem = Problem.of(profile, cluster, plan.global_batch, options)
+def same_plan(plan: Plan, before: Cluster, name: str, profile: Profile, cluster: Cluster, **options: Any) -> list[Alternative]:
+    """The plan of one cluster on another, each device replaced by one of its type on its node there, if it runs."""
+    carried = carried_plan(plan, before, cluster)
+    if carried is None:
+        return []
+    chosen = PlanOptions().changed({"backend": plan.backend, **options})
     try:
-        return [Alternative(name=name, plan=with_prediction(Solution(plan=plan), problem))]
+        problem = Problem.of(profile, cluster, plan.global_batch, chosen)
+        return [Alternative(name=name, plan=with_prediction(Solution(plan=carried), problem))]
     except (PartitionError, InputError):
         return []
+
+
+def carried_plan(plan: Plan, before: Cluster, after: Cluster) -> Plan | None:
+    """The plan on another cluster, each device replaced by one of its type on its node there; None where these are too few. Its
+    prediction stays what it was, but for bounds, which are of the other cluster."""
+    used, there = set(plan.device_ids), defaultdict[tuple[str, str], list[str]](list)
+    for device in after.devices:
+        there[device.node, device.type].append(device.id)
+    ids = {}
+    for device in before.devices:
+        if device.id in used:
+            if not there[device.node, device.type]:
+                return None
+            ids[device.id] = there[device.node, device.type].pop(0)
+    replicas = []
+    for replica in plan.replicas:
+        stages = [stage.model_copy(update={"devices": tuple(ids[d] for d in stage.devices)}) for stage in replica.stages]
+        replicas.append(replica.model_copy(update={"stages": tuple(stages)}))
+    predicted = plan.predicted
+    if predicted is not None:
+        peaks = {ids[device]: peak for device, peak in predicted.peak_bytes.items()}
+        unknown = dict.fromkeys(("lower_bound_seconds", "fluid_bound_seconds", "gap", "proof"))
+        predicted = predicted.model_copy(update={"peak_bytes": peaks, **unknown})
+    return plan.model_copy(update={"replicas": tuple(replicas), "predicted": predicted})
 
 
 def changed_clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:

@@ -17,10 +17,8 @@ alone, of forward and backward together, of which a third is taken as forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hetpipe.exchange.importers.options import (
     LARGEST,
@@ -30,33 +28,16 @@ from hetpipe.exchange.importers.options import (
     mapping,
     numbers,
 )
-from hetpipe.exchange.importers.transformer import gpt_bytes
+from hetpipe.exchange.importers.transformer import Cell, TransformerSizes, transformer_profile
 from hetpipe.exchange.importers.zorse_cluster import zorse_cluster
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, nearest, shown
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Precision, Profile
+from hetpipe.spec.profile import Precision
 
 FORWARD = 1 / 3  # of cells that hold forward and backward together
 LINE_SIZES = (1, 2, 4, 8, 16)
 DTYPES: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-NUMBER_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-
-
-class Cell(NamedTuple):
-    """Seconds of one layer, forward and backward, for each of these micro-batch sizes."""
-
-    sizes: tuple[int, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-
-
-class _Model(NamedTuple):
-    hidden: int
-    layers: int
-    layer_parameters: int
-    embedding_parameters: int
-    head_parameters: int
 
 
 def import_zorse(folder: Path, options: ImportOptions) -> Imported:
@@ -65,26 +46,9 @@ def import_zorse(folder: Path, options: ImportOptions) -> Imported:
     options.require("Zorse", "sequence_length", "attention_heads", "vocabulary")
     where = "model_latencies.json"
     gpus = _choose(read_mapping(folder / where), options.model, where)
-    model = _model(_sizes(read_mapping(folder / "model_stats.json"), options.model), options)
-    known = replace(options, hidden_size=model.hidden)
-    cells = _cells(gpus, options)
-    plain = gpt_bytes(model.layers + 2, known)
-    names = ["embedding", *(f"block.{i}" for i in range(model.layers)), "head"]
-    parameters = [model.embedding_parameters, *[model.layer_parameters] * model.layers, model.head_parameters]
-    profile = Profile(
-        format="hetpipe.profile/1",
-        model=options.model,
-        layers=tuple(
-            LayerProfile(
-                name=name,
-                parameter_bytes=options.number_bytes * count,
-                output_bytes_per_sample=output,
-                saved_bytes_per_sample=saved,
-            )
-            for name, count, output, saved in zip(names, parameters, plain.outputs, plain.saved, strict=True)
-        ),
-        measurements=tuple(_measurement(*key, cell, model, known) for key, cell in cells.items()),
-        optimizer=OptimizerProfile(state_bytes_per_parameter_byte=2.0),  # Adam
+    model = read_sizes(_sizes(read_mapping(folder / "model_stats.json"), options.model), options)
+    profile = transformer_profile(
+        model, _cells(gpus, options), options,
         provenance={
             "source": f"Zorse (arXiv 2507.10392), {where}: {options.sequence_length} tokens; bytes from the model's sizes",
             "left_out": ["the optimizer's time", "communication", "other sequence lengths"],
@@ -109,7 +73,7 @@ def _sizes(document: Any, model: str) -> dict[str, Any]:
     return _choose(document, other if model not in mapping(document, where) and other in document else model, where)
 
 
-def _model(stats: dict[str, Any], options: ImportOptions) -> _Model:
+def read_sizes(stats: dict[str, Any], options: ImportOptions) -> TransformerSizes:
     """A model's sizes. InputError where its parameters do not hold the layers and a head of this vocabulary."""
 
     def count(key: str, most: float) -> int:
@@ -128,7 +92,7 @@ def _model(stats: dict[str, Any], options: ImportOptions) -> _Model:
             f"model_stats.json: {options.model} has {total} parameters, but {layers} layers of {each} and a head of "
             f"--vocabulary {options.vocabulary} x {hidden} are {total - rest}; give the vocabulary that it was counted with"
         )
-    return _Model(hidden, layers, each, rest, head)
+    return TransformerSizes(hidden, layers, each, rest, head)
 
 
 def _cells(gpus: dict[str, Any], options: ImportOptions) -> dict[tuple[str, Precision], Cell]:
@@ -182,22 +146,3 @@ def _line(line: Any, where: str) -> tuple[float, ...]:
         )
     slope, intercept = line
     return tuple((slope * b + intercept if slope * b + intercept > 0 else slope * b) / 1e3 for b in LINE_SIZES)
-
-
-def _measurement(gpu: str, precision: Precision, cell: Cell, model: _Model, options: ImportOptions) -> Measurement:
-    """Embedding, layers and head on one GPU."""
-    head = model.head_parameters / model.layer_parameters
-    own = gpt_bytes(model.layers + 2, replace(options, number_bytes=NUMBER_BYTES[precision])).saved
-
-    def rows(times: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-        return tuple((0.0, *[t] * model.layers, head * t) for t in times)
-
-    return Measurement(
-        device_type=gpu,
-        precision=precision,
-        microbatch_sizes=cell.sizes,
-        forward_seconds=rows(cell.forward),
-        backward_seconds=rows(cell.backward),
-        optimizer_seconds=(0.0,) * (model.layers + 2),  # not published
-        saved_bytes_per_sample=own,
-    )

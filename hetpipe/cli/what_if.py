@@ -1,0 +1,101 @@
+"""`hetpipe what-if`: what a model would do on cards that one does not have yet."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from hetpipe.files.formats import explained
+from hetpipe.files.limits import MOST_BATCH
+from hetpipe.files.messages import InputError, shown
+from hetpipe.planning.partition import PartitionError
+from hetpipe.processes.progress import Activity
+from hetpipe.spec.cluster import Link
+from hetpipe.spec.profile import Profile
+from hetpipe.whatif.answer import SECONDS, Optimizer, Question, answer
+from hetpipe.whatif.cards import Cards, known_cards
+from hetpipe.whatif.machine import parse_cards
+from hetpipe.whatif.models import Model, find_model
+from hetpipe.whatif.table import answer_table, as_json
+
+Texts = list[str]
+
+
+def what_if(
+    model: Annotated[str, typer.Argument(help="llama-7b, gpt2-xl, …, a Hugging Face config.json or name, or a shared one's.")],
+    gpus: Annotated[Texts, typer.Option(help="The cards of a machine: '3090,2x1080ti'. Once for each machine.")],
+    add: Annotated[Texts | None, typer.Option(help="Cards to buy: '5060ti'. May be repeated; each is a row.")] = None,
+    without: Annotated[Texts | None, typer.Option(help="A card to leave out. May be repeated; each is a row.")] = None,
+    link: Annotated[str, typer.Option(help="Between the cards of a machine.")] = "12 GB/s",
+    network: Annotated[str | None, typer.Option(help="Between machines: '10 Gbit/s'.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of a sample.")] = 512,
+    global_batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Samples of one optimizer step.")] = 64,
+    precision: Annotated[Literal["fp16", "fp32"], typer.Option(help="Of matrix products.")] = "fp16",
+    optimizer: Annotated[Optimizer, typer.Option(help="Its state takes memory.")] = "adamw",
+    price: Annotated[Texts | None, typer.Option(help="Of a card: '5060ti=429'. May be repeated.")] = None,
+    profiles: Annotated[list[Path] | None, typer.Option(help="What 'hetpipe profile --share' wrote. May be repeated.")] = None,
+    cards: Annotated[Path | None, typer.Option(help="Data sheets of more cards.")] = None,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds to search for each row.")] = SECONDS,
+    json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Before you buy: predict a model's tokens per second, memory and price on cards that you name, from shipped measurements."""
+    known = known_cards() if cards is None else known_cards().with_more(Cards.load(cards))
+    machines = tuple(parse_cards(text, known) for text in gpus)
+    own = tuple(dict.fromkeys(card for machine in machines for card in machine))
+    added = tuple(parse_cards(text, known) for text in add or ()) or (tuple((card,) for card in own) if not without else ())
+    question = Question(
+        model=_model(model, profiles or ()), machines=machines, cards=known.cards,
+        link=_link(link, "--link"), network=_link(network, "--network") if network is not None else None,
+        added=added, without=tuple(known.find(name) for name in without or ()),
+        tokens=tokens, global_batch=global_batch, precision=precision, optimizer=optimizer,
+        prices=_prices(price or (), known), seconds=time_limit,
+    )  # fmt: skip
+    with Activity("planning") as activity:
+        found = answer(question, activity.say)
+    if json_wanted:
+        sys.stdout.write(json.dumps(as_json(found), indent=1) + "\n")
+    else:
+        Console().print(answer_table(found))
+    if all(row.plan is None for row in found.rows):
+        raise PartitionError(f"the model fits on none of these: {found.rows[0].found.reason}")
+
+
+def _model(name: str, files: list[Path] | tuple[Path, ...]) -> Model | Profile:
+    """A shared profile's model of this name, else one by name."""
+    profiles = [Profile.load(path) for path in files]
+    for profile in profiles:
+        if profile.model == name:
+            return profile
+    try:
+        return find_model(name)
+    except InputError as error:
+        shared = ", ".join(shown(profile.model) for profile in profiles)
+        raise InputError(f"{error}{f'; shared profiles have {shared}' if shared else ''}") from None
+
+
+def _link(text: str, option: str) -> Link:
+    try:
+        return Link.model_validate({"bandwidth": text, "latency": 1e-5})
+    except ValidationError as error:
+        raise InputError(f"{option}: {'; '.join(explained(error))}") from None
+
+
+def _prices(given: list[str] | tuple[str, ...], cards: Cards) -> dict[str, float]:
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[cards.find(name)] = float(value)
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"--price {shown(text)}: write a card and a number, such as '5060ti=429'") from None
+        if not 0 <= found[cards.find(name)] < 1e9:
+            raise InputError(f"--price {shown(text)}: a price is from 0 to a billion")
+    return found

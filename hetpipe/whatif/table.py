@@ -1,0 +1,149 @@
+"""An answer as a table, in words, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetpipe.files.units import human_bytes, human_seconds, three_digits
+from hetpipe.spec.profile import Profile
+from hetpipe.whatif.answer import Answer, Row
+from hetpipe.whatif.shipped import shipped_layers
+
+TYPICAL, WORST = 0.18, 2.1  # what python -m bench.what_if.run prints
+
+
+def answer_table(found: Answer) -> RenderableType:
+    """What is asked, the rows, where each card's times are from, and what to know."""
+    counts_tokens = tokens_of(found) is not None
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", "cards", "tokens/s" if counts_tokens else "samples/s", "step", "peak GiB", "gap", "price"):
+        left = name in ("", "cards", "peak GiB")
+        rows.add_column(name, justify="left" if left else "right", no_wrap=name in ("tokens/s", "step", "gap"))
+    for row in found.rows:
+        rows.add_row(*map(Text, cells(row, found)))
+    cards = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("card", "memory", "its times"):
+        cards.add_column(name)
+    for card, origin in found.origins.items():
+        cards.add_row(*map(Text, (card, human_bytes(found.question.cards[card].memory), origin.text)))
+    return Group(Text(headline(found)), rows, cards, *(Text(note, style="dim") for note in notes(found)))
+
+
+def cells(row: Row, found: Answer) -> list[str]:
+    """A row of the table."""
+    price = "" if not row.added else "?" if row.price is None else f"+{row.price:,.0f}"
+    predicted = row.plan.predicted if row.plan is not None else None
+    if predicted is None:
+        return [row.name, row.cards, "–", "–", "does not fit", "–", price]
+    per_sample = tokens_of(found) or 1
+    rate = three_digits(predicted.samples_per_second * per_sample)
+    gap = "–" if predicted.gap is None else f"{predicted.gap:.1%}"
+    return [row.name, row.cards, rate, human_seconds(predicted.step_seconds), memory(row, found), gap, price]
+
+
+def memory(row: Row, found: Answer) -> str:
+    """For each kind of card the peak bytes of each, of what it has."""
+    assert row.plan is not None
+    assert row.plan.predicted is not None
+    peaks: dict[str, list[str]] = {}
+    for device in row.cluster.devices:
+        peak = row.plan.predicted.peak_bytes.get(device.id)
+        peaks.setdefault(device.type, []).append("unused" if peak is None else three_digits(peak / 2**30))
+    return "\n".join(
+        f"{kind} {', '.join(each)} of {three_digits(found.question.cards[kind].memory / 2**30)}" for kind, each in peaks.items()
+    )
+
+
+def tokens_of(found: Answer) -> int | None:
+    """Tokens of a sample; None where a shared profile does not say it."""
+    return None if isinstance(found.question.model, Profile) else found.question.tokens
+
+
+def headline(found: Answer) -> str:
+    """What was asked, in a sentence."""
+    question = found.question
+    model = question.model
+    if isinstance(model, Profile):
+        return f"{model.model} (a shared profile of {len(model.layers)} layers), global batch {question.global_batch}"
+    return (
+        f"{model.name} ({sum_parameters(found) / 1e9:.3g} billion parameters, {model.sizes.layers} layers; {model.source}), "
+        f"{question.tokens} tokens a sample, global batch {question.global_batch}, {question.precision}, {question.optimizer}"
+    )
+
+
+def sum_parameters(found: Answer) -> float:
+    """Parameters of the model."""
+    return sum(layer.parameter_bytes for layer in found.profile.layers) / 4
+
+
+def notes(found: Answer) -> Iterator[str]:
+    """What one has to know to believe the numbers as far as they deserve it."""
+    question = found.question
+    for row in found.rows:
+        if row.plan is None:
+            yield f"{row.name}: {row.found.reason}"
+        elif any(device.id not in row.plan.device_ids for device in row.cluster.devices):
+            yield f"{row.name}: the plan is faster without the cards that are marked unused"
+    link = f"links between cards are taken to carry {question.link.peak / 1e9:.3g} GB/s (--link)"
+    yield f"Nothing was run: all rates and peaks are simulated from the times above; {link}."
+    scaled = [card for card, origin in found.origins.items() if not origin.measured]
+    if scaled:
+        yield (
+            f"Scaled times ({', '.join(scaled)}) are estimates: where they can be checked, half of the cards are off by more "
+            f"than {TYPICAL:.0%}, and the worst is by a factor of {WORST}."
+        )
+    if question.precision != "fp32" and not isinstance(question.model, Profile):
+        yield (
+            f"{question.precision} is automatic mixed precision: parameters, gradients and optimizer of 4 bytes a number. "
+            "hetpipe plans it, but trains in fp32 so far: --precision fp32 shows that."
+        )
+    if any(row.price is not None for row in found.rows):
+        yield "Prices are of the added cards: yours (--price), else what the maker asked in US dollars when the card came out."
+    if not isinstance(question.model, Profile):
+        yield f"Measured by {shipped_layers().source}."
+
+
+def as_json(found: Answer) -> dict[str, Any]:
+    """The answer for scripts, in SI units."""
+    question = found.question
+    shared = isinstance(question.model, Profile)
+    return {
+        "model": found.profile.model,
+        "global_batch": question.global_batch,
+        "tokens_per_sample": tokens_of(found),
+        "precision": None if shared else question.precision,
+        "cards": {
+            card: {
+                "measured": origin.measured, "from_card": origin.card, "from_model": origin.model, "how": origin.text,
+                "memory_bytes": question.cards[card].memory, "source": question.cards[card].source,
+            }
+            for card, origin in found.origins.items()
+        },
+        "rows": [_row(row, found) for row in found.rows],
+        "notes": list(notes(found)),
+    }  # fmt: skip
+
+
+def _row(row: Row, found: Answer) -> dict[str, Any]:
+    predicted = row.plan.predicted if row.plan is not None else None
+    tokens = tokens_of(found)
+    rate = predicted.samples_per_second if predicted is not None else None
+    return {
+        "name": row.name,
+        "machines": [list(machine) for machine in row.machines if machine],
+        "added": list(row.added),
+        "price": row.price,
+        "samples_per_second": rate,
+        "tokens_per_second": rate * tokens if rate is not None and tokens is not None else None,
+        "step_seconds": predicted.step_seconds if predicted is not None else None,
+        "gap": predicted.gap if predicted is not None else None,
+        "peak_bytes": dict(predicted.peak_bytes) if predicted is not None else None,
+        "reason": row.found.reason or None,
+        "plan": row.plan.model_dump(mode="json", exclude_none=True) if row.plan is not None else None,
+    }

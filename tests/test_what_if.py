@@ -1,0 +1,179 @@
+"""`hetpipe what-if`: rows, words, JSON, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.what_if.ship import published
+from bench.what_if.zorse_plan import priced
+from hetpipe.files.messages import InputError
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.assumed import with_assumed
+from hetpipe.spec.cluster import Link
+from hetpipe.whatif.answer import Answer, Question, answer
+from hetpipe.whatif.cards import known_cards
+from hetpipe.whatif.models import find_model
+from hetpipe.whatif.shipped import shipped_layers
+from tests.commands import Command
+from tests.external import external
+from tests.strategies import UNHURRIED
+
+ZORSE, NEEDS_ZORSE = external("zorse")
+CARDS = known_cards().cards
+QUICK = ("--time-limit", "0.5", "--global-batch", "8")
+
+
+def ask(*machines: tuple[str, ...], **options: Any) -> Answer:
+    given: dict[str, Any] = {"model": find_model("bert-large"), "link": Link(bandwidth=12e9), "global_batch": 8, "seconds": 0.5}
+    return answer(Question(machines=machines, cards=CARDS, **(given | options)))
+
+
+def seconds(found: Answer) -> dict[str, float]:
+    return {row.name: row.found.step_seconds for row in found.rows}
+
+
+@settings(**UNHURRIED, max_examples=15)
+@given(
+    st.lists(st.sampled_from(["a6000", "p40", "t4", "1080ti"]), min_size=1, max_size=3),
+    st.sampled_from(["l4", "t4", "2080"]),
+    st.sampled_from(["bert-large", "llama-3b"]),
+    st.sampled_from([1e8, 12e9]),
+)
+def test_more_cards_are_never_slower(cards: list[str], more: str, model: str, bandwidth: float) -> None:
+    options: dict[str, Any] = {"model": find_model(model), "link": Link(bandwidth=bandwidth), "added": ((more,),), "seconds": 0.3}
+    found = ask(tuple(cards), without=(cards[0],) if len(cards) > 1 else (), **options)
+    times = seconds(found)
+    assert times[f"with one more {more}"] <= times["as it is"]
+    assert times["as it is"] <= times.get(f"without one {cards[0]}", float("inf"))
+    for row in found.rows:  # the plan is one of these cards, and within their memory
+        if row.plan is not None:
+            assert row.plan.predicted is not None
+            row.plan.check(cluster=row.cluster)
+            assert set(row.plan.predicted.peak_bytes) == set(row.plan.device_ids)
+            assert all(peak <= row.cluster.type_of(d).memory for d, peak in row.plan.predicted.peak_bytes.items())
+
+
+def test_a_row_is_what_the_simulator_says() -> None:
+    found = ask(("a6000", "p40"), added=(("t4",),))
+    for row in found.rows:
+        assert row.plan is not None
+        again = simulate(row.plan, found.profile, with_assumed(row.cluster, found.profile))
+        assert again.step_seconds == pytest.approx(row.found.step_seconds)
+
+
+def test_a_card_that_only_slows_down_is_left_out() -> None:
+    found = ask(("a6000",), added=(("p40",),), link=Link(bandwidth=1e3))
+    alone, more = found.rows
+    assert more.plan is not None
+    assert more.found.step_seconds == alone.found.step_seconds
+    assert more.plan.device_ids == ("n0/0",)
+
+
+class TestCommand:
+    """In this process."""
+
+    def test_the_example_cluster_of_zorse(self, run: Command) -> None:
+        found = run("what-if", "llama-7b", "--gpus", "a6000,p40,l4,l4", "--json")
+        assert found.code == 0
+        told = json.loads(found.out)
+        first, *others = told["rows"]
+        assert (told["tokens_per_sample"], told["precision"]) == (512, "fp16")
+        assert {name: card["measured"] for name, card in told["cards"].items()} == dict.fromkeys(["a6000", "p40", "l4"], True)
+        assert first["name"] == "as it is"
+        assert first["plan"] is None
+        assert "bytes" in first["reason"]
+        assert [row["name"] for row in others] == [f"with one more {card}" for card in ("a6000", "p40", "l4")]
+        for row in others:
+            assert row["tokens_per_second"] == pytest.approx(64 * 512 / row["step_seconds"])
+            assert row["gap"] >= 0
+
+    def test_the_table_says_what_is_measured(self, run: Command) -> None:
+        found = run("what-if", "bert-large", "--gpus", "t4,1080ti", "--add", "5060ti", "--price", "5060ti=400", *QUICK)
+        assert found.code == 0
+        assert re.search(r"^ *t4 +15.0 GiB +measured *$", found.out, re.M)
+        assert re.search(r"1080ti +11.0 GiB +scaled from p40 by data sheets \(bert-large, 512 tokens, fp16\)", found.out)
+        assert re.search(r"with one more 5060ti .*\+400", found.out)
+        assert "Scaled times (1080ti, 5060ti)" in found.out
+        assert "--precision fp32" in found.out
+
+    def test_machines_and_cards_to_leave_out(self, run: Command) -> None:
+        given = ("--gpus", "RTX 3090", "--gpus", "2xt4", "--network", "10 Gbit/s", "--without", "t4", "--without", "3090")
+        found = run("what-if", "bert-large", *given, "--json", *QUICK)
+        assert found.code == 0, found.err
+        rows = json.loads(found.out)["rows"]
+        assert [(row["name"], row["machines"]) for row in rows] == [
+            ("as it is", [["3090"], ["t4", "t4"]]),
+            ("without one t4", [["3090"], ["t4"]]),
+            ("without one 3090", [["t4", "t4"]]),
+        ]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("bert-large", "--gpus", "3091"), "unknown card '3091'; did you mean '3090'? known: 1080ti, p40,"),
+            (("llama-8b", "--gpus", "t4"), "unknown model 'llama-8b'; did you mean 'llama-7b'? known: gpt-1.3b"),
+            (("bert-large", "--gpus", "t4", "--gpus", "t4"), "2 machines were given, and not what joins them: say it with"),
+            (("bert-large", "--gpus", "t4,"), "cannot read the cards 't4,'"),
+            (("bert-large", "--gpus", "t4", "--link", "fast"), "--link: bandwidth: cannot read 'fast'"),
+            (("bert-large", "--gpus", "t4", "--without", "l4"), "there is no l4 to leave out; the cards are t4"),
+            (("bert-large", "--gpus", "t4", "--without", "t4"), "without its t4 there is no card left"),
+            (("bert-large", "--gpus", "t4", "--price", "t4=cheap"), "--price 't4=cheap': write a card and a number"),
+            (("bert-large", "--gpus", "t4", "--price", "t4=nan"), "a price is from 0 to a billion"),
+        ],
+    )
+    def test_what_is_refused(self, run: Command, arguments: tuple[str, ...], message: str) -> None:
+        found = run("what-if", *arguments)
+        assert found.code == 2
+        assert message in found.err
+
+    def test_nothing_fits(self, run: Command) -> None:
+        found = run("what-if", "llama-65b", "--gpus", "t4", *QUICK)
+        assert found.code == 3
+        assert "does not fit" in found.out
+        assert "the model fits on none of these" in found.err
+
+    def test_cards_of_ones_own(self, run: Command, tmp_path: Path) -> None:
+        file = tmp_path / "cards.yaml"
+        sheet = {"memory": 8 * 2**30, "bandwidth": 288e9, "fp32": 2.2e13, "fp16": 4.4e13, "source": "a page"}
+        file.write_text(json.dumps({"format": "hetpipe.cards/1", "cards": {"mine": sheet}}))
+        found = run("what-if", "bert-base", "--gpus", "mine", "--without", "t4", "--cards", file, *QUICK)
+        assert (found.code, "there is no t4 to leave out; the cards are mine" in found.err) == (2, True)
+        found = run("what-if", "bert-base", "--gpus", "t4", "--add", "mine", "--cards", file, "--json", *QUICK)
+        assert json.loads(found.out)["cards"]["mine"]["source"] == "a page"
+
+
+@NEEDS_ZORSE
+def test_what_is_shipped_is_made_of_the_published_files() -> None:
+    assert published(ZORSE) == shipped_layers()
+    shipped = Path(__file__).resolve().parent.parent / "hetpipe" / "whatif" / "zorse-LICENSE.txt"
+    assert shipped.read_text() == (ZORSE / "LICENSE").read_text()
+
+
+@NEEDS_ZORSE
+def test_the_published_plan_is_priced() -> None:
+    profile, cluster, said, (theirs, ours) = priced(ZORSE)
+    assert said == pytest.approx(7.721375)
+    shares = {stage.device: replica.samples for replica in theirs.plan.replicas for stage in replica.stages}
+    assert {(cluster.device(d).type, n) for d, n in shares.items()} == {("l4", 36), ("p40", 2), ("a6000", 56), ("l4", 34)}
+    assert all(stage.layers == (0, 24) for replica in theirs.plan.replicas for stage in replica.stages)
+    busiest = max(  # no replica is faster than its micro-batches one after the other
+        len(replica.microbatch_sizes) * float(sum(map(sum, profile.measurement(kind).times(2))))
+        for replica in theirs.plan.replicas for kind in [cluster.device(replica.stages[0].device).type]
+    )  # fmt: skip
+    assert theirs.step_seconds >= busiest
+    assert ours.plan.global_batch == theirs.plan.global_batch == 128
+    assert ours.step_seconds < theirs.step_seconds
+    assert all(peak <= cluster.type_of(device).memory for device, peak in ours.peak_bytes.items())
+
+
+def test_unknown_cards_are_listed_whole() -> None:
+    with pytest.raises(InputError) as error:
+        known_cards().find("voodoo")
+    assert all(card in str(error.value) for card in CARDS)
