@@ -43,12 +43,16 @@ def command_line() -> Callable[[], object]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`hetpipe arguments…` in this process, as the shell would start it, but for the server of ranks, which tests share."""
+    """`hetpipe arguments…` in this process, as the shell would start it, but for the server of ranks, which tests share, and the
+    lines of what takes a while, which depend on how busy the machine is."""
     from hetpipe.cli import commands as cli
     from hetpipe.cli import exits
+    from hetpipe.processes import progress
 
     monkeypatch.setattr(cli, "start_server", lambda _: None)
     monkeypatch.setattr(exits, "end_server", lambda: None)
+    monkeypatch.setattr(progress, "_said", None)
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 600.0)
 
     def command(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["hetpipe", *map(str, arguments)])
