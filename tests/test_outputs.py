@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 from hetpipe.files.messages import InputError
@@ -29,10 +31,12 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
     def work(*_: object, **__: object) -> None:
         pytest.fail("it worked first")
 
-    for place in ("planning.planner.make_plan", "cli.front.make_front", "predict.simulator.simulate",
-                  "training.start.profile_everywhere", "exchange.export.export", "exchange.importers.import_published",
-                  "cli.fastspeed.convert"):  # fmt: skip
-        monkeypatch.setattr(f"hetpipe.{place}", work)
+    places = ("planning.planner.make_plan", "cli.front.make_front", "predict.simulator.simulate",
+              "training.start.profile_everywhere", "exchange.export.export", "exchange.importers.import_published",
+              "cli.fastspeed.convert")  # fmt: skip
+    modules = [import_module(f"hetpipe.{place.rpartition('.')[0]}") for place in places]  # all before any is changed
+    for module, place in zip(modules, places, strict=True):
+        monkeypatch.setattr(module, place.rpartition(".")[2], work)
     (folder.path / "there").mkdir()
     before = sorted(folder.path.rglob("*"))
     for name in (".", "there", "job.yaml/x", "x" * 300, "/dev/null"):
