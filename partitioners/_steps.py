@@ -72,7 +72,7 @@ class Steps:
         found = self._pipelines(draft, sketch)
         optimizer, sums = max(x.optimizer for x in found), list(self._sums(found))
         alone = self._synced(found, sums)
-        return max(alone, self._carried(found, sums) * ROUNDED if self.shared else 0.0) + optimizer
+        return (max(alone, self._carried(found, sums)) * ROUNDED if self.shared else alone) + optimizer
 
     def tasks(self, draft: Draft) -> int:
         """How many tasks (see `contention`) its pipelines are."""
