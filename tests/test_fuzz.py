@@ -1,5 +1,5 @@
 """Mutations of every kind of file that is read: what is no such file any more is refused in words, within seconds, and nothing
-else happens. 300 for each kind; `--hypothesis-profile=fuzz` draws 5,000 new ones.
+else happens. 100 for each kind; `--hypothesis-profile=fuzz` draws 5,000 new ones.
 
 Commands run in this process, up to where ranks would start; what ranks read is read by what they call."""
 
@@ -45,7 +45,7 @@ from tests.test_metis import METIS, write_metis
 from tests.zoo import ZOO, transformers_model
 
 MANY = settings.get_current_profile_name() == "fuzz"
-FUZZ = settings(**UNHURRIED, max_examples=5_000 if MANY else 300)
+FUZZ = settings(**UNHURRIED, max_examples=5_000 if MANY else 100)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7_200 if MANY else 300)]
 SECONDS = 10.0  # of processor time
 
@@ -209,7 +209,7 @@ def _words(command: str) -> list[str]:
 
 
 def fuzz_document(place: Place, file: Path, read: Callable[[], object]) -> None:
-    """300 changes of a document that `read` reads."""
+    """100 changes of a document that `read` reads."""
     document = json.loads(file.read_text())
     read()
 
@@ -222,7 +222,7 @@ def fuzz_document(place: Place, file: Path, read: Callable[[], object]) -> None:
 
 
 def fuzz_bytes(place: Place, file: Path, read: Callable[[], object]) -> None:
-    """300 changes of the bytes of a file that `read` reads."""
+    """100 changes of the bytes of a file that `read` reads."""
     whole = file.read_bytes()
     read()
 

@@ -94,7 +94,7 @@ def test_the_server_of_ranks_is_spared_ctrl_c_and_this_process_is_not(monkeypatc
 
 
 def test_the_server_of_ranks_ends_at_once_while_it_imports_and_leaves_nothing(tmp_path: Path) -> None:
-    """Also where the process that started it is killed."""
+    """Also where the process that started it is killed. (torch makes an empty folder for its compiler, and leaves it.)"""
     code = (
         "import os, signal, sys; from hetpipe.processes import launch; "
         "launch.start_server(); launch.end_server(); launch.start_server(); "
@@ -107,7 +107,8 @@ def test_the_server_of_ranks_ends_at_once_while_it_imports_and_leaves_nothing(tm
     while Path(f"/proc/{int(run.stdout)}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{int(run.stdout)}").exists()
-    assert list(tmp_path.iterdir()) == []
+    left = [path for path in tmp_path.rglob("*") if not path.name.startswith("torchinductor_")]
+    assert left == []
 
 
 def test_what_starts_ranks_is_spared_their_imports() -> None:

@@ -189,7 +189,7 @@ def start_server(model: str | None = None) -> None:
     if "RANK" in os.environ or (_server is not None and _server.is_alive):
         return
     end_server()  # what is left of one that was killed
-    preload = ["hetpipe.training.start", "hetpipe.training.trainer"]
+    preload = ["hetpipe.training.start", "hetpipe.training.trainer", "hetpipe.layers.ahead"]
     atexit.unregister(end_server)
     atexit.register(end_server)
     _server = Forkserver(preload + ([f"hetpipe.models.{model}"] if model is not None else []))
