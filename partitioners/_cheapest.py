@@ -6,7 +6,7 @@ hour) × (its fluid bound), and is no use if that bound is over the deadline or 
 
 1. Plan the whole cluster: if even that is too slow, so is every subset (as far as its search goes).
 2. Plan the subset that is expected to be cheapest, next that of the rest, until none could be cheaper, the price is near the
-   least possible, or the time is over. A subset's step is expected at its fluid bound times the ratio that the plans so far have
+   least possible, or so many are planned (`PLANS`). A subset's step is expected at its fluid bound times the ratio that the plans so far have
    had to theirs; of those that promise about the same, small and large ones take turns.
 
 Which plans there are is up to the planner of the subsets, so the plan need not be the cheapest of all; what no plan at all can
@@ -15,13 +15,13 @@ cost less than is `hetpipe.planning.bounds.fluid_price`, which comes with every 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from typing import NamedTuple
 
 from hetpipe.partitioners._floor import cost
+from hetpipe.partitioners._limit import Limit
 from hetpipe.planning.bounds import fluid_bound, fluid_price
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.predict.simulator import simulate
@@ -30,7 +30,8 @@ from hetpipe.spec.cluster import Cluster, Node
 from hetpipe.spec.plan import Plan
 
 SUBSETS = 600  # bounded at most
-EACH_SECONDS = 5.0
+PLANS = 12  # subsets planned at most
+EACH_SECONDS = 5.0  # for one of them, where there is a time limit
 NEAR = 1.005  # a price this near to the least that any plan can have is good enough
 Counts = tuple[int, ...]
 
@@ -52,17 +53,14 @@ class Cheapest:
         self,
         problem: Problem,
         planner: Callable[[Problem], Solution],
-        *,
-        time_limit_seconds: float = 30.0,
         start: Sequence[Plan] = (),
     ) -> None:
         assert problem.deadline_seconds_per_step is not None
         self.problem, self.planner, self.deadline = problem, planner, problem.deadline_seconds_per_step
-        self.time_limit = time_limit_seconds
-        self.ends_at = time.monotonic() + time_limit_seconds
+        self.limit = None if problem.time_limit_seconds is None else Limit(problem.time_limit_seconds)
         self.groups = alike(problem.cluster)
         self.best = min(((cost(problem, plan), plan) for plan in start), key=lambda found: found[0], default=None)
-        self.fastest = math.inf
+        self.fastest, self.planned = math.inf, 0
         self.ratios: list[float] = []
 
     def run(self) -> Solution:
@@ -78,7 +76,7 @@ class Cheapest:
         every = [self.subset(counts) for counts in self.counts()]
         left = [subset for subset in every if subset.bound <= self.deadline and self.affordable(subset)]
         left = spread(sorted(left, key=lambda s: (s.price, s.counts)))
-        while left and not self.late() and (self.best is None or self.best[0] > least * NEAR):
+        while left and self.more() and (self.best is None or self.best[0] > least * NEAR):
             subset = min(left, key=self.expected)
             left = [other for other in left if other is not subset and self.cheaper(other)]
             self.plan(subset)
@@ -140,7 +138,8 @@ class Cheapest:
 
     def plan(self, subset: Subset) -> None:
         """Plan a subset, and keep its plan if it is in time and cheaper than the one in hand."""
-        seconds = max(0.1, min(EACH_SECONDS, self.ends_at - time.monotonic()))
+        seconds = None if self.limit is None else max(0.1, min(EACH_SECONDS, self.limit.left()))
+        self.planned += 1
         self.say(subset)
         try:
             plan = self.planner(replace(subset.problem, time_limit_seconds=seconds)).plan
@@ -156,17 +155,17 @@ class Cheapest:
         if step <= self.deadline and (self.best is None or price * step < self.best[0]):
             self.best = price * step, plan
 
-    def late(self) -> bool:
-        """Whether the time limit is over."""
-        return time.monotonic() > self.ends_at
+    def more(self) -> bool:
+        """Whether another subset may be planned."""
+        return self.planned < PLANS and not (self.limit is not None and self.limit.late())
 
     def nothing(self, whole: Subset) -> PartitionError:
         """The error where no plan was found in time."""
-        if not math.isfinite(self.fastest):
-            return no_plan_in_time(self.time_limit)
+        if not math.isfinite(self.fastest) and self.limit is not None:
+            return no_plan_in_time(self.limit.seconds)
+        fastest = f"the fastest found takes {self.fastest:.4g} s, and " if math.isfinite(self.fastest) else ""
         return PartitionError(
-            f"no plan with a step of at most {self.deadline} s was found; the fastest found takes "
-            f"{self.fastest:.4g} s, and none can take less than {whole.bound:.4g} s. "
+            f"no plan with a step of at most {self.deadline} s was found; {fastest}none can take less than {whole.bound:.4g} s. "
             "Raise --deadline-seconds-per-step, or plan without it to see the fastest plan"
         )
 

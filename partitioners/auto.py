@@ -55,10 +55,12 @@ class Auto:
     def _search(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
         """By size, limits and back end."""
         devices, torch = problem.cluster.devices, problem.backend == "torch"
+        timed = problem.time_limit_seconds is not None
         if problem.deadline_seconds_per_step is not None and len(devices) > 2 * FEW_DEVICES and torch:
             if not simple:
                 refuse(problem)
-            return Cheapest(problem, self, time_limit_seconds=seconds, start=simple).run()
+            own = replace(problem, time_limit_seconds=seconds) if timed else problem
+            return Cheapest(own, self, simple).run()
         if torch and problem.deadline_seconds_per_step is None:
             return self._counted(problem, seconds, simple)
         if not simple:

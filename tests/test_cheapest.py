@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -82,7 +83,7 @@ def test_what_cannot_be_says_so() -> None:
         raise PartitionError("too slow", out_of_time=True)
 
     with pytest.raises(PartitionError, match="no plan was found within the time limit of 7 s"):
-        Cheapest(late_but_possible(), never, time_limit_seconds=7).run()
+        Cheapest(replace(late_but_possible(), time_limit_seconds=7), never).run()
 
     def full(problem: Problem) -> Solution:
         raise PartitionError("no room")
