@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ HALVINGS, NODES = 6, 5  # of T; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
 LADDER = (1.01, 1.04, 1.1, 1.2)  # times the T of the linear program, until whole numbers are possible
 SETS = 4  # of cuts that all replicas have
+TILES = (1, 2, 4)  # stages in a row on one node, beside as many as it has room for
 FINE = 14  # halvings of the time within which shares are done
 MORE = 1.15  # times the samples that a pipeline was cut for: more it is not given
 
@@ -206,7 +208,8 @@ class Assembly:
             degrees = tuple(self.degrees[v] for v in p.stages)
             which.append(works.setdefault(p.work(samples, self.L, degrees, n - len(p.stages)), len(works)))
         seen = set[bytes]()
-        for way in (self.in_line, self.packed, self.side_by_side):
+        lengths = [length for length in TILES if length < max(self.types.node_size)]
+        for way in (self.in_line, self.packed, *(partial(self.tiled, length=length) for length in lengths)):
             rows = way(each)
             if rows is None:
                 continue
@@ -240,16 +243,21 @@ class Assembly:
             del node[: kind.degree]
         return rows
 
-    def side_by_side(self, each: list[Pipeline]) -> list[list[int]] | None:
-        """The stages of all that have the same layers on one node, as long as there is one with room for them: gradients are
-        summed inside of it."""
-        if len(each) > self.types.largest_node:
-            return None
-        together = dict[tuple[int, int, int], list[tuple[int, int]]]()
+    def tiled(self, each: list[Pipeline], length: int) -> list[list[int]] | None:
+        """Tiles on nodes: `length` stages of one type in a row, of as many replicas that have the same layers there as a node has
+        room for. The longer, the fewer outputs leave a node; the shorter, the fewer gradient sums."""
+        together = dict[tuple[int, int, int], list[list[tuple[int, int]]]]()
         for r, p in enumerate(each):
-            for s, v in enumerate(p.stages):
-                together.setdefault((v, p.ends[s], p.ends[s + 1]), []).append((r, s))
-        runs = [(self.types.kinds[v], places) for (v, _, _), places in together.items()]
+            for v, run in groupby(range(len(p.stages)), key=p.stages.__getitem__):
+                stages = list(run)
+                for tile in (stages[i : i + length] for i in range(0, len(stages), length)):
+                    key = v, p.ends[tile[0]], p.ends[tile[-1] + 1]
+                    together.setdefault(key, []).append([(r, s) for s in tile])
+        runs = list[tuple[Kind, list[tuple[int, int]]]]()
+        for (v, *_), tiles in together.items():
+            kind = self.types.kinds[v]
+            room = max(1, self.types.node_size[kind.at] // kind.degree // len(tiles[0]))
+            runs += [(kind, [place for tile in tiles[i : i + room] for place in tile]) for i in range(0, len(tiles), room)]
         return self._placed(each, runs)
 
     def packed(self, each: list[Pipeline]) -> list[list[int]] | None:

@@ -6,8 +6,8 @@ hour) × (its fluid bound), and is no use if that bound is over the deadline or 
 
 1. Plan the whole cluster: if even that is too slow, so is every subset (as far as its search goes).
 2. Plan the subset that is expected to be cheapest, next that of the rest, until none could be cheaper, the price is near the
-   least possible, or so many are planned (`PLANS`). A subset's step is expected at its fluid bound times the ratio that the plans so far have
-   had to theirs; of those that promise about the same, small and large ones take turns.
+   least possible, or so many are planned (`PLANS`). A subset's step is expected at its fluid bound times the ratio that the
+   plans so far have had to theirs; of those that promise about the same, small and large ones take turns.
 
 Which plans there are is up to the planner of the subsets, so the plan need not be the cheapest of all; what no plan at all can
 cost less than is `hetpipe.planning.bounds.fluid_price`, which comes with every plan."""
