@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -15,21 +14,23 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hetpipe.partitioners._desk import Desk
-from hetpipe.partitioners._drafts import Draft, Index, Work
+from hetpipe.partitioners._drafts import Draft, Index
+from hetpipe.partitioners._estimate import Estimates
 from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._places import Places
 from hetpipe.partitioners._real import Pipeline, Reals
-from hetpipe.partitioners._types import Kind, Types
+from hetpipe.partitioners._types import Types
 from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]
 Take = tuple[int, ...]  # stages of each kind
 Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
+CLOSE = 1.02  # times the best step: plans of about this are simulated
 ABOVE = 1.2  # times the best step: what local search may start from
 HALVINGS, NODES = 6, 5  # of T; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
 LADDER = (1.01, 1.04, 1.1, 1.2)  # times the T of the linear program, until whole numbers are possible
 SETS = 4  # of cuts that all replicas have
-TILES = (1, 2, 4)  # stages in a row on one node, beside as many as it has room for
 FINE = 14  # halvings of the time within which shares are done
 MORE = 1.15  # times the samples that a pipeline was cut for: more it is not given
 
@@ -48,6 +49,8 @@ class Assembly:
 
     def __init__(self, desk: Desk, types: Types, step: float) -> None:
         self.desk, self.types, self.reals = desk, types, Reals(types)
+        self.estimates = Estimates(self.reals)
+        self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
         self.step = step  # of the best plan so far
         self.draft: Draft | None = None  # that, if it was found here
         self.made: list[tuple[float, Sorts]] = []  # plans made here, the best first
@@ -131,23 +134,24 @@ class Assembly:
         return min(int(MORE * p.samples) + p.b, self.batch)
 
     def make(self, sorts: Sorts, below: float = math.inf) -> float | None:
-        """The plan of so many pipelines of each sort, in several placings: its least step, None if it cannot be, or would
-        not be `below` this even if none waited for others."""
+        """About what the plan of so many pipelines of each sort takes in the best of several placings; None if it cannot be, or
+        would not be `below` this even if none waited for others. The simulator decides whether it is the best plan."""
         shares = self.shares(sorts, below)
         if shares is None:
             return None
-        least = math.inf
-        for draft in self.drafts(sorts, shares):
-            candidate = self.desk.candidate(0, draft)
-            if self.desk.fits(candidate):
-                step = self.desk.steps.step(draft, candidate.sketch, self.step)
-                if step < self.step:
-                    self.step, self.draft = step, draft
-                least = min(least, step)
-        if not math.isfinite(least):
+        found = min(self.drafts(sorts, shares), key=itemgetter(0), default=None)
+        if found is None:
             return None
-        insort(self.made, (least, sorts), key=lambda x: x[0])
-        return least
+        about, draft = found
+        if about < min(below, CLOSE * self.step):
+            candidate = self.desk.candidate(0, draft)
+            if not self.desk.fits(candidate):
+                return None
+            step = self.desk.steps.step(draft, candidate.sketch, self.step)
+            if step < self.step:
+                self.step, self.draft = step, draft
+        insort(self.made, (about, sorts), key=itemgetter(0))
+        return about
 
     def uses(self, p: Pipeline) -> Array:
         """What it takes of all that there is."""
@@ -168,10 +172,17 @@ class Assembly:
         R = sum(counts)
 
         def room(p: Pipeline, T: float) -> int:
-            low, high = 0, self.most(p)
-            while low < high:
-                middle = (low + high + 1) // 2
-                low, high = (middle, high) if self.seconds(p, middle, R) <= T else (low, middle - 1)
+            """The most samples that it does within T: from about as many on, by steps that double."""
+            low, high, step = 0, self.most(p) + 1, p.b
+            at = min(max(1, p.done(T)), high - 1)
+            while high - low > 1:
+                if self.seconds(p, at, R) <= T:
+                    low, at = at, at + step
+                else:
+                    high, at = at, at - step
+                step *= 2
+                if not low < at < high:
+                    at = (low + high) // 2
             return low
 
         def done(T: float) -> list[int]:
@@ -200,90 +211,17 @@ class Assembly:
         """When it has done so many."""
         return self.reals.seconds(p, samples, R) if samples else 0.0
 
-    def drafts(self, sorts: Sorts, shares: list[int]) -> Iterator[Draft]:
-        """The plan, placed in some ways."""
-        n, works, which = max(len(p.stages) for p, _ in sorts), dict[Work, int](), []
+    def drafts(self, sorts: Sorts, shares: list[int]) -> Iterator[tuple[float, Draft]]:
+        """The plan, placed in some ways, and about what each takes."""
+        n, works, which = max(len(p.stages) for p, _ in sorts), dict[tuple[Pipeline, int], int](), []
         each = [p for p, count in sorts for _ in range(count)]
         for p, samples in zip(each, shares, strict=True):
-            degrees = tuple(self.degrees[v] for v in p.stages)
-            which.append(works.setdefault(p.work(samples, self.L, degrees, n - len(p.stages)), len(works)))
-        seen = set[bytes]()
-        lengths = [length for length in TILES if length < max(self.types.node_size)]
-        for way in (self.in_line, self.packed, *(partial(self.tiled, length=length) for length in lengths)):
-            rows = way(each)
-            if rows is None:
-                continue
-            table = np.array([row + row[:1] * (n - len(row)) for row in rows])
-            if table.tobytes() not in seen:
-                seen.add(table.tobytes())
-                yield Draft("auto", self.schedule, table, tuple(works), np.array(which))
-
-    # -- places ---------------------------------------------------------------------------------------------
-
-    def free(self) -> list[dict[int, list[int]]]:
-        """The devices of each type, by node."""
-        found: list[dict[int, list[int]]] = [{} for _ in self.types.types]
-        appraiser = self.desk.appraiser
-        for device, (kind, node) in enumerate(
-            zip(appraiser.type_of.tolist(), appraiser.links.node.tolist(), strict=True)
-        ):
-            found[kind].setdefault(node, []).append(device)
-        return found
-
-    def in_line(self, each: list[Pipeline]) -> list[list[int]] | None:
-        """One pipeline after the other, on the nodes in their order; larger groups first."""
-        free, rows = self.free(), [[-1] * len(p.stages) for p in each]
-        order = [(r, s) for r, p in enumerate(each) for s in range(len(p.stages))]
-        for r, s in sorted(order, key=lambda at: -self.degrees[each[at[0]].stages[at[1]]]):
-            kind = self.types.kinds[each[r].stages[s]]
-            node = next((x for x in free[kind.at].values() if len(x) >= kind.degree), None)
-            if node is None:
-                return None
-            rows[r][s] = node[0]
-            del node[: kind.degree]
-        return rows
-
-    def tiled(self, each: list[Pipeline], length: int) -> list[list[int]] | None:
-        """Tiles on nodes: `length` stages of one type in a row, of as many replicas that have the same layers there as a node has
-        room for. The longer, the fewer outputs leave a node; the shorter, the fewer gradient sums."""
-        together = dict[tuple[int, int, int], list[list[tuple[int, int]]]]()
-        for r, p in enumerate(each):
-            for v, run in groupby(range(len(p.stages)), key=p.stages.__getitem__):
-                stages = list(run)
-                for tile in (stages[i : i + length] for i in range(0, len(stages), length)):
-                    key = v, p.ends[tile[0]], p.ends[tile[-1] + 1]
-                    together.setdefault(key, []).append([(r, s) for s in tile])
-        runs = list[tuple[Kind, list[tuple[int, int]]]]()
-        for (v, *_), tiles in together.items():
-            kind = self.types.kinds[v]
-            room = max(1, self.types.node_size[kind.at] // kind.degree // len(tiles[0]))
-            runs += [(kind, [place for tile in tiles[i : i + room] for place in tile]) for i in range(0, len(tiles), room)]
-        return self._placed(each, runs)
-
-    def packed(self, each: list[Pipeline]) -> list[list[int]] | None:
-        """The stages of one type of each pipeline on one node, as long as there is one with room for them."""
-        runs = []
-        for r, p in enumerate(each):
-            for v, places in groupby(range(len(p.stages)), key=p.stages.__getitem__):
-                runs.append((self.types.kinds[v], [(r, s) for s in places]))
-        return self._placed(each, runs)
-
-    def _placed(
-        self, each: list[Pipeline], runs: list[tuple[Kind, list[tuple[int, int]]]]
-    ) -> list[list[int]] | None:
-        """Each run of stages of one kind on the node that has the least room for it, or parts of it on those that have most; the
-        largest groups, then the longest runs first."""
-        free, rows = self.free(), [[-1] * len(p.stages) for p in each]
-        for kind, places in sorted(runs, key=lambda run: (-run[0].degree, -len(run[1]))):
-            left = places
-            while left:
-                nodes = [x for x in free[kind.at].values() if len(x) >= kind.degree]
-                if not nodes:
-                    return None
-                fit = [x for x in nodes if len(x) >= len(left) * kind.degree]
-                node = min(fit, key=len) if fit else max(nodes, key=len)
-                now, left = left[: len(node) // kind.degree], left[len(node) // kind.degree :]
-                for r, s in now:
-                    rows[r][s] = node[0]
-                    del node[: kind.degree]
-        return rows
+            which.append(works.setdefault((p, samples), len(works)))
+        degrees = [tuple(self.degrees[v] for v in p.stages) for p, _ in works]
+        drafted = tuple(
+            p.work(samples, self.L, own, n - len(p.stages)) for (p, samples), own in zip(works, degrees, strict=True)
+        )
+        node, kinds = self.desk.appraiser.links.node, np.array(which)
+        for rows in self.places.of(sorts):
+            about = self.estimates.seconds(list(works), kinds, node[rows])
+            yield about, Draft("auto", self.schedule, rows, drafted, kinds)

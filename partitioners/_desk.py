@@ -13,8 +13,8 @@ from hetpipe.partitioners._drafts import Draft
 from hetpipe.partitioners._steps import Steps
 from hetpipe.planning.partition import Problem
 
-PLAYED = 500_000  # tasks that are simulated of a rule's drafts where adapters are shared
-FEW, MOST = 4, 200  # drafts of which that is at least, and at most
+PLAYED = 100_000  # tasks that are simulated of a rule's drafts where adapters are shared
+FEW, MOST = 2, 40  # drafts of which that is at least, and at most
 
 
 class Candidate(NamedTuple):

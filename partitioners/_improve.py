@@ -11,8 +11,6 @@ import numpy as np
 from hetpipe.partitioners._assembly import Assembly, Sorts
 from hetpipe.partitioners._real import Pipeline
 
-ACTIONS = 5_000  # that are simulated in the time of another try
-
 
 class Improvement:
     """Of plans of one problem: `tries` neighbours at most, in a fixed order; the first that is better is the next plan."""
@@ -30,7 +28,7 @@ class Improvement:
                 if self.left <= 0:
                     return
                 self.seen.add(neighbour)
-                self.left -= self.effort(neighbour)
+                self.left -= 1
                 found = self.assembly.make(neighbour, step)
                 if found is not None and found < step:
                     sorts, step = neighbour, found
@@ -38,24 +36,34 @@ class Improvement:
             else:
                 return
 
-    def effort(self, sorts: Sorts) -> int:
-        """In tries: more where transfers share adapters, since then all actions of a plan are simulated together."""
-        actions = sum(count * len(p.stages) * (p.samples / p.b) for p, count in sorts)
-        return 1 + (int(actions / ACTIONS) if self.assembly.desk.problem.cluster.shares_adapters else 0)
-
     def neighbours(self, sorts: Sorts) -> Iterator[Sorts]:
-        """All, one move apart."""
+        """All, one move apart; those that change most first."""
         R = sum(count for _, count in sorts)
+        yield from self.given(sorts)
         for i, (p, count) in enumerate(sorts):
-            for q in self.recut(p):
-                yield merged(sorts, i, q, count)
             take = p.take(self.types.V)
+            for some, other in product(sorted({1, count}), self.takes(take)):
+                yield from self.instead(sorts, i, self.reals.best(other, p.samples, p.b, R, p.common), some)
             for b in self.assembly.sizes(take, p.samples):
                 yield from self.instead(sorts, i, self.reals.best(take, p.samples, b, R, p.common), count)
             for line in swapped(p.stages):
                 yield from self.instead(sorts, i, self.reals.of(line, p.samples, p.b, R, p.common), count)
-            for some, other in product(sorted({1, count}), self.takes(take)):
-                yield from self.instead(sorts, i, self.reals.best(other, p.samples, p.b, R, p.common), some)
+        for i, (p, count) in enumerate(sorts):
+            for q in self.recut(p):
+                yield merged(sorts, (i,), (q,), count)
+
+    def given(self, sorts: Sorts) -> Iterator[Sorts]:
+        """One pipeline gives a stage to another, or gets one of another kind for it."""
+        R, each = sum(count for _, count in sorts), np.eye(self.types.V, dtype=np.int64)
+        for (i, (p, count)), (j, (q, _)) in product(enumerate(sorts), repeat=2):
+            for gone, back in product(each, [*np.zeros_like(each[:1]), *each]) if i != j or count > 1 else ():
+                less, more = (np.array(x.take(self.types.V)) + change for x, change in ((p, back - gone), (q, gone - back)))
+                if (gone == back).all() or min(less.min(), more.min()) < 0 or not less.any() or not more.any():
+                    continue
+                one = self.reals.best(tuple(less.tolist()), p.samples, p.b, R, p.common)
+                other = self.reals.best(tuple(more.tolist()), q.samples, q.b, R, q.common)
+                if one is not None and other is not None:
+                    yield from self.fitted(merged(sorts, (i, j), (one, other), 1))
 
     def takes(self, take: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """With a stage more or less of a kind, or of another kind."""
@@ -70,7 +78,7 @@ class Improvement:
         """Some pipelines of sort i are like this."""
         if q is None:
             return
-        yield from self.fitted(merged(sorts, i, q, some))
+        yield from self.fitted(merged(sorts, (i,), (q,), some))
 
     def fitted(self, sorts: Sorts) -> Iterator[Sorts]:
         """It, if there are the devices; or with one of another sort that gives a device back."""
@@ -88,7 +96,7 @@ class Improvement:
                     continue
                 q = self.reals.best(tuple(take.tolist()), p.samples, p.b, R, p.common)
                 if q is not None:
-                    yield merged(sorts, i, q, 1)
+                    yield merged(sorts, (i,), (q,), 1)
 
     def recut(self, p: Pipeline) -> Iterator[Pipeline]:
         """With one cut a layer up or down; what recomputes stays."""
@@ -106,10 +114,10 @@ def swapped(stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield (*stages[:s], b, a, *stages[s + 2 :])
 
 
-def merged(sorts: Sorts, i: int, q: Pipeline, some: int) -> Sorts:
-    """With so many of sort i like this instead."""
-    found = Counter[Pipeline]()
-    for j, (p, count) in enumerate(sorts):
-        found[p] += count - (some if i == j else 0)
-    found[q] += some
+def merged(sorts: Sorts, places: tuple[int, ...], pipelines: tuple[Pipeline, ...], some: int) -> Sorts:
+    """With these pipelines instead of so many of each of these sorts."""
+    found = Counter(dict(sorts))
+    for i, pipeline in zip(places, pipelines, strict=True):
+        found[sorts[i][0]] -= some
+        found[pipeline] += some
     return tuple((p, count) for p, count in found.items() if count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import islice, product
+from itertools import islice, product, zip_longest
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.plan import Plan
 
-FIRST, SECOND = 150e6, 150e6  # effort of the bound before and after there are plans, in labels joined
-SOON, LATER = 15e6, 50e6  # of these for one T
+FIRST, SECOND = 50e6, 50e6  # effort of the bound before and after there are plans, in labels joined
+SOON, LATER = 10e6, 25e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
-EVEN = 60  # near an even deal of the devices
-NUMBERS = 10  # numbers of replicas for which plans are made
+EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
+NUMBERS = 16  # numbers of replicas for which plans are made
+RUNGS, DEALS = 1.2, 8  # replica counts whose equal pipelines are looked at; deals of the devices
 BESIDE = 1.25  # times a number of replicas that was better
-STARTS, TRIES = 3, 120  # of local search; plans from each
+STARTS, TRIES = 4, 300  # of local search; plans from each
 
 
 class Planner:
@@ -70,11 +71,31 @@ class Planner:
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
 
     def numbers(self) -> list[int]:
-        """The replica counts that are worth a look: those at which the bound rests, what is next, and as many as the plan has
-        that it starts from."""
+        """The replica counts that are worth a look: as many as the plans have that it starts from, and in turns those at which
+        the bound rests and those whose equal pipelines promise most."""
         parts = [part for part in self.lower.parts if part.R and part.columns]
         parts.sort(key=lambda part: (min(part.possible, 2 * part.shown), part.R))
-        return [*self.first, *(part.R for part in parts[: NUMBERS - len(self.first)])]
+        found = list(self.first)
+        for pair in zip_longest((part.R for part in parts), self.promising()):
+            found += [R for R in pair if R is not None]
+        return list(dict.fromkeys(found))[:NUMBERS]
+
+    def promising(self) -> list[int]:
+        """Replica counts, by about what the best of some plans of equal pipelines takes."""
+        ladder, R = list[int](), 1
+        while self.types.most >= R:
+            ladder.append(R)
+            R = max(R + 1, round(R * RUNGS))
+        found = list[tuple[float, int]]()
+        for R in ladder:
+            share, best = max(1, self.problem.global_batch // R), math.inf
+            for take in self.even(R)[:DEALS]:
+                for b in self.assembly.sizes(take, share)[-2:]:
+                    pipeline = self.assembly.reals.best(take, share, b, R, ())
+                    if pipeline is not None:
+                        best = min(best, self.assembly.seconds(pipeline, share, R))
+            found.append((best, R))
+        return [R for best, R in sorted(found) if math.isfinite(best)]
 
     def wishes(self, R: int) -> list[Wish]:
         """Of so many replicas: the linear program's, and those near an even deal."""
@@ -83,9 +104,19 @@ class Planner:
         for x in list(part.columns)[:WISHES]:
             found += [Wish(x.take, (x.low + x.high) // 2, x.b), Wish(x.take, (x.low + x.high) // 2, x.b, x.line)]
         share = max(1, self.problem.global_batch // R)
-        for take in self.even(R):
+        for take in (*self.even(R), *self.pure(R)):
             found += [Wish(take, share, b) for b in self.assembly.sizes(take, share)]
         return list(dict.fromkeys(found))
+
+    def pure(self, R: int) -> list[tuple[int, ...]]:
+        """Of one type only, of which up to R replicas use all devices."""
+        there, found = self.types.limits[1], dict[tuple[int, ...], None]()
+        for v in range(self.types.V):
+            for r in range(1, R + 1):
+                count = int(there[v] / r)
+                if 0 < count <= self.types.L:
+                    found[tuple(count if v == x else 0 for x in range(self.types.V))] = None
+        return list(found)[:PURE]
 
     def even(self, R: int) -> list[tuple[int, ...]]:
         """Of each type none, or groups of one degree, as many as there are for each of R replicas, or one more; what

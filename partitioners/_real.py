@@ -247,9 +247,10 @@ def _cut(T: float, line: Index, forward: Array, backward: Array, sums: Array, fi
 
 
 @compiled
-def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array, backward: Array,
-           occupied: Array, latency: Array, b: int, m: int, q: int, sums: Array, optimizer: Array, first: Index, more: float,
-           blocking: bool) -> float:  # fmt: skip
+def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array,
+              backward: Array, occupied: Array, latency: Array, m: int, q: int, more: float, blocking: bool,
+              ) -> tuple[Array, Array, Array, Array, Index, Index]:  # fmt: skip
+    """What `_ends.run` asks of a pipeline."""
     n = len(line)
     f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
     which, depths = np.zeros(m, np.int64), np.zeros(n, np.int64)
@@ -270,9 +271,19 @@ def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
                     g[s, i], g[s + 1, i] = g[s, i] + sending, g[s + 1, i] + sending
                 else:
                     held[s, i], late[s] = occupied[i, v, w, near, hi], latency[v, w, near]
+    return f, g, held, late, which, depths
+
+
+@compiled
+def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array, backward: Array,
+           occupied: Array, latency: Array, b: int, m: int, q: int, sums: Array, optimizer: Array, first: Index, more: float,
+           blocking: bool) -> float:  # fmt: skip
+    f, g, held, late, which, depths = durations(
+        line, inside, ends, recompute, forwards, forward, backward, occupied, latency, m, q, more, blocking
+    )
     done = _ends.run(f, g, held, late, which, depths)
     end = longest = 0.0
-    for s in range(n):
+    for s in range(len(line)):
         v, lo, hi = line[s], ends[s], ends[s + 1]
         end, longest = max(end, done[s] + sums[v, first[lo], hi]), max(longest, optimizer[v, lo, hi])
     return end + longest

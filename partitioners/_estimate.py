@@ -1,0 +1,188 @@
+"""About what a whole plan takes, compiled, with what shares network adapters: for choosing among thousands of plans.
+
+Pipelines are simulated as if alone, over links of which each has its part of the adapters that it crosses: as many parts as
+activations leave the node of the one stage, or enter that of the other, at the same boundary of other replicas. Gradient sums go
+from the last layer to the first; an adapter serves them in that order. What a plan really takes says the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.partitioners import _ends
+from hetpipe.partitioners._real import Pipeline, Reals, durations
+from hetpipe.predict.compiled import compiled, get_ready
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+PATTERNS = 16  # ways of crossing nodes of one sort of pipelines that are told apart; of others the last counts
+
+
+class Estimates:
+    """Of one problem."""
+
+    def __init__(self, reals: Reals) -> None:
+        self.reals, types = reals, reals.types
+        cluster, profile = types.problem.cluster, types.problem.profile
+        rates = [cluster.adapter_rates[node.name] for node in cluster.nodes]
+        self.capacity = np.array(rates, dtype=np.float64).T.copy()  # [out and in, nodes]
+        self.output = np.concatenate([[0.0], np.asarray(profile.output_bytes, dtype=np.float64)])
+        between, inside = types.between, [link for links in types.inside.values() for link in links]
+        self.rings = np.array([self._ring(between), self._ring(inside)])
+        ready()
+
+    def _ring(self, links: Sequence[object]) -> tuple[float, float]:
+        """Latency and seconds a byte of the slowest."""
+        one = 2.0**20
+        each = [(link.seconds(0), (link.seconds(one) - link.seconds(0)) / one) for link in links]  # type: ignore[attr-defined]
+        return max(each, key=lambda x: x[1], default=(0.0, 0.0))
+
+    def seconds(self, sorts: Sequence[tuple[Pipeline, int]], which: Index, nodes: Index) -> float:
+        """Of replicas of these pipelines with so many samples each, `which` [R] it is and on which nodes [R, stages]."""
+        n, L, types = nodes.shape[1], self.reals.L, self.reals.types
+        loads = [self.reals.loaded(p.b, samples) for p, samples in sorts]
+        stages = np.array([len(p.stages) for p, _ in sorts])
+        lines, flags = np.zeros((2, len(sorts), n), np.int64)
+        ends = np.full((len(sorts), n + 1), L)
+        for i, (p, _) in enumerate(sorts):
+            lines[i, : stages[i]], ends[i, : stages[i] + 1], flags[i, : stages[i]] = p.stages, p.ends, p.recompute
+        forward, backward, occupied, latency = (np.stack([x[at] for x in loads]) for at in range(4))
+        found: float = _seconds(
+            which, nodes, stages, lines, ends, flags, np.array([p.forwards for p, _ in sorts]),
+            np.array([[x.b, x.m, x.q] for x in loads]), forward, backward, occupied, latency, self.capacity, self.output,
+            types.summed[0], self.rings, types.optimizer, self.reals.more, self.reals.blocking,
+        )  # fmt: skip
+        return found
+
+
+@cache
+def ready() -> None:
+    """Compile it, or read it from disk: outside of any time limit."""
+    one, zero, times = np.ones(1, np.int64), np.zeros((1, 1), np.int64), np.ones((1, 2, 1, 2))
+    sent, ends = np.ones((1, 2, 1, 1, 2, 2)), np.array([[0, 1]])
+    get_ready(lambda: _seconds(zero[0], zero, one, zero, ends, zero, one, np.array([[1, 1, 0]]), times, times, sent,
+                               np.ones((1, 1, 1, 2)), np.ones((2, 1)), np.ones(2), np.ones(2), np.ones((2, 2)),
+                               np.ones((1, 2, 2)), 0.0, False))  # fmt: skip
+
+
+@compiled
+def _crossings(
+    which: Index, nodes: Index, stages: Index, ends: Index, capacity: Array, output: Array, samples: Index
+) -> tuple[Index, Array]:
+    """Of each boundary how many transfers leave a node there, at most of its two nodes [R, n − 1]; and the bytes that each
+    adapter carries one way [nodes]."""
+    R, n, count = len(which), nodes.shape[1], capacity.shape[1]
+    leave, enter, carried = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count)
+    for r in range(R):
+        i = which[r]
+        for s in range(stages[i] - 1):
+            a, c = nodes[r, s], nodes[r, s + 1]
+            if a != c:
+                leave[a] += 1
+                enter[c] += 1
+                sent = output[ends[i, s + 1]] * samples[i]
+                carried[a] += sent
+                carried[c] += sent
+    found = np.zeros((R, max(0, n - 1)), np.int64)
+    for r in range(R):
+        for s in range(stages[which[r]] - 1):
+            a, c = nodes[r, s], nodes[r, s + 1]
+            if a != c:
+                found[r, s] = max(leave[a], enter[c])
+    return found, carried
+
+
+@compiled
+def _summed(  # noqa: C901
+    which: Index, nodes: Index, stages: Index, ends: Index, made: Array, capacity: Array, summed: Array, rings: Array
+) -> float:  # fmt: skip
+    """When the last gradient sum ends. `made` when each replica has the gradients of each layer [R, L]; a sum of several layers
+    goes on as they are made."""
+    R, L, count = len(which), len(summed) - 1, capacity.shape[1]
+    cut, at = np.zeros(L + 1, np.bool_), np.zeros(R, np.int64)
+    for i in range(len(stages)):
+        cut[ends[i, : stages[i]]] = True
+    for r in range(R):
+        at[r] = stages[which[r]] - 1
+    free, served, seen = np.zeros((R, nodes.shape[1])), np.zeros(count), np.full(count, -1, np.int64)
+    end, hi = 0.0, L
+    for lo in range(L - 1, -1, -1):
+        if not cut[lo]:
+            continue
+        begin, last, different = 0.0, 0.0, 0
+        for r in range(R):
+            while ends[which[r], at[r]] > lo:
+                at[r] -= 1
+            begin, last = max(begin, max(free[r, at[r]], made[r, hi - 1])), max(last, made[r, lo])
+            node = nodes[r, at[r]]
+            if seen[node] != lo:
+                seen[node] = lo
+                different += 1
+        size, one = summed[hi] - summed[lo], summed[lo + 1] - summed[lo]
+        hi = lo
+        if size <= 0:
+            continue
+        k = 0 if different > 1 else 1
+        rounds = 2.0 * (R - 1)
+        done = max(begin + rounds * (rings[k, 0] + size / R * rings[k, 1]), last + rounds * (rings[k, 0] + one / R * rings[k, 1]))
+        if different > 1:
+            for node in range(count):
+                if seen[node] == lo:
+                    served[node] = max(served[node], begin) + rounds * size / R / min(capacity[0, node], capacity[1, node])
+                    done = max(done, served[node])
+        for r in range(R):
+            free[r, at[r]] = done
+        end = max(end, done)
+    return end
+
+
+@compiled
+def _seconds(
+    which: Index, nodes: Index, stages: Index, lines: Index, ends: Index, flags: Index, forwards: Index, loads: Index,
+    forward: Array, backward: Array, occupied: Array, latency: Array, capacity: Array, output: Array, summed: Array, rings: Array,
+    optimizer: Array, more: float, blocking: bool,
+) -> float:  # fmt: skip
+    R, S, L = len(which), len(stages), len(summed) - 1
+    samples = loads[:, 0] * loads[:, 1] - (loads[:, 0] - loads[:, 2]) * (loads[:, 2] > 0)
+    parts, carried = _crossings(which, nodes, stages, ends, capacity, output, samples)
+    made, kept = np.zeros((R, L)), np.full((S, PATTERNS), -1, np.int64)
+    longest = end = 0.0
+    for r in range(R):
+        i = which[r]
+        n, alike = stages[i], -1
+        for x in range(PATTERNS):
+            if kept[i, x] < 0:
+                kept[i, x] = r
+                break
+            if x == PATTERNS - 1 or (parts[kept[i, x]] == parts[r]).all():
+                alike = kept[i, x]
+                break
+        if alike >= 0:
+            made[r] = made[alike]
+            continue
+        inside = parts[r, : max(0, n - 1)] == 0
+        f, g, held, late, which_size, depths = durations(
+            lines[i, :n], inside, ends[i], flags[i], forwards[i], forward[i], backward[i], occupied[i], latency[i], loads[i, 1],
+            loads[i, 2], more, blocking,
+        )  # fmt: skip
+        for s in range(n - 1 if not blocking else 0):
+            if parts[r, s] > 1:
+                a, c = nodes[r, s], nodes[r, s + 1]
+                least = parts[r, s] * output[ends[i, s + 1]] / min(capacity[0, a], capacity[1, c])
+                held[s, 0], held[s, 1] = max(held[s, 0], least * loads[i, 0]), max(held[s, 1], least * loads[i, 2])
+        done = _ends.run(f, g, held, late, which_size, depths)
+        size = 1 if loads[i, 2] > 0 else 0
+        for s in range(n):
+            v, lo, hi = lines[i, s], ends[i, s], ends[i, s + 1]
+            longest, end = max(longest, optimizer[v, lo, hi]), max(end, done[s])
+            for l in range(lo, hi):  # noqa: E741
+                below = backward[i, size, v, l] - backward[i, size, v, lo]
+                made[r, l] = done[s] - below - flags[i, s] * (forward[i, size, v, l] - forward[i, size, v, lo])
+    if R > 1:
+        end = max(end, _summed(which, nodes, stages, ends, made, capacity, summed, rings))
+    for node in range(capacity.shape[1] if not blocking else 0):
+        end = max(end, carried[node] / min(capacity[0, node], capacity[1, node]))
+    return end + longest
