@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetpipe.runtime.replicas import OwnerGroup
-
-BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's bucket_cap_mb
+from hetpipe.spec.cluster import BUCKET_BYTES
 
 
 class ReplicaMismatchError(RuntimeError):
