@@ -108,7 +108,7 @@ class Reals:
     ) -> Pipeline | None:
         loaded, (first, stop) = self.loaded(b, samples), self.blocks(common)
         which, forwards, seconds, period, ends, flags = _best(
-            lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self.types.sums(R), self.types.optimizer,
+            lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self._sums(R, b), self.types.optimizer,
             first, stop, self.more, self.blocking, self.problem.allow_recompute,
         )  # fmt: skip
         if which < 0:
@@ -122,9 +122,14 @@ class Reals:
         line, ends, flags = np.array(p.stages), np.array(p.ends), np.array(p.recompute, dtype=np.int64)
         found: float = _ended(
             line, self._inside(p.stages), ends, flags, p.forwards, *self.loaded(p.b, samples),
-            self.types.sums(R), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking,
+            self._sums(R, p.b), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking,
         )  # fmt: skip
         return found
+
+    @kept
+    def _sums(self, R: int, b: int) -> Array:
+        """Seconds of gradient sums after the last backward of stages of each kind [V, lo, hi]."""
+        return np.stack([self.types.late_sums(v, R, b) for v in range(self.types.V)])
 
     @kept
     def _lines(self, take: tuple[int, ...]) -> tuple[Index, NDArray[np.bool_]]:

@@ -60,8 +60,8 @@ class Memory(NamedTuple):
 
 class Seats(NamedTuple):
     """What a stage can be put on [W]: the number of its kind and of its type, how many devices of a node that takes, and how many
-    other replicas have one there at least; its price; and the seconds of its gradient sums [W, L + 1, L + 1]. And how many
-    devices a node has where there is one of a type [K]."""
+    other replicas have one there at least; its price; and the seconds of its gradient sums after its last backward, if it does not
+    recompute [W, L + 1, L + 1]. And how many devices a node has where there is one of a type [K]."""
 
     kind: Index
     at: Index
@@ -307,7 +307,7 @@ def _cheapest(  # noqa: C901
                 first, last = first + once_more / 2, last + once_more / 2
                 f, g = work[v, hi] - work[v, lo], backward[v, hi] - backward[v, lo]
                 f, g = f - g + work_more / 2, g + work_more / 2
-                free, summed = T - optimizer[v, lo, hi], sums[w, lo, hi]
+                free = T - optimizer[v, lo, hi]
                 if free - f - g < max(least[lo], ahead[lo]):
                     continue
                 stage = f, g, first, last, again[v, hi] - again[v, lo], once_again[v, hi] - once_again[v, lo]
@@ -322,10 +322,14 @@ def _cheapest(  # noqa: C901
                     if max(rooms_of) < window:
                         break
                     taken, through = plain if rooms_of[0] >= window else np.inf, first + last
+                    summed = sums[w, lo, hi] - busy[i, lo] / 2  # a gradient that blocks is sent while they run
                     if rooms_of[0] < window:
                         through += stage[5]
                     if rooms_of[1] >= window:
+                        if recomputed - most[0] < taken:  # a forward more of the last micro-batch hides more of them
+                            summed -= most[0]
                         taken = min(taken, recomputed)
+                    summed = max(0.0, summed)
                     taken, through = taken + busy[i, lo], through + back[i, lo]
                     left = free - taken - (summed if lo == 0 else 0.0) - least[lo]
                     if left < 0 or free - taken - summed < ahead[lo]:

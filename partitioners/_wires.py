@@ -37,5 +37,5 @@ def exposed(sums: Array, below: Array) -> Array:
     hi) take at least `sums`, and the backward that is left when layer l is done at most `below` [lo, l]: of the layers up to l no
     sum begins before l is done, so it is the longest sums[lo, l + 1] − below[lo, l]."""
     found = np.zeros_like(sums)
-    found[:, 1:] = np.maximum.accumulate(np.triu(sums[:, 1:] - below[:, :-1], 0)[: len(sums)], axis=1)
+    found[:, 1:] = np.maximum.accumulate(np.triu(sums[:, 1:] - below[:, :-1]), axis=1)
     return found
