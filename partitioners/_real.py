@@ -95,8 +95,9 @@ class Reals:
     @kept
     def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:
         """The one that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut at
-        `common`."""
-        return self._of(*self._lines(take), samples, b, R, common) if len(common) < sum(take) <= self.L else None
+        `common`; None where there is none, or a kind was not measured at b."""
+        measured = all(b in self.types.sizes_of(kind) for kind, count in zip(self.types.kinds, take, strict=True) if count)
+        return self._of(*self._lines(take), samples, b, R, common) if measured and len(common) < sum(take) <= self.L else None
 
     @kept
     def of(self, line: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
