@@ -108,7 +108,8 @@ class Enumeration:
 
     @kept
     def sums(self, k: int) -> Array:
-        """What the gradient sums of stages [0, hi) take after their last backward at least, without and with recompute [2, V, L + 1]."""
+        """What the gradient sums of stages [0, hi) take after their last backward at least, without and with recompute [2, V,
+        L + 1]."""
         sizes, which = np.unique([v.load.last for v in self.variants], return_inverse=True)
         rows = [[self.space.first_sums(k, self.R, size, again) for size in sizes.tolist()] for again in (False, True)]
         found: Array = np.array(rows)[:, which]

@@ -121,7 +121,7 @@ class Earliest:
         return found
 
     def _sums(self, rows: Rows, given: Given) -> Array:
-        """Least seconds of the gradient sums of each stage after its last backward, over the fastest link that its ring can have."""
+        """Least seconds of each stage's gradient sums after its last backward, over the fastest link that its ring can have."""
         found = np.zeros(rows.types.shape)
         for number in np.unique(rows.types).tolist() if given.replicas > 1 else ():
             for spread in (False, True):

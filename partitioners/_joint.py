@@ -91,8 +91,9 @@ class Joint:
 
     def _held(self, kinds: list[Index], lo: Index, hi: Index) -> Array:
         """As `Costs.summed_bytes`."""
-        held: Array = np.maximum.reduce([self.prefix[k, hi] - self.prefix[k, lo] for k in kinds])
-        return held - (self.tied_prefix[hi] - self.tied_prefix[lo])
+        held = np.maximum.reduce([self.prefix[k, hi] - self.prefix[k, lo] for k in kinds])
+        size: Array = held - (self.tied_prefix[hi] - self.tied_prefix[lo])
+        return size
 
     def _alike(self, kinds: Sequence[Index], rows: Index) -> Iterator[Index]:
         """The rows by the degrees of their owners."""

@@ -50,8 +50,8 @@ def price(
 
 
 def bound(space: Space, rows: Pipelines, R: int) -> Array:
-    """Lower bounds on the step of any plan of R or more replicas that holds these pipelines, [K]: of the layers of a stage up to any
-    of them no sum begins before backward has made that one's gradients."""
+    """Lower bounds on the step of any plan of R or more replicas that holds these pipelines, [K]: of the layers of a stage up to
+    any of them no sum begins before backward has made that one's gradients."""
     least: Array = rows.ready.max(axis=1)
     if R > 1:
         layers, holder, sums = np.arange(space.L), rows.holder, np.zeros(rows.made.shape)
@@ -64,8 +64,8 @@ def bound(space: Space, rows: Pipelines, R: int) -> Array:
 
 
 def _ahead(space: Space, size: Index, rows: Pipelines, sent: Array) -> Array:
-    """As `sums.gradients_ahead` [K, L], where the last micro-batch has size[i] samples, and its gradient's way to the stage before
-    is `sent` [n, K] of each stage's last backward."""
+    """As `sums.gradients_ahead` [K, L], where the last micro-batch has size[i] samples, and its gradient's way to the stage
+    before is `sent` [n, K] of each stage's last backward."""
     found = np.zeros(rows.made.shape)
     if not space.problem.sums_early:
         return found

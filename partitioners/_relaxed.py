@@ -60,8 +60,8 @@ class Memory(NamedTuple):
 
 class Seats(NamedTuple):
     """What a stage can be put on [W]: the number of its kind and of its type, how many devices of a node that takes, and how many
-    other replicas have one there at least; its price; and the seconds of its gradient sums after its last backward, if it does not
-    recompute [W, L + 1, L + 1]. And how many devices a node has where there is one of a type [K]."""
+    other replicas have one there at least; its price; and the seconds of its gradient sums after its last backward, if it does
+    not recompute [W, L + 1, L + 1]. And how many devices a node has where there is one of a type [K]."""
 
     kind: Index
     at: Index

@@ -394,8 +394,8 @@ class Space:
 
     @kept
     def first_sums(self, k: int, R: int, size: int, again: bool) -> Array:
-        """Lower bound [hi] on the seconds from the last backward of a first stage of layers [0, hi) on kind k, of so many samples,
-        with or without recompute, to the end of its gradient sums beside R − 1 other replicas."""
+        """Lower bound [hi] on the seconds from the last backward of a first stage of layers [0, hi) on kind k, of so many
+        samples, with or without recompute, to the end of its gradient sums beside R − 1 other replicas."""
         below = np.zeros((1, self.L + 1))
         if self.problem.sums_early:
             forward, backward = self.prefixes(k, [size])

@@ -26,9 +26,9 @@ KNOWN = 500  # pipelines of plans whose transfers share adapters that are kept
 
 
 class Pipelines(NamedTuple):
-    """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, how long before
-    that each layer's gradients are made (`gradients_ahead`), the longest optimizer, and what goes over each boundary one way
-    (`Lane`)."""
+    """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, how long
+    before that each layer's gradients are made (`gradients_ahead`), the longest optimizer, and what goes over each boundary one
+    way (`Lane`)."""
 
     work: Work
     devices: Index

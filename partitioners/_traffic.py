@@ -24,8 +24,8 @@ class Lane(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """Gradient sums of the same devices: these, the bytes of each, and when all have made the gradients of the first, if nothing is
-    shared."""
+    """Gradient sums of the same devices: these, the bytes of each, and when all have made the gradients of the first, if nothing
+    is shared."""
 
     devices: Index
     sizes: list[float]
@@ -62,6 +62,6 @@ class Traffic:
         """What they send from each of their nodes, as `Costs.ring` has it."""
         k, links, total = len(ring.devices), list(self.links.among(self.costs, ring.devices)), 0.0
         for part in (size / k for size in ring.sizes):
-            link = max(links, key=lambda link: link.seconds(part))  # noqa: B023
+            link = max(links, key=lambda link: link.seconds(part))
             total += 2 * (k - 1) * occupied_seconds(link, part) * rate_alone(link, part)
         return total

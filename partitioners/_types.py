@@ -33,9 +33,8 @@ class Types:
     """Of one problem: K types, V kinds of stage, L layers.
 
     **A relaxation.** Every pair of types is given, apart, the least occupied seconds and the least latency of all links that
-    could join them (`transfer`), and gradients are summed over the best links there are (`sums`), as far as a stage's last backward
-    does not hide it (`late_sums`): what is shown impossible with
-    these is impossible on the cluster."""
+    could join them (`transfer`), and gradients are summed over the best links there are (`sums`), as far as a stage's last
+    backward does not hide that (`late_sums`): what is shown impossible with these is impossible on the cluster."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.cluster = problem, problem.cluster

@@ -3,8 +3,9 @@ functions.
 
 No bounds and no cleverness but four: interchangeable devices are told apart only by their kind; a pipeline
 is simulated once however many plans hold it; of pipelines that differ in nothing but when their stages are ready
-and their gradients made, one that is later at all of them is left out, and so is recompute where a stage fits without (`_space` says why
-neither loses an optimum); and a combination is skipped if one of its pipelines alone ends after the best step."""
+and their gradients made, one that is later at all of them is left out, and so is recompute where a stage fits
+without (`_space` says why neither loses an optimum); and a combination is skipped if one of its pipelines alone ends
+after the best step."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
         for device, (r, s) in where.items():
             lo, hi = plan.replicas[r].stages[s].layers
             held = [i for i, x in enumerate(costs.profile.layers) if x.tied == segment.tied] if segment.tied else [segment.lo]
-            waits = plan.backend != "torch" and plan.process_of[device] in owners
-            if waits or (device in segment.owners and costs.cluster.runtime_overhead.bucket_bytes is None):
+            whole = plan.backend != "torch" and plan.process_of[device] in owners
+            if whole or (device in segment.owners and costs.cluster.runtime_overhead.bucket_bytes is None):
                 made.append((("B", r, s, len(plan.replicas[r].microbatch_sizes) - 1), False))
             elif device in segment.owners:
                 made.append((("made", r, s, min(i for i in held if lo <= i < hi)), False))

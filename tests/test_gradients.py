@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hetpipe.runtime import gradients
 from hetpipe.runtime.gradients import GradientSync, fingerprint
 from hetpipe.runtime.replicas import OwnerGroup
+from hetpipe.spec.cluster import BUCKET_BYTES
 
 GROUP: Any = object()  # stands for a process group
 
@@ -92,7 +93,7 @@ def test_a_bucket_is_summed_while_the_layers_before_it_run_backward(sums: Sums, 
 
 
 @pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("limit", [1, 100, gradients.BUCKET_BYTES])
+@pytest.mark.parametrize("limit", [1, 100, BUCKET_BYTES])
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_gradients_are_the_sum_over_owners_and_as_views_of_it(
     sums: Sums, monkeypatch: pytest.MonkeyPatch, limit: int, microbatches: int, told: bool

@@ -121,8 +121,8 @@ class TestStep:
         assert {span.start for span in timeline.spans if span.kind == "optimizer"} == {18.0}
 
     def test_gradient_sums_one_after_another(self) -> None:
-        """Two segments of 100 bytes, each 2 rounds of 50 bytes at 50 bytes/s. n0/0, for which both wait, has made the gradients of
-        layer 1 two seconds before it ends."""
+        """Two segments of 100 bytes, each 2 rounds of 50 bytes at 50 bytes/s. n0/0, for which both wait, has made the gradients
+        of layer 1 two seconds before it ends."""
         timeline = two_replicas(link={"bandwidth": 50.0, "latency": 0.0})
         sums = sorted({(span.start, span.end) for span in timeline.spans if span.kind == "sync"})
         assert sums == [(16, 18), (18, 20)]

@@ -36,9 +36,9 @@ class Pipe(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """One gradient sum: who waits for it (the processes that its owners are driven by); for which (pipeline, stage) it waits, until
-    so many seconds before the end of its last backward; the nodes that its ring joins (none: it stays on one), its seconds alone
-    without latency, the latency of all its rounds, and its bytes/s alone."""
+    """One gradient sum: who waits for it (the processes that its owners are driven by); for which (pipeline, stage) it waits,
+    until so many seconds before the end of its last backward; the nodes that its ring joins (none: it stays on one), its seconds
+    alone without latency, the latency of all its rounds, and its bytes/s alone."""
 
     processes: tuple[Hashable, ...]
     made: tuple[tuple[int, int, float], ...]
@@ -63,9 +63,12 @@ def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Fl
         for s, (a, b) in enumerate(zip(pipe.nodes, pipe.nodes[1:], strict=False)):
             if a != b:
                 load[[2 * a, 2 * b + 1, 2 * b, 2 * a + 1]] += pipe.members[s] * pipe.rate[s].max()
+    fastest = dict[tuple[object, tuple[int, ...]], float]()  # of the same processes one after the other
     for ring in rings:
-        for node in ring.nodes:
-            load[2 * node : 2 * node + 2] += ring.rate
+        key = ring.processes, ring.nodes
+        fastest[key] = max(ring.rate, fastest.get(key, 0.0))
+    for (_, nodes), rate in fastest.items():
+        load[[2 * node + way for node in nodes for way in (0, 1)]] += rate
     return load > capacity * CROWDED
 
 
@@ -199,7 +202,7 @@ def _add_rings(
 ) -> tuple[list[int], list[tuple[float, list[int]]]]:
     """A task for each sum; and of each the time, and tasks of backwards, before which it does not begin."""
     last: dict[Hashable, int] = {}
-    parts: dict[tuple[int, int, float], int] = {}
+    parts = _add_parts(build, rings, pipes, first)
     edges, arrival, tasks = list[tuple[int, int]](), list[bool](), list[int]()
     begins = list[tuple[float, list[int]]]()
     for ring in rings:
@@ -208,12 +211,10 @@ def _add_rings(
         flow = build.flow((seconds > 0) & (rate > 0), np.ones(1), rate, adapters)
         begin, before = 0.0, list[int]()
         for r, s, ahead in dict.fromkeys(ring.made):
-            if r not in first:
+            if r in first:
+                before.append(parts[r, s, ahead])
+            else:
                 begin = max(begin, pipes[r].ready[s] - ahead)
-                continue
-            if (r, s, ahead) not in parts:
-                parts[r, s, ahead] = _add_part(build, pipes[r], first[r], s, ahead)
-            before.append(parts[r, s, ahead])
         task = build.add(seconds, np.array([ring.latency]), np.array([begin]), flow)
         edges += [(other, task) for other in before]
         arrival += [False] * len(before)
@@ -227,15 +228,28 @@ def _add_rings(
     return tasks, begins
 
 
-def _add_part(build: _Build, pipe: Pipe, first: int, s: int, ahead: float) -> int:
-    """The task of the last backward of stage s, or, of all but its last seconds, one that waits for the same."""
-    n, m = pipe.forward.shape
-    last = (n + s + 1) * m - 1
-    if ahead == 0:
-        return first + last
-    seconds = np.array([max(0.0, pipe.backward[s, -1] - ahead)])
-    part = build.add(seconds, np.zeros(1), np.zeros(1), np.array([-1]))
-    edges, arrival = _waits(pipe.depths, m)
-    here = edges[:, 1] == last
-    build.edges.append((np.stack([edges[here, 0] + first, np.full(here.sum(), part)], axis=1), arrival[here]))
-    return part
+def _add_parts(
+    build: _Build, rings: Sequence[Ring], pipes: Sequence[Pipe], first: Mapping[int, int]
+) -> dict[tuple[int, int, float], int]:
+    """The task of each last backward for which a sum waits, or, of all but its last seconds, one that waits for the same."""
+    needed, found = dict[tuple[int, int], dict[float, None]](), dict[tuple[int, int, float], int]()
+    for r, s, ahead in dict.fromkeys(made for ring in rings for made in ring.made if made[0] in first):
+        needed.setdefault((r, s), {})[ahead] = None
+    for (r, s), some in needed.items():
+        (n, m), number = pipes[r].forward.shape, len(some)
+        last = (n + s + 1) * m - 1
+        before, arrival = _before_last(pipes[r].depths, m, s)
+        seconds = np.maximum(0.0, pipes[r].backward[s, -1] - np.array(list(some)))
+        part = build.add(seconds, np.zeros(number), np.zeros(number), np.full(number, -1))
+        after = np.repeat(np.arange(part, part + number), len(before))
+        build.edges.append((np.stack([np.tile(before + first[r], number), after], axis=1), np.tile(arrival, number)))
+        found |= {(r, s, ahead): first[r] + last if ahead == 0 else part + i for i, ahead in enumerate(some)}
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _before_last(depths: tuple[int, ...], m: int, s: int) -> tuple[Index, Flags]:
+    """What the last backward of stage s waits for (see `_waits`)."""
+    edges, arrival = _waits(depths, m)
+    here = edges[:, 1] == (len(depths) + s + 1) * m - 1
+    return edges[here, 0], arrival[here]

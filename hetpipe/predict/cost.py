@@ -124,10 +124,10 @@ class Costs:
     def backward_below(
         self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
     ) -> Array:
-        """Seconds that the backward of a stage of layers [lo, hi) still takes when it has made the gradients of each layer, and of
-        all above it [hi − lo]."""
+        """Seconds that the backward of a stage of layers [lo, hi) still takes when it has made the gradients of each layer, and
+        of all above it [hi − lo]."""
         forward, backward = self.time_prefix(device_type, size, degree)
-        below = backward[lo:hi] - backward[lo]
+        below: Array = backward[lo:hi] - backward[lo]
         return below + (forward[lo:hi] - forward[lo]) if recompute else below
 
     def optimizer_seconds(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
@@ -161,15 +161,16 @@ class Costs:
         return float("inf") if most is None else most
 
     def summed_bytes(self, kinds: frozenset[tuple[str, int]], lo: int, hi: int) -> float:
-        """Bytes of the gradients of layers [lo, hi) in all shards together, without what is tied, which is summed apart: the most of
-        all (device type, degree) that hold them (shards repeat what Megatron does not split, so their sum grows with the degree)."""
+        """Bytes of the gradients of layers [lo, hi) in all shards together, without what is tied, which is summed apart: the most
+        of all (device type, degree) that hold them (shards repeat what Megatron does not split, so their sum grows with the
+        degree)."""
         held = max(degree * self.shard_bytes(kind, lo, hi, degree) for kind, degree in kinds)
         return held - float(self._tied_bytes[hi] - self._tied_bytes[lo])
 
     def buckets(self, kinds: frozenset[tuple[str, int]], lo: int, hi: int, pieces: int, most: float) -> list[Bucket]:
         """How the gradients of layers [lo, hi), each in so many pieces, are cut: from the last layer to the first, a new bucket
-        where the next layer would bring it over `most` bytes (as `runtime.gradients` does with parameters, of which a profile does
-        not know; Li et al. 2020, PyTorch Distributed, section 3.2). A layer without gradients is in none."""
+        where the next layer would bring it over `most` bytes (as `runtime.gradients` does with parameters, of which a profile
+        does not know; Li et al. 2020, PyTorch Distributed, section 3.2). A layer without gradients is in none."""
         key = kinds, lo, hi, pieces, most
         if key not in self._buckets:
             ranges = list[tuple[int, int]]()

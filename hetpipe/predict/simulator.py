@@ -3,7 +3,7 @@ then optimizers; what crosses the same network adapters at the same time shares 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -235,7 +235,8 @@ def _made(plan: Plan, runs: Sequence[Run], segment: Segment) -> tuple[tuple[int,
 
 def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     """One step of `plan`: pipelines, gradient sums per owner group, which begin in the last backwards, then (after the one global
-    norm, so after all sums) the optimizers. The profile's measured links override the cluster's. InputError if the three do not belong together."""
+    norm, so after all sums) the optimizers. The profile's measured links override the cluster's. InputError if the three do not
+    belong together."""
     cluster, profile = profile.joined(cluster), profile.at(plan.precision)
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)

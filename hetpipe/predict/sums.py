@@ -52,9 +52,10 @@ def shard_owners(stages: Sequence[StagePlan]) -> list[tuple[str, ...]]:
 
 
 def sync_segments(plan: Plan, costs: Costs) -> list[Segment]:
-    """What is all-reduced, in launch order: buckets from the last layer to the first, tied groups last. Only groups of two or more
-    devices are listed. Shards of a tensor-parallel stage are summed apart, each with its owners and its part of the bytes; they
-    use links of their own. One process that drives several devices launches all after its last backward, so it needs no buckets."""
+    """What is all-reduced, in launch order: buckets from the last layer to the first, tied groups last. Only groups of two or
+    more devices are listed. Shards of a tensor-parallel stage are summed apart, each with its owners and its part of the bytes;
+    they use links of their own. One process that drives several devices launches all after its last backward: for it there is
+    nothing to be had from buckets, and segments are whole."""
     layers, replicas = costs.profile.layers, plan.replicas
     most = costs.bucket_bytes if plan.backend == "torch" else math.inf
     segments = list[Segment]()
