@@ -238,11 +238,11 @@ class Lower:
         usable, found = self.demand.usable(b), list[tuple[int, int, int, Array]]()
         for k, v in enumerate(usable.tolist()):
             for inside in (False, True) if nodes else ():
-                sums = self.types.late_sums(v, R, b, inside)
+                sums = self.types.sums_over(R, inside)[v]
                 if np.isfinite(sums).all():
                     found.append((k, self.types.kinds[v].degree, R - 1 if inside else 0, sums))
             if not nodes:
-                found.append((k, 0, 0, self.types.late_sums(v, R, b)))
+                found.append((k, 0, 0, self.types.sums(R)[v]))
         kinds, devices, others, sums = (np.array(x) for x in zip(*found, strict=True))
         at = self.types.at[usable][kinds] if nodes else np.zeros_like(kinds)
         node = np.array(self.types.nodes) if nodes else np.zeros(1, dtype=np.int64)

@@ -109,8 +109,8 @@ class Reals:
     ) -> Pipeline | None:
         loaded, (first, stop) = self.loaded(b, samples), self.blocks(common)
         which, forwards, seconds, period, ends, flags = _best(
-            lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self._sums(R, b), self.types.optimizer,
-            first, stop, self.more, self.blocking, self.problem.allow_recompute,
+            lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self.types.sums(R), self.types.optimizer,
+            first, stop, self.more, self.blocking, self.problem.allow_recompute, self.problem.sums_early,
         )  # fmt: skip
         if which < 0:
             return None
@@ -118,19 +118,14 @@ class Reals:
         return Pipeline(line, b, tuple(ends.tolist()), again, int(forwards), common, samples, period, seconds - loaded.m * period)
 
     def seconds(self, p: Pipeline, samples: int, R: int) -> float:
-        """When its gradient sums and optimizers have ended, as simulated: after its own backward a stage's sums, and those of all
-        layers below it, down to a cut that all replicas have."""
+        """When its gradient sums and optimizers have ended, about as simulated: what its own last backward does not hide of a
+        stage's sums, and those of all layers below it, down to a cut that all replicas have."""
         line, ends, flags = np.array(p.stages), np.array(p.ends), np.array(p.recompute, dtype=np.int64)
         found: float = _ended(
             line, self._inside(p.stages), ends, flags, p.forwards, *self.loaded(p.b, samples),
-            self._sums(R, p.b), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking,
+            self.types.sums(R), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking, self.problem.sums_early,
         )  # fmt: skip
         return found
-
-    @kept
-    def _sums(self, R: int, b: int) -> Array:
-        """Seconds of gradient sums after the last backward of stages of each kind [V, lo, hi]."""
-        return np.stack([self.types.late_sums(v, R, b) for v in range(self.types.V)])
 
     @kept
     def _lines(self, take: tuple[int, ...]) -> tuple[Index, NDArray[np.bool_]]:
@@ -186,8 +181,9 @@ def ready() -> None:
     line, inside, ends = np.zeros((1, 1), np.int64), np.zeros((1, 0), np.bool_), np.arange(2)
 
     def first_use() -> None:
-        _best(line, inside, *loaded, 1, one, np.zeros((1, 6, 2, 2)), np.ones(1), square, square, ends, ends + 1, 0.0, False, True)
-        _ended(line[0], inside[0], ends, one, 1, *loaded, square, square, ends, 0.0, False)
+        tables = np.zeros((1, 6, 2, 2))
+        _best(line, inside, *loaded, 1, one, tables, np.ones(1), square, square, ends, ends + 1, 0.0, False, True, True)
+        _ended(line[0], inside[0], ends, one, 1, *loaded, square, square, ends, 0.0, False, True)
 
     get_ready(first_use)
 
@@ -252,10 +248,21 @@ def _cut(T: float, line: Index, forward: Array, backward: Array, sums: Array, fi
     return high >= 0
 
 
+@inlined
+def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, backward: Array, sums: Array,
+          early: bool) -> float:  # fmt: skip
+    """What the sums from layer `first` on take after the last backward, in which those of the layers that are done may begin
+    `early`."""
+    late = 0.0 if early else sums[v, first, hi]
+    for l in range(lo, hi if early else lo):  # noqa: E741
+        late = max(late, sums[v, first, l + 1] - (backward[v, l] - backward[v, lo]) - again * (forward[v, l] - forward[v, lo]))
+    return late
+
+
 @compiled
 def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array, backward: Array,
            occupied: Array, latency: Array, b: int, m: int, q: int, sums: Array, optimizer: Array, first: Index, more: float,
-           blocking: bool) -> float:  # fmt: skip
+           blocking: bool, early: bool) -> float:  # fmt: skip
     n = len(line)
     f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
     which, depths = np.zeros(m, np.int64), np.zeros(n, np.int64)
@@ -280,7 +287,8 @@ def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
     end = longest = 0.0
     for s in range(n):
         v, lo, hi = line[s], ends[s], ends[s + 1]
-        end, longest = max(end, done[s] + sums[v, first[lo], hi]), max(longest, optimizer[v, lo, hi])
+        late = _late(first[lo], v, lo, hi, recompute[s], forward[which[-1]], backward[which[-1]], sums, early)
+        end, longest = max(end, done[s] + late), max(longest, optimizer[v, lo, hi])
     return end + longest
 
 
@@ -289,6 +297,7 @@ def _climbed(
     seconds: float, line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, windows: Index,
     forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int, q: int, samples: int, tables: Array,
     limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index, more: float, blocking: bool, again: bool,
+    early: bool,
 ) -> float:  # fmt: skip
     """When it ends with other cuts, of which each is moved by a layer as long as that is better."""
     moved = True
@@ -305,7 +314,7 @@ def _climbed(
                 found = np.inf
                 if min(recompute[s - 1], recompute[s]) >= 0:
                     found = _ended(line, inside, ends, recompute, forwards, forward, backward, occupied, latency, b, m, q, sums,
-                                   optimizer, first, more, blocking)  # fmt: skip
+                                   optimizer, first, more, blocking, early)  # fmt: skip
                 if found < seconds * NEARLY:
                     seconds, moved = found, True
                 else:
@@ -332,7 +341,7 @@ def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
 def _best(
     lines: Index, insides: NDArray[np.bool_], forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int,
     q: int, samples: int, families: Index, tables: Array, limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index,
-    more: float, blocking: bool, again: bool,
+    more: float, blocking: bool, again: bool, early: bool,
 ) -> tuple[int, int, float, float, Index, Index]:  # fmt: skip
     """The number of the best line, −1 if there is none; its family; when it ends; its longest stage; its ends; which
     recompute."""
@@ -353,8 +362,8 @@ def _best(
                 if ideal >= least * farthest:
                     break
                 found = _ended(line, insides[o], ends[tried], flags[tried], forwards, forward, backward, occupied, latency, b, m,
-                               q, sums, optimizer, first, more, blocking)  # fmt: skip
-                after = sums[line[0], first[0], ends[tried, 1]]
+                               q, sums, optimizer, first, more, blocking, early)  # fmt: skip
+                after = _late(first[0], line[0], 0, ends[tried, 1], flags[tried, 0], forward[0], backward[0], sums, early)
                 which[tried, 0], which[tried, 1], seconds[tried] = o, forwards, found
                 least, tried = min(least, found), tried + 1
                 if found <= (ideal + after) * WAITING:
@@ -366,7 +375,7 @@ def _best(
                 windows[s] = min(_depth(forwards, n - s, m) * b, samples)
             seconds[x] = _climbed(
                 seconds[x], lines[o], insides[o], ends[x], flags[x], forwards, windows, forward, backward, occupied, latency, b,
-                m, q, samples, tables, limits, sums, optimizer, first, stop, more, blocking, again,
+                m, q, samples, tables, limits, sums, optimizer, first, stop, more, blocking, again, early,
             )  # fmt: skip
     x = seconds.argmin()
     if seconds[x] == np.inf:

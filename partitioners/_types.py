@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._memory import memory_tables, span
-from hetpipe.partitioners._wires import exposed, link_floor, link_seconds
+from hetpipe.partitioners._wires import link_floor, link_seconds
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.cluster import Link
@@ -33,8 +33,8 @@ class Types:
     """Of one problem: K types, V kinds of stage, L layers.
 
     **A relaxation.** Every pair of types is given, apart, the least occupied seconds and the least latency of all links that
-    could join them (`transfer`), and gradients are summed over the best links there are (`sums`), as far as a stage's last
-    backward does not hide that (`late_sums`): what is shown impossible with these is impossible on the cluster."""
+    could join them (`transfer`), and gradients are summed over the best links there are (`sums`): what is shown impossible with
+    these is impossible on the cluster."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.cluster = problem, problem.cluster
@@ -209,16 +209,6 @@ class Types:
                 least = np.minimum.reduce([link_floor(link, size / R) for link in links])
                 found[v] = np.where(size > 0, 2 * (R - 1) * least, 0.0)
         return found
-
-    def late_sums(self, v: int, R: int, b: int, inside: bool | None = None) -> Array:
-        """Lower bound [lo, hi] on the seconds from the last backward of a stage on kind v, without recompute, to the end of its
-        gradient sums, in micro-batches of up to b samples: `sums`, or `sums_over`, less what that backward can hide."""
-        sums: Array = (self.sums(R) if inside is None else self.sums_over(R, inside))[v]
-        if not self.problem.sums_early:
-            return sums
-        sizes = {1, b, *(x for x in self.sizes_of(self.kinds[v]) if x < b)}
-        below = np.cumsum([0.0, *np.max([np.diff(self.times(v, x)[1]) for x in sizes], axis=0)])
-        return exposed(sums, below - below[:, None])
 
     @cached_property
     def nodes(self) -> list[int]:
