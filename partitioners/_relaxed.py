@@ -29,9 +29,9 @@ class Load(NamedTuple):
     `work` of all micro-batches, `backward` of it, `again` more under recompute, `once` the first forward and the last backward,
     `once_again` more under recompute, `ahead` the first forward; `work_more` and `once_more` of each stage, half of it
     forward. `behind` all that the first micro-batch, and the last, have to go through from each layer on [2, L + 1], `longest`
-    the most that a micro-batch takes forward and backward, and `hiding` what of `work` is the last one's, if that can hide gradient
-    sums (else 0) [2, V, L + 1]. `hop` both ways of a transfer, `wire` what all take one way, between nodes [L + 1] and inside of
-    one [K, K, L + 1]."""
+    the most that a micro-batch takes forward and backward, and `hiding` what of `work` is the last one's, if that can hide
+    gradient sums (else 0) [2, V, L + 1]. `hop` both ways of a transfer, `wire` what all take one way, between nodes [L + 1] and
+    inside of one [K, K, L + 1]."""
 
     work: Array
     backward: Array
@@ -287,9 +287,9 @@ def _spans(
 def _cheapest(  # noqa: C901
     work: Array, backward: Array, again: Array, once: Array, once_again: Array, begin: Array, work_more: float, once_more: float,
     beyond: Array, longest: Array, hiding: Array, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array, b: int,
-    samples: int, kind: Index, at: Index, devices: Index, others: Index, price: Array, sums: Array, node: Index, tables: Array, limits: Array,
-    allowed: bool, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool, line: Index, cost: Array, slack: Array,
-    origin: Places, prices: Array, rooms: Array, places: Places,
+    samples: int, kind: Index, at: Index, devices: Index, others: Index, price: Array, sums: Array, node: Index, tables: Array,
+    limits: Array, allowed: bool, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool, line: Index, cost: Array,
+    slack: Array, origin: Places, prices: Array, rooms: Array, places: Places,
 ) -> tuple[float, int, int]:  # fmt: skip
     """From the last layer to the first, labels of pipelines of all layers from lo on: their price, and how long the layers before
     may take for the first forward and the last backward of a step. The least price, how many stages that has, and the effort."""

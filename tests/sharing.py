@@ -87,7 +87,7 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
             lo, hi = plan.replicas[r].stages[s].layers
             held = [i for i, x in enumerate(costs.profile.layers) if x.tied == segment.tied] if segment.tied else [segment.lo]
             whole = plan.backend != "torch" and plan.process_of[device] in owners
-            if whole or (device in segment.owners and costs.cluster.runtime_overhead.bucket_bytes is None):
+            if whole or (device in segment.owners and costs.cluster.runtime_overhead.bucket_bytes == 0):
                 made.append((("B", r, s, len(plan.replicas[r].microbatch_sizes) - 1), False))
             elif device in segment.owners:
                 made.append((("made", r, s, min(i for i in held if lo <= i < hi)), False))
@@ -202,7 +202,7 @@ def busy_clusters(draw: st.DrawFn, most_nodes: int = 4, most_devices: int = 3) -
             "links": [{"between": pair} | link() for pair in pairs],
             "runtime_overhead": {
                 "overlap_transfers": draw(st.sampled_from([True, True, True, False])),
-                "bucket_bytes": draw(st.sampled_from([600, 600, 10**9, None])),
+                "bucket_bytes": draw(st.sampled_from([600, 600, 10**9, 0])),
             },
         },
         "the test's cluster",

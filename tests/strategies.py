@@ -22,7 +22,7 @@ RUNTIME: dict[str, Any] = {
     "receive_buffers": "one",
     "overlap_transfers": False,
 }
-BUCKETS: list[dict[str, Any]] = [{}, {"bucket_bytes": 1_000}, {"bucket_bytes": 1_000}, {"bucket_bytes": None}]
+BUCKETS: list[dict[str, Any]] = [{}, {"bucket_bytes": 1_000}, {"bucket_bytes": 1_000}, {"bucket_bytes": 0}]
 LINK = {"bandwidth": 1e9, "latency": 1e-4}
 
 

@@ -81,7 +81,7 @@ def measure(job: Job, micro: int, rounds: int) -> None:
     for way in chain.from_iterable([list(WAYS), list(WAYS)[::-1]][i % 2] for i in range(rounds)):
         found.setdefault(way, []).append(run_everywhere(job, trained, plan, profile, WAYS[way]))
     for way, early in WAYS.items():
-        update = {} if early else {"bucket_bytes": None}
+        update = {} if early else {"bucket_bytes": 0}
         overhead = cluster.runtime_overhead.model_copy(update=update)
         predicted = simulate(plan, profile, cluster.model_copy(update={"runtime_overhead": overhead})).step_seconds
         seconds = [x for result in found[way] for x in result.steady_seconds]

@@ -61,7 +61,7 @@ class Problem:
     @property
     def sums_early(self) -> bool:
         """Whether gradients are summed while the last backward still runs (`hetpipe.predict.sums`)."""
-        return self.backend == "torch" and self.cluster.runtime_overhead.bucket_bytes is not None
+        return self.backend == "torch" and self.cluster.runtime_overhead.bucket_bytes > 0
 
     @property
     def without_reserve(self) -> str:

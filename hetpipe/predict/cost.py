@@ -157,8 +157,7 @@ class Costs:
     @property
     def bucket_bytes(self) -> float:
         """Most bytes of layers in one bucket; infinite where sums wait for the end of backward."""
-        most = self.cluster.runtime_overhead.bucket_bytes
-        return float("inf") if most is None else most
+        return self.cluster.runtime_overhead.bucket_bytes or float("inf")
 
     def summed_bytes(self, kinds: frozenset[tuple[str, int]], lo: int, hi: int) -> float:
         """Bytes of the gradients of layers [lo, hi) in all shards together, without what is tied, which is summed apart: the most

@@ -154,7 +154,7 @@ class RuntimeOverhead(Strict):
     allocator holds over bytes in use. `receive_buffers`: for the micro-batches in flight (this engine), for all of a step
     (torch.distributed.pipelining) or one each way (DeepSpeed). `overlap_transfers`: false where sends and receives block
     the compute stream at both ends (DeepSpeed). `bucket_bytes`: gradients are summed in buckets of at most so many bytes, each
-    as soon as the last backward has made it (this engine, whatever stands here); null where sums wait for its end (DeepSpeed's
+    as soon as the last backward has made it (this engine, whatever stands here); 0 where sums wait for its end (DeepSpeed's
     pipelines).
     """
 
@@ -165,7 +165,7 @@ class RuntimeOverhead(Strict):
     allocator_factor: Annotated[Factor, Field(ge=1)] = 1.0
     receive_buffers: ReceiveBuffers = "flight"
     overlap_transfers: Flag = True
-    bucket_bytes: Bytes | None = BUCKET_BYTES
+    bucket_bytes: Bytes = BUCKET_BYTES
 
 
 class Device(NamedTuple):
