@@ -61,7 +61,7 @@ class Appraiser:
         self.largest_node = max(sum(node.devices.values()) for node in cluster.nodes)
         self.kinds, self.joins = Sets(), Sets()
         self._bounds: dict[tuple[Sort, tuple[bool, ...], int, ScheduleName], float] = {}
-        self.earliest = Earliest(self.costs, self.links, self.types, self.kinds, self.joins)
+        self.earliest = Earliest(self.costs, self.links, self.types, self.kinds, self.joins, early=problem.sums_early)
 
     def sketch(self, draft: Draft) -> Sketch:
         """That of one draft."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._batch import Index, Pipelines
 from hetpipe.partitioners._floors import Hops, hops, idle, without
+from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._pricing import price
 from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
@@ -105,6 +106,15 @@ class Enumeration:
             self._stages[k, place] = StageTables(*map(np.concatenate, zip(*parts, strict=True)))
         return self._stages[k, place]
 
+    @kept
+    def sums(self, k: int) -> Array:
+        """What the gradient sums of stages [0, hi) take after their last backward at least, without and with recompute [2, V,
+        L + 1]."""
+        sizes, which = np.unique([v.load.last for v in self.variants], return_inverse=True)
+        rows = [[self.space.first_sums(k, self.R, size, again) for size in sizes.tolist()] for again in (False, True)]
+        found: Array = np.array(rows)[:, which]
+        return found
+
     def waits(self, k: int, place: int, u: Array, at: Index, starts: slice, hi: Index) -> Array:
         """Idle seconds of a stage on kind k [N, lo] for rows of variants `at` that wait for u seconds [N]."""
         stage = self.stage(k, place)
@@ -129,7 +139,8 @@ class Enumeration:
                 stage = self.stage(k, place)
                 self.space.meter.count(stage.work.size)
                 if place == self.n:
-                    sums = self.space.sum_floor(k, self.R)[0]
+                    plain, again = self.sums(k)
+                    sums = np.where(stage.recompute[:, 0], again, plain)
                     t, w = stage.through[:, 0] + sums, stage.work[:, 0] + sums
                 else:
                     before = int(np.dot(without(part, k), self.radix))
@@ -184,7 +195,8 @@ class Enumeration:
             g, u = np.maximum(work + waited, through + onward[:, None]), through + away[:, None]
         optimizer = np.maximum(rows.optimizer[:, None], space.optimizer(k).T[hi, starts])
         if last:
-            bound = g + space.sum_floor(k, self.R).T[hi, starts] + optimizer
+            sums = self.sums(k)[stage.recompute[v, 0, hi].astype(int), v, hi]
+            bound = g + sums[:, None] + optimizer
         else:
             bound = self._completed(g, v, rows.used, k, prefixes) + optimizer
         bound = np.maximum(bound, rows.bound[:, None])
@@ -237,7 +249,8 @@ class Enumeration:
 
 def joined(parts: Sequence[Pipelines], n: int) -> Pipelines:
     """All rows of these lists."""
-    return Pipelines(*map(np.concatenate, zip(*parts, strict=True))) if parts else empty(n)
+    some = [part for part in parts if part.number]
+    return Pipelines(*map(np.concatenate, zip(*some, strict=True))) if some else empty(n)
 
 
 def priced(
@@ -264,4 +277,4 @@ def empty(n: int) -> Pipelines:
     """No pipelines of n stages."""
     whole, flags, real = np.zeros((0, n), np.int64), np.zeros((0, n), bool), np.zeros((0, n))
     load, ends = np.zeros((0, 2), np.int64), np.zeros((0, n + 1), np.int64)
-    return Pipelines(load, whole, ends, whole, flags, real, np.zeros(0), np.zeros(0))
+    return Pipelines(load, whole, ends, whole, flags, real, np.zeros((0, 0)), np.zeros(0), np.zeros(0))

@@ -96,11 +96,12 @@ class Demand:
         return Load(
             work=work.sum(axis=0), backward=work[1], again=work[0], once=begin[0] + end[1], once_again=end[0], ahead=begin[0],
             work_more=2 * self.more * actions, once_more=2 * self.more, behind=np.concatenate([beyond, np.zeros((2, 1))], axis=1),
-            longest=self._longest(b),
+            longest=self._longest(b), hiding=(rest if q else full) * self.problem.sums_early,
             hop=hops[0], wire=wires[0], hop_inside=hops[1], wire_inside=wires[1], b=b, samples=low,
         )  # fmt: skip
 
 
 def _prefixes(each: Sequence[Array]) -> Array:
     """Sums of all layers before each [2, V, L + 1] of [V][2, L]."""
-    return np.concatenate([np.zeros((len(each), 2, 1)), np.cumsum(each, axis=2)], axis=2).swapaxes(0, 1)
+    found = np.concatenate([np.zeros((len(each), 2, 1)), np.cumsum(each, axis=2)], axis=2).swapaxes(0, 1)
+    return np.ascontiguousarray(found)  # else loops are compiled once more

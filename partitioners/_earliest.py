@@ -2,8 +2,8 @@
 
 A stage of depth w begins after the first forwards of those before it; then does all its work, which does not end before all
 its inputs came over their link, nor before every w-th micro-batch went to the end and came back, one after the other, and
-what is left of them after that; nor before the last backward of the next stage. Then come its gradient sums, and last the
-optimizers.
+what is left of them after that; nor before the last backward of the next stage. Its gradient sums follow (`exposed`), and
+last come the optimizers.
 
 Where a stage may be on several types, or joined by several links, its work takes as long as on the slowest; what others wait
 for as on the fastest."""
@@ -19,7 +19,7 @@ from hetpipe.partitioners._drafts import Index, Runs
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._links import Links
 from hetpipe.partitioners._sets import Sets
-from hetpipe.partitioners._wires import link_floor, link_seconds
+from hetpipe.partitioners._wires import exposed, link_floor, link_seconds
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.schedule import ScheduleName, default_depths
 
@@ -60,8 +60,9 @@ class Stages(NamedTuple):
 class Earliest:
     """For the pipelines of one problem; sets of types are of places in `kinds`."""
 
-    def __init__(self, costs: Costs, links: Links, kinds: list[str], types: Sets, joins: Sets) -> None:
+    def __init__(self, costs: Costs, links: Links, kinds: list[str], types: Sets, joins: Sets, *, early: bool) -> None:
         self.costs, self.links, self.kinds, self.types, self.joins = costs, links, kinds, types, joins
+        self.early = early  # whether sums begin in the last backward
         sizes = [costs.shard_bytes("", 0, hi) for hi in range(costs.layer_count + 1)]
         tied = [layer.tied_parameter_bytes if layer.tied else 0 for layer in costs.profile.layers]
         self.summed = np.array(sizes) - np.concatenate([[0], np.cumsum(tied)])
@@ -82,7 +83,7 @@ class Earliest:
         busy = np.maximum(busy, stages.work)
         busy[:, 1:] = np.maximum(busy[:, 1:], hops[2] - hops[0] + trips[1][:, 1:])
         ready = np.maximum.accumulate((there[0] + busy + back[1])[:, ::-1], axis=1)[:, ::-1] - back[1]
-        ends = ready + self._sums(rows, given.replicas)
+        ends = ready + self._sums(rows, given)
         found: Array = (ends.max(axis=1) + stages.optimizer.max(axis=1)) * ROUNDING
         return found
 
@@ -119,12 +120,29 @@ class Earliest:
             found = np.where(here, np.minimum(found, seconds), found)
         return found
 
-    def _sums(self, rows: Rows, R: int) -> Array:
-        """Least seconds of the gradient sums of each stage, over the fastest link that its ring can have."""
-        size = self.summed[rows.hi] - self.summed[rows.lo]
-        between, every = self.links.between, {*self.links.between, *self.links.inside.tolist()}
-        found = [self._rings(size, R, links) for links in (every, between)]
-        return np.where(size > 0, np.where(rows.spread, found[1], found[0]), 0.0)
+    def _sums(self, rows: Rows, given: Given) -> Array:
+        """Least seconds of each stage's gradient sums after its last backward, over the fastest link that its ring can have."""
+        found = np.zeros(rows.types.shape)
+        for number in np.unique(rows.types).tolist() if given.replicas > 1 else ():
+            for spread in (False, True):
+                here = (rows.types == number) & (rows.spread == spread)
+                if here.any():
+                    found[here] = self._after(number, spread, given.runs[-1][0], given.recompute, given.replicas)[
+                        rows.lo[here], rows.hi[here]
+                    ]
+        return found
+
+    @kept
+    def _after(self, types: int, spread: bool, size: int, recompute: bool, R: int) -> Array:
+        """The same of stages of layers [lo, hi) on any of these types, whose last micro-batch has so many samples."""
+        summed = np.maximum(self.summed - self.summed[:, None], 0.0)
+        links = self.links.between if spread else {*self.links.between, *self.links.inside.tolist()}
+        sums, below = np.where(summed > 0, self._rings(summed, R, links), 0.0), np.zeros_like(summed)
+        for kind in self.types.all[types] if self.early else ():
+            forward, backward = self.costs.time_prefix(self.kinds[kind], size)
+            left = backward + forward if recompute else backward
+            below = np.maximum(below, left - left[:, None])
+        return exposed(sums, below)
 
     def _rings(self, size: Array, R: int, links: set[int]) -> Array:
         if R < 2 or -1 in links or not links:

@@ -53,7 +53,7 @@ class Estimates:
         found: float = _seconds(
             which, nodes, stages, lines, ends, flags, np.array([p.forwards for p, _ in sorts]),
             np.array([[x.b, x.m, x.q] for x in loads]), forward, backward, occupied, latency, self.capacity, self.output,
-            types.summed[0], self.rings, types.optimizer, self.reals.more, self.reals.blocking,
+            types.summed[0], self.rings, types.optimizer, self.reals.more, self.reals.blocking, types.problem.sums_early,
         )  # fmt: skip
         return found
 
@@ -65,7 +65,7 @@ def ready() -> None:
     sent, ends = np.ones((1, 2, 1, 1, 2, 2)), np.array([[0, 1]])
     get_ready(lambda: _seconds(zero[0], zero, one, zero, ends, zero, one, np.array([[1, 1, 0]]), times, times, sent,
                                np.ones((1, 1, 1, 2)), np.ones((2, 1)), np.ones(2), np.ones(2), np.ones((2, 2)),
-                               np.ones((1, 2, 2)), 0.0, False))  # fmt: skip
+                               np.ones((1, 2, 2)), 0.0, False, True))  # fmt: skip
 
 
 @compiled
@@ -143,7 +143,7 @@ def _summed(  # noqa: C901
 def _seconds(
     which: Index, nodes: Index, stages: Index, lines: Index, ends: Index, flags: Index, forwards: Index, loads: Index,
     forward: Array, backward: Array, occupied: Array, latency: Array, capacity: Array, output: Array, summed: Array, rings: Array,
-    optimizer: Array, more: float, blocking: bool,
+    optimizer: Array, more: float, blocking: bool, early: bool,
 ) -> float:  # fmt: skip
     R, S, L = len(which), len(stages), len(summed) - 1
     samples = loads[:, 0] * loads[:, 1] - (loads[:, 0] - loads[:, 2]) * (loads[:, 2] > 0)
@@ -178,7 +178,8 @@ def _seconds(
         for s in range(n):
             v, lo, hi = lines[i, s], ends[i, s], ends[i, s + 1]
             longest, end = max(longest, optimizer[v, lo, hi]), max(end, done[s])
-            for l in range(lo, hi):  # noqa: E741
+            made[r, lo:hi] = done[s]
+            for l in range(lo, hi if early else lo):  # noqa: E741
                 below = backward[i, size, v, l] - backward[i, size, v, lo]
                 made[r, l] = done[s] - below - flags[i, s] * (forward[i, size, v, l] - forward[i, size, v, lo])
     if R > 1:

@@ -143,7 +143,8 @@ def floors(
     space = symmetry.space
     links = hops(space, loads)
     table: dict[tuple[Counts, int], Suffixes] = {}
-    result = {}
+    result, sums = {}, dict[tuple[int, int], list[Array]]()
+    sizes, which = np.unique([load.last for load in loads], return_inverse=True)
     for c in comps:
         if symmetry.turned(c).comp != c:
             continue
@@ -155,8 +156,16 @@ def floors(
             row, first = _extend(space, after, links, sum(rest) + 1, int(k), family, loads)
             table[c, int(k)] = row
             ends = first + space.optimizer(int(k))[0]
+            recompute = space.stage(int(k), sum(c), family, loads).recompute[:, 0]
             for R in range(1, RANKS + 1):
-                best[R - 1] = np.minimum(best[R - 1], (ends + space.sum_floor(int(k), R)[0]).min(axis=1))
+                if (int(k), R) not in sums:
+                    sums[int(k), R] = [
+                        np.stack([space.first_sums(int(k), R, size, again) for size in sizes.tolist()])[which]
+                        for again in (False, True)
+                    ]
+                plain, again = sums[int(k), R]
+                late = np.where(recompute, again, plain) if recompute.any() else plain
+                best[R - 1] = np.minimum(best[R - 1], (ends + late).min(axis=1))
         result[c] = best
     return result
 

@@ -15,13 +15,14 @@ from hetpipe.partitioners._wires import link_seconds
 
 class Joint:
     """The step of plans put together from pipelines, as `simulate` has it where nothing shares an adapter, gradient sums
-    and optimizers included: else a lower bound. `free` is when each device can sum next, by replica [K, stages, devices of the
-    stage]; those of one process all at once, after the last backward of them all."""
+    and optimizers included: else a lower bound. `free` is when each device has done the sums before, by replica [K, stages,
+    devices of the stage]; those of one process begin all at once, after the last backward of them all."""
 
     def __init__(self, space: Space) -> None:
         self.space, self.one_process = space, space.problem.backend != "torch"
         self.costs = space.costs
         self.degrees = np.array([kind.degree for kind in space.kinds])
+        self.most = np.inf if self.one_process else space.costs.bucket_bytes
         L = np.zeros((space.K, 1))
         self.prefix = np.concatenate([L, np.cumsum(space.shards, axis=1)], axis=1)  # [K, L + 1]
         self.tied_prefix = np.concatenate([[0.0], np.cumsum(space.tied_bytes)])
@@ -36,12 +37,10 @@ class Joint:
         synced = np.maximum.reduce([part.ready.max(axis=1) for part in parts])
         if len(parts) > 1 or self.tied:
             most = int(self.degrees.max())
-            ready = [part.ready for part in parts]
+            free = [np.zeros((*part.ready.shape, most)) for part in parts]
             if self.one_process:
-                ready = [np.broadcast_to(own.max(axis=1, keepdims=True), own.shape) for own in ready]
-            free = [np.repeat(own[:, :, None], most, axis=2) for own in ready]
-            layers = np.arange(self.space.L)
-            holder = [(part.cuts[:, 1:-1, None] <= layers).sum(axis=1) for part in parts]  # [K, L]: layer's stage
+                free = [own + part.ready.max(axis=1)[:, None, None] for own, part in zip(free, parts, strict=True)]
+            holder = [part.holder for part in parts]  # [K, L]: layer's stage
             if len(parts) > 1:
                 synced = self._segments(parts, holder, free, synced)
             for members, size in zip(self.tied, self.sizes, strict=True):
@@ -52,28 +51,49 @@ class Joint:
     def _segments(
         self, parts: list[Pipelines], holder: list[Index], free: list[Array], synced: Array
     ) -> Array:
-        """Sums of the layers with the same owners in all replicas, from the last to the first."""
+        """Sums of the layers with the same owners in all replicas, from the last to the first, in buckets."""
         K, L = parts[0].number, self.space.L
-        end_of = np.full(K, L)
+        low, top = np.zeros(K, np.int64), np.zeros(K, np.int64)  # of the bucket that is open; none where top is 0
+
+        def close(rows: Index) -> None:
+            kinds = self._kinds(parts, holder, rows, low[rows])
+            size = self._held(kinds, low[rows], top[rows])
+            for at in self._alike(kinds, np.arange(len(rows))):
+                some = rows[at]
+                where = [(some, h[some, low[some]]) for h in holder]
+                made = [part.made[some, low[some]] for part in parts]
+                ends = self._sum([k[at] for k in kinds], where, free, made, size[at])
+                synced[some] = np.maximum(synced[some], ends)
+            top[rows] = 0
+
         for lo in range(L - 1, -1, -1):
-            cut = np.zeros(K, dtype=bool) if lo else np.ones(K, dtype=bool)
-            for h in holder if lo else []:
-                cut |= h[:, lo] != h[:, lo - 1]
-            rows = np.flatnonzero(cut)
-            if not len(rows):
+            if lo < L - 1:
+                cut = np.zeros(K, dtype=bool)
+                for h in holder:
+                    cut |= h[:, lo] != h[:, lo + 1]
+                close(np.flatnonzero(cut & (top > 0)))
+            rows = np.arange(K)
+            kinds = self._kinds(parts, holder, rows, np.full(K, lo))
+            some = self._held(kinds, np.full(K, lo), np.full(K, lo + 1)) > 0
+            if not some.any():
                 continue
-            stages = [h[rows, lo] for h in holder]
-            kinds = [part.kinds[rows, s] for part, s in zip(parts, stages, strict=True)]
-            hi = end_of[rows]
-            held = np.maximum.reduce([self.prefix[k, hi] - self.prefix[k, lo] for k in kinds])
-            size = held - (self.tied_prefix[hi] - self.tied_prefix[lo])
-            end_of[rows] = lo
-            some = np.flatnonzero(size > 0)
-            for at in self._alike(kinds, some):
-                where = [(rows[at], s[at]) for s in stages]
-                ends = self._sum([k[at] for k in kinds], where, free, size[at])
-                synced[rows[at]] = np.maximum(synced[rows[at]], ends)
+            if self.most < self.prefix[:, -1].max():
+                pieces = np.lcm.reduce([self.degrees[k] for k in kinds])
+                over = some & (top > 0) & (self._held(kinds, np.full(K, lo), top) / pieces > self.most)
+                close(np.flatnonzero(over))
+            low[some], top[some & (top == 0)] = lo, lo + 1
+        close(np.flatnonzero(top))
         return synced
+
+    def _kinds(self, parts: list[Pipelines], holder: list[Index], rows: Index, layer: Index) -> list[Index]:
+        """Of the stages that hold a layer of each of these rows."""
+        return [part.kinds[rows, h[rows, layer]] for part, h in zip(parts, holder, strict=True)]
+
+    def _held(self, kinds: list[Index], lo: Index, hi: Index) -> Array:
+        """As `Costs.summed_bytes`."""
+        held = np.maximum.reduce([self.prefix[k, hi] - self.prefix[k, lo] for k in kinds])
+        size: Array = held - (self.tied_prefix[hi] - self.tied_prefix[lo])
+        return size
 
     def _alike(self, kinds: Sequence[Index], rows: Index) -> Iterator[Index]:
         """The rows by the degrees of their owners."""
@@ -86,10 +106,10 @@ class Joint:
             yield rows[index.reshape(-1) == i]
 
     def _sum(
-        self, kinds: list[Index], where: list[tuple[Index, Index]], free: list[Array], size: Array
+        self, kinds: list[Index], where: list[tuple[Index, Index]], free: list[Array], made: list[Array], size: Array
     ) -> Array:
-        """Sum so many bytes over stages of these kinds, one (rows, stage) for each replica of `free`; the shards apart
-        (`hetpipe.predict.cost.shard_owners`). When the last sum ends, [rows]."""
+        """Sum so many bytes over stages of these kinds, one (rows, stage) for each replica of `free`, which have `made` them; the
+        shards apart (`hetpipe.predict.sums.shard_owners`). When the last sum ends, [rows]."""
         last = np.zeros(len(size))
         if not len(size):
             return last
@@ -98,7 +118,7 @@ class Joint:
         seconds = np.where(size > 0, self._ring(kinds, size / pieces / count) * (2 * (count - 1)), 0.0)
         for j in range(pieces):
             shards = [j * t // pieces for t in degrees]
-            start = np.maximum.reduce([f[r, s, i] for f, (r, s), i in zip(free, where, shards, strict=True)])
+            start = np.maximum.reduce(made + [f[r, s, i] for f, (r, s), i in zip(free, where, shards, strict=True)])
             end = start + seconds
             for f, (r, s), i in zip(free, where, shards, strict=True):
                 if self.one_process:
@@ -139,8 +159,12 @@ class Joint:
             kinds = [parts[r].kinds[rows, s] for r, s in owners]
             for at in self._alike(kinds, np.arange(len(rows))):
                 where = [(rows[at], np.full(len(at), s)) for _, s in owners]
+                made = []
+                for r, s in owners:
+                    lowest = np.array(members)[(holder[r][rows[at]][:, members] == s).argmax(axis=1)]
+                    made.append(parts[r].made[rows[at], lowest])
                 ends = self._sum(
-                    [k[at] for k in kinds], where, [free[r] for r, _ in owners], np.full(len(at), size)
+                    [k[at] for k in kinds], where, [free[r] for r, _ in owners], made, np.full(len(at), size)
                 )
                 synced[rows[at]] = np.maximum(synced[rows[at]], ends)
         return synced

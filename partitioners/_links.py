@@ -29,6 +29,7 @@ class Links:
         self.codes = np.array(sorted(codes))
         self.own = np.array([codes[code] for code in sorted(codes)])
         self.between = {self.other, *codes.values()} - {-1}
+        self._last: tuple[Index | None, list[Link]] = (None, [])
 
     def _of(self, a: str, b: str) -> int:
         try:
@@ -53,7 +54,12 @@ class Links:
         return found
 
     def among(self, costs: Costs, devices: Index) -> Iterable[Link]:
-        """As `Costs.links_among`, of these devices."""
+        """As `Costs.links_among`, of these devices: kept, as they sum bucket after bucket."""
+        if self._last[0] is not devices:
+            self._last = devices, list(self._among(costs, devices))
+        return self._last[1]
+
+    def _among(self, costs: Costs, devices: Index) -> Iterable[Link]:
         count = np.bincount(self.node[devices], minlength=len(self.names))
         nodes = np.nonzero(count)[0]
         numbers = {self.other} if len(nodes) > 1 else set()

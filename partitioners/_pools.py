@@ -105,5 +105,6 @@ def undominated(rows: Pipelines) -> Pipelines:
     for apart in range(1, int(sizes.max())):
         a, b = order[:-apart], order[apart:]
         worse = (group[a] == group[b]) & (rows.ready[a] <= rows.ready[b]).all(axis=1) & keep[a]
+        worse[worse] = (rows.made[a[worse]] <= rows.made[b[worse]]).all(axis=1)
         keep[b[worse]] = False
     return rows.pick(keep)

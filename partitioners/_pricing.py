@@ -28,9 +28,10 @@ def price(
     depths = np.array([[depth_of(family, n - s, int(x)) for s in range(n)] for x in np.unique(m)])
     b = np.array([load.b for load in loads])
     full = _durations(space, b, kinds, cuts, recompute)
-    last = _durations(space, np.array([load.q or load.b for load in loads]), kinds, cuts, recompute)
-    delay = np.maximum(full[3], last[3])
+    last = _durations(space, np.array([load.last for load in loads]), kinds, cuts, recompute)
+    delay, sent = np.maximum(full[3], last[3]), np.zeros((n, len(m)))
     if not space.problem.cluster.runtime_overhead.overlap_transfers:
+        sent[1:] = last[2] + delay
         full, last = _blocking(full, delay), _blocking(last, delay)
         delay = np.zeros_like(delay)
     times = Durations((full[0], last[0]), (full[1], last[1]), (full[2], last[2]), delay)
@@ -41,16 +42,43 @@ def price(
     samples = np.array([load.samples for load in loads])
     found = Pipelines(
         np.column_stack([b, samples]), kinds, cuts, depths[np.searchsorted(np.unique(m), m)], recompute, ready,
-        optimizer, optimizer,
+        np.zeros((len(m), space.L)), optimizer, optimizer,
     )  # fmt: skip
+    ahead = _ahead(space, np.array([load.last for load in loads]), found, sent)
+    found = found._replace(made=np.take_along_axis(ready, found.holder, axis=1) - ahead)
     return found._replace(bound=bound(space, found, R))
 
 
 def bound(space: Space, rows: Pipelines, R: int) -> Array:
-    """Lower bounds on the step of any plan of R or more replicas that holds these pipelines, [K]."""
-    sums = _of_stages(lambda k: space.sum_floor(k, R), rows.kinds, rows.cuts) if R > 1 else 0.0
-    least: Array = (rows.ready + sums).max(axis=1) + rows.optimizer
-    return least
+    """Lower bounds on the step of any plan of R or more replicas that holds these pipelines, [K]: of the layers of a stage up to
+    any of them no sum begins before backward has made that one's gradients."""
+    least: Array = rows.ready.max(axis=1)
+    if R > 1:
+        layers, holder, sums = np.arange(space.L), rows.holder, np.zeros(rows.made.shape)
+        kinds, starts = (np.take_along_axis(x, holder, axis=1) for x in (rows.kinds, rows.cuts))
+        for k in np.unique(rows.kinds).tolist():
+            at = np.nonzero(kinds == k)
+            sums[at] = space.sum_floor(k, R)[starts[at], layers[at[1]] + 1]
+        least = np.maximum(least, (rows.made + sums).max(axis=1))
+    return least + rows.optimizer
+
+
+def _ahead(space: Space, size: Index, rows: Pipelines, sent: Array) -> Array:
+    """As `sums.gradients_ahead` [K, L], where the last micro-batch has size[i] samples, and its gradient's way to the stage
+    before is `sent` [n, K] of each stage's last backward."""
+    found = np.zeros(rows.made.shape)
+    if not space.problem.sums_early:
+        return found
+    layers, holder = np.arange(space.L), rows.holder
+    kinds, starts, again = (np.take_along_axis(x, holder, axis=1) for x in (rows.kinds, rows.cuts, rows.recompute))
+    unique, index = np.unique(size, return_inverse=True)
+    for k in np.unique(rows.kinds).tolist():
+        at = np.nonzero(kinds == k)
+        which, layer, lo = index[at[0]], layers[at[1]], starts[at]
+        forward, backward = space.prefixes(k, unique.tolist())
+        below = backward[which, layer] - backward[which, lo]
+        found[at] = below + np.where(again[at], forward[which, layer] - forward[which, lo], 0.0)
+    return found + np.take_along_axis(sent.T, holder, axis=1)
 
 
 def _of_stages(table: Callable[[int], Array], kinds: Index, cuts: Index) -> Array:

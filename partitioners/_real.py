@@ -95,8 +95,9 @@ class Reals:
     @kept
     def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:
         """The one that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut at
-        `common`."""
-        return self._of(*self._lines(take), samples, b, R, common) if len(common) < sum(take) <= self.L else None
+        `common`; None where there is none, or a kind was not measured at b."""
+        measured = all(b in self.types.sizes_of(kind) for kind, count in zip(self.types.kinds, take, strict=True) if count)
+        return self._of(*self._lines(take), samples, b, R, common) if measured and len(common) < sum(take) <= self.L else None
 
     @kept
     def of(self, line: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
@@ -109,7 +110,7 @@ class Reals:
         loaded, (first, stop) = self.loaded(b, samples), self.blocks(common)
         which, forwards, seconds, period, ends, flags = _best(
             lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self.types.sums(R), self.types.optimizer,
-            first, stop, self.more, self.blocking, self.problem.allow_recompute,
+            first, stop, self.more, self.blocking, self.problem.allow_recompute, self.problem.sums_early,
         )  # fmt: skip
         if which < 0:
             return None
@@ -117,12 +118,12 @@ class Reals:
         return Pipeline(line, b, tuple(ends.tolist()), again, int(forwards), common, samples, period, seconds - loaded.m * period)
 
     def seconds(self, p: Pipeline, samples: int, R: int) -> float:
-        """When its gradient sums and optimizers have ended, as simulated: after its own backward a stage's sums, and those of all
-        layers below it, down to a cut that all replicas have."""
+        """When its gradient sums and optimizers have ended, about as simulated: what its own last backward does not hide of a
+        stage's sums, and those of all layers below it, down to a cut that all replicas have."""
         line, ends, flags = np.array(p.stages), np.array(p.ends), np.array(p.recompute, dtype=np.int64)
         found: float = _ended(
             line, self._inside(p.stages), ends, flags, p.forwards, *self.loaded(p.b, samples),
-            self.types.sums(R), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking,
+            self.types.sums(R), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking, self.problem.sums_early,
         )  # fmt: skip
         return found
 
@@ -180,8 +181,9 @@ def ready() -> None:
     line, inside, ends = np.zeros((1, 1), np.int64), np.zeros((1, 0), np.bool_), np.arange(2)
 
     def first_use() -> None:
-        _best(line, inside, *loaded, 1, one, np.zeros((1, 6, 2, 2)), np.ones(1), square, square, ends, ends + 1, 0.0, False, True)
-        _ended(line[0], inside[0], ends, one, 1, *loaded, square, square, ends, 0.0, False)
+        tables = np.zeros((1, 6, 2, 2))
+        _best(line, inside, *loaded, 1, one, tables, np.ones(1), square, square, ends, ends + 1, 0.0, False, True, True)
+        _ended(line[0], inside[0], ends, one, 1, *loaded, square, square, ends, 0.0, False, True)
 
     get_ready(first_use)
 
@@ -246,6 +248,17 @@ def _cut(T: float, line: Index, forward: Array, backward: Array, sums: Array, fi
     return high >= 0
 
 
+@inlined
+def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, backward: Array, sums: Array,
+          early: bool) -> float:  # fmt: skip
+    """What the sums from layer `first` on take after the last backward, in which those of the layers that are done may begin
+    `early`."""
+    late = 0.0 if early else sums[v, first, hi]
+    for l in range(lo, hi if early else lo):  # noqa: E741
+        late = max(late, sums[v, first, l + 1] - (backward[v, l] - backward[v, lo]) - again * (forward[v, l] - forward[v, lo]))
+    return late
+
+
 @compiled
 def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array,
               backward: Array, occupied: Array, latency: Array, m: int, q: int, more: float, blocking: bool,
@@ -277,15 +290,16 @@ def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: In
 @compiled
 def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array, backward: Array,
            occupied: Array, latency: Array, b: int, m: int, q: int, sums: Array, optimizer: Array, first: Index, more: float,
-           blocking: bool) -> float:  # fmt: skip
-    f, g, held, late, which, depths = durations(
+           blocking: bool, early: bool) -> float:  # fmt: skip
+    f, g, held, delays, which, depths = durations(
         line, inside, ends, recompute, forwards, forward, backward, occupied, latency, m, q, more, blocking
     )
-    done = _ends.run(f, g, held, late, which, depths)
+    done = _ends.run(f, g, held, delays, which, depths)
     end = longest = 0.0
     for s in range(len(line)):
         v, lo, hi = line[s], ends[s], ends[s + 1]
-        end, longest = max(end, done[s] + sums[v, first[lo], hi]), max(longest, optimizer[v, lo, hi])
+        late = _late(first[lo], v, lo, hi, recompute[s], forward[which[-1]], backward[which[-1]], sums, early)
+        end, longest = max(end, done[s] + late), max(longest, optimizer[v, lo, hi])
     return end + longest
 
 
@@ -294,6 +308,7 @@ def _climbed(
     seconds: float, line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, windows: Index,
     forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int, q: int, samples: int, tables: Array,
     limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index, more: float, blocking: bool, again: bool,
+    early: bool,
 ) -> float:  # fmt: skip
     """When it ends with other cuts, of which each is moved by a layer as long as that is better."""
     moved = True
@@ -310,7 +325,7 @@ def _climbed(
                 found = np.inf
                 if min(recompute[s - 1], recompute[s]) >= 0:
                     found = _ended(line, inside, ends, recompute, forwards, forward, backward, occupied, latency, b, m, q, sums,
-                                   optimizer, first, more, blocking)  # fmt: skip
+                                   optimizer, first, more, blocking, early)  # fmt: skip
                 if found < seconds * NEARLY:
                     seconds, moved = found, True
                 else:
@@ -337,7 +352,7 @@ def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
 def _best(
     lines: Index, insides: NDArray[np.bool_], forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int,
     q: int, samples: int, families: Index, tables: Array, limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index,
-    more: float, blocking: bool, again: bool,
+    more: float, blocking: bool, again: bool, early: bool,
 ) -> tuple[int, int, float, float, Index, Index]:  # fmt: skip
     """The number of the best line, −1 if there is none; its family; when it ends; its longest stage; its ends; which
     recompute."""
@@ -358,8 +373,8 @@ def _best(
                 if ideal >= least * farthest:
                     break
                 found = _ended(line, insides[o], ends[tried], flags[tried], forwards, forward, backward, occupied, latency, b, m,
-                               q, sums, optimizer, first, more, blocking)  # fmt: skip
-                after = sums[line[0], first[0], ends[tried, 1]]
+                               q, sums, optimizer, first, more, blocking, early)  # fmt: skip
+                after = _late(first[0], line[0], 0, ends[tried, 1], flags[tried, 0], forward[0], backward[0], sums, early)
                 which[tried, 0], which[tried, 1], seconds[tried] = o, forwards, found
                 least, tried = min(least, found), tried + 1
                 if found <= (ideal + after) * WAITING:
@@ -371,7 +386,7 @@ def _best(
                 windows[s] = min(_depth(forwards, n - s, m) * b, samples)
             seconds[x] = _climbed(
                 seconds[x], lines[o], insides[o], ends[x], flags[x], forwards, windows, forward, backward, occupied, latency, b,
-                m, q, samples, tables, limits, sums, optimizer, first, stop, more, blocking, again,
+                m, q, samples, tables, limits, sums, optimizer, first, stop, more, blocking, again, early,
             )  # fmt: skip
     x = seconds.argmin()
     if seconds[x] == np.inf:

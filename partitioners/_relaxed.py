@@ -29,8 +29,9 @@ class Load(NamedTuple):
     `work` of all micro-batches, `backward` of it, `again` more under recompute, `once` the first forward and the last backward,
     `once_again` more under recompute, `ahead` the first forward; `work_more` and `once_more` of each stage, half of it
     forward. `behind` all that the first micro-batch, and the last, have to go through from each layer on [2, L + 1], `longest`
-    the most that a micro-batch takes forward and backward [2, V, L + 1]. `hop` both ways of a transfer, `wire`
-    what all take one way, between nodes [L + 1] and inside of one [K, K, L + 1]."""
+    the most that a micro-batch takes forward and backward, and `hiding` what of `work` is the last one's, if that can hide
+    gradient sums (else 0) [2, V, L + 1]. `hop` both ways of a transfer, `wire` what all take one way, between nodes [L + 1] and
+    inside of one [K, K, L + 1]."""
 
     work: Array
     backward: Array
@@ -42,6 +43,7 @@ class Load(NamedTuple):
     once_more: float
     behind: Array
     longest: Array
+    hiding: Array
     hop: Array
     wire: Array
     hop_inside: Array
@@ -95,7 +97,8 @@ def cheapest(
 def ready() -> None:
     """Compile it, or read it from disk: outside of any time limit."""
     row, link, square, zero = np.ones((1, 2)), np.ones((1, 1, 2)), np.ones((1, 2, 2)), np.zeros(1, np.int64)
-    load = Load(row, row, row, row, row, row, 0.0, 0.0, row, np.ones((2, 1, 2)), row[0], row[0], link, link, 1, 1)
+    two = np.ones((2, 1, 2))
+    load = Load(row, row, row, row, row, row, 0.0, 0.0, row, two, two, row[0], row[0], link, link, 1, 1)
     seats = Seats(zero, zero, zero + 1, zero, np.ones(1), square, zero + 1)
     memory = Memory(np.ones((1, 2, 2, 6)), np.ones(1), True)
     get_ready(lambda: cheapest(load, seats, memory, square, 1.0, 1.0, False, False, space(1, 1, 1)))
@@ -283,10 +286,10 @@ def _spans(
 @compiled
 def _cheapest(  # noqa: C901
     work: Array, backward: Array, again: Array, once: Array, once_again: Array, begin: Array, work_more: float, once_more: float,
-    beyond: Array, longest: Array, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array, b: int, samples: int,
-    kind: Index, at: Index, devices: Index, others: Index, price: Array, sums: Array, node: Index, tables: Array, limits: Array,
-    allowed: bool, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool, line: Index, cost: Array, slack: Array,
-    origin: Places, prices: Array, rooms: Array, places: Places,
+    beyond: Array, longest: Array, hiding: Array, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array, b: int,
+    samples: int, kind: Index, at: Index, devices: Index, others: Index, price: Array, sums: Array, node: Index, tables: Array,
+    limits: Array, allowed: bool, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool, line: Index, cost: Array,
+    slack: Array, origin: Places, prices: Array, rooms: Array, places: Places,
 ) -> tuple[float, int, int]:  # fmt: skip
     """From the last layer to the first, labels of pipelines of all layers from lo on: their price, and how long the layers before
     may take for the first forward and the last backward of a step. The least price, how many stages that has, and the effort."""
@@ -299,7 +302,7 @@ def _cheapest(  # noqa: C901
     many, behind = np.zeros((L + 1, 1 + K * cost.shape[2], P), np.int64), np.zeros((L + 1, P), np.int64)
     used = np.zeros(cost.shape[:4], np.int32)
     for lo in range(L - 1, -1, -1):
-        scale = LABELS / max(T - least[lo], 1e-300)
+        scale, after = LABELS / max(T - least[lo], 1e-300), np.zeros(W)
         for hi in range(lo + 1, L + 1):
             for w in range(W):
                 v, i = kind[w], at[w]
@@ -307,7 +310,8 @@ def _cheapest(  # noqa: C901
                 first, last = first + once_more / 2, last + once_more / 2
                 f, g = work[v, hi] - work[v, lo], backward[v, hi] - backward[v, lo]
                 f, g = f - g + work_more / 2, g + work_more / 2
-                free, summed = T - optimizer[v, lo, hi], sums[w, lo, hi]
+                after[w] = max(after[w], sums[w, lo, hi] - (hiding[1, v, hi - 1] - hiding[1, v, lo]))
+                free = T - optimizer[v, lo, hi]
                 if free - f - g < max(least[lo], ahead[lo]):
                     continue
                 stage = f, g, first, last, again[v, hi] - again[v, lo], once_again[v, hi] - once_again[v, lo]
@@ -322,10 +326,14 @@ def _cheapest(  # noqa: C901
                     if max(rooms_of) < window:
                         break
                     taken, through = plain if rooms_of[0] >= window else np.inf, first + last
+                    summed = after[w] - busy[i, lo] / 2  # a gradient that blocks is sent while they run
                     if rooms_of[0] < window:
                         through += stage[5]
                     if rooms_of[1] >= window:
+                        if recomputed - (hiding[0, v, hi] - hiding[0, v, lo]) < taken:  # that hides them, too
+                            summed -= hiding[0, v, hi] - hiding[0, v, lo]
                         taken = min(taken, recomputed)
+                    summed = max(0.0, summed)
                     taken, through = taken + busy[i, lo], through + back[i, lo]
                     left = free - taken - (summed if lo == 0 else 0.0) - least[lo]
                     if left < 0 or free - taken - summed < ahead[lo]:

@@ -15,8 +15,8 @@ torchgpipe: gpipe only, all devices of a replica on one node. The objective is `
 Recompute never shortens a step (the simulated time is a longest path, monotone in every duration), and a stage
 that recomputes takes no memory from another, so a stage recomputes only if it does not fit otherwise: this
 loses no optimum and halves each stage's choices. Likewise of two pipelines with the same samples, devices and
-cuts, of which one is ready no later at any stage, the other can be left out: gradient sums and optimizers
-depend on nothing else, and the step is monotone in every ready time."""
+cuts, of which one is ready no later at any stage, and has made no layer's gradients later, the other can be left
+out: gradient sums and optimizers depend on nothing else, and the step is monotone in all these times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._limit import Meter
 from hetpipe.partitioners._memory import memory_tables, span
-from hetpipe.partitioners._wires import link_floor
+from hetpipe.partitioners._wires import exposed, link_floor
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.cluster import Link
@@ -63,6 +63,11 @@ class Load(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         """Micro-batch sizes in order."""
         return (self.b,) * self.m if self.q == 0 else (self.b,) * (self.m - 1) + (self.q,)
+
+    @property
+    def last(self) -> int:
+        """Samples of the last one."""
+        return self.q or self.b
 
     @property
     def samples(self) -> int:
@@ -386,3 +391,14 @@ class Space:
             return np.zeros_like(size)
         floors = [link_floor(self.links[i], size / R) for i in ids]
         return np.where(size > 0, 2 * (R - 1) * np.minimum.reduce(floors), 0.0)
+
+    @kept
+    def first_sums(self, k: int, R: int, size: int, again: bool) -> Array:
+        """Lower bound [hi] on the seconds from the last backward of a first stage of layers [0, hi) on kind k, of so many
+        samples, with or without recompute, to the end of its gradient sums beside R − 1 other replicas."""
+        below = np.zeros((1, self.L + 1))
+        if self.problem.sums_early:
+            forward, backward = self.prefixes(k, [size])
+            below = backward + forward if again else backward
+        found: Array = exposed(self.sum_floor(k, R)[:1], below)[0]
+        return found

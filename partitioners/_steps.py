@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from hetpipe.partitioners._ends import replica_ends
 from hetpipe.partitioners._traffic import Array, Lane, Ring, Traffic
 from hetpipe.predict.cost import occupied_seconds, rate_alone, ring_seconds
 from hetpipe.predict.simulator import Run, play
+from hetpipe.predict.sums import gradients_ahead
 from hetpipe.spec.plan import ReplicaPlan
 from hetpipe.spec.schedule import ScheduleName
 
@@ -25,12 +26,14 @@ KNOWN = 500  # pipelines of plans whose transfers share adapters that are kept
 
 
 class Pipelines(NamedTuple):
-    """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, the longest
-    optimizer, and what goes over each boundary one way (`Lane`)."""
+    """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, how long
+    before that each layer's gradients are made (`gradients_ahead`), the longest optimizer, and what goes over each boundary one
+    way (`Lane`)."""
 
     work: Work
     devices: Index
     ready: tuple[float, ...]
+    ahead: list[float]
     optimizer: float
     carried: Array
 
@@ -40,11 +43,12 @@ class Pipelines(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """One gradient sum: its devices, its bytes and who waits for it."""
+    """One gradient sum: its devices, its bytes, who waits for it, and when all have made its gradients."""
 
     devices: Index
     size: float
     owners: set[Owner]
+    made: float
 
 
 class Steps:
@@ -52,7 +56,7 @@ class Steps:
 
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.costs = appraiser, appraiser.costs
-        self._runs: dict[tuple[Sort, ScheduleName], tuple[tuple[float, ...], float, Array]] = {}
+        self._runs: dict[tuple[Sort, ScheduleName], tuple[tuple[float, ...], list[float], float, Array]] = {}
         self.shared = self.costs.cluster.shares_adapters  # if not, `least` is the step
         self.traffic = Traffic(self.costs, appraiser.links)
         self._known: dict[object, Run] = {}
@@ -93,7 +97,7 @@ class Steps:
             found.append(Pipelines(sort.work, devices, *self._run(sort, draft.schedule, devices[0])))
         return found
 
-    def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], float, Array]:
+    def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], list[float], float, Array]:
         """Of one of a sort's pipelines."""
         if (sort, schedule) not in self._runs:
             row = [0] * (len(sort.work.ends) - 1)
@@ -104,7 +108,8 @@ class Steps:
             optimizers = [self.costs.optimizer_seconds(kind, *stage.layers, len(stage.devices))
                           for kind, stage in zip(kinds, replica.stages, strict=True)]  # fmt: skip
             ready = tuple(replica_ends(self.costs, replica, schedule))
-            self._runs[sort, schedule] = ready, max(optimizers), self._bytes(replica, sort.work)
+            ahead = gradients_ahead(self.costs, replica)
+            self._runs[sort, schedule] = ready, ahead, max(optimizers), self._bytes(replica, sort.work)
         return self._runs[sort, schedule]
 
     def _bytes(self, replica: ReplicaPlan, work: Work) -> Array:
@@ -118,12 +123,12 @@ class Steps:
         return found
 
     def _sums(self, found: list[Pipelines]) -> Iterator[Sum]:
-        """In the order of `cost.sync_segments`. Pipelines of one sort wait alike."""
+        """In the order of `sums.sync_segments`. Pipelines of one sort wait alike."""
         alone = self.appraiser.problem.backend == "torch"  # else one process drives a pipeline
-        for size, holders in self._segments(found):
+        for holders, buckets in self._segments(found):
             groups = [found[i].work.groups[s] for i, s in holders]
-            pieces = lcm(*groups)
-            for piece in range(pieces if size > 0 else 0):
+            pieces, each = lcm(*groups), list[tuple[Index, set[Owner]]]()
+            for piece in range(pieces):
                 shards = [piece * degree // pieces for degree in groups]
                 devices = np.concatenate(
                     [found[i].devices[:, s] + shard for (i, s), shard in zip(holders, shards, strict=True)]
@@ -132,61 +137,62 @@ class Steps:
                     (i, s, shard) if alone else (i, 0, 0) for (i, s), shard in zip(holders, shards, strict=True)
                 }
                 if len(devices) > 1:
-                    yield Sum(devices, size / pieces, owners)
+                    each.append((devices, owners))
+            for size, lowest in buckets:
+                made = max(found[i].ready[s] - found[i].ahead[layer] for (i, s), layer in zip(holders, lowest, strict=True))
+                for devices, owners in each:
+                    yield Sum(devices, size, owners, made)
 
     def _synced(self, found: list[Pipelines], sums: list[Sum]) -> float:
         """When the last gradient sum ends, if nothing shared an adapter with others: that never takes less. See
-        `simulator.sync_times`."""
-        free = self._ready(found)
-        end = max(free.values())
-        for devices, size, owners in sums:
-            done = max(free[x] for x in owners) + self._ring(devices, size)
+        `sums.sync_times`."""
+        ready = [max(x.ready) for x in found]
+        end, free = max(ready), dict[Owner, float]()
+        if self.appraiser.problem.backend != "torch":
+            free = {(i, 0, 0): own for i, own in enumerate(ready)}
+        for devices, size, owners, made in sums:
+            done = max(made, *(free.get(x, 0.0) for x in owners)) + self._ring(devices, size)
             free.update(dict.fromkeys(owners, done))
             end = max(end, done)
         return end
 
-    def _ready(self, found: list[Pipelines]) -> dict[Owner, float]:
-        """When each owner of gradients has ended its last backward."""
-        free: dict[Owner, float] = {}
-        for i, x in enumerate(found):
-            if self.appraiser.problem.backend != "torch":
-                free[i, 0, 0] = max(x.ready)
-                continue
-            for s, (ready, degree) in enumerate(zip(x.ready, x.work.groups, strict=True)):
-                free |= {(i, s, shard): ready for shard in range(degree)}
-        return free
-
     def _carried(self, found: list[Pipelines], sums: list[Sum]) -> float:
         """When the adapters can be done with all that crosses them at the earliest."""
-        free = self._ready(found)
-        lanes = [Lane(x.devices, x.carried) for x in found]
-        return self.traffic.least(lanes, [Ring(d, size, max(free[x] for x in owners)) for d, size, owners in sums])
+        lanes, rings = [Lane(x.devices, x.carried) for x in found], dict[int, Ring]()
+        for devices, size, _, made in sums:
+            before = rings.get(id(devices), Ring(devices, [], made))
+            rings[id(devices)] = Ring(devices, [*before.sizes, size], min(made, before.made))
+        return self.traffic.least(lanes, rings.values())
 
-    def _segments(self, found: list[Pipelines]) -> list[tuple[float, list[tuple[int, int]]]]:
-        """Bytes and holders (sort, stage) of each sum in the order of `cost.sync_segments`."""
+    def _segments(self, found: list[Pipelines]) -> list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]:
+        """Holders (sort, stage), and of what they sum at once the bytes of each piece and down to which layer of each holder
+        backward has to come, in the order of `sums.sync_segments`."""
+        segments = list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]()
         cuts = sorted({lo for x in found for lo, _ in x.work.stages} | {self.appraiser.L})
-        segments = []
-        for lo, hi in reversed(list(pairwise(cuts))):
+        most = self.costs.bucket_bytes if self.appraiser.problem.backend == "torch" else math.inf
+        for lo, hi in reversed(list(pairwise(cuts))) if sum(len(x.devices) for x in found) > 1 else ():
             holders = [(i, x.holding(lo)) for i, x in enumerate(found)]
-            segments.append((self._untied(found, holders, lo, hi), holders))
+            pieces = lcm(*(found[i].work.groups[s] for i, s in holders))
+            buckets = self.costs.buckets(self._kinds(found, holders), lo, hi, pieces, most)
+            segments.append((holders, [(x.size_bytes, (x.lo,) * len(holders)) for x in buckets]))
         layers = self.appraiser.problem.profile.layers
         for _, members in sorted(self.tied.items()):
-            held = {(i, x.holding(layer)) for i, x in enumerate(found) for layer in members}
-            segments.append((float(layers[members[0]].tied_parameter_bytes), sorted(held)))
+            held = sorted({(i, x.holding(layer)) for i, x in enumerate(found) for layer in members})
+            stages = [found[i].work.stages[s] for i, s in held]
+            pieces = lcm(*(found[i].work.groups[s] for i, s in held))
+            lowest = [min(layer for layer in members if lo <= layer < hi) for lo, hi in stages]
+            segments.append((held, [(layers[members[0]].tied_parameter_bytes / pieces, lowest)]))
         return segments
 
-    def _untied(self, found: list[Pipelines], holders: list[tuple[int, int]], lo: int, hi: int) -> float:
-        """Parameter bytes of layers whose gradients are summed with their segment, in all shards: the most of its holders."""
-        tied = sum(layer.tied_parameter_bytes for layer in self.appraiser.problem.profile.layers[lo:hi] if layer.tied)
-        kinds = {("", 1)}
+    def _kinds(self, found: list[Pipelines], holders: list[tuple[int, int]]) -> frozenset[tuple[str, int]]:
+        """(device type, degree) of those that hold the same layers, as `Costs.summed_bytes` has them."""
+        kinds = set[tuple[str, int]]()
         for i, s in holders:
-            if (degree := found[i].work.groups[s]) > 1:
-                types = {self.appraiser.types[kind] for kind in self.appraiser.type_of[found[i].devices[:, s]].tolist()}
-                kinds |= {(kind, degree) for kind in types}
-        if all(found[i].work.groups[s] > 1 for i, s in holders):
-            kinds.discard(("", 1))
-        return max(degree * self.costs.shard_bytes(kind, lo, hi, degree) for kind, degree in kinds) - tied
+            degree = found[i].work.groups[s]
+            types = self.appraiser.type_of[found[i].devices[:, s]].tolist() if degree > 1 else []
+            kinds |= {(self.appraiser.types[kind], degree) for kind in types} if types else {("", 1)}
+        return frozenset(kinds)
 
     def _ring(self, devices: Index, size: float) -> float:
         """As `Costs.all_reduce_seconds`."""
-        return ring_seconds(self.appraiser.links.among(self.costs, devices), len(devices), size)
+        return ring_seconds(self.appraiser.links.among(self.costs, devices), len(devices), size) if size > 0 else 0.0

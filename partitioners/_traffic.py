@@ -24,11 +24,12 @@ class Lane(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """One gradient sum: its devices, its bytes, and when the last of them has ended its backward, if nothing is shared."""
+    """Gradient sums of the same devices: these, the bytes of each, and when all have made the gradients of the first, if nothing
+    is shared."""
 
     devices: Index
-    size: float
-    ready: float
+    sizes: list[float]
+    made: float
 
 
 class Traffic:
@@ -53,12 +54,14 @@ class Traffic:
             nodes = np.unique(node[ring.devices])
             if len(nodes) > 1:
                 summed[nodes] += self._bytes(ring)
-                begin[nodes] = np.minimum(begin[nodes], ring.ready)
+                begin[nodes] = np.minimum(begin[nodes], ring.made)
         after = begin + summed / self.capacity.min(axis=1)
         return float(max(((sent + summed[:, None]) / self.capacity).max(), after[summed > 0].max(initial=0.0)))
 
     def _bytes(self, ring: Ring) -> float:
-        """What it sends from each of its nodes, as `Costs.ring` has it."""
-        k = len(ring.devices)
-        link = max(self.links.among(self.costs, ring.devices), key=lambda link: link.seconds(ring.size / k))
-        return 2 * (k - 1) * occupied_seconds(link, ring.size / k) * rate_alone(link, ring.size / k)
+        """What they send from each of their nodes, as `Costs.ring` has it."""
+        k, links, total = len(ring.devices), list(self.links.among(self.costs, ring.devices)), 0.0
+        for part in (size / k for size in ring.sizes):
+            link = max(links, key=lambda link: link.seconds(part))
+            total += 2 * (k - 1) * occupied_seconds(link, part) * rate_alone(link, part)
+        return total

@@ -88,7 +88,8 @@ class Shapes:
             for recompute in recompute_choices(self.lines.problem):
                 longest = self.lines.longest(used, b, recompute)
                 if longest is not None:
-                    yield Shape(share // b * longest + sums / sum(used), R, used, b, recompute)
+                    least = (share // b - 1) * longest + max(longest, sums / sum(used))  # sums begin in the last backward
+                    yield Shape(least, R, used, b, recompute)
 
     def of(self, shape: Shape, line: Line) -> Iterator[Candidate]:
         """Each of its two placings that is the best so far."""
@@ -99,7 +100,8 @@ class Shapes:
             cut = self.lines.cut(line, sizes, shape.recompute) if sizes else None
             if cut is None:
                 return
-            if cut.least(samples // shape.b) + self.lines.sums(shape.R) / sum(shape.used) >= self.best.step:
+            m, sums = samples // shape.b, self.lines.sums(shape.R) / sum(shape.used)
+            if max(cut.least(m), cut.least(m - 1) + sums) >= self.best.step:
                 return
             works.append(Work(sizes, cut.ends, shape.recompute))
         which = np.minimum((np.arange(shape.R) >= more).astype(np.int64), len(works) - 1)

@@ -2,9 +2,10 @@
 functions.
 
 No bounds and no cleverness but four: interchangeable devices are told apart only by their kind; a pipeline
-is simulated once however many plans hold it; of pipelines that differ in nothing but when their stages are ready,
-one that is later at all of them is left out, and so is recompute where a stage fits without (`_space` says why
-neither loses an optimum); and a combination is skipped if one of its pipelines alone ends after the best step."""
+is simulated once however many plans hold it; of pipelines that differ in nothing but when their stages are ready
+and their gradients made, one that is later at all of them is left out, and so is recompute where a stage fits
+without (`_space` says why neither loses an optimum); and a combination is skipped if one of its pipelines alone ends
+after the best step."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ from hetpipe.partitioners._space import (
     require_seats,
 )
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
-from hetpipe.predict.cost import Costs, sync_segments
+from hetpipe.predict.cost import Costs
 from hetpipe.predict.pipeline import pipeline_times
-from hetpipe.predict.simulator import play, replica_costs, sync_times
+from hetpipe.predict.simulator import play, replica_costs
+from hetpipe.predict.sums import gradients_ahead, sync_times
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
@@ -47,12 +49,20 @@ Free = Counter[tuple[str, str]]  # devices left, by node and type
 
 
 class Priced(NamedTuple):
-    """One pipeline: when its last backward ends, its longest optimizer, when each stage is ready, and its stages."""
+    """One pipeline: when its last backward ends, its longest optimizer, when each stage is ready, how long before that each
+    layer's gradients are made, and its stages."""
 
     end: float
     optimizer: float
     ready: tuple[float, ...]
+    ahead: list[float]
     replica: ReplicaPlan
+
+    @property
+    def times(self) -> list[float]:
+        """When each stage is ready, and each layer's gradients are made."""
+        of = [end for end, stage in zip(self.ready, self.replica.stages, strict=True) for _ in range(*stage.layers)]
+        return [*self.ready, *(end - ahead for end, ahead in zip(of, self.ahead, strict=True))]
 
 
 def seats(problem: Problem) -> list[Seat]:
@@ -188,26 +198,25 @@ class Oracle:
             for seat, part in zip(line, layers, strict=True)
         )
         ready = tuple(time.backward[-1] for time in times)
-        return Priced(max(ready), optimizer, ready, replica)
+        return Priced(max(ready), optimizer, ready, gradients_ahead(self.costs, replica), replica)
 
     def offer(self, parts: tuple[Priced, ...], price: float) -> None:
         """Price one plan as `simulate` does, and keep it if it is the best so far."""
         free = {key: iter(ids) for key, ids in self.ids.items()}
-        replicas, ready = [], {}
+        replicas = []
         for part in parts:
             stages = []
-            for stage, end in zip(part.replica.stages, part.ready, strict=True):
+            for stage in part.replica.stages:
                 device = self.problem.cluster.device(stage.device)
                 devices = tuple(islice(free[device.node, device.type], len(stage.devices)))
                 stages.append(stage.model_copy(update={"devices": devices}))
-                ready.update(dict.fromkeys(devices, end))
             replicas.append(part.replica.model_copy(update={"stages": tuple(stages)}))
         plan = Plan.model_construct(
             model=self.problem.profile.model, global_batch=self.problem.global_batch, replicas=tuple(replicas),
             backend=self.problem.backend,
         )  # fmt: skip
-        ends = [end for _, _, end in sync_times(sync_segments(plan, self.costs), ready, self.costs, plan.process_of)]
-        step = max([*ready.values(), *ends]) + max(part.optimizer for part in parts)
+        sums = sync_times(plan, self.costs, [part.ready for part in parts], [part.ahead for part in parts])
+        step = max([*(part.end for part in parts), *(end for _, _, end in sums)]) + max(part.optimizer for part in parts)
         deadline = self.problem.deadline_seconds_per_step
         if deadline is not None and step > deadline:
             return
@@ -257,8 +266,8 @@ class Oracle:
 
 
 def dominates(a: Priced, b: Priced) -> bool:
-    """Whether no stage of pipeline a is ready later than that of b, which has the same cuts."""
-    return all(x <= y for x, y in zip(a.ready, b.ready, strict=True))
+    """Whether pipeline a is nowhere later than b, which has the same cuts."""
+    return all(x <= y for x, y in zip(a.times, b.times, strict=True))
 
 
 def plan_count(problem: Problem, most: float) -> float:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from hetpipe.predict.cost import Costs, occupied_seconds, sync_segments
+from hetpipe.predict.cost import Costs, occupied_seconds
+from hetpipe.predict.sums import sync_segments
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.profile import Profile
@@ -61,6 +62,8 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
                 after += [(("<", r, s, i), True)] if what == "B" and s + 1 < len(stages) else []
                 before = (what, r, s, i)
                 found[before] = Task(forward if what == "F" else backward, 0.0, after)
+                if what == "B" and i == m - 1:
+                    found |= layer_by_layer(costs, replica, r, s, after)
         for s, (a, b) in enumerate(pairwise(stages)):
             degrees = len(a.devices), len(b.devices)
             latency = max(
@@ -75,14 +78,19 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
                     waits: list[tuple[Key, bool]] = [(source, False)]
                     waits += [((way, r, s, i - 1), False)] if i else []
                     found[way, r, s, i] = Task(seconds, latency, waits, flow)
-    last: dict[str, list[tuple[Key, bool]]] = {}
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            for device in stage.devices:
-                end: tuple[Key, bool] = (("B", r, s, len(replica.microbatch_sizes) - 1), False)
-                last.setdefault(plan.process_of[device], []).append(end)
+    last: dict[str, tuple[Key, bool]] = {}
+    where = {d: (r, s) for r, one in enumerate(plan.replicas) for s, stage in enumerate(one.stages) for d in stage.devices}
     for number, segment in enumerate(sync_segments(plan, costs)):
         owners = {plan.process_of[device] for device in segment.owners}
+        made = list[tuple[Key, bool]]()
+        for device, (r, s) in where.items():
+            lo, hi = plan.replicas[r].stages[s].layers
+            held = [i for i, x in enumerate(costs.profile.layers) if x.tied == segment.tied] if segment.tied else [segment.lo]
+            whole = plan.backend != "torch" and plan.process_of[device] in owners
+            if whole or (device in segment.owners and costs.cluster.runtime_overhead.bucket_bytes == 0):
+                made.append((("B", r, s, len(plan.replicas[r].microbatch_sizes) - 1), False))
+            elif device in segment.owners:
+                made.append((("made", r, s, min(i for i in held if lo <= i < hi)), False))
         nodes, k = Counter(node[d] for d in segment.owners), len(segment.owners)
         link = max(costs.links_among(nodes), key=lambda x: x.seconds(segment.size_bytes / k))
         latency = 2 * (k - 1) * link.seconds(0) if segment.size_bytes > 0 else 0.0
@@ -90,8 +98,21 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
         seconds = 2 * (k - 1) * link.seconds(segment.size_bytes / k) - latency if segment.size_bytes > 0 else 0.0
         ends = frozenset((name, way) for name in nodes for way in ("in", "out"))
         flow = Transfer(rate, 1, ends) if len(nodes) > 1 and rate > 0 else None
-        found["sum", number] = Task(seconds, latency, [x for owner in owners for x in last[owner]], flow)
-        last |= {owner: [(("sum", number), True)] for owner in owners}
+        found["sum", number] = Task(seconds, latency, made + [last[owner] for owner in owners if owner in last], flow)
+        last |= dict.fromkeys(owners, (("sum", number), True))
+    return found
+
+
+def layer_by_layer(costs: Costs, replica: ReplicaPlan, r: int, s: int, after: list[tuple[Key, bool]]) -> dict[Key, Task]:
+    """The last backward of a stage, which waits for these, as tasks of one layer each, the last layer first."""
+    stage, size, found = replica.stages[s], replica.microbatch_sizes[-1], dict[Key, Task]()
+    measured = costs.profile.measurement(costs.cluster.device(stage.device).type, len(stage.devices))
+    forward, backward = measured.times(size)
+    more = costs.cluster.runtime_overhead.action_seconds
+    for layer in reversed(range(*stage.layers)):
+        seconds = backward[layer] + (forward[layer] if stage.recompute else 0.0) + more
+        found["made", r, s, layer] = Task(float(seconds), 0.0, after)
+        after, more = [(("made", r, s, layer), False)], 0.0
     return found
 
 
@@ -179,7 +200,10 @@ def busy_clusters(draw: st.DrawFn, most_nodes: int = 4, most_devices: int = 3) -
             "nodes": nodes,
             "link": link(),
             "links": [{"between": pair} | link() for pair in pairs],
-            "runtime_overhead": {"overlap_transfers": draw(st.sampled_from([True, True, True, False]))},
+            "runtime_overhead": {
+                "overlap_transfers": draw(st.sampled_from([True, True, True, False])),
+                "bucket_bytes": draw(st.sampled_from([600, 600, 10**9, 0])),
+            },
         },
         "the test's cluster",
     )

@@ -79,6 +79,7 @@ def test_units_of_bytes_do_not_matter(case: tuple[Plan, Profile, Cluster]) -> No
             part |= {key: 1000 * part[key] for key in part if "bandwidth" in key and part[key] is not None}
     for link in (document["link"], *document["links"]):
         link["bandwidth"] *= 1000
+    document["runtime_overhead"]["bucket_bytes"] *= 1000
     found = seconds(plan, Profile.parse(content, "more"), Cluster.parse(document, "faster"))
     assert found == pytest.approx(seconds(*case), rel=1e-9)
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetpipe.predict.cost import Costs, most_in_flight, owner_segments, sync_segments
+from hetpipe.predict.cost import Costs, most_in_flight
+from hetpipe.predict.sums import owner_segments, sync_segments
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.strategies import make_cluster, make_profile
 

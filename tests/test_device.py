@@ -60,6 +60,16 @@ def test_a_paced_action_lasts_its_time() -> None:
     assert pacer.overrun_seconds == 0.0
 
 
+def test_a_part_of_an_action_is_reached_no_sooner_than_its_time() -> None:
+    pacer = Pacer()
+    began = time.perf_counter()
+    pacer.start()
+    for seconds in (0.02, 0.01):
+        pacer.reach(seconds)
+        assert time.perf_counter() - began >= seconds
+    assert pacer.overrun_seconds == 0.0
+
+
 def test_an_action_that_takes_longer_is_an_overrun() -> None:
     pacer = Pacer()
     for _ in range(2):

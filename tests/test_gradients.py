@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hetpipe.runtime import gradients
 from hetpipe.runtime.gradients import GradientSync, fingerprint
 from hetpipe.runtime.replicas import OwnerGroup
+from hetpipe.spec.cluster import BUCKET_BYTES
 
 GROUP: Any = object()  # stands for a process group
 
@@ -91,8 +92,22 @@ def test_a_bucket_is_summed_while_the_layers_before_it_run_backward(sums: Sums, 
     assert len(sums.sizes) == 3
 
 
+def test_who_is_asked_before_a_sum_begins_in_backward(sums: Sums, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an emulated device is, which has made its gradients later; not for sums that begin after backward."""
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 20 * 8)  # a layer
+    layers = chain_of_layers(3)
+    sync, asked = sync_of(layers, (0, 1)), list[tuple[int, bool]]()
+    place = {p: i for i, layer in enumerate(layers) for p in layer.parameters()}
+    sync.ready = lambda parameters: asked.extend((len(sums.sizes), place[p] == 2 - len(sums.sizes)) for p in parameters)
+    train(layers, sync, 2)
+    assert asked == [(n, True) for n in (0, 0, 1, 1, 2, 2)]
+    train(layers, sync, 1, told=False)
+    sync.finish()
+    assert len(asked) == 6
+
+
 @pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("limit", [1, 100, gradients.BUCKET_BYTES])
+@pytest.mark.parametrize("limit", [1, 100, BUCKET_BYTES])
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_gradients_are_the_sum_over_owners_and_as_views_of_it(
     sums: Sums, monkeypatch: pytest.MonkeyPatch, limit: int, microbatches: int, told: bool

@@ -150,7 +150,7 @@ def better_memory(draw: st.DrawFn, problem: Problem) -> Problem:
         if what == "memory":
             cluster["device_types"][kind]["memory"] += more
         elif what == "runtime":
-            own = ("overlap_transfers", "action_seconds")
+            own = ("overlap_transfers", "action_seconds", "bucket_bytes")
             cluster["runtime_overhead"] = {key: cluster["runtime_overhead"][key] for key in own}
 
     better = changed(problem, cluster=edit)

@@ -31,7 +31,7 @@ PROFILE = make_profile({"a": [1.0] * 4, "b": [2.0] * 4}, sizes=(1,))
 
 
 def test_tiles_of_stages_of_replicas() -> None:
-    """Two replicas of four stages on two nodes of four: a replica on each; the same two stages of both; the same stage of both."""
+    """Two replicas of four stages on two nodes of four: a replica on each; or the same two stages of both."""
     problem = make_problem(make_cluster([{"a": 4}, {"a": 4}]), PROFILE, 8)
     nodes = problem.cluster.devices
     found = [

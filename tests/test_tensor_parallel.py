@@ -12,8 +12,9 @@ from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError
-from hetpipe.predict.cost import Costs, shard_owners, sync_segments
+from hetpipe.predict.cost import Costs
 from hetpipe.predict.simulator import replica_costs, simulate
+from hetpipe.predict.sums import shard_owners, sync_segments
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, StagePlan
 from hetpipe.spec.profile import Profile

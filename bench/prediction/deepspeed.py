@@ -53,6 +53,7 @@ def explained() -> System:
         backward_workspace=1.0,
         receive_buffers="one",
         overlap_transfers=False,
+        bucket_bytes=0,
     )
     return System(overhead, memory_rate=HBM3_BYTES_PER_SECOND)
 

@@ -46,6 +46,10 @@ class Pacer:
         """The action begins now."""
         self._began = time.perf_counter()
 
+    def reach(self, seconds: float) -> None:
+        """What comes now of the action is not before `seconds` after it began."""
+        time.sleep(max(0.0, self._began + seconds - time.perf_counter()))
+
     def finish(self, seconds: float) -> None:
         """The action ends `seconds` after it began, or now if that has passed."""
         left = self._began + seconds - time.perf_counter()

@@ -20,7 +20,8 @@ from hetpipe.files.formats import (
     Samples,
     Strict,
 )
-from hetpipe.predict.cost import Costs, sync_segments
+from hetpipe.predict.cost import Costs
+from hetpipe.predict.sums import sync_segments
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, Proof
 from hetpipe.spec.profile import Profile

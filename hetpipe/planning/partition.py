@@ -59,6 +59,11 @@ class Problem:
         self.profile.check(self.cluster)
 
     @property
+    def sums_early(self) -> bool:
+        """Whether gradients are summed while the last backward still runs (`hetpipe.predict.sums`)."""
+        return self.backend == "torch" and self.cluster.runtime_overhead.bucket_bytes > 0
+
+    @property
     def without_reserve(self) -> str:
         """What a message adds to the memory that plans may use."""
         return f" without the memory reserve of {self.memory_reserve:.0%}" if self.memory_reserve > 0 else ""

@@ -36,10 +36,12 @@ class Pipe(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """One gradient sum: who waits for it (the processes that its owners are driven by), the nodes that its ring joins (none: it
-    stays on one), its seconds alone without latency, the latency of all its rounds, and its bytes/s alone."""
+    """One gradient sum: who waits for it (the processes that its owners are driven by); for which (pipeline, stage) it waits,
+    until so many seconds before the end of its last backward; the nodes that its ring joins (none: it stays on one), its seconds
+    alone without latency, the latency of all its rounds, and its bytes/s alone."""
 
     processes: tuple[Hashable, ...]
+    made: tuple[tuple[int, int, float], ...]
     nodes: tuple[int, ...]
     seconds: float
     latency: float
@@ -61,9 +63,12 @@ def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Fl
         for s, (a, b) in enumerate(zip(pipe.nodes, pipe.nodes[1:], strict=False)):
             if a != b:
                 load[[2 * a, 2 * b + 1, 2 * b, 2 * a + 1]] += pipe.members[s] * pipe.rate[s].max()
+    fastest = dict[tuple[object, tuple[int, ...]], float]()  # of the same processes one after the other
     for ring in rings:
-        for node in ring.nodes:
-            load[2 * node : 2 * node + 2] += ring.rate
+        key = ring.processes, ring.nodes
+        fastest[key] = max(ring.rate, fastest.get(key, 0.0))
+    for (_, nodes), rate in fastest.items():
+        load[[2 * node + way for node in nodes for way in (0, 1)]] += rate
     return load > capacity * CROWDED
 
 
@@ -144,31 +149,26 @@ class _Build:
         return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity))
 
 
-def share(
-    pipes: Sequence[Pipe], rings: Sequence[Ring], driven: Mapping[Hashable, Sequence[tuple[int, int]]], capacity: Array
-) -> Shared | None:
-    """What comes of all of them together; None if no adapter is crowded. `driven` has the (pipeline, stage) of each process: its
-    first sum begins when all of these are ready, and its sums come one after the other, in the order of `rings`."""
+def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Shared | None:
+    """What comes of all of them together; None if no adapter is crowded. The sums of a process come one after the other, in the
+    order of `rings`."""
     full = crowded(pipes, rings, capacity)
     if not full.any():
         return None
     build = _Build(full)
     first = {r: _add_pipe(build, pipe) for r, pipe in enumerate(pipes) if _shares(pipe, full)}
-    sums = _add_rings(build, rings, driven, pipes, first)
+    sums, begins = _add_rings(build, rings, pipes, first)
     ends = build.ends(capacity)
     found = {}
     for r, at in first.items():
         n, m = pipes[r].forward.shape
         actions, wires = np.split(ends[at : at + (4 * n - 2) * m], [2 * n * m])
         found[r] = actions.reshape(2, n, m), wires.reshape(2, n - 1, m)
-    begins = {  # the last of what each process does before its first sum
-        process: max(float(found[r][0][1, s, -1]) if r in found else pipes[r].ready[s] for r, s in stages)
-        for process, stages in driven.items()
-    }
-    spans = []
-    for ring, task in zip(rings, sums, strict=True):
-        start, end = max(begins[process] for process in ring.processes), float(ends[task]) + ring.latency
-        begins.update(dict.fromkeys(ring.processes, end))
+    free, spans = dict[Hashable, float](), []
+    for ring, task, (begin, before) in zip(rings, sums, begins, strict=True):
+        start = max([begin, *ends[before].tolist(), *(free.get(process, 0.0) for process in ring.processes)])
+        end = float(ends[task]) + ring.latency
+        free.update(dict.fromkeys(ring.processes, end))
         spans.append((start, end))
     return Shared(found, spans)
 
@@ -198,31 +198,58 @@ def _add_pipe(build: _Build, pipe: Pipe) -> int:
 
 
 def _add_rings(
-    build: _Build, rings: Sequence[Ring], driven: Mapping[Hashable, Sequence[tuple[int, int]]],
-    pipes: Sequence[Pipe], first: Mapping[int, int],
-) -> list[int]:  # fmt: skip
-    """A task for each sum."""
-    before: dict[Hashable, int] = {}
+    build: _Build, rings: Sequence[Ring], pipes: Sequence[Pipe], first: Mapping[int, int]
+) -> tuple[list[int], list[tuple[float, list[int]]]]:
+    """A task for each sum; and of each the time, and tasks of backwards, before which it does not begin."""
+    last: dict[Hashable, int] = {}
+    parts = _add_parts(build, rings, pipes, first)
     edges, arrival, tasks = list[tuple[int, int]](), list[bool](), list[int]()
+    begins = list[tuple[float, list[int]]]()
     for ring in rings:
         adapters = np.array([[adapter for node in ring.nodes for adapter in (2 * node, 2 * node + 1)] or [-1]])
         seconds, rate = np.array([ring.seconds]), np.array([ring.rate])
         flow = build.flow((seconds > 0) & (rate > 0), np.ones(1), rate, adapters)
-        task, begin = build.count, 0.0
-        for process in ring.processes:
-            if process in before:
-                edges.append((before[process], task))
-                arrival.append(True)
-                continue
-            for r, s in driven[process]:
-                if r in first:
-                    n, m = pipes[r].forward.shape
-                    edges.append((first[r] + (n + s + 1) * m - 1, task))
-                    arrival.append(False)
-                else:
-                    begin = max(begin, pipes[r].ready[s])
-        build.add(seconds, np.array([ring.latency]), np.array([begin]), flow)
-        before.update(dict.fromkeys(ring.processes, task))
+        begin, before = 0.0, list[int]()
+        for r, s, ahead in dict.fromkeys(ring.made):
+            if r in first:
+                before.append(parts[r, s, ahead])
+            else:
+                begin = max(begin, pipes[r].ready[s] - ahead)
+        task = build.add(seconds, np.array([ring.latency]), np.array([begin]), flow)
+        edges += [(other, task) for other in before]
+        arrival += [False] * len(before)
+        sums = dict.fromkeys(last[process] for process in ring.processes if process in last)
+        edges += [(other, task) for other in sums]
+        arrival += [True] * len(sums)
+        last.update(dict.fromkeys(ring.processes, task))
         tasks.append(task)
+        begins.append((begin, before))
     build.edges.append((np.array(edges, dtype=np.int64).reshape(-1, 2), np.array(arrival, dtype=np.bool_)))
-    return tasks
+    return tasks, begins
+
+
+def _add_parts(
+    build: _Build, rings: Sequence[Ring], pipes: Sequence[Pipe], first: Mapping[int, int]
+) -> dict[tuple[int, int, float], int]:
+    """The task of each last backward for which a sum waits, or, of all but its last seconds, one that waits for the same."""
+    needed, found = dict[tuple[int, int], dict[float, None]](), dict[tuple[int, int, float], int]()
+    for r, s, ahead in dict.fromkeys(made for ring in rings for made in ring.made if made[0] in first):
+        needed.setdefault((r, s), {})[ahead] = None
+    for (r, s), some in needed.items():
+        (n, m), number = pipes[r].forward.shape, len(some)
+        last = (n + s + 1) * m - 1
+        before, arrival = _before_last(pipes[r].depths, m, s)
+        seconds = np.maximum(0.0, pipes[r].backward[s, -1] - np.array(list(some)))
+        part = build.add(seconds, np.zeros(number), np.zeros(number), np.full(number, -1))
+        after = np.repeat(np.arange(part, part + number), len(before))
+        build.edges.append((np.stack([np.tile(before + first[r], number), after], axis=1), np.tile(arrival, number)))
+        found |= {(r, s, ahead): first[r] + last if ahead == 0 else part + i for i, ahead in enumerate(some)}
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _before_last(depths: tuple[int, ...], m: int, s: int) -> tuple[Index, Flags]:
+    """What the last backward of stage s waits for (see `_waits`)."""
+    edges, arrival = _waits(depths, m)
+    here = edges[:, 1] == (len(depths) + s + 1) * m - 1
+    return edges[here, 0], arrival[here]

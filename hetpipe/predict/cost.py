@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
-from math import comb, lcm
+from itertools import combinations
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.spec.cluster import Cluster, Link, ReceiveBuffers
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.profile import Profile
 
 Array = NDArray[np.float64]
@@ -63,6 +62,14 @@ def most_in_flight(sizes: Sequence[int], depth: int) -> int:
     return int((ends[width:] - ends[:-width]).max())
 
 
+class Bucket(NamedTuple):
+    """Layers [lo, hi) whose gradients are one message, and its bytes."""
+
+    lo: int
+    hi: int
+    size_bytes: float
+
+
 class RingParts(NamedTuple):
     """A ring all-reduce: the numbers of the nodes that it joins, if it is not on one; seconds of its bytes and of its latencies;
     bytes/s into and out of each node, alone."""
@@ -84,6 +91,10 @@ class Costs:
         self._optimizer: dict[tuple[str, int], Array] = {}
         self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
         self._inputs = _prefix(profile.input_bytes)
+        tied = [layer.tied_parameter_bytes if layer.tied else 0 for layer in profile.layers]
+        self._tied_bytes = _prefix(np.array(tied, dtype=np.float64))
+        self._buckets: dict[object, list[Bucket]] = {}
+        self._among: tuple[object, tuple[int, Counter[str], set[Link]]] = (None, (0, Counter(), set()))
         pairs = (frozenset(link.between) for link in cluster.links)
         self._pairs = [pair for pair in pairs if len(pair) == 2]
         self._tied = [(l, layer) for l, layer in enumerate(profile.layers) if layer.tied is not None]  # noqa: E741
@@ -110,6 +121,15 @@ class Costs:
         f = float(forward[hi] - forward[lo])
         return f + overhead, float(backward[hi] - backward[lo]) + (f if recompute else 0.0) + overhead
 
+    def backward_below(
+        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
+    ) -> Array:
+        """Seconds that the backward of a stage of layers [lo, hi) still takes when it has made the gradients of each layer, and
+        of all above it [hi − lo]."""
+        forward, backward = self.time_prefix(device_type, size, degree)
+        below: Array = backward[lo:hi] - backward[lo]
+        return below + (forward[lo:hi] - forward[lo]) if recompute else below
+
     def optimizer_seconds(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
         """Seconds of one optimizer step over the range."""
         key = (device_type, degree)
@@ -133,6 +153,34 @@ class Costs:
         """Parameter bytes of a range on one device, what layers share counted with each."""
         parameters, _, _ = self._layer_bytes(device_type, degree)
         return float(parameters[hi] - parameters[lo])
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Most bytes of layers in one bucket; infinite where sums wait for the end of backward."""
+        return self.cluster.runtime_overhead.bucket_bytes or float("inf")
+
+    def summed_bytes(self, kinds: frozenset[tuple[str, int]], lo: int, hi: int) -> float:
+        """Bytes of the gradients of layers [lo, hi) in all shards together, without what is tied, which is summed apart: the most
+        of all (device type, degree) that hold them (shards repeat what Megatron does not split, so their sum grows with the
+        degree)."""
+        held = max(degree * self.shard_bytes(kind, lo, hi, degree) for kind, degree in kinds)
+        return held - float(self._tied_bytes[hi] - self._tied_bytes[lo])
+
+    def buckets(self, kinds: frozenset[tuple[str, int]], lo: int, hi: int, pieces: int, most: float) -> list[Bucket]:
+        """How the gradients of layers [lo, hi), each in so many pieces, are cut: from the last layer to the first, a new bucket
+        where the next layer would bring it over `most` bytes (as `runtime.gradients` does with parameters, of which a profile
+        does not know; Li et al. 2020, PyTorch Distributed, section 3.2). A layer without gradients is in none."""
+        key = kinds, lo, hi, pieces, most
+        if key not in self._buckets:
+            ranges = list[tuple[int, int]]()
+            for l in range(hi - 1, lo - 1, -1):  # noqa: E741
+                if self.summed_bytes(kinds, l, l + 1) > 0:
+                    if ranges and self.summed_bytes(kinds, l, ranges[-1][1]) / pieces <= most:
+                        ranges[-1] = l, ranges[-1][1]
+                    else:
+                        ranges.append((l, l + 1))
+            self._buckets[key] = [Bucket(*part, self.summed_bytes(kinds, *part) / pieces) for part in ranges]
+        return self._buckets[key]
 
     def stage_memory(
         self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, degree: int = 1
@@ -205,24 +253,26 @@ class Costs:
 
     def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:
         """Ring all-reduce (Patarasu and Yuan 2009): 2(k − 1) rounds of size/k bytes over the slowest link of the group."""
-        k = len(set(devices))
-        if k < 2 or size_bytes <= 0:
-            return 0.0
-        return ring_seconds(self.links_among(self._count_nodes(devices)), k, size_bytes)
+        k, _, links = self._joined(devices)
+        return ring_seconds(links, k, size_bytes) if k > 1 and size_bytes > 0 else 0.0
 
     def ring(self, devices: Sequence[str], size_bytes: float, node_number: Mapping[str, int]) -> RingParts:
         """The all-reduce as a flow: the rings of NCCL and gloo visit the devices of a node one after the other, so each byte of a
         round leaves and enters every node once."""
-        k, nodes = len(set(devices)), self._count_nodes(devices)
+        k, nodes, links = self._joined(devices)
         seconds = self.all_reduce_seconds(devices, size_bytes)
-        link = max(self.links_among(nodes), key=lambda link: link.seconds(size_bytes / k))
+        link = max(links, key=lambda link: link.seconds(size_bytes / k))
         latency, rate = 2 * (k - 1) * link.seconds(0), rate_alone(link, size_bytes / k)
         if len(nodes) == 1 or rate == 0:
             return RingParts((), seconds, 0.0, 0.0)
         return RingParts(tuple(node_number[node] for node in nodes), seconds - latency, latency, rate)
 
-    def _count_nodes(self, devices: Sequence[str]) -> Counter[str]:
-        return Counter(self.cluster.device(d).node for d in set(devices))
+    def _joined(self, devices: Sequence[str]) -> tuple[int, Counter[str], set[Link]]:
+        """How many devices these are, on which nodes, and the links among them: kept, as they sum bucket after bucket."""
+        if self._among[0] is not devices:
+            nodes = Counter(self.cluster.device(d).node for d in set(devices))
+            self._among = devices, (nodes.total(), nodes, self.links_among(nodes) if nodes.total() > 1 else set())
+        return self._among[1]
 
     def links_among(self, nodes: Mapping[str, int]) -> set[Link]:
         """The different links between devices of these nodes, of which each has so many."""
@@ -261,90 +311,3 @@ def rate_alone(link: Link, size_bytes: float) -> float:
 def ring_seconds(links: Iterable[Link], k: int, size_bytes: float) -> float:
     """Ring all-reduce of `size_bytes` by k devices that these links join."""
     return 2 * (k - 1) * max(link.seconds(size_bytes / k) for link in links)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """Layers [lo, hi) with the same owners in all replicas; for a tied group `tied` names it, and the range is its hull."""
-
-    lo: int
-    hi: int
-    owners: tuple[str, ...]
-    size_bytes: float
-    tied: str | None = None
-
-
-def owner_segments(replicas: Sequence[ReplicaPlan]) -> list[tuple[int, int, tuple[str, ...]]]:
-    """Runs of consecutive layers with the same owners (one device per replica: the first of a group), ascending: at most
-    1 + Σ(n_r − 1)."""
-    cuts = sorted(
-        {stage.layers[0] for replica in replicas for stage in replica.stages}
-        | {replicas[0].stages[-1].layers[1]}
-    )
-    runs = []
-    for lo, hi in pairwise(cuts):
-        runs.append((lo, hi, tuple(stage.device for stage in _stages_at(replicas, lo))))
-    return runs
-
-
-def shard_owners(stages: Sequence[StagePlan]) -> list[tuple[str, ...]]:
-    """Who holds each piece of what these stages all hold: a stage of degree t holds t equal shards, so in T pieces, T the
-    least common multiple of all degrees, piece j lies on device ⌊j·t / T⌋ of each stage. [T pieces][stages]
-
-    >>> one, two = StagePlan(layers=(0, 1), devices=("a/0",)), StagePlan(layers=(0, 1), devices=("b/0", "b/1"))
-    >>> shard_owners([one, two])
-    [('a/0', 'b/0'), ('a/0', 'b/1')]
-    """
-    degrees = [len(stage.devices) for stage in stages]
-    pieces = lcm(*degrees)
-    return [
-        tuple(stage.devices[j * t // pieces] for stage, t in zip(stages, degrees, strict=True))
-        for j in range(pieces)
-    ]
-
-
-def _untied_bytes(stages: Sequence[StagePlan], lo: int, hi: int, costs: Costs) -> float:
-    """Bytes of layers [lo, hi) in all shards together, without what is tied; the most of all stages that hold them
-    (shards repeat what Megatron does not split, so their sum grows with the degree)."""
-    tied = sum(layer.tied_parameter_bytes for layer in costs.profile.layers[lo:hi] if layer.tied)
-    kinds = {
-        (costs.cluster.device(s.device).type if len(s.devices) > 1 else "", len(s.devices)) for s in stages
-    }
-    return max(degree * costs.shard_bytes(kind, lo, hi, degree) for kind, degree in kinds) - tied
-
-
-def _stages_at(replicas: Sequence[ReplicaPlan], layer: int) -> list[StagePlan]:
-    """The stage of each replica that holds this layer."""
-    return [next(s for s in r.stages if layer < s.layers[1]) for r in replicas]
-
-
-def _stages_of(replicas: Sequence[ReplicaPlan], layers: Sequence[int]) -> list[StagePlan]:
-    """The stages, replica by replica, that hold any of these layers."""
-    return [s for r in replicas for s in r.stages if any(s.layers[0] <= i < s.layers[1] for i in layers)]
-
-
-def sync_segments(plan: Plan, costs: Costs) -> list[Segment]:
-    """What is all-reduced after backward, in launch order: segments from the last layer to the first, tied groups last.
-    Only groups of two or more devices are listed. Shards of a tensor-parallel stage are summed apart, each with its owners and
-    its part of the bytes; they use links of their own."""
-    layers = costs.profile.layers
-    segments = []
-    for lo, hi, _ in reversed(owner_segments(plan.replicas)):
-        stages = _stages_at(plan.replicas, lo)
-        pieces = shard_owners(stages)
-        size = _untied_bytes(stages, lo, hi, costs) / len(pieces) if len(stages) > 1 else 0.0
-        segments += [
-            Segment(lo=lo, hi=hi, owners=owners, size_bytes=size)
-            for owners in pieces
-            if len(set(owners)) > 1 and size > 0
-        ]
-    for name in sorted({layer.tied for layer in layers if layer.tied is not None}):
-        members = [i for i, layer in enumerate(layers) if layer.tied == name]
-        pieces = shard_owners(_stages_of(plan.replicas, members))
-        size = layers[members[0]].tied_parameter_bytes / len(pieces)
-        segments += [
-            Segment(lo=members[0], hi=members[-1] + 1, owners=owners, size_bytes=size, tied=name)
-            for owners in pieces
-            if len(set(owners)) > 1
-        ]
-    return segments

@@ -1,17 +1,18 @@
-"""The simulator: a plan and its costs → Timeline. Pipelines (`pipeline`), then gradient sums, then optimizers; what crosses the
-same network adapters at the same time shares them (`contention`)."""
+"""The simulator: a plan and its costs → Timeline. Pipelines (`pipeline`), gradient sums as the last backwards make them (`sums`),
+then optimizers; what crosses the same network adapters at the same time shares them (`contention`)."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from hetpipe.predict.contention import Pipe, Ring, share
-from hetpipe.predict.cost import Costs, Segment, sync_segments
+from hetpipe.predict.cost import Costs
 from hetpipe.predict.pipeline import PipelineCosts, StageTimes, pipeline_times
+from hetpipe.predict.sums import Segment, gradients_ahead, sync_segments, sync_times
 from hetpipe.predict.timeline import LazySpans, Span, SpanKind, Timeline
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan, ReplicaPlan
@@ -79,30 +80,6 @@ def _blocking(costs: PipelineCosts) -> PipelineCosts:
     )  # fmt: skip
 
 
-def sync_times(
-    segments: Sequence[Segment],
-    ready: dict[str, float],
-    costs: Costs,
-    process_of: Mapping[str, str] | None = None,
-) -> list[tuple[Segment, float, float]]:
-    """(segment, start, end) of each gradient sum: it starts when all its owners have ended their backward and the sums
-    before it are done, and overlaps the backward of devices that are not its owners. Devices that one process drives
-    (`process_of`, see `Plan.process_of`) are one owner: its sums begin after the backward of its last stage, one at a time, as
-    these libraries give no place to start them earlier."""
-    process = process_of or {device: device for device in ready}
-    free: dict[str, float] = {}
-    for device, end in ready.items():
-        free[process[device]] = max(end, free.get(process[device], 0.0))
-    done = []
-    for segment in segments:
-        owners = {process[d] for d in segment.owners}
-        start = max(free[p] for p in owners)
-        end = start + costs.all_reduce_seconds(segment.owners, segment.size_bytes)
-        free.update(dict.fromkeys(owners, end))
-        done.append((segment, start, end))
-    return done
-
-
 def peak_bytes(plan: Plan, costs: Costs) -> dict[str, int]:
     """Greatest bytes on each device of the plan."""
     peaks: dict[str, int] = {}
@@ -144,13 +121,15 @@ def _links(costs: Costs, replica: ReplicaPlan) -> tuple[Link, ...]:
 
 
 class Run(NamedTuple):
-    """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage; and what `contention` has to
-    know of it, but on which nodes it is. `wires`, where it shares adapters: when each boundary's link is free again after
-    transfers of activations, and of gradients [2, n − 1, m]."""
+    """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage; how long before the end of its
+    stage's last backward each layer's gradients are made (`gradients_ahead`); and what `contention` has to know of it, but on
+    which nodes it is. `wires`, where it shares adapters: when each boundary's link is free again after transfers of activations,
+    and of gradients [2, n − 1, m]."""
 
     costs: PipelineCosts
     times: list[StageTimes]
     optimizers: list[float]
+    ahead: list[float]
     pipe: Pipe
     wires: list[list[list[float]]] | None = None
 
@@ -174,7 +153,7 @@ def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
         np.array(priced.forward), np.array(priced.backward), np.array(priced.occupied).reshape(n - 1, m),
         np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members, [x.backward[-1] for x in times],
     )  # fmt: skip
-    return Run(priced, times, optimizers, pipe)
+    return Run(priced, times, optimizers, gradients_ahead(costs, replica), pipe)
 
 
 Sums = list[tuple[Segment, float, float]]  # each with its start and end
@@ -200,25 +179,22 @@ class Played(NamedTuple):
 
 
 def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None) -> Played:
-    """Pipelines, then gradient sums per owner group. Replicas that are alike, also those `known` from other plans with the same
+    """Pipelines and gradient sums. Replicas that are alike, also those `known` from other plans with the same
     costs, are computed once: alone, and again with all others where they share adapters."""
     known = {} if known is None else known
-    runs, ready = list[Run](), {}
+    runs = list[Run]()
     for replica in plan.replicas:
         key = plan.schedule, _kinds(costs, replica), _links(costs, replica)
         if key not in known:
             known[key] = _run(costs, replica, replica.depths(plan.schedule))
         runs.append(known[key])
-        for stage, end in zip(replica.stages, runs[-1].pipe.ready, strict=True):
-            ready.update(dict.fromkeys(stage.devices, end))
-    segments = sync_segments(plan, costs)
-    found = _shared(plan, costs, runs, segments)
-    runs, sums = found or (runs, sync_times(segments, ready, costs, plan.process_of))
+    found = _shared(plan, costs, runs)
+    runs, sums = found or (runs, sync_times(plan, costs, [run.pipe.ready for run in runs], [run.ahead for run in runs]))
     pipeline = max(times.backward[-1] for run in runs for times in run.times)
     return Played(runs, sums, pipeline, max([pipeline, *(end for _, _, end in sums)]))
 
 
-def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], segments: Sequence[Segment]) -> tuple[list[Run], Sums] | None:
+def _shared(plan: Plan, costs: Costs, runs: Sequence[Run]) -> tuple[list[Run], Sums] | None:
     """Pipelines and sums that share adapters; None where none do."""
     if not costs.cluster.shares_adapters:
         return None
@@ -228,16 +204,17 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], segments: Sequence[Se
         run.pipe._replace(nodes=tuple(node_of[stage.device] for stage in replica.stages))
         for run, replica in zip(runs, plan.replicas, strict=True)
     ]
-    process, driven = plan.process_of, dict[Hashable, list[tuple[int, int]]]()
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            for device in stage.devices:
-                driven.setdefault(process[device], []).append((r, s))
+    process, segments = plan.process_of, sync_segments(plan, costs)
     rings = [
-        Ring(tuple(dict.fromkeys(process[d] for d in x.owners)), *costs.ring(x.owners, x.size_bytes, number)) for x in segments
+        Ring(
+            tuple(dict.fromkeys(process[d] for d in x.owners)),
+            _made(plan, runs, x),
+            *costs.ring(x.owners, x.size_bytes, number),
+        )
+        for x in segments
     ]
     capacity = np.array([rate for node in costs.cluster.nodes for rate in costs.cluster.adapter_rates[node.name]])
-    found = share(pipes, rings, driven, capacity)
+    found = share(pipes, rings, capacity)
     if found is None:
         return None
     again = list(runs)
@@ -247,9 +224,19 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], segments: Sequence[Se
     return again, [(segment, *span) for segment, span in zip(segments, found.sums, strict=True)]
 
 
+def _made(plan: Plan, runs: Sequence[Run], segment: Segment) -> tuple[tuple[int, int, float], ...]:
+    """(replica, stage, seconds before the end of its last backward) at which a sum may begin; a process that drives several
+    devices waits for the end of all."""
+    if plan.backend == "torch":
+        return tuple((r, s, runs[r].ahead[l]) for (r, s), l in zip(segment.holders, segment.lowest, strict=True))  # noqa: E741
+    found = sorted({r for r, _ in segment.holders})
+    return tuple((r, s, 0.0) for r in found for s in range(len(plan.replicas[r].stages)))
+
+
 def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
-    """One step of `plan`: pipelines, then gradient sums per owner group, then (after the one global norm, so after all sums)
-    the optimizers. The profile's measured links override the cluster's. InputError if the three do not belong together."""
+    """One step of `plan`: pipelines, gradient sums per owner group, which begin in the last backwards, then (after the one global
+    norm, so after all sums) the optimizers. The profile's measured links override the cluster's. InputError if the three do not
+    belong together."""
     cluster, profile = profile.joined(cluster), profile.at(plan.precision)
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)

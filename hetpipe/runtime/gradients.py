@@ -11,7 +11,7 @@ acyclic over overlapping groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetpipe.runtime.replicas import OwnerGroup
-
-BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's bucket_cap_mb
+from hetpipe.spec.cluster import BUCKET_BYTES
 
 
 class ReplicaMismatchError(RuntimeError):
@@ -135,8 +134,10 @@ class GradientSync:
 
     A process that drives several devices gives `device`, on which all its sums are made (a NCCL communicator is bound to one),
     and `copies`: the copies of tied parameters in its other stages. A copy's gradient is added to its parameter's before the sum,
-    and gets the sum.
+    and gets the sum. `ready`, if set, is called with a bucket's parameters before it is summed in the midst of a backward.
     """
+
+    ready: Callable[[Sequence[nn.Parameter]], None] | None = None
 
     def __init__(self, groups: Sequence[OwnerGroup], process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], rank: int, *,
                  device: torch.device | None = None,
@@ -185,6 +186,8 @@ class GradientSync:
             first = self._buckets[self._next]
             if first.process_group is not None and first.seen < len(first.parameters):
                 return
+            if first.process_group is not None and self.ready is not None:
+                self.ready(first.parameters)
             self._launch()
 
     def _launch(self) -> None:

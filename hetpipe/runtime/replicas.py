@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hetpipe.files.messages import InputError
-from hetpipe.predict.cost import owner_segments
+from hetpipe.predict.sums import owner_segments
 from hetpipe.processes.world import TIMEOUT, check_devices
 from hetpipe.spec.plan import Plan
 

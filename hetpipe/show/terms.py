@@ -24,8 +24,8 @@ TERMS = {
     "slower stage": "Idle time in which a stage waits for another that takes longer.",
     "link": "What two devices send each other over: a bandwidth and a latency, or measured points. Idle time by the link: "
     "a message is under way.",
-    "gradient sum": "Replicas add up their gradients at the end of a step (also sync, or all-reduce). Links decide how "
-    "long it takes.",
+    "gradient sum": "Replicas add up their gradients at the end of a step, in buckets, while the last backward still runs (also "
+    "sync, or all-reduce). Links decide how long it takes; idle time is what is left when all backwards have ended.",
     "equal split": "Equal numbers of layers, or equal numbers of samples, on every device: what other trainers do. "
     "Pictures show the faster of the two that fits.",
     "lower bound": "A step that no plan of the class that was searched is below. It is printed with every plan.",

@@ -15,7 +15,7 @@ place, and is not counted again. A stage that saves less than its parameters nee
 
 from __future__ import annotations
 
-from hetpipe.spec.cluster import Cluster, RuntimeOverhead
+from hetpipe.spec.cluster import BUCKET_BYTES, Cluster, RuntimeOverhead
 from hetpipe.spec.profile import Profile
 
 MIB = 2**20
@@ -27,7 +27,8 @@ PCIE_BYTES_PER_SECOND = 64e9  # of 16 lanes of PCIe 5, each way; a faster link i
 PIPELINE_COMMUNICATORS = 3
 ALLOCATOR_FACTOR = 1.05
 LEAST_CUDA_BYTES = 2 * 2**30  # what has less memory is no card that torch drives, and nothing is assumed of it
-TIMES = {"action_seconds": 0.0, "overlap_transfers": True}  # what a runtime_overhead says of time if it says nothing
+# What a runtime_overhead says of time if it says nothing.
+TIMES = {"action_seconds": 0.0, "overlap_transfers": True, "bucket_bytes": BUCKET_BYTES}
 LARGE = 1e9  # bytes, at which a link shows its bandwidth
 
 

@@ -139,6 +139,7 @@ class Node(Strict):
         return sum(self.devices.values()) if self.adapters == "per_device" else self.adapters
 
 
+BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's bucket_cap_mb
 ReceiveBuffers = Literal["flight", "step", "one"]
 
 
@@ -152,7 +153,9 @@ class RuntimeOverhead(Strict):
     what a backward needs while it runs, in units of what its largest layer saved. `allocator_factor`: bytes that the
     allocator holds over bytes in use. `receive_buffers`: for the micro-batches in flight (this engine), for all of a step
     (torch.distributed.pipelining) or one each way (DeepSpeed). `overlap_transfers`: false where sends and receives block
-    the compute stream at both ends (DeepSpeed).
+    the compute stream at both ends (DeepSpeed). `bucket_bytes`: gradients are summed in buckets of at most so many bytes, each
+    as soon as the last backward has made it (this engine, whatever stands here); 0 where sums wait for its end (DeepSpeed's
+    pipelines).
     """
 
     device_bytes: Bytes = 0
@@ -162,6 +165,7 @@ class RuntimeOverhead(Strict):
     allocator_factor: Annotated[Factor, Field(ge=1)] = 1.0
     receive_buffers: ReceiveBuffers = "flight"
     overlap_transfers: Flag = True
+    bucket_bytes: Bytes = BUCKET_BYTES
 
 
 class Device(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.model import Model, Tensors, Wanted, evaluating, move, split_rows
@@ -45,6 +45,7 @@ class TorchEngine(PlanEngine):
             self.recorder.seconds = lambda kind, size: emulation.seconds(
                 kind, lo, hi, size, recompute=self._stage_plan.recompute
             )
+            self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
         self._runs: dict[tuple[tuple[int, ...], bool], StageRun] = {}
         self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
         self._autocast: torch.dtype | None = None
@@ -61,6 +62,13 @@ class TorchEngine(PlanEngine):
             groups.owners,
             self.world.rank,
         )
+
+    def _as_late(self, emulation: Emulation, parameters: Sequence[nn.Parameter]) -> None:
+        """An emulated device has made these gradients no sooner than its slower backward would."""
+        lo, hi = self._stage_plan.layers
+        at = min(i for i, layer in enumerate(self.stage) if not set(parameters).isdisjoint(layer.parameters()))
+        recompute = self._stage_plan.recompute
+        self.recorder.pacer.reach(emulation.seconds("B", lo + at, hi, self._last_size, recompute=recompute))
 
     def _meter(self, emulation: Emulation | None) -> MemoryMeter | None:
         if emulation is None:
@@ -126,7 +134,7 @@ class TorchEngine(PlanEngine):
         self._runs.pop(key).close()
 
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
-        wanted = self._wanted(sizes, targets)
+        wanted, self._last_size = self._wanted(sizes, targets), sizes[-1]
         return self._run(sizes, training=True).run(self._microbatches(sizes, inputs), wanted)
 
     def _microbatches(self, sizes: tuple[int, ...], inputs: Tensors | None) -> list[Tensors] | None:
