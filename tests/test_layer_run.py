@@ -73,9 +73,24 @@ class Cold(Device):
         self.cold = False
 
 
+class ColdQuota(Quota):
+    """Both: after a pause it takes twice as long, and 20 of every 100 ms are its own."""
+
+    cold = False
+
+    def pause(self, seconds: float) -> None:
+        super().pause(seconds)
+        self.cold = True
+
+    def work(self) -> None:
+        for _ in range(1 + self.cold):
+            super().work()
+        self.cold = False
+
+
 def measured(monkeypatch: pytest.MonkeyPatch, layer: Device) -> tuple[Model, Measurement]:
     monkeypatch.setattr("hetpipe.measuring.profiler.time", SimpleNamespace(sleep=layer.pause))
-    monkeypatch.setattr("hetpipe.layers.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now))
+    monkeypatch.setattr("hetpipe.layers.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now, sleep=layer.pause))
     monkeypatch.setattr("hetpipe.layers.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
     loss = Loss(function=LOSSES["mse"])
     model = Model(name="m", layers=nn.Sequential(layer), inputs=torch.ones(2, 4), targets=torch.zeros(2, 4), loss=loss)
@@ -95,6 +110,26 @@ def test_a_device_with_a_quota_is_planned_as_it_works_without_a_pause(
     run = LayerRun(layer, (torch.ones(2, 4),), None)
     assert busy_factor(run, 0.029, CPU) == 1
     assert busy_factor(run, 0.02, CPU) > 1.15
+
+
+def test_a_quota_counts_where_it_stops_a_turn_beside_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of a millisecond at the end of a model was found half as slow as the layers before it."""
+    layer = Quota()
+    monkeypatch.setattr("hetpipe.layers.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now, sleep=layer.pause))
+    monkeypatch.setattr("hetpipe.layers.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
+
+    class Slow(LayerRun):
+        def receive(self) -> None:
+            layer.works()
+            super().receive()
+
+    assert busy_factor(Slow(layer, (torch.ones(2, 4),), None), 0.006, CPU) == pytest.approx(5, rel=0.1)
+
+
+def test_warm_caches_do_not_hide_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = ColdQuota()
+    _, found = measured(monkeypatch, layer)
+    assert found.forward_seconds[0][0] + found.backward_seconds[0][0] == pytest.approx(0.012 * 5, rel=0.1)
 
 
 @pytest.mark.parametrize("layer", [Device(), Quota(), Cold()], ids=["plain", "quota", "cold"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -12,6 +14,7 @@ from typing import NamedTuple
 INTERFACE = "net0"  # of every host
 BURST_BYTES = 2**16
 HEADERS = 1448 / 1514  # bytes of a TCP segment over those of its Ethernet frame, which the rates count
+LIMIT_SECONDS = 240
 
 
 class Host(NamedTuple):
@@ -25,6 +28,9 @@ class Host(NamedTuple):
     def address(self, hosts: Sequence[Host]) -> str:
         """Among these."""
         return f"10.77.0.{1 + hosts.index(self)}"
+
+
+HOSTS = (Host("a", 30e6, 90e6, 1), Host("b", 60e6, 20e6, 2), Host("c", 15e6, 45e6, 1))
 
 
 def missing() -> str | None:
@@ -76,3 +82,23 @@ def start(space: str, host: str, command: Sequence[str], environment: Mapping[st
     named = ["ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host, *command]
     return subprocess.Popen(named, env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": INTERFACE},
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)  # fmt: skip
+
+
+def torchrun(hosts: Sequence[Host], spaces: Mapping[str, str], arguments: Sequence[str]) -> None:
+    """`python ARGUMENTS` as one rank a device of all hosts. RuntimeError with what they said if it fails."""
+    running = []
+    for i, host in enumerate(hosts):
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--node-rank", str(i),
+            "--nproc-per-node", str(host.devices), "--master-addr", hosts[0].address(hosts), "--master-port", "29500", *arguments,
+        ]  # fmt: skip
+        running.append(start(spaces[host.name], host.name, command, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}))
+    try:
+        output = [process.communicate(timeout=LIMIT_SECONDS)[0] for process in running]
+    finally:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if any(process.returncode for process in running):
+        raise RuntimeError("\n".join(output))

@@ -19,7 +19,8 @@ from hetpipe.spec.profile import Measurement, Profile
 
 
 class System(NamedTuple):
-    """A training system on certain machines. `overhead`: what is measured of it, unless it is `assumed`. `slowdown`: measured
+    """A training system on certain machines. `overhead`: what is measured of it; if its memory is `assumed`, what is known of its
+    time. `slowdown`: measured
     over predicted seconds of everything but gradient sums; `sums_slowdown`: of these. `memory_rate`: bytes per second of the
     device's memory, at which the gradients of each micro-batch are added up."""
 
@@ -49,6 +50,7 @@ def _predict(run: Run, profile: Profile, cluster: Cluster, system: System) -> di
     plan = run.plan()
     rate = system.memory_rate if len(plan.replicas[0].microbatch_sizes) > 1 else inf
     trained = in_training(profile, system.slowdown, rate)
+    cluster = cluster.model_copy(update={"runtime_overhead": system.overhead})
     overhead = assumed_overhead(cluster, profile) if system.assumed else system.overhead
     timeline = simulate(plan, trained, cluster.model_copy(update={"runtime_overhead": overhead}))
     sums = system.sums_slowdown * timeline.sync_seconds

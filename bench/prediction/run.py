@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -16,11 +17,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.prediction.deepspeed import deepspeed_on_gh200
+from bench.prediction.deepspeed import HBM3_BYTES_PER_SECOND, deepspeed_on_gh200
 from bench.prediction.earlier import earlier_runs
 from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import DEFAULTS, System, mean_error, predict_all
-from bench.prediction.runs import read_runs
+from bench.prediction.runs import Run, read_runs
 from bench.prediction.vtrain import predict_from_zorse, predict_pipelines
 from hetpipe.building.data_folder import data_folder, find_data
 from hetpipe.cli.commands import main
@@ -89,6 +90,28 @@ def parts_of(system: System) -> dict[str, System]:
     return found
 
 
+def known_unmeasured() -> dict[str, System]:
+    """The defaults, and with them what a data sheet and the engine's source say of time."""
+    blocking = RuntimeOverhead(overlap_transfers=False)
+    added = DEFAULTS._replace(memory_rate=HBM3_BYTES_PER_SECOND)
+    return {
+        "the defaults": DEFAULTS,
+        "and gradients are added up, at the data sheet's rate": added,
+        "and transfers block, as in DeepSpeed": DEFAULTS._replace(overhead=blocking),
+        "and both": added._replace(overhead=blocking),
+    }
+
+
+def known_table(parts: dict[str, Sequence[Run]], data: Path) -> Table:
+    """Mean absolute errors of time."""
+    found = Table("", title="What could be known without measuring: mean absolute errors of time")
+    for name in parts:
+        found.add_column(name, justify="right")
+    for name, system in known_unmeasured().items():
+        found.add_row(name, *(f"{mean_error(predict_all(runs, data, system), 'time_error'):.1%}" for runs in parts.values()))
+    return found
+
+
 def run(
     data: Annotated[
         Path | None, typer.Option(help="Folder with Sailor's published files and the measured runs; else HETPIPE_DATA's.")
@@ -111,6 +134,7 @@ def run(
         return
     console.print(table("OPT-350 on GH200 nodes: measured, and predicted from profile and plan alone", rows))
     console.print(beside("OPT-350 on GH200 nodes: errors with the defaults, and with measured overheads", plain, rows))
+    console.print(known_table({"OPT-350": runs, "measured earlier": earlier_runs(runs), "GPT-Neo": GPT_NEO_RUNS}, data))
     neo = predict_all(GPT_NEO_RUNS, data, DEFAULTS)
     console.print(beside("GPT-Neo-2.7B: the same", neo, others))
     less = Table("", title="What each part is worth: mean absolute errors")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, median
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from hetpipe.layers.device import Stopwatch
 from hetpipe.layers.model import Model, Tensors, as_tuple, as_value
 
 DIFFERENT = 0.15  # a time that is off by more is another
-WINDOW_SECONDS, WINDOWS = 0.15, 3  # Linux deals out CPU quotas every 0.1 s
+WINDOW_SECONDS, WINDOWS = 0.2, 3  # Linux deals out CPU quotas every 0.1 s: whole periods have whole quotas
+IDLE_SECONDS, PAUSED_TURNS = 0.002, 5  # a pipeline's ranks wait so long, and longer, between actions
 
 
 def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -61,20 +63,35 @@ def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
 
 def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
     """How many times as long as `seconds`, which they took with pauses, forward and backward take on a device that works without:
-    1, unless it is more than 15 % longer (a CPU quota, heat, other work). The least of a few windows, after one that warms up: a
-    quota, which steady work uses up, shows in all of them, other work of a moment does not. A turn of a window's length uses it
-    up by itself."""
+    1, unless it is more than 15 % longer (a CPU quota, heat, other work). The usual turn shows a device that is slower in all it
+    does, and is no shorter than the least one with pauses, since caches are warm only here, not between other layers; the mean
+    turn over the usual one shows what holds it back now and then, whichever part of a turn that hits. The least of a few
+    windows, after one that warms up: a quota, which steady work uses up, shows in all of them, other work of a moment does not.
+    A turn of a window's length uses it up by itself."""
     if seconds >= WINDOW_SECONDS:
         return 1.0
-    watch, means = Stopwatch(device), list[float]()
+    watch, factors = Stopwatch(device), list[float]()
+    cold = min(_paused(run, watch) for _ in range(PAUSED_TURNS))
     for _ in range(1 + WINDOWS):
-        total, count, began = 0.0, 0, time.monotonic()
-        while count == 0 or time.monotonic() - began < WINDOW_SECONDS:
+        timed, turns, began = list[float](), list[float](), time.monotonic()
+        while not turns or sum(turns) < WINDOW_SECONDS:
             run.receive()
-            total += watch.measure(run.forward) + watch.measure(run.backward)
-            count += 1
-        means.append(total / count)
+            timed.append(watch.measure(run.forward) + watch.measure(run.backward))
+            now = time.monotonic()
+            turns.append(now - began)
+            began = now
+        factors.append(max(cold, median(timed)) / max(seconds, 1e-9) * fmean(turns) / max(median(turns), 1e-9))
     for parameter in run.layer.parameters():
         parameter.grad = None
-    factor = min(means[1:]) / max(seconds, 1e-9)
+    factor = min(factors[1:])
     return factor if factor > 1 + DIFFERENT else 1.0
+
+
+def _paused(run: LayerRun, watch: Stopwatch) -> float:
+    """Seconds of a turn with pauses before forward and backward."""
+    run.receive()
+    total = 0.0
+    for action in (run.forward, run.backward):
+        time.sleep(IDLE_SECONDS)
+        total += watch.measure(action)
+    return total

@@ -28,7 +28,7 @@ from hetpipe.layers.device import (
     one_thread,
     static_storages,
 )
-from hetpipe.layers.layer_run import LayerRun, busy_factor, leaves, loss_of
+from hetpipe.layers.layer_run import IDLE_SECONDS, LayerRun, busy_factor, leaves, loss_of
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
 from hetpipe.layers.split import (
     CARRY,
@@ -45,7 +45,6 @@ from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, Opti
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
-IDLE_SECONDS = 0.002
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""FASOP's published searches: its plans and ours, by both estimates."""
