@@ -31,7 +31,7 @@ def memory_canvas(scene: Scene, timeline: Timeline, width: float = WIDE) -> Canv
         group = canvas.group(f"memory of {name} over the step: at most {memory_text(stage)}")
         for down, text, look in ((10, name, {"bold": True}), (24, memory_text(stage), {"colour": "faint"})):
             shown_text = fitting(text, room / 1.1, 10)
-            group.words.append(Words(x=_MARGIN, y=y + down, text=shown_text, size=10, clear=True, **look))  # type: ignore[arg-type]
+            group.words.append(Words(x=_MARGIN, y=y + down, text=shown_text, size=10, clear=True, **look))
         y += 0.0 if beside else _ABOVE
         group.lines.append(Line(points=((left, y), (left + seconds * scale, y)), dashed=True))
         place = kinds.index(stage.kind) if stage.kind in kinds else None
