@@ -6,7 +6,7 @@
 # make check   lint and test: what CI runs
 # make docs    the documentation as a site, in build/site; fails where a link leads nowhere (installs the extra `docs` first)
 # make pictures   the pictures of docs/ that `hetpipe show` draws
-# make screenshots   those of reports in docs/, with Chromium, of what `make demo` left and of configs/bert-large (installs playwright)
+# make screenshots   those of reports in docs/, with Chromium, of what `make demo` left and of configs/bert-large
 # make test-torch TORCH=2.8.0   the runtime's tests on another release of torch, in an environment of its own (CUDA builds take 4 GB)
 # make clean   removes what building and running left behind, but for .venv
 
@@ -74,7 +74,6 @@ pictures: setup
 	for plan in plan plan-even; do $(PY) -m hetpipe show configs/bert-large/$$plan.json $(EXAMPLE) -o docs/pictures/$$plan.svg || exit; done
 
 screenshots: setup
-	$(PY) -c 'import playwright' 2> /dev/null || $(PIP) playwright
 	$(PY) docs/screenshots.py
 
 check: lint test

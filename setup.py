@@ -65,6 +65,7 @@ setup(
             "mypy>=1.11",
             "import-linter>=2.3",
             "types-PyYAML",
+            "playwright>=1.50",  # drives a Chromium that is there already, to look at reports
         ],
         "viz": ["matplotlib>=3.9"],
         "hf": ["transformers>=5"],

@@ -20,6 +20,7 @@ from hetpipe.building.build import (
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.layers.model import Loss, Tensors, evaluating
 from hetpipe.layers.weights import materialise
+from hetpipe.processes.progress import Activity
 from hetpipe.runtime.base import Evaluation, Metric
 from hetpipe.spec.job import Job
 from hetpipe.training.loop import EVALUATED_STEPS
@@ -95,14 +96,17 @@ def _train(job: Job) -> Truth:
     scheduler = build_scheduler(section.scheduler, optimizer)
     sampler = EpochSampler(len(data.train), section.global_batch, seed=section.seed)  # type: ignore[arg-type]
     batches, losses = sampler.forever(), list[float]()
-    for step in range(section.steps or (section.epochs or 0) * sampler.batches_per_epoch):
-        torch.manual_seed(section.seed * 1_000_003 + step)
-        losses.append(engine.step(*_rows(data.train, next(batches), job)))
-        if section.clip_norm is not None:
-            engine.clip_grad_norm_(section.clip_norm)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
+    steps = section.steps or (section.epochs or 0) * sampler.batches_per_epoch
+    with Activity("training on one device", total=steps) as activity:
+        for step in range(steps):
+            torch.manual_seed(section.seed * 1_000_003 + step)
+            losses.append(engine.step(*_rows(data.train, next(batches), job)))
+            if section.clip_norm is not None:
+                engine.clip_grad_norm_(section.clip_norm)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            activity.advance()
     count, asked = len(data.test) if data.test is not None else 0, section.evaluate_samples  # type: ignore[arg-type]
     if asked != "all":
         count = min(count, EVALUATED_STEPS * section.global_batch if asked is None else asked)

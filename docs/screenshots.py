@@ -2,7 +2,7 @@
 
     make demo screenshots    # or: python docs/screenshots.py [FOLDER], the demo's log folder (runs/demo)
 
-Needs Chromium, and playwright, which `pip install playwright` brings. Look at what it made before you commit it.
+Needs Chromium. Look at what it made before you commit it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ from hetpipe.spec.profile import Profile
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES, EXAMPLE = ROOT / "docs" / "pictures", ROOT / "configs" / "bert-large"
 WIDTHS, SCHEMES = (1280, 400), ("light", "dark")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # nothing but the page is asked for
+
+
+def chromium() -> str | None:
+    """Where Chromium, or Chrome, is on this machine."""
+    return shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def shown(demo: Path) -> Iterator[tuple[str, Given]]:
@@ -50,11 +57,11 @@ def shown(demo: Path) -> Iterator[tuple[str, Given]]:
 
 def main(demo: Path) -> None:
     """Draw, and take them."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
+    found = chromium()
+    if found is None:
         raise InputError("screenshots need a browser: install chromium")
     with TemporaryDirectory() as folder, import_module("playwright.sync_api").sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = running.chromium.launch(executable_path=found, args=FLAGS)
         for name, one in shown(demo):
             if name == "demo":
                 draw_plan(one, PICTURES / "demo-plan.svg")

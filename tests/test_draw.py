@@ -12,10 +12,10 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds
 from hetpipe.show.draw import draw_plan, given, scene_of
 from hetpipe.show.picture.axis import Scale, mark_names
-from hetpipe.show.picture.canvas import Box, Canvas, Group, Words, fitting, text_width
+from hetpipe.show.picture.canvas import NARROW, WIDE, Box, Canvas, Group, Words, fitting, text_width
 from hetpipe.show.picture.curves import memory_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
-from hetpipe.show.picture.partition import NARROW, WIDE, partition_canvas
+from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.picture.theme import CAUSE_PATTERNS
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -203,9 +203,9 @@ def test_nothing_leaves_the_page(seed: int, width: float) -> None:
     shown = given(plan(stages), profile=profile([f"layer.{i}" for i in range(count)]), cluster=cluster)
     scene, predicted = scene_of(shown)
     assert predicted is not None
-    drawn = [partition_canvas(scene, width)]
-    drawn += [gantt_canvas(scene, {"predicted": predicted}), memory_canvas(scene, predicted)] if width == WIDE else []
-    for canvas in drawn:
+    both = {"measured": predicted, "predicted": predicted}
+    for canvas in (partition_canvas(scene, width), gantt_canvas(scene, both, width), memory_canvas(scene, predicted, width)):
+        assert canvas.width == width
         for w in canvas.words:
             wide = 0.0 if w.upright else text_width(w.text, w.size, bold=w.bold)
             left = w.x - {"start": 0, "middle": wide / 2, "end": wide}[w.anchor]

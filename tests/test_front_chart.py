@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetpipe.planning.front import Front
 from hetpipe.show.draw import Given, draw_plan
-from hetpipe.show.picture.canvas import text_width
+from hetpipe.show.picture.canvas import NARROW, WIDE, text_width
 from hetpipe.show.picture.front import front_canvas, kind_of, point_of
 from tests.plans_shown import three
 
@@ -34,10 +34,13 @@ def made(rows: list[tuple[float, float, bool, bool]]) -> Front:
     return Front.parse(document, "the front")
 
 
-@given(st.lists(st.tuples(POSITIVE, POSITIVE, st.booleans(), st.booleans()), min_size=1, max_size=8))
-def test_points_are_ordered_as_their_numbers_and_inside(rows: list[tuple[float, float, bool, bool]]) -> None:
+ROWS = st.lists(st.tuples(POSITIVE, POSITIVE, st.booleans(), st.booleans()), min_size=1, max_size=8)
+
+
+@given(ROWS, st.sampled_from([WIDE, NARROW]))
+def test_points_are_ordered_as_their_numbers_and_inside(rows: list[tuple[float, float, bool, bool]], width: float) -> None:
     front = made(rows)
-    canvas = front_canvas(front)
+    canvas = front_canvas(front, width)
     boxes = {box.tip.split(":")[0]: box for box in canvas.boxes if box.tip}
     places = {f"{i + 1} type{i}": point_of(row, front) for i, row in enumerate(front.rows)}
     assert set(boxes) == set(places)

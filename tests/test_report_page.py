@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from docs.screenshots import FLAGS, chromium
 from hetpipe.cli.commands import app
 from hetpipe.files.units import human_seconds
 from hetpipe.planning.alternatives import moved_plan
@@ -31,11 +31,11 @@ PLANS = {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("google-chrome")
+    path = chromium()
     if path is None:
         pytest.skip("no chromium is installed")
     with playwright.sync_playwright() as running:
-        found = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        found = running.chromium.launch(executable_path=path, args=FLAGS)
         yield found
         found.close()
 
@@ -79,6 +79,8 @@ def test_every_section_is_there_nothing_fails_and_nothing_is_asked_for(
     assert {section.get_attribute("id") for section in page.query_selector_all("main > section")} == sections
     assert all(section.inner_text().strip() for section in page.query_selector_all("main > section"))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ends = page.evaluate("[...document.querySelectorAll('main svg')].map(e => e.getBoundingClientRect().right)")
+    assert max(ends) <= width, "a picture is cut off"
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (dark == "rgb(255, 255, 255)") == (scheme == "light")
     unnamed = page.evaluate("""[...document.querySelectorAll('[tabindex], input, select, section, svg[role=group]')].filter(
@@ -99,7 +101,7 @@ def test_focus_by_keyboard_shows_the_layers_of_each_stage(browser: Any, report: 
             seen[key] = page.inner_text("#details")
         elif page.evaluate("document.activeElement.id") == "cut":
             break
-    assert seen
+    assert set(seen) == set(json.loads(page.evaluate("document.getElementById('stages').textContent")))
     assert shown.profile is not None
     for key, text in seen.items():
         r, s = map(int, key.split("."))
@@ -150,8 +152,8 @@ def test_the_slider_says_what_simulate_says_of_that_plan(
         assert match is not None
         group = range(int(match[1]), int(match[2] or match[1]) + 1)
         for position in (0, len(cut["moves"]) - 1):
-            page.evaluate(f"""(() => {{ const s = document.getElementById('by'); s.value = {position};
-                s.dispatchEvent(new Event('input')); }})()""")
+            page.focus("#by")
+            page.keyboard.press("End" if position else "Home")
             expected = simulated(shown, tmp_path, tuple(group), int(match[3]), cut["moves"][position]["by"])
             assert float(page.evaluate("document.getElementById('moved').dataset.seconds")) == pytest.approx(expected, rel=1e-12)
             assert page.inner_text("#moved strong") == f"{human_seconds(expected)} a step"

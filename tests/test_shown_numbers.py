@@ -14,6 +14,8 @@ from rich.console import Console
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.idle import CAUSES
 from hetpipe.show.draw import Given, draw_plan, given, scene_of
+from hetpipe.show.picture.canvas import NARROW, WIDE
+from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.tables import step_table
 from hetpipe.show.text_picture import TextPicture
@@ -21,11 +23,15 @@ from hetpipe.show.trace import load_trace, save_trace
 from hetpipe.show.words import (
     description,
     devices_text,
+    edge_text,
     explained,
+    headlines,
+    idle_text,
     lane_title,
     memory_text,
     percent,
     stage_sentence,
+    work_share,
 )
 from hetpipe.spec.plan import Plan
 from tests.plans_shown import LINK, demo, many, three
@@ -39,6 +45,16 @@ def labels(svg: str) -> dict[str, str]:
     """What each stage of a picture says of itself, by its key."""
     groups = ElementTree.fromstring(svg).iter(f"{SVG}g")
     return {key: group.attrib["aria-label"] for group in groups if (key := group.get("data-stage")) is not None}
+
+
+def drawn_in(svg: str) -> dict[str, str]:
+    """What a picture's words and tips say in each stage, by its key; all of its words under ""."""
+    whole = ElementTree.fromstring(svg)
+    parts = {key: group for group in whole.iter(f"{SVG}g") if (key := group.get("data-stage")) is not None}
+    return {
+        key: " ".join(element.text or "" for kind in ("text", "title") for element in part.iter(f"{SVG}{kind}"))
+        for key, part in {**parts, "": whole}.items()
+    }
 
 
 class Page(HTMLParser):
@@ -114,6 +130,10 @@ def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Gi
         assert devices_text(lane, stage) in text
         assert any(devices_text(lane, stage) in (own or "") for own in drawn)
     trace = load_trace(tmp_path / "trace.json")["predicted"]
+    assert len(trace.spans) == len(predicted.spans)
+    for read, span in zip(*(sorted(x.spans, key=lambda s: (s.device, s.kind, s.start)) for x in (trace, predicted)), strict=True):
+        assert (read.device, read.kind, read.microbatch) == (span.device, span.kind, span.microbatch)
+        assert (read.start, read.end) == pytest.approx((span.start, span.end), abs=1e-6)
     assert human_seconds(trace.step_seconds) == human_seconds(scene.seconds or 0.0)
     for lane, stage in scene.stages:
         assert lane_title(lane, scene) in text
@@ -136,6 +156,22 @@ def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Gi
         if stage.edge is not None and stage.number == 0 and len(lane.stages) == 2:
             assert sends >= stage.edge.seconds - 1e-6  # what shares an adapter takes longer than alone
             assert human_bytes(stage.edge.bytes) in text
+
+
+@pytest.mark.parametrize("make", PLANS)
+def test_the_words_drawn_in_a_picture_wide_or_narrow_are_these_numbers(make: Callable[[], Given]) -> None:
+    scene, _ = scene_of(make())
+    for picture in (partition_canvas(scene, width).to_svg() for width in (WIDE, NARROW)):
+        said_in = drawn_in(picture)
+        assert {line for line in headlines(scene) if line not in said_in[""]} == set()
+        for key, (lane, stage) in keyed(scene).items():
+            busy = percent(stage.busy / (scene.seconds or 1.0))
+            facts = [work_share(lane, stage), f"{human_seconds(stage.busy)}, {busy} busy", memory_text(stage)]
+            facts += [f"idle, {cause}: {seconds}" for cause, seconds in idle_text(stage)]
+            facts += [f"layer {tile.layer}: {tile.name}" for tile in stage.tiles]
+            facts += [f"{human_seconds(tile.seconds or 0.0)} a step" for tile in stage.tiles]
+            assert [fact for fact in facts if fact not in said_in[key]] == []
+            assert stage.edge is None or edge_text(stage.edge) in said_in[""]
 
 
 @pytest.mark.parametrize("make", PLANS)

@@ -21,6 +21,7 @@ from hetpipe.whatif.answer import Answer, Question, answer
 from hetpipe.whatif.cards import known_cards
 from hetpipe.whatif.models import find_model
 from hetpipe.whatif.shipped import shipped_layers
+from hetpipe.whatif.table import memory
 from tests.commands import Command
 from tests.external import external
 from tests.strategies import UNHURRIED
@@ -74,6 +75,7 @@ def test_a_card_that_only_slows_down_is_left_out() -> None:
     assert more.plan is not None
     assert more.found.step_seconds == alone.found.step_seconds
     assert more.plan.device_ids == ("n0/0",)
+    assert memory(more, found).splitlines()[1:] == ["p40 unused"]
 
 
 class TestCommand:

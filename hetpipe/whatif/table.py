@@ -55,8 +55,9 @@ def memory(row: Row, found: Answer) -> str:
     for device in row.cluster.devices:
         peak = row.plan.predicted.peak_bytes.get(device.id)
         peaks.setdefault(device.type, []).append("unused" if peak is None else three_digits(peak / 2**30))
+    limits = {kind: f" of {three_digits(found.question.cards[kind].memory / 2**30)}" for kind in peaks}
     return "\n".join(
-        f"{kind} {', '.join(each)} of {three_digits(found.question.cards[kind].memory / 2**30)}" for kind, each in peaks.items()
+        f"{kind} {', '.join(each)}{limits[kind]}" if set(each) != {"unused"} else f"{kind} unused" for kind, each in peaks.items()
     )
 
 

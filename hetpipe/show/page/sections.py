@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetpipe.files.messages import counted
@@ -12,11 +12,11 @@ from hetpipe.planning.front import Front, nodes_text
 from hetpipe.predict.idle import CAUSES
 from hetpipe.predict.timeline import Timeline
 from hetpipe.show.page.html import data, escaped, paragraph, section, table
-from hetpipe.show.picture.canvas import Canvas
+from hetpipe.show.picture.canvas import NARROW, WIDE, Canvas
 from hetpipe.show.picture.curves import memory_canvas
 from hetpipe.show.picture.front import front_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
-from hetpipe.show.picture.partition import NARROW, WIDE, partition_canvas
+from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.report import prediction_facts
 from hetpipe.show.scene import Scene, StageScene, numbers_text
 from hetpipe.show.words import (
@@ -44,14 +44,13 @@ def words(scene: Scene) -> str:
 
 def picture(scene: Scene) -> str:
     """The partition, wide and narrow; what a hover or focus shows of a stage."""
-    wide, narrow = (partition_canvas(scene, width).to_svg(alone=False) for width in (WIDE, NARROW))
     stages = {
         f"{lane.replicas[0]}.{stage.number}": {"text": stage_sentence(scene, lane, stage), "layers": _layers(stage)}
         for lane, stage in scene.stages
     }
     hint = "Rest the mouse on a stage, or go there with the Tab key, to see its layers."
     panel = f'<div id="details" role="status" aria-live="polite">{hint}</div>'
-    drawn = f'<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div></figure>'
+    drawn = _figure(lambda width: partition_canvas(scene, width))
     return section("picture", "Who computes what", drawn, panel, data("stages", stages))
 
 
@@ -97,9 +96,10 @@ def _position(one: MovedCut, a: StageScene, b: StageScene, own: float) -> dict[s
     return {"by": one.layers, "seconds": one.step_seconds, "step": step, "said": said, "memory": memory}
 
 
-def _figure(canvas: Canvas) -> str:
-    label = f'tabindex="0" role="region" aria-label="{escaped(canvas.title)}"'
-    return f'<div class="scroll" {label}>{canvas.to_svg(alone=False)}</div>'
+def _figure(draw: Callable[[float], Canvas]) -> str:
+    """A picture twice: as wide as a screen, and as a phone."""
+    wide, narrow = (draw(width).to_svg(alone=False) for width in (WIDE, NARROW))
+    return f'<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div></figure>'
 
 
 def timeline(scene: Scene, predicted: Timeline | None, measured: Timeline | None) -> str:
@@ -107,7 +107,7 @@ def timeline(scene: Scene, predicted: Timeline | None, measured: Timeline | None
     both = {name: found for name, found in (("measured", measured), ("predicted", predicted)) if found is not None}
     if not both:
         return ""
-    return section("timeline", "One step in time", _figure(gantt_canvas(scene, both)))
+    return section("timeline", "One step in time", _figure(lambda width: gantt_canvas(scene, both, width)))
 
 
 def memory(scene: Scene, predicted: Timeline | None) -> str:
@@ -115,7 +115,8 @@ def memory(scene: Scene, predicted: Timeline | None) -> str:
     if predicted is None or not predicted.memory:
         return ""
     note = "Predicted bytes in use; the dashed line is the device's memory."
-    return section("memory", "Memory over one step", _figure(memory_canvas(scene, predicted)), paragraph(note, kind="note"))
+    drawn = _figure(lambda width: memory_canvas(scene, predicted, width))
+    return section("memory", "Memory over one step", drawn, paragraph(note, kind="note"))
 
 
 def time(scene: Scene) -> str:
@@ -192,8 +193,7 @@ def front(found: Front | None) -> str:
     ]  # fmt: skip
     heading = ["nodes", "price per hour", "step", "price per million samples", "gap"]
     note = f"{len(found.rows)} sub-clusters were looked at; no other beats these both in time and in price."
-    chart = front_canvas(found)
-    drawn = _figure(chart) if chart.height else ""
+    drawn = _figure(lambda width: front_canvas(found, width)) if front_canvas(found).height else ""
     return section("front", "Price against time", paragraph(note), drawn, table(heading, rows, label="the front"))
 
 

@@ -15,6 +15,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.show.picture.theme import COLOURS, PATTERNS, definitions, style
 
 _FONTS = "DejaVu Sans, Verdana, Geneva, sans-serif"  # all of about the same width
+WIDE, NARROW = 960.0, 380.0  # of a picture: on a screen, on a phone
 _ANCHOR = {"start": "left", "middle": "center", "end": "right"}
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # XML holds none of them
 _MOST_PIXELS = 20_000  # a side of a PNG

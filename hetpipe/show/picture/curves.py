@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.timeline import Timeline
-from hetpipe.show.picture.canvas import Canvas, Group, Line, Strip, Words, fitting
+from hetpipe.show.picture.canvas import WIDE, Canvas, Group, Line, Strip, Words, fitting, text_width
 from hetpipe.show.picture.theme import type_colour
 from hetpipe.show.report import ticks
 from hetpipe.show.scene import Scene
 from hetpipe.show.words import memory_text, stage_key
 
-WIDTH, _MARGIN, _LABEL, _HIGH = 960.0, 12.0, 190.0, 34.0
+_MARGIN, _LABEL, _ABOVE, _HIGH = 12.0, 190.0, 32.0, 34.0  # widths, then heights of a label above its row and of a row
 _FEW, MOST_ROWS = 12, 16  # stages that are drawn finely, that are drawn
 
 
-def memory_canvas(scene: Scene, timeline: Timeline) -> Canvas:
-    """The timeline's `memory` (`predict.footprint.with_memory`): a row a stage, each as high as its device's memory."""
-    canvas = Canvas(width=WIDTH, title=f"{scene.plan.model}: memory over one step", height=10.0)
-    left, seconds = _MARGIN + _LABEL, timeline.step_seconds
-    scale = (WIDTH - left - _MARGIN) / seconds if seconds > 0 else 0.0
+def memory_canvas(scene: Scene, timeline: Timeline, width: float = WIDE) -> Canvas:
+    """The timeline's `memory` (`predict.footprint.with_memory`): a row a stage, each as high as its device's memory.
+    What a row is stands before it where there is room, else above it."""
+    canvas = Canvas(width=width, title=f"{scene.plan.model}: memory over one step", height=10.0)
+    beside, seconds = width >= WIDE, timeline.step_seconds
+    left, room = (_MARGIN + _LABEL, _LABEL - 8) if beside else (_MARGIN, width - 2 * _MARGIN)
+    scale = (width - left - _MARGIN) / seconds if seconds > 0 else 0.0
     kinds, first = list(scene.memories), canvas.height
     shown = scene.stages[:MOST_ROWS]
     fine = 1.0 if len(shown) <= _FEW else 5.0
@@ -27,8 +29,10 @@ def memory_canvas(scene: Scene, timeline: Timeline) -> Canvas:
         y = canvas.height
         name = f"{stage_key(lane, stage)} {stage.named}"
         group = canvas.group(f"memory of {name} over the step: at most {memory_text(stage)}")
-        group.words.append(Words(x=_MARGIN, y=y + 10, text=fitting(name, _LABEL - 8, 10), size=10, bold=True))
-        group.words.append(Words(x=_MARGIN, y=y + 24, text=fitting(memory_text(stage), _LABEL - 8, 10), size=10, colour="faint"))
+        for down, text, look in ((10, name, {"bold": True}), (24, memory_text(stage), {"colour": "faint"})):
+            shown_text = fitting(text, room / 1.1, 10)
+            group.words.append(Words(x=_MARGIN, y=y + down, text=shown_text, size=10, clear=True, **look))
+        y += 0.0 if beside else _ABOVE
         group.lines.append(Line(points=((left, y), (left + seconds * scale, y)), dashed=True))
         place = kinds.index(stage.kind) if stage.kind in kinds else None
         ends = [*(when for when, _ in series[1:]), seconds]
@@ -36,10 +40,11 @@ def memory_canvas(scene: Scene, timeline: Timeline) -> Canvas:
         _area(group, steps, y, limit, type_colour(place), fine)
         canvas.height = y + _HIGH + 9
     top = canvas.groups[0]
-    for t in ticks(seconds, 8):
-        x = left + t * scale
+    for t in ticks(seconds, 8 if beside else 4):
+        x, text = left + t * scale, human_seconds(t)
         top.lines.append(Line(points=((x, first), (x, canvas.height - 6)), colour="rule", thickness=0.75))
-        top.words.append(Words(x=x, y=canvas.height + 4, text=human_seconds(t), size=10, anchor="middle", colour="faint"))
+        x = min(x, width - text_width(text, 10) / 2)
+        top.words.append(Words(x=x, y=canvas.height + 4, text=text, size=10, anchor="middle", colour="faint"))
     canvas.height += 18
     if len(scene.stages) > MOST_ROWS:
         text = f"the first {MOST_ROWS} of {len(scene.stages)} stages"

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from hetpipe.files.units import human_seconds, three_digits
 from hetpipe.planning.front import Front, Row, nodes_text, price_per_million_samples
-from hetpipe.show.picture.canvas import Box, Canvas, Group, Line, Words, fitting, text_width
+from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Line, Words, fitting, text_width
 from hetpipe.show.report import ticks
 
-WIDTH, HEIGHT, _MARGIN, _LEFT, _BOTTOM, _TOP = 960.0, 400.0, 12.0, 70.0, 46.0, 34.0
+HEIGHT, _MARGIN, _LEFT, _BOTTOM, _TOP = 400.0, 12.0, 70.0, 46.0, 34.0
 # name: colour, half of a point's size
 LOOKS = {"front": ("type4", 5.0), "planned, beaten": ("type5", 3.5), "not planned: lower bound": ("faint", 2.0)}
 Point = tuple[float, float]  # price per million samples, seconds of a step
@@ -46,10 +46,11 @@ class _Axis:
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Round values: 1, 2 and 5 × 10ᵏ (of many, powers of ten); where these are fewer than three, multiples of one of them."""
+        """Round values: 1, 2 and 5 × 10ᵏ (powers of ten where these would stand closer than 32 pixels); where they are fewer than
+        three, multiples of one of them."""
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         found = [step * 10.0**power for power in powers for step in (1, 2, 5) if self.low <= step * 10.0**power <= self.high]
-        if len(found) > 10:
+        if len(found) > abs(self.end - self.start) / 32:
             return [10.0**power for power in powers if self.low <= 10.0**power <= self.high]
         if len(found) < 3:
             step = ticks(self.high - self.low, 5)[1]
@@ -57,15 +58,15 @@ class _Axis:
         return found
 
 
-def front_canvas(front: Front) -> Canvas:
+def front_canvas(front: Front, width: float = WIDE) -> Canvas:
     """The chart: each sub-cluster of the front can be focused and says what it is; free of price, or of time, none is drawn."""
     placed = [(row, point) for row in front.rows if (point := point_of(row, front)) is not None and min(point) > 0]
-    canvas = Canvas(width=WIDTH, height=HEIGHT if placed else 0.0, title=f"{front.model}: price against time")
+    canvas = Canvas(width=width, height=HEIGHT if placed else 0.0, title=f"{front.model}: price against time")
     if not placed:
         return canvas
-    xs = _Axis([x for _, (x, _) in placed], _LEFT, WIDTH - _MARGIN)
+    xs = _Axis([x for _, (x, _) in placed], _LEFT, width - _MARGIN)
     ys = _Axis([y for _, (_, y) in placed], HEIGHT - _BOTTOM, _TOP)
-    _grid(canvas.groups[0], xs, ys)
+    _grid(canvas, xs, ys)
     _legend(canvas.groups[0], {kind_of(row) for row, _ in placed})
     best = sorted(((point, nodes_text(row.nodes), row) for row, point in placed if row.on_front), key=lambda item: item[:2])
     steps: list[Point] = []
@@ -81,8 +82,8 @@ def front_canvas(front: Front) -> Canvas:
     for (x, y), name, row in best:
         group = canvas.group(_said(row, (x, y)))
         _point(group, row, (x, y), xs, ys)
-        shown = fitting(name, 240, 10)
-        left, height = min(xs.at(x) + 9, WIDTH - _MARGIN - text_width(shown, 10)), ys.at(y) - 11
+        shown = fitting(name, min(240, width / 2), 10)
+        left, height = min(xs.at(x) + 9, width - _MARGIN - text_width(shown, 10)), ys.at(y) - 11
         right = left + text_width(shown, 10)
         if all(left > b or right < a or abs(height - v) > 12 for a, b, v in taken):
             taken.append((left, right, height))
@@ -102,7 +103,7 @@ def _point(group: Group, row: Row, point: Point, xs: _Axis, ys: _Axis) -> None:
 
 
 def _legend(group: Group, kinds: set[str]) -> None:
-    x = _LEFT
+    x = _MARGIN
     for name, (colour, half) in LOOKS.items():
         if name in kinds:
             group.boxes.append(Box(x=x, y=14 - half, width=2 * half, height=2 * half, fill=colour, opacity=0.9, round=half))
@@ -110,7 +111,8 @@ def _legend(group: Group, kinds: set[str]) -> None:
             x += 34 + text_width(name, 10.5)
 
 
-def _grid(group: Group, xs: _Axis, ys: _Axis) -> None:
+def _grid(canvas: Canvas, xs: _Axis, ys: _Axis) -> None:
+    group, right = canvas.groups[0], canvas.width - _MARGIN
     for value in xs.ticks():
         x = xs.at(value)
         group.lines.append(Line(points=((x, _TOP), (x, HEIGHT - _BOTTOM)), colour="rule", thickness=0.75))
@@ -118,7 +120,7 @@ def _grid(group: Group, xs: _Axis, ys: _Axis) -> None:
         group.words.append(place)
     for value in ys.ticks():
         y = ys.at(value)
-        group.lines.append(Line(points=((_LEFT, y), (WIDTH - _MARGIN, y)), colour="rule", thickness=0.75))
+        group.lines.append(Line(points=((_LEFT, y), (right, y)), colour="rule", thickness=0.75))
         group.words.append(Words(x=_LEFT - 6, y=y, text=human_seconds(value), size=10, anchor="end", colour="faint"))
-    right = Words(x=WIDTH - _MARGIN, y=HEIGHT - 14, text="price per million samples", size=10.5, anchor="end", bold=True)
-    group.words += [right, Words(x=_MARGIN + 4, y=HEIGHT / 2, text="seconds per step", size=10.5, bold=True, upright=True)]
+    below = Words(x=right, y=HEIGHT - 14, text="price per million samples", size=10.5, anchor="end", bold=True)
+    group.words += [below, Words(x=_MARGIN + 4, y=HEIGHT / 2, text="seconds per step", size=10.5, bold=True, upright=True)]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hetpipe.files.units import human_seconds
 from hetpipe.predict.idle import Gap, idle_gaps
 from hetpipe.predict.timeline import Span, Timeline
-from hetpipe.show.picture.canvas import Box, Canvas, Group, Line, Strip, Words, fitting, text_width
+from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Line, Strip, Words, fitting, text_width
 from hetpipe.show.picture.theme import CAUSE_PATTERNS
 from hetpipe.show.report import ticks, total_seconds
 from hetpipe.show.scene import Scene, StageScene, numbers_text
 
-WIDTH, _MARGIN, _LABEL = 960.0, 12.0, 150.0
+_MARGIN, _LABEL, _ABOVE = 12.0, 150.0, 13.0  # widths, and the height of a label above its row
 _WORK, _WIRE, _GAP = 15.0, 4.0, 5.0  # heights: of work, of transfers and sums under it, between rows
 _FEW = 600  # spans up to which each has a box of its own, with a title
 _PATTERN = 6.0  # pixels in which a pattern is seen
@@ -27,12 +28,12 @@ _Parts = dict[str, list[tuple[float, float, Span]]]
 _NAMES = {"F": "forward", "B": "backward", "send": "transfer", "sync": "gradient sum", "optimizer": "optimizer"}
 
 
-def gantt_canvas(scene: Scene, timelines: Mapping[str, Timeline]) -> Canvas:
-    """The named timelines ("measured", "predicted"), the first above the others; replicas that are alike once."""
-    canvas = Canvas(width=WIDTH, title=f"{scene.plan.model}: one step in time, {' above '.join(timelines)}")
+def gantt_canvas(scene: Scene, timelines: Mapping[str, Timeline], width: float = WIDE) -> Canvas:
+    """The named timelines ("measured", "predicted"), the first above the others; replicas that are alike once. What a row
+    is stands before it where there is room, else above it."""
+    canvas = Canvas(width=width, title=f"{scene.plan.model}: one step in time, {' above '.join(timelines)}")
     seconds = max((total_seconds(timeline) for timeline in timelines.values()), default=0.0)
-    scale = (WIDTH - _LABEL - 2 * _MARGIN) / seconds if seconds > 0 else 0.0
-    chart = _Chart(canvas, scale, {name: _rows(timeline) for name, timeline in timelines.items()})
+    chart = _Chart(canvas, seconds, {name: _rows(timeline) for name, timeline in timelines.items()})
     chart.legend(any(timeline.spans for timeline in timelines.values()), scene)
     first = canvas.height
     gaps = {name: idle_gaps(timeline) for name, timeline in timelines.items()}
@@ -79,9 +80,10 @@ def _joined(gaps: Sequence[Gap], short: float) -> list[Gap]:
 
 
 class _Chart:
-    def __init__(self, canvas: Canvas, scale: float, rows: Mapping[str, Mapping[str, list[Span]]]) -> None:
-        self.canvas, self.scale, self.rows = canvas, scale, rows
-        self.left = _MARGIN + _LABEL
+    def __init__(self, canvas: Canvas, seconds: float, rows: Mapping[str, Mapping[str, list[Span]]]) -> None:
+        self.canvas, self.rows, self.beside = canvas, rows, canvas.width >= WIDE
+        self.left = _MARGIN + (_LABEL if self.beside else 0.0)
+        self.scale = (canvas.width - self.left - _MARGIN) / seconds if seconds > 0 else 0.0
         self.few = sum(len(spans) for devices in rows.values() for spans in devices.values()) <= _FEW
 
     def x(self, seconds: float) -> float:
@@ -90,33 +92,37 @@ class _Chart:
 
     def legend(self, shown: bool, scene: Scene) -> None:
         """What is what."""
-        group, x, y = self.canvas.groups[0], _MARGIN, 14.0
         kinds = {_NAMES[span.kind] for devices in self.rows.values() for spans in devices.values() for span in spans}
         if any(stage.recompute > 0 for _, stage in scene.stages):
             kinds.add("recompute")
-        entries = [(name, look) for name, look in LOOKS.items() if name in kinds]
-        causes = [cause for cause, share in scene.idle_shares().items() if share > 0]
-        for name, (colour, opacity, _) in entries if shown else ():
-            group.boxes.append(Box(x=x, y=y - 6, width=16, height=12, fill=colour, opacity=opacity))
-            group.words.append(Words(x=x + 22, y=y, text=name, size=10.5))
-            x += 38 + text_width(name, 10.5)
-        y, x = y + 18, _MARGIN
-        for cause in causes:
-            look = Box(x=x, y=y - 6, width=16, height=12, fill="panel", edge="rule", pattern=CAUSE_PATTERNS[cause])
-            group.boxes.append(look)
-            group.words.append(Words(x=x + 22, y=y, text=f"idle: {cause}", size=10.5))
-            x += 38 + text_width(f"idle: {cause}", 10.5)
-        self.canvas.height = y + 16
+        swatch = Box(x=0, y=0, width=16, height=12)
+        work = [(name, replace(swatch, fill=colour, opacity=opacity)) for name, (colour, opacity, _) in LOOKS.items()
+                if shown and name in kinds]  # fmt: skip
+        idle = [(f"idle: {cause}", replace(swatch, fill="panel", edge="rule", pattern=CAUSE_PATTERNS[cause]))
+                for cause, share in scene.idle_shares().items() if share > 0]  # fmt: skip
+        group, y = self.canvas.groups[0], 14.0
+        for entries in (work, idle):
+            x = _MARGIN
+            for name, box in entries:
+                wide = 22 + text_width(name, 10.5)
+                if x > _MARGIN and x + wide > self.canvas.width - _MARGIN:
+                    x, y = _MARGIN, y + 18
+                group.boxes.append(replace(box, x=x, y=y - 6))
+                group.words.append(Words(x=x + 22, y=y, text=name, size=10.5))
+                x += wide + 16
+            y += 18
+        self.canvas.height = y - 2
 
     def row(self, label: str, name: str, stage: StageScene, gaps: Sequence[Gap]) -> None:
         """One device of one timeline."""
-        y, spans = self.canvas.height, self.rows[name].get(stage.devices[0], [])
+        y, spans = self.canvas.height + (0.0 if self.beside else _ABOVE), self.rows[name].get(stage.devices[0], [])
         sums: dict[str, float] = {}
         for span in spans:
             sums[_NAMES[span.kind]] = sums.get(_NAMES[span.kind], 0.0) + span.end - span.start
         said = ", ".join(f"{kind} {human_seconds(seconds)}" for kind, seconds in sums.items())
         group = self.canvas.group(f"{name}, stage {stage.number} on {stage.named}: {said}")
-        group.words.append(Words(x=_MARGIN, y=y + _WORK / 2, text=fitting(label, _LABEL - 8, 10), size=10))
+        middle, room = (y + _WORK / 2, _LABEL - 8) if self.beside else (y - _ABOVE / 2, self.canvas.width - 2 * _MARGIN)
+        group.words.append(Words(x=_MARGIN, y=middle, text=fitting(label, room, 10), size=10, clear=True))
         for a, b, cause in gaps if self.few else _joined(gaps, _PATTERN / self.scale):
             if (b - a) * self.scale >= (1 if self.few else _PATTERN):
                 tip = f"idle, {cause}: {human_seconds(b - a)}"
@@ -181,8 +187,10 @@ class _Chart:
     def axis(self, seconds: float, first: float) -> None:
         """Round times, as lines down all rows."""
         group, bottom = self.canvas.groups[0], self.canvas.height
-        for t in ticks(seconds, 8):
+        for t in ticks(seconds, 8 if self.beside else 4):
             points = ((self.x(t), first - 4), (self.x(t), bottom))
             group.lines.append(Line(points=points, colour="rule", thickness=0.75))
-            group.words.append(Words(x=self.x(t), y=bottom + 10, text=human_seconds(t), size=10, anchor="middle", colour="faint"))
+            text = human_seconds(t)
+            x = min(self.x(t), self.canvas.width - text_width(text, 10) / 2)
+            group.words.append(Words(x=x, y=bottom + 10, text=text, size=10, anchor="middle", colour="faint"))
         self.canvas.height = bottom + 24

@@ -17,6 +17,7 @@ from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.picture.axis import FRAME, MARGIN, Scale, draw_axis, draw_marks, scale_of
 from hetpipe.show.picture.canvas import (
+    WIDE,
     Box,
     Canvas,
     Group,
@@ -45,7 +46,6 @@ from hetpipe.show.words import (
     work_share,
 )
 
-WIDE, NARROW = 960.0, 380.0
 _NAME = 13.0  # height of a bar that holds a name in its middle
 _GHOST = 13.0
 _SWATCH, _STRIP = 30.0, 6.0  # widths: of a swatch in the legend, of a bar's beginning in its type's pattern
