@@ -301,6 +301,7 @@ def in_other_units(problem: Problem, seconds: float, size: int) -> Problem:
             kind["memory"] *= size
         cluster["runtime_overhead"]["action_seconds"] *= seconds
         cluster["runtime_overhead"]["device_bytes"] *= size
+        cluster["runtime_overhead"]["bucket_bytes"] *= size
 
     def edit_profile(profile: Document) -> None:
         for m in profile["measurements"]:
