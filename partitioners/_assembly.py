@@ -44,6 +44,14 @@ class Wish(NamedTuple):
     line: tuple[int, ...] = ()
 
 
+class Made(NamedTuple):
+    """About what a plan takes, its pipelines, and the way in which they are placed."""
+
+    about: float
+    sorts: Sorts
+    way: int
+
+
 class Assembly:
     """Of one problem."""
 
@@ -53,7 +61,8 @@ class Assembly:
         self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
         self.step = step  # of the best plan so far
         self.draft: Draft | None = None  # that, if it was found here
-        self.made: list[tuple[float, Sorts]] = []  # plans made here, the best first
+        self.made: list[Made] = []  # plans made here, the best first
+        self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
         self.takes, self.there = types.limits
         self.degrees = [kind.degree for kind in types.kinds]
@@ -61,14 +70,16 @@ class Assembly:
 
     def look(self, R: int, wishes: Sequence[Wish], least: float) -> None:
         """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First cut
-        anywhere; then so that all are cut where one of those is that were chosen: their sums wait for fewer others."""
+        anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums wait for fewer
+        others."""
         free = self._choice(R, wishes, least, ())
         if free is None:
             return
         self.make(free)
+        near = [Wish(p.take(self.types.V), p.samples, p.b) for p in self.near]
         used = {p.ends[1:-1]: count for p, count in free if 1 < len(p.stages) < self.L}
         for cuts in sorted(used, key=lambda x: (len(x), -used[x]))[:SETS]:
-            sorts = self._choice(R, wishes, least, cuts)
+            sorts = self._choice(R, near, least, cuts)
             if sorts is not None:
                 self.make(sorts)
 
@@ -119,6 +130,7 @@ class Assembly:
         if whole:
             dear = found.ineqlin.marginals @ takes[:, some] + samples[some]
             some = some[np.argsort(-dear, kind="stable")[:FEW]]
+            self.near = [pool[i] for i in some]
             found = milp(-samples[some], constraints=[LinearConstraint(takes[:, some], ub=self.there),
                                                       LinearConstraint(one[:, : len(some)], lb=R, ub=R)],
                          integrality=np.ones(len(some)), bounds=Bounds(0, R),
@@ -133,16 +145,16 @@ class Assembly:
         """Samples that a pipeline is given at most."""
         return min(int(MORE * p.samples) + p.b, self.batch)
 
-    def make(self, sorts: Sorts, below: float = math.inf) -> float | None:
-        """About what the plan of so many pipelines of each sort takes in the best of several placings; None if it cannot be, or
-        would not be `below` this even if none waited for others. The simulator decides whether it is the best plan."""
+    def make(self, sorts: Sorts, below: float = math.inf, ways: Sequence[int] = ()) -> Made | None:
+        """About what the plan of so many pipelines of each sort takes, placed in the best of these ways, or of all; None if it
+        cannot be, or would not be `below` this even if none waited for others. Whether it is the best plan says the simulator."""
         shares = self.shares(sorts, below)
         if shares is None:
             return None
-        found = min(self.drafts(sorts, shares), key=itemgetter(0), default=None)
+        found = min(self.drafts(sorts, shares, ways), key=itemgetter(0), default=None)
         if found is None:
             return None
-        about, draft = found
+        about, way, draft = found
         if about < min(below, CLOSE * self.step):
             candidate = self.desk.candidate(0, draft)
             if not self.desk.fits(candidate):
@@ -150,8 +162,9 @@ class Assembly:
             step = self.desk.steps.step(draft, candidate.sketch, self.step)
             if step < self.step:
                 self.step, self.draft = step, draft
-        insort(self.made, (about, sorts), key=itemgetter(0))
-        return about
+        made = Made(about, sorts, way)
+        insort(self.made, made, key=itemgetter(0))
+        return made
 
     def uses(self, p: Pipeline) -> Array:
         """What it takes of all that there is."""
@@ -211,8 +224,8 @@ class Assembly:
         """When it has done so many."""
         return self.reals.seconds(p, samples, R) if samples else 0.0
 
-    def drafts(self, sorts: Sorts, shares: list[int]) -> Iterator[tuple[float, Draft]]:
-        """The plan, placed in some ways, and about what each takes."""
+    def drafts(self, sorts: Sorts, shares: list[int], ways: Sequence[int] = ()) -> Iterator[tuple[float, int, Draft]]:
+        """The plan, placed in some ways (see `Places`), and about what each takes."""
         n, works, which = max(len(p.stages) for p, _ in sorts), dict[tuple[Pipeline, int], int](), []
         each = [p for p, count in sorts for _ in range(count)]
         for p, samples in zip(each, shares, strict=True):
@@ -222,6 +235,6 @@ class Assembly:
             p.work(samples, self.L, own, n - len(p.stages)) for (p, samples), own in zip(works, degrees, strict=True)
         )
         node, kinds = self.desk.appraiser.links.node, np.array(which)
-        for rows in self.places.of(sorts):
+        for way, rows in self.places.of(sorts, ways):
             about = self.estimates.seconds(list(works), kinds, node[rows])
-            yield about, Draft("auto", self.schedule, rows, drafted, kinds)
+            yield about, way, Draft("auto", self.schedule, rows, drafted, kinds)
