@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from hetpipe.layers.device import (
     one_thread,
     static_storages,
 )
-from hetpipe.layers.layer_run import IDLE_SECONDS, LayerRun, busy_factor, leaves, loss_of
+from hetpipe.layers.layer_run import LayerRun, busy_factor, leaves, loss_of
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
 from hetpipe.layers.split import (
     CARRY,
@@ -45,6 +46,7 @@ from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, Opti
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
+IDLE_SECONDS = 0.002
 
 
 @dataclass
@@ -76,6 +78,13 @@ class Clock:
         self.pacer.finish(seconds)
 
 
+class _Heaviest(NamedTuple):
+    """The layer that takes longest so far, forward and backward together."""
+
+    seconds: float = -1.0
+    run: LayerRun | None = None
+
+
 class _SizeRun:
     """One micro-batch size on its way through the layers: what enters the next one, and what was measured so far."""
 
@@ -91,6 +100,12 @@ class _SizeRun:
     def text(self) -> str:
         """`1 sample`, `2 samples`."""
         return counted(self.size, "sample")
+
+    def latest(self) -> _Heaviest:
+        """The last layer that was measured, without what its last turn left."""
+        self.run.received.clear()
+        self.run.outputs.clear()
+        return _Heaviest(self.forward[-1] + self.backward[-1], self.run)
 
     def measure(self, name: str, layer: nn.Module, clock: Clock, index: int, repeats: int, *, last: bool) -> None:
         """Median forward and backward seconds of the next layer, and their relative spread."""
@@ -193,7 +208,7 @@ def measure_device(
         raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
     clock = Clock(device, emulation, processor_time=processor_time)
-    factor, runs, steps = 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
+    runs, steps, heaviest = [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer), _Heaviest()
     with one_thread(device), unchanged_buffers(model.layers):
         for index, (name, layer) in enumerate(named_layers(model.layers)):
             last = index == len(model.layers) - 1
@@ -207,10 +222,11 @@ def measure_device(
                         del runs[number:]
                         break
                     advance(f"layer {index + 1} of {len(model.layers)} ({name}), {run.text}")
-                if last and emulation is None and not processor_time:
-                    factor = _when_busy(device_type, runs[len(runs) // 2], device)
+                heaviest = max(heaviest, runs[len(runs) // 2].latest(), key=lambda found: found.seconds)
                 steps.measure(layer, clock, index, repeats)
             advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
+        real = emulation is None and not processor_time
+        factor = _when_busy(device_type, model, heaviest, device) if real else 1.0
     measurement = Measurement(
         device_type=device_type,
         microbatch_sizes=tuple(run.size for run in runs),
@@ -225,9 +241,12 @@ def measure_device(
     )
 
 
-def _when_busy(device_type: str, latest: _SizeRun, device: torch.device) -> float:
-    """How many times as long the device takes when it works without a pause, as it does in training. By the latest layer."""
-    factor = busy_factor(latest.run, latest.forward[-1] + latest.backward[-1], device)
+def _when_busy(device_type: str, model: Model, heaviest: _Heaviest, device: torch.device) -> float:
+    """How many times as long the device takes when it works without a pause, as it does in training. By the heaviest layer: the
+    smaller one is, the more of what it takes with pauses is for cold caches."""
+    assert heaviest.run is not None
+    with placed(model.layers, heaviest.run.layer, device):
+        factor = busy_factor(heaviest.run, heaviest.seconds, device)
     if factor > 1:
         warn(f"note: {device_type!r} takes {factor:.1f} times as long when it works without a pause (a CPU quota, heat or other "
             "work): it is planned so")  # fmt: skip
