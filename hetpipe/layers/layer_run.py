@@ -64,8 +64,8 @@ def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
     """How many times as long as `seconds`, which they took with pauses, forward and backward take on a device that works without:
     1, unless it is more than 15 % longer (a CPU quota, heat, other work). Their usual time counts, as much longer as the mean
     turn is than the usual one: what holds a device back now and then hits any part of a turn, not only what is timed. The least
-    of a few windows, after one that warms up: a quota, which steady work uses up, shows in all of them, other work of a moment does
-    not. A turn of a window's length uses it up by itself."""
+    of a few windows, after one that warms up: a quota, which steady work uses up, shows in all of them, other work of a moment
+    does not. A turn of a window's length uses it up by itself."""
     if seconds >= WINDOW_SECONDS:
         return 1.0
     watch, factors = Stopwatch(device), list[float]()
