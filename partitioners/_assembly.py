@@ -130,7 +130,7 @@ class Assembly:
         if whole:
             dear = found.ineqlin.marginals @ takes[:, some] + samples[some]
             some = some[np.argsort(-dear, kind="stable")[:FEW]]
-            self.near = [pool[i] for i in some]
+            self.near = [pool[i] for i in some.tolist()]
             found = milp(-samples[some], constraints=[LinearConstraint(takes[:, some], ub=self.there),
                                                       LinearConstraint(one[:, : len(some)], lb=R, ub=R)],
                          integrality=np.ones(len(some)), bounds=Bounds(0, R),

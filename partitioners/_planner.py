@@ -25,7 +25,7 @@ SOON, LATER = 10e6, 25e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
 EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
 NUMBERS = 24  # numbers of replicas for which plans are made
-RUNGS, DEALS = 1.2, 8  # replica counts whose equal pipelines are looked at; deals of the devices
+RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
 BESIDE = 1.25  # times a number of replicas that was better
 STARTS, TRIES = 4, 300  # of local search; plans from each
 
@@ -90,7 +90,7 @@ class Planner:
         for R in ladder:
             share, best = max(1, self.problem.global_batch // R), math.inf
             for take in self.even(R)[:DEALS]:
-                for b in self.assembly.sizes(take, share)[-2:]:
+                for b in self.assembly.sizes(take, share):
                     pipeline = self.assembly.reals.best(take, share, b, R, ())
                     if pipeline is not None:
                         best = min(best, self.assembly.seconds(pipeline, share, R))
