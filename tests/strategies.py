@@ -23,6 +23,7 @@ RUNTIME: dict[str, Any] = {
     "overlap_transfers": False,
     "bucket_bytes": 1_000,
 }
+OVERHEADS: list[dict[str, Any]] = [{}, {"bucket_bytes": 1_000}, {"action_seconds": 0.01, "bucket_bytes": 0}, RUNTIME]
 LINK = {"bandwidth": 1e9, "latency": 1e-4}
 
 
@@ -136,7 +137,7 @@ def clusters(
         price={kind: draw(st.sampled_from([0.5, 1.0, 3.0])) for kind in kinds},
         link=draw(links()),
         inside=draw(links()),
-        overhead=draw(st.sampled_from([{}, {"bucket_bytes": 1_000}, {"action_seconds": 0.01, "bucket_bytes": 0}, RUNTIME])),
+        overhead=draw(st.sampled_from(OVERHEADS)),
     )
 
 

@@ -54,7 +54,7 @@ def plan_of(profile: Profile, micro: int) -> Plan:
 def trained(job: Job, plan: Plan, profile: Profile, early: bool) -> TrainResult | None:
     """On every rank; unless `early`, the engine is not told which backward is the last, and sums when all have ended."""
     if not early:
-        GradientSync.last_backward = lambda _: None  # type: ignore[method-assign]
+        GradientSync.last_backward = lambda self: None  # type: ignore[method-assign]
     return Trainer(job).run(plan, profile)
 
 
