@@ -27,9 +27,10 @@ Take = tuple[int, ...]  # stages of each kind
 Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
 CLOSE = 1.02  # times the best step: plans of about this are simulated
 ABOVE = 1.2  # times the best step: what local search may start from
-HALVINGS, NODES = 6, 5  # of T; of the tree of an integer program
+SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
 LADDER = (1.01, 1.04, 1.1, 1.2)  # times the T of the linear program, until whole numbers are possible
+ALIKE = 3  # pipelines of which all replicas are
 SETS = 4  # of cuts that all replicas have
 FINE = 14  # halvings of the time within which shares are done
 MORE = 1.15  # times the samples that a pipeline was cut for: more it is not given
@@ -69,9 +70,12 @@ class Assembly:
         self.schedule: ScheduleName = "gpipe" if not self.reals.forwards.any() else "1f1b"
 
     def look(self, R: int, wishes: Sequence[Wish], least: float) -> None:
-        """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First cut
-        anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums wait for fewer
-        others."""
+        """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First of those that all
+        can be; then cut anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums wait
+        for fewer others."""
+        alike = [p for p in self.pool(R, wishes, ()) if (R * self.uses(p) <= self.there).all()]
+        for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]:
+            self.make(((p, R),))
         free = self._choice(R, wishes, least, ())
         if free is None:
             return
@@ -94,8 +98,8 @@ class Assembly:
             high = 2 * max(p.offset + (self.batch / R / p.b + 1) * p.period for p in pool)
         if self.chosen(pool, takes, R, high, whole=False) is None:
             return None
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
+        while high > SURE * low:
+            middle = math.sqrt(low * high)
             possible = self.chosen(pool, takes, R, middle, whole=False) is not None
             low, high = (low, middle) if possible else (middle, high)
         for times in LADDER:
