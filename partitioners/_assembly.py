@@ -71,8 +71,8 @@ class Assembly:
 
     def look(self, R: int, wishes: Sequence[Wish], least: float) -> None:
         """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First of those that all
-        can be; then cut anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums wait
-        for fewer others."""
+        can be; then cut anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums
+        wait for fewer others."""
         alike = [p for p in self.pool(R, wishes, ()) if (R * self.uses(p) <= self.there).all()]
         for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]:
             self.make(((p, R),))
