@@ -4,7 +4,7 @@ local search from the best (`_improve`)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice, product, zip_longest
 
 import numpy as np
@@ -31,13 +31,12 @@ STARTS, TRIES = 4, 300  # of local search; plans from each
 
 
 class Planner:
-    """Of one problem: a plan, if one is found that is quicker than `step`, and a bound. It looks at plans of as many replicas as
-    `first` says first."""
+    """Of one problem: a plan, if one is found that is quicker than `step`, and a bound."""
 
     def __init__(
-        self, problem: Problem, step: float, late: Callable[[], bool] = never, first: Sequence[int] = ()
+        self, problem: Problem, step: float = math.inf, late: Callable[[], bool] = never
     ) -> None:
-        self.problem, self.late, self.first = problem, late, list(dict.fromkeys(first))[:2]
+        self.problem, self.late = problem, late
         self.desk = Desk(problem, late, bounding=False)
         self.types = Types(problem)
         self.lower = Lower(self.types, fluid_bound(problem), late)
@@ -71,11 +70,11 @@ class Planner:
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
 
     def numbers(self) -> list[int]:
-        """The replica counts that are worth a look: as many as the plans have that it starts from, and in turns those at which
-        the bound rests and those whose equal pipelines promise most."""
+        """The replica counts that are worth a look: in turns those at which the bound rests and those whose equal pipelines
+        promise most."""
         parts = [part for part in self.lower.parts if part.R and part.columns]
         parts.sort(key=lambda part: (min(part.possible, 2 * part.shown), part.R))
-        found = list(self.first)
+        found = list[int]()
         for pair in zip_longest((part.R for part in parts), self.promising()):
             found += [R for R in pair if R is not None]
         return list(dict.fromkeys(found))[:NUMBERS]

@@ -24,10 +24,10 @@ CLOSE = 1.0001  # times the bound: nothing is left to search for
 
 @dataclass(frozen=True)
 class Auto:
-    """It starts from the best plans of all simple rules (`_floor`), at every size, and never returns a slower one; then
-    `_planner`, which counts devices: a plan and a proven bound. On up to 8 devices the joint search of `_search` follows, which
-    ends with the optimum in the plan class of `_space`, or at its limit. Back ends that run one process a node have the
-    latter only, at every size. The cheapest plan under a deadline on more than 16 devices: `_cheapest`, which plans subsets."""
+    """`_planner` counts devices: a plan and a proven bound. Then all simple rules (`_floor`) are tried for a better one, at
+    every size, so it never returns a slower plan than theirs. On up to 8 devices the joint search of `_search` follows, which
+    ends with the optimum in the plan class of `_space`, or at its limit. Back ends that run one process a node have the rules and
+    that search only. The cheapest plan under a deadline on more than 16 devices: `_cheapest`, which plans subsets."""
 
     name: str = "auto"
     time_limit_seconds: float = 10.0
@@ -40,68 +40,59 @@ class Auto:
             problem.progress("loading what numba compiled; the first time it compiles for some 20 s")
         for module in (_balance, _estimate, _places, _real, _relaxed):
             module.ready()
-        seconds, timed = problem.time_limit_seconds or self.time_limit_seconds, problem.time_limit_seconds is not None
-        clock = Limit(seconds)
-        simple = list(simple_plans(problem, late=lambda: timed and clock.left() < seconds / 2))
+        found = self._searched(problem, Limit(problem.time_limit_seconds or self.time_limit_seconds))
+        return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
+
+    def _searched(self, problem: Problem, limit: Limit) -> Solution:
+        """By size, limits and back end."""
+        timed = problem.time_limit_seconds is not None
+        if problem.backend == "torch" and problem.deadline_seconds_per_step is None:
+            return self._counted(problem, limit)
+        simple = list(simple_plans(problem, late=lambda: timed and limit.left() < limit.seconds / 2))
+        left = max(0.1, limit.left()) if timed else limit.seconds
+        if not simple:
+            refuse(problem)
         try:
-            found = self._search(problem, max(0.1, clock.left()) if timed else seconds, simple)
+            found = self._joint(problem, left, simple)
         except PartitionError:
             if not simple:
                 raise
             found = Solution(plan=simple[-1])
-        best = min([found.plan, *simple], key=lambda plan: cost(problem, plan))
-        return replace(found, plan=best.model_copy(update={"partitioner": self.name}))
+        return replace(found, plan=min([found.plan, *simple], key=lambda plan: cost(problem, plan)))
 
-    def _search(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
-        """By size, limits and back end."""
-        devices, torch = problem.cluster.devices, problem.backend == "torch"
-        timed = problem.time_limit_seconds is not None
-        if problem.deadline_seconds_per_step is not None and len(devices) > 2 * FEW_DEVICES and torch:
-            if not simple:
-                refuse(problem)
-            own = replace(problem, time_limit_seconds=seconds) if timed else problem
-            return Cheapest(own, self, simple).run()
-        if torch and problem.deadline_seconds_per_step is None:
-            return self._counted(problem, seconds, simple)
-        if not simple:
-            refuse(problem)
-        if len({(d.node, d.type) for d in devices}) > MOST_POOLS:
-            if simple:
-                return Solution(plan=simple[-1])
-            raise explain(problem)
-        return Search(problem, self.name, time_limit_seconds=seconds, start=simple).run()
+    def _joint(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
+        """The search of subsets for the cheapest, or over single devices, where these are not too many."""
+        devices, timed = problem.cluster.devices, problem.time_limit_seconds is not None
+        if problem.backend == "torch" and len(devices) > 2 * FEW_DEVICES:
+            return Cheapest(replace(problem, time_limit_seconds=seconds) if timed else problem, self, simple).run()
+        if len({(d.node, d.type) for d in devices}) <= MOST_POOLS:
+            return Search(problem, self.name, time_limit_seconds=seconds, start=simple).run()
+        if simple:
+            return Solution(plan=simple[-1])
+        raise explain(problem)
 
-    def _counted(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
-        """The counted planner; on few devices the joint search from its plan, with the better of both bounds."""
-        limit, few = Limit(seconds), len(problem.cluster.devices) <= FEW_DEVICES
-        timed = problem.time_limit_seconds is not None
-        planner = Planner(
-            problem,
-            min((cost(problem, plan) for plan in simple), default=math.inf),
-            lambda: timed and limit.late(),
-            [len(plan.replicas) for plan in reversed(simple)],
-        )
+    def _counted(self, problem: Problem, limit: Limit) -> Solution:
+        """The counted planner, then the rules; on few devices the joint search from the best plan, with the better of both
+        bounds. Of a time limit the planner has half."""
+        timed, few = problem.time_limit_seconds is not None, len(problem.cluster.devices) <= FEW_DEVICES
+        planner = Planner(problem, math.inf, lambda: timed and limit.left() < limit.seconds / 2)
         plan = planner.run()
-        plans = [*simple, *([] if plan is None else [plan])]
+        plans = [] if plan is None else [plan]
+        plans += simple_plans(problem, planner.assembly.step, lambda: timed and limit.late())
         if not plans:
             refuse(problem)
-        bound = planner.lower.bound
-        if plans and not (few and planner.assembly.step > CLOSE * bound):
-            return Solution(
-                plan=plans[-1], lower_bound_seconds=min(bound, planner.assembly.step), proof="search-bound"
-            )
-        if not plans and not few:
-            if timed and limit.late():
-                raise no_plan_in_time(seconds)
-            raise explain(problem)
-        left = max(0.1, limit.left()) if timed else seconds
+        step = min((cost(problem, plan) for plan in plans), default=math.inf)
+        bound = min(planner.lower.bound, step)
+        if plans and not (few and step > CLOSE * bound):
+            return Solution(plan=plans[-1], lower_bound_seconds=bound, proof="search-bound")
+        if not few:
+            raise no_plan_in_time(limit.seconds) if timed and limit.late() else explain(problem)
+        left = max(0.1, limit.left()) if timed else limit.seconds
         found = Search(problem, self.name, time_limit_seconds=left, start=plans).run()
         step, own = cost(problem, found.plan), found.lower_bound_seconds or 0.0
-        return (
-            found
-            if own >= min(bound, step)
-            else replace(found, lower_bound_seconds=min(bound, step), proof="search-bound")
-        )
+        if own >= min(bound, step):
+            return found
+        return replace(found, lower_bound_seconds=min(bound, step), proof="search-bound")
 
 
 partitioner = Auto()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -136,6 +135,6 @@ def test_pipelines_are_built_with_micro_batches_that_all_their_kinds_were_measur
     two = {"tensor_parallel": 2, "microbatch_sizes": [2], "forward_seconds": [[0.8] * 7], "backward_seconds": [[0.4] * 7]}
     profile = Profile.parse(document | {"measurements": [one, one | two]}, "profile")
     inside = {"points": [[1, 0.125], [500, 0.125], [20_000, 0.125]]}
-    planner = Planner(make_problem(make_cluster([{"a": 7}], memory=4_000, inside=inside), profile, 7), math.inf)
+    planner = Planner(make_problem(make_cluster([{"a": 7}], memory=4_000, inside=inside), profile, 7))
     assert planner.run() is not None
     assert planner.lower.bound <= planner.assembly.step

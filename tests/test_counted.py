@@ -60,7 +60,7 @@ def test_the_seconds_of_actions_count_once() -> None:
 def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
     steps = [checked(problem, plan).step_seconds for plan in simple_plans(problem)]
     assume(steps)
-    planner = Planner(problem, math.inf)
+    planner = Planner(problem)
     plan = planner.run()
     if plan is not None:
         steps.append(checked(problem, plan).step_seconds)
@@ -77,7 +77,7 @@ def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
 )
 def test_plans_fit_and_take_what_is_said(problem: Problem) -> None:
     try:
-        planner = Planner(problem, math.inf)
+        planner = Planner(problem)
     except InputError:  # no link
         return
     plan = planner.run()
@@ -91,7 +91,7 @@ def test_plans_fit_and_take_what_is_said(problem: Problem) -> None:
         [problem.cluster.type_of(x).price_per_hour for x in plan.device_ids],
     )
     assert most is None or sum(prices) <= most * ROUNDING
-    again = Planner(problem, math.inf)
+    again = Planner(problem)
     assert again.run() == plan
     assert again.lower.bound == planner.lower.bound
 
@@ -127,7 +127,7 @@ def test_slow_links_make_few_long_pipelines() -> None:
     )
     link = {"bandwidth": 1e6, "latency": 0.0}
     problem = make_problem(make_cluster([{"a": 1}] * 16, link=link, inside=link), profile, 64)
-    plan = Planner(problem, math.inf).run()
+    plan = Planner(problem).run()
     assert plan is not None
     assert len(plan.replicas) == 1
 
@@ -138,6 +138,6 @@ def test_slow_devices_stay_out() -> None:
         {"a": [0.1] * 8, "b": [30.0] * 8}, (1,), {"parameter_bytes": 10**6, "output_bytes_per_sample": 10}
     )
     problem = make_problem(make_cluster([{"a": 4}, {"b": 4}]), profile, 16)
-    plan = Planner(problem, math.inf).run()
+    plan = Planner(problem).run()
     assert plan is not None
     assert {problem.cluster.device(x).type for x in plan.device_ids} == {"a"}
