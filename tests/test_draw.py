@@ -174,6 +174,27 @@ def test_a_stage_has_the_numbers_of_its_first_and_last_layers_however_narrow_the
         assert words.count("0 embed") == words.count("3 head") == 1
 
 
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_a_layer_has_its_number_beside_its_name(width: float) -> None:
+    scene = scene_of(demo())[0]
+    groups = [group for group in partition_canvas(scene, width).groups if group.key]
+    for group, (_, stage) in zip(groups, scene.stages, strict=True):
+        said = [words.text for words in group.words]
+        assert not {tile.name for tile in stage.tiles} & set(said)
+        for tile in (stage.tiles[0], stage.tiles[-1]):
+            assert any(text.split(" ")[0] == str(tile.layer) for text in said)
+
+
+def test_the_legend_says_what_stripes_and_patterns_are() -> None:
+    note = "light and dark stripes are layers"
+    assert note in [words.text for words in canvas_of(TWO_REPLICAS).words]
+    known: dict[str, Any] = {"profile": profile(NAMES), "cluster": CLUSTER}
+    said = [words.text for words in canvas_of(TWO_REPLICAS, **known).words]
+    assert f"{note}; the pattern at a bar's left end tells its type of device, not idle time" in said
+    assert any("bar: a step added up, no timeline" in text for text in said)
+    assert any("devices of different types are not to one scale" in text for text in said)
+
+
 def test_idle_time_looks_in_bars_as_in_the_legend_and_each_cause_otherwise() -> None:
     scene = scene_of(demo())[0]
     canvas = partition_canvas(scene)

@@ -117,8 +117,8 @@ def explained(scene: Scene) -> list[str]:
         there.append("lower bound")
     found = ["work: layers × samples"]
     if scene.seconds is not None:
-        found = ["bar: adds up a whole step and is no timeline; idle time stands at its end, wherever in the step it was",
-                 "work: what a device computes, its layers for its samples, counted in seconds of the fastest type"]  # fmt: skip
+        found = ["bar: a step added up, no timeline; idle time is at its end, whenever it was",
+                 "work: a device's layers × samples, in seconds of the fastest type"]  # fmt: skip
     return found + [in_short(name) for name in there]
 
 

@@ -131,7 +131,7 @@ def _legend(canvas: Canvas, scene: Scene) -> None:
 def _legend_note(scene: Scene) -> str:
     """What stripes, and the patterns at the left end of bars, say."""
     kinds = scene.types()
-    patterns = "; the pattern at the left end of a bar is that of its type of device, and no idle time" if len(kinds) > 1 else ""
+    patterns = "; the pattern at a bar's left end tells its type of device, not idle time" if len(kinds) > 1 else ""
     return f"light and dark stripes are layers{patterns}"
 
 
@@ -224,7 +224,8 @@ def _ends(group: Group, stage: StageScene, scale: Scale, base: float, inside: Ma
     for layer, (left, right) in unnamed.items():
         name = stage.tiles[layer - first].name
         full = f"{layer} {name}" if name != str(layer) else str(layer)
-        text = next((text for text in (full, str(layer)) if text != inside.get(layer) and taken + text_width(text, 9) + 8 <= room), "")
+        unsaid = [text for text in (full, str(layer)) if text != inside.get(layer)]
+        text = next((text for text in unsaid if taken + text_width(text, 9) + 8 <= room), "")
         taken += text_width(text, 9) + 8 if text else 0.0
         place = Words(x=right, y=base + 8, text=text, size=9, anchor="end") if layer == last != first else None
         if text:
