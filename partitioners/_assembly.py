@@ -27,9 +27,10 @@ Take = tuple[int, ...]  # stages of each kind
 Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
 CLOSE = 1.02  # times the best step: plans of about this are simulated
 ABOVE = 1.2  # times the best step: what local search may start from
-HALVINGS, NODES = 6, 5  # of T; of the tree of an integer program
+SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
 LADDER = (1.01, 1.04, 1.1, 1.2)  # times the T of the linear program, until whole numbers are possible
+ALIKE = 3  # pipelines of which all replicas are
 SETS = 4  # of cuts that all replicas have
 FINE = 14  # halvings of the time within which shares are done
 MORE = 1.15  # times the samples that a pipeline was cut for: more it is not given
@@ -44,6 +45,14 @@ class Wish(NamedTuple):
     line: tuple[int, ...] = ()
 
 
+class Made(NamedTuple):
+    """About what a plan takes, its pipelines, and the way in which they are placed."""
+
+    about: float
+    sorts: Sorts
+    way: int
+
+
 class Assembly:
     """Of one problem."""
 
@@ -53,22 +62,28 @@ class Assembly:
         self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
         self.step = step  # of the best plan so far
         self.draft: Draft | None = None  # that, if it was found here
-        self.made: list[tuple[float, Sorts]] = []  # plans made here, the best first
+        self.made: list[Made] = []  # plans made here, the best first
+        self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
         self.takes, self.there = types.limits
         self.degrees = [kind.degree for kind in types.kinds]
         self.schedule: ScheduleName = "gpipe" if not self.reals.forwards.any() else "1f1b"
 
     def look(self, R: int, wishes: Sequence[Wish], least: float) -> None:
-        """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First cut
-        anywhere; then so that all are cut where one of those is that were chosen: their sums wait for fewer others."""
+        """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First of those that all
+        can be; then cut anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums
+        wait for fewer others."""
+        alike = [p for p in self.pool(R, wishes, ()) if (R * self.uses(p) <= self.there).all()]
+        for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]:
+            self.make(((p, R),))
         free = self._choice(R, wishes, least, ())
         if free is None:
             return
         self.make(free)
+        near = [Wish(p.take(self.types.V), p.samples, p.b) for p in self.near]
         used = {p.ends[1:-1]: count for p, count in free if 1 < len(p.stages) < self.L}
         for cuts in sorted(used, key=lambda x: (len(x), -used[x]))[:SETS]:
-            sorts = self._choice(R, wishes, least, cuts)
+            sorts = self._choice(R, near, least, cuts)
             if sorts is not None:
                 self.make(sorts)
 
@@ -83,8 +98,8 @@ class Assembly:
             high = 2 * max(p.offset + (self.batch / R / p.b + 1) * p.period for p in pool)
         if self.chosen(pool, takes, R, high, whole=False) is None:
             return None
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
+        while high > SURE * low:
+            middle = math.sqrt(low * high)
             possible = self.chosen(pool, takes, R, middle, whole=False) is not None
             low, high = (low, middle) if possible else (middle, high)
         for times in LADDER:
@@ -119,6 +134,7 @@ class Assembly:
         if whole:
             dear = found.ineqlin.marginals @ takes[:, some] + samples[some]
             some = some[np.argsort(-dear, kind="stable")[:FEW]]
+            self.near = [pool[i] for i in some.tolist()]
             found = milp(-samples[some], constraints=[LinearConstraint(takes[:, some], ub=self.there),
                                                       LinearConstraint(one[:, : len(some)], lb=R, ub=R)],
                          integrality=np.ones(len(some)), bounds=Bounds(0, R),
@@ -133,16 +149,16 @@ class Assembly:
         """Samples that a pipeline is given at most."""
         return min(int(MORE * p.samples) + p.b, self.batch)
 
-    def make(self, sorts: Sorts, below: float = math.inf) -> float | None:
-        """About what the plan of so many pipelines of each sort takes in the best of several placings; None if it cannot be, or
-        would not be `below` this even if none waited for others. The simulator decides whether it is the best plan."""
+    def make(self, sorts: Sorts, below: float = math.inf, ways: Sequence[int] = ()) -> Made | None:
+        """About what the plan of so many pipelines of each sort takes, placed in the best of these ways, or of all; None if it
+        cannot be, or would not be `below` this even if none waited for others. Whether it is the best plan says the simulator."""
         shares = self.shares(sorts, below)
         if shares is None:
             return None
-        found = min(self.drafts(sorts, shares), key=itemgetter(0), default=None)
+        found = min(self.drafts(sorts, shares, ways), key=itemgetter(0), default=None)
         if found is None:
             return None
-        about, draft = found
+        about, way, draft = found
         if about < min(below, CLOSE * self.step):
             candidate = self.desk.candidate(0, draft)
             if not self.desk.fits(candidate):
@@ -150,8 +166,9 @@ class Assembly:
             step = self.desk.steps.step(draft, candidate.sketch, self.step)
             if step < self.step:
                 self.step, self.draft = step, draft
-        insort(self.made, (about, sorts), key=itemgetter(0))
-        return about
+        made = Made(about, sorts, way)
+        insort(self.made, made, key=itemgetter(0))
+        return made
 
     def uses(self, p: Pipeline) -> Array:
         """What it takes of all that there is."""
@@ -211,8 +228,8 @@ class Assembly:
         """When it has done so many."""
         return self.reals.seconds(p, samples, R) if samples else 0.0
 
-    def drafts(self, sorts: Sorts, shares: list[int]) -> Iterator[tuple[float, Draft]]:
-        """The plan, placed in some ways, and about what each takes."""
+    def drafts(self, sorts: Sorts, shares: list[int], ways: Sequence[int] = ()) -> Iterator[tuple[float, int, Draft]]:
+        """The plan, placed in some ways (see `Places`), and about what each takes."""
         n, works, which = max(len(p.stages) for p, _ in sorts), dict[tuple[Pipeline, int], int](), []
         each = [p for p, count in sorts for _ in range(count)]
         for p, samples in zip(each, shares, strict=True):
@@ -222,6 +239,6 @@ class Assembly:
             p.work(samples, self.L, own, n - len(p.stages)) for (p, samples), own in zip(works, degrees, strict=True)
         )
         node, kinds = self.desk.appraiser.links.node, np.array(which)
-        for rows in self.places.of(sorts):
+        for way, rows in self.places.of(sorts, ways):
             about = self.estimates.seconds(list(works), kinds, node[rows])
-            yield about, Draft("auto", self.schedule, rows, drafted, kinds)
+            yield about, way, Draft("auto", self.schedule, rows, drafted, kinds)

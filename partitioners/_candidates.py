@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners._batch import Index, Pipelines
-from hetpipe.partitioners._floors import Hops, hops, idle, without
+from hetpipe.partitioners._floors import Hops, first_sums, hops, idle, without
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._pricing import price
@@ -111,7 +111,7 @@ class Enumeration:
         """What the gradient sums of stages [0, hi) take after their last backward at least, without and with recompute [2, V,
         L + 1]."""
         sizes, which = np.unique([v.load.last for v in self.variants], return_inverse=True)
-        rows = [[self.space.first_sums(k, self.R, size, again) for size in sizes.tolist()] for again in (False, True)]
+        rows = [[first_sums(self.space, k, self.R, size, again) for size in sizes.tolist()] for again in (False, True)]
         found: Array = np.array(rows)[:, which]
         return found
 

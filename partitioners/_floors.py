@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners._space import FORWARDS, Array, Counts, Family, Load, Space, StageTables
 from hetpipe.partitioners._symmetry import Symmetry
+from hetpipe.partitioners._wires import exposed
 
 MOST = 10_000  # compositions, exchanged nodes and all
 RANKS = 5  # replica counts told apart: 1, 2, 3, 4, and 5 or more
@@ -160,7 +161,7 @@ def floors(
             for R in range(1, RANKS + 1):
                 if (int(k), R) not in sums:
                     sums[int(k), R] = [
-                        np.stack([space.first_sums(int(k), R, size, again) for size in sizes.tolist()])[which]
+                        np.stack([first_sums(space, int(k), R, size, again) for size in sizes.tolist()])[which]
                         for again in (False, True)
                     ]
                 plain, again = sums[int(k), R]
@@ -168,6 +169,17 @@ def floors(
                 best[R - 1] = np.minimum(best[R - 1], (ends + late).min(axis=1))
         result[c] = best
     return result
+
+
+def first_sums(space: Space, k: int, R: int, size: int, again: bool) -> Array:
+    """Lower bound [hi] on the seconds from the last backward of a first stage of layers [0, hi) on kind k, of so many samples,
+    with or without recompute, to the end of its gradient sums beside R − 1 other replicas."""
+    below = np.zeros((1, space.L + 1))
+    if space.problem.sums_early:
+        forward, backward = space.prefixes(k, [size])
+        below = backward + forward if again else backward
+    found: Array = exposed(space.sum_floor(k, R)[:1], below)[0]
+    return found
 
 
 def _extend(

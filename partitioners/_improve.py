@@ -8,7 +8,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from hetpipe.partitioners._assembly import Assembly, Sorts
+from hetpipe.partitioners._assembly import Assembly, Made, Sorts
 from hetpipe.partitioners._real import Pipeline
 
 
@@ -19,19 +19,19 @@ class Improvement:
         self.assembly, self.reals, self.types, self.left = assembly, assembly.reals, assembly.types, tries
         self.seen = set[Sorts]()
 
-    def run(self, sorts: Sorts, step: float) -> None:
-        """From a plan with this step."""
+    def run(self, best: Made) -> None:
+        """From a plan. Neighbours are placed as it is; the better one then in all ways."""
         while self.left > 0:
-            for neighbour in self.neighbours(sorts):
+            for neighbour in self.neighbours(best.sorts):
                 if neighbour in self.seen:
                     continue
                 if self.left <= 0:
                     return
                 self.seen.add(neighbour)
                 self.left -= 1
-                found = self.assembly.make(neighbour, step)
-                if found is not None and found < step:
-                    sorts, step = neighbour, found
+                found = self.assembly.make(neighbour, best.about, (best.way,))
+                if found is not None and found.about < best.about:
+                    best = min(found, self.assembly.make(neighbour, best.about) or found)
                     break
             else:
                 return

@@ -28,22 +28,21 @@ class Places:
         self.first, self.count, self.type_of = self.first[order], self.count[order], blocks[order, 0]
         ready()
 
-    def of(self, sorts: Sequence[tuple[Pipeline, int]]) -> Iterator[Index]:
-        """The devices of each stage [R, stages], of so many pipelines of each sort: the first one's, where there is no stage."""
+    def of(self, sorts: Sequence[tuple[Pipeline, int]], ways: Sequence[int] = ()) -> Iterator[tuple[int, Index]]:
+        """The devices of each stage [R, stages], of so many pipelines of each sort: the first one's, where there is no stage. In
+        all ways that differ, or in these: one pipeline after the other (0), or in tiles of so many stages."""
         lengths = [length for length in TILES if length < max(self.types.node_size)]
         width, seen = max(len(p.stages) for p, _ in sorts), set[bytes]()
-        for runs in (self._line(sorts), *(self._tiles(sorts, length) for length in (self.types.L, *lengths))):
-            starts, at, degrees, replicas, stages = runs
-            rows = np.full((sum(count for _, count in sorts), width), -1, dtype=np.int64)
-            one_by_one = len(starts) == len(replicas) + 1
-            free = self.first.copy(), self.count.copy()
-            if not _put(starts, at, degrees, replicas, stages, *free, self.type_of, one_by_one, rows):
+        for way in ways or (0, self.types.L, *lengths):
+            starts, at, degrees, replicas, stages = self._tiles(sorts, way) if way else self._line(sorts)
+            rows, free = np.full((sum(count for _, count in sorts), width), -1), (self.first.copy(), self.count.copy())
+            if not _put(starts, at, degrees, replicas, stages, *free, self.type_of, way == 0, rows):
                 continue
             rows = np.where(rows < 0, rows[:, :1], rows)
             nodes = self.nodes[rows].tobytes()
             if nodes not in seen:
                 seen.add(nodes)
-                yield rows
+                yield way, rows
 
     def _line(self, sorts: Sequence[tuple[Pipeline, int]]) -> tuple[Index, ...]:
         """One pipeline after the other, on the nodes in their order; larger groups first."""

@@ -10,7 +10,7 @@ from itertools import islice, product, zip_longest
 import numpy as np
 
 from hetpipe.files.messages import counted
-from hetpipe.partitioners._assembly import Assembly, Sorts, Wish
+from hetpipe.partitioners._assembly import Assembly, Made, Wish
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._improve import Improvement
 from hetpipe.partitioners._limit import never
@@ -24,8 +24,8 @@ FIRST, SECOND = 50e6, 50e6  # effort of the bound before and after there are pla
 SOON, LATER = 10e6, 25e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
 EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
-NUMBERS = 16  # numbers of replicas for which plans are made
-RUNGS, DEALS = 1.2, 8  # replica counts whose equal pipelines are looked at; deals of the devices
+NUMBERS = 24  # numbers of replicas for which plans are made
+RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
 BESIDE = 1.25  # times a number of replicas that was better
 STARTS, TRIES = 4, 300  # of local search; plans from each
 
@@ -57,14 +57,14 @@ class Planner:
             self.assembly.look(R, self.wishes(R), self.lower.bound)
             if self.assembly.step < step:  # and others about as many
                 waiting = [R - 1, R + 1, round(R / BESIDE), round(R * BESIDE), *waiting]
-        starts = dict[int, tuple[float, Sorts]]()
-        for step, sorts in self.assembly.made:
-            starts.setdefault(sum(count for _, count in sorts), (step, sorts))
-        for step, sorts in list(starts.values())[:STARTS]:
+        starts = dict[int, Made]()
+        for made in self.assembly.made:
+            starts.setdefault(sum(count for _, count in made.sorts), made)
+        for made in list(starts.values())[:STARTS]:
             if self.late():
                 break
             self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
-            Improvement(self.assembly, TRIES).run(sorts, step)
+            Improvement(self.assembly, TRIES).run(made)
         self.desk.say(f"bounding; best step {self.assembly.step:.4g} s")
         if math.isfinite(self.assembly.step):
             self.lower.run(self.assembly.step, SECOND, LATER)
@@ -90,7 +90,7 @@ class Planner:
         for R in ladder:
             share, best = max(1, self.problem.global_batch // R), math.inf
             for take in self.even(R)[:DEALS]:
-                for b in self.assembly.sizes(take, share)[-2:]:
+                for b in self.assembly.sizes(take, share):
                     pipeline = self.assembly.reals.best(take, share, b, R, ())
                     if pipeline is not None:
                         best = min(best, self.assembly.seconds(pipeline, share, R))

@@ -253,7 +253,7 @@ def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, back
           early: bool) -> float:  # fmt: skip
     """What the sums from layer `first` on take after the last backward, in which those of the layers that are done may begin
     `early`."""
-    late = 0.0 if early else sums[v, first, hi]
+    late = 0.0 if early else float(sums[v, first, hi])
     for l in range(lo, hi if early else lo):  # noqa: E741
         late = max(late, sums[v, first, l + 1] - (backward[v, l] - backward[v, lo]) - again * (forward[v, l] - forward[v, lo]))
     return late
@@ -298,8 +298,8 @@ def _ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
     end = longest = 0.0
     for s in range(len(line)):
         v, lo, hi = line[s], ends[s], ends[s + 1]
-        late = _late(first[lo], v, lo, hi, recompute[s], forward[which[-1]], backward[which[-1]], sums, early)
-        end, longest = max(end, done[s] + late), max(longest, optimizer[v, lo, hi])
+        after = _late(first[lo], v, lo, hi, recompute[s], forward[which[-1]], backward[which[-1]], sums, early)
+        end, longest = max(end, done[s] + after), max(longest, optimizer[v, lo, hi])
     return end + longest
 
 

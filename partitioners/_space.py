@@ -32,7 +32,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._limit import Meter
 from hetpipe.partitioners._memory import memory_tables, span
-from hetpipe.partitioners._wires import exposed, link_floor
+from hetpipe.partitioners._wires import link_floor
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.cluster import Link
@@ -391,14 +391,3 @@ class Space:
             return np.zeros_like(size)
         floors = [link_floor(self.links[i], size / R) for i in ids]
         return np.where(size > 0, 2 * (R - 1) * np.minimum.reduce(floors), 0.0)
-
-    @kept
-    def first_sums(self, k: int, R: int, size: int, again: bool) -> Array:
-        """Lower bound [hi] on the seconds from the last backward of a first stage of layers [0, hi) on kind k, of so many
-        samples, with or without recompute, to the end of its gradient sums beside R − 1 other replicas."""
-        below = np.zeros((1, self.L + 1))
-        if self.problem.sums_early:
-            forward, backward = self.prefixes(k, [size])
-            below = backward + forward if again else backward
-        found: Array = exposed(self.sum_floor(k, R)[:1], below)[0]
-        return found

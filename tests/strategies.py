@@ -21,8 +21,9 @@ RUNTIME: dict[str, Any] = {
     "allocator_factor": 1.25,
     "receive_buffers": "one",
     "overlap_transfers": False,
+    "bucket_bytes": 1_000,
 }
-BUCKETS: list[dict[str, Any]] = [{}, {"bucket_bytes": 1_000}, {"bucket_bytes": 1_000}, {"bucket_bytes": 0}]
+OVERHEADS: list[dict[str, Any]] = [{}, {"bucket_bytes": 1_000}, {"action_seconds": 0.01, "bucket_bytes": 0}, RUNTIME]
 LINK = {"bandwidth": 1e9, "latency": 1e-4}
 
 
@@ -136,7 +137,7 @@ def clusters(
         price={kind: draw(st.sampled_from([0.5, 1.0, 3.0])) for kind in kinds},
         link=draw(links()),
         inside=draw(links()),
-        overhead=draw(st.sampled_from([{}, {}, {"action_seconds": 0.01}, RUNTIME])) | draw(st.sampled_from(BUCKETS)),
+        overhead=draw(st.sampled_from(OVERHEADS)),
     )
 
 
@@ -240,7 +241,7 @@ def crowds(draw: st.DrawFn, most_devices: int, prices: bool = False) -> Problem:
         price={kind: draw(st.sampled_from([1.0, 2.5])) for kind in kinds} if prices else None,
         link=slow,
         inside=draw(st.sampled_from([None, LINK])),
-        overhead=draw(st.sampled_from([{}, {}, RUNTIME])) | draw(st.sampled_from(BUCKETS)),
+        overhead=draw(st.sampled_from([{}, {"bucket_bytes": 1_000}, RUNTIME])),
     )
     layer = {"parameter_bytes": draw(st.sampled_from([100, 1000])), "output_bytes_per_sample": draw(st.sampled_from([10, 100])),
              "saved_bytes_per_sample": 50}  # fmt: skip

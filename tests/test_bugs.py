@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.measuring.discover import cluster_of
 from hetpipe.partitioners._capacity import Capacity
 from hetpipe.partitioners._obstacle import explain
+from hetpipe.partitioners._planner import Planner
 from hetpipe.partitioners.chain import Chain
 from hetpipe.predict.cost import Costs
 from hetpipe.runtime.gradients import GradientSync
@@ -124,3 +126,16 @@ def test_a_copy_forgets_what_was_computed_of_the_original() -> None:
     assert one.slower(2.0).times(1)[0].tolist() == [2.0]
     fewer = measured.model_copy(update={"measurements": (one.model_copy(update={"device_type": "c"}),)})
     assert fewer.measurement("c").times(1)[0].tolist() == [1.0]
+
+
+def test_pipelines_are_built_with_micro_batches_that_all_their_kinds_were_measured_at() -> None:
+    """One of local search had micro-batches of 1 on a split stage that was measured at 2: a plan below the bound of all plans."""
+    sizes = [{"parameter_bytes": size} for size in (515, 486, 0, 0, 0, 0, 0)]
+    document = make_profile({"a": [1.0] * 7}, layers=sizes, backward=0.5).model_dump()
+    (one,) = document["measurements"]
+    two = {"tensor_parallel": 2, "microbatch_sizes": [2], "forward_seconds": [[0.8] * 7], "backward_seconds": [[0.4] * 7]}
+    profile = Profile.parse(document | {"measurements": [one, one | two]}, "profile")
+    inside = {"points": [[1, 0.125], [500, 0.125], [20_000, 0.125]]}
+    planner = Planner(make_problem(make_cluster([{"a": 7}], memory=4_000, inside=inside), profile, 7), math.inf)
+    assert planner.run() is not None
+    assert planner.lower.bound <= planner.assembly.step

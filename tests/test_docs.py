@@ -180,9 +180,8 @@ def test_what_is_said_of_the_picture_is_so() -> None:
     equal = make_plan(profile, cluster, 64, partitioner="even-data-parallel")
     step, *others = (simulate(p, profile, cluster).step_seconds for p in (plan, even, equal))
     readme, concepts = Page("README.md").text, Page("docs/concepts.md").text
-    (stages,) = (replica.stages for replica in plan.replicas)
-    assert [b - a for a, b in (s.layers for s in stages)] == [22, 3, 1]
-    assert "takes 22 of the 26 layers, one 1080 Ti takes three" in readme
+    assert [(replica.samples, len(replica.stages)) for replica in plan.replicas] == [(48, 1), (8, 1), (8, 1)]
+    assert "takes 48 of the 64 samples of a step, and\neach 1080 Ti takes 8" in readme
     assert f"{others[0] / step:.1f} times as long" in concepts
     assert f"{others[1] / step:.1f} times as long" in readme
 

@@ -48,8 +48,7 @@ class Quota(Device):
         super().__init__()
         self.used, self.period = 0.0, 0
 
-    def work(self) -> None:
-        seconds = 0.003
+    def work(self, seconds: float = 0.003) -> None:
         while seconds > 0:
             if int(self.now * 10 + 1e-9) > self.period:
                 self.used, self.period = 0.0, int(self.now * 10 + 1e-9)
@@ -73,27 +72,27 @@ class Cold(Device):
         self.cold = False
 
 
-class ColdQuota(Quota):
-    """Both: after a pause it takes twice as long, and 20 of every 100 ms are its own."""
+class Head(nn.Module):
+    """A small layer behind one that has a quota; after a pause it takes eight times as long, forward."""
 
-    cold = False
+    def __init__(self, body: Quota) -> None:
+        super().__init__()
+        self.body, self.left = [body], body.now  # (in a list, it is no part of this layer)
 
-    def pause(self, seconds: float) -> None:
-        super().pause(seconds)
-        self.cold = True
-
-    def work(self) -> None:
-        for _ in range(1 + self.cold):
-            super().work()
-        self.cold = False
+    def forward(self, x: Tensor) -> Tensor:
+        (body,) = self.body
+        for _ in range(8 if body.now - self.left > 0.04 else 1):
+            body.work(0.0001)
+        self.left = body.now
+        return x * 1.0
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, layer: Device) -> tuple[Model, Measurement]:
+def measured(monkeypatch: pytest.MonkeyPatch, layer: Device, *more: nn.Module) -> tuple[Model, Measurement]:
     monkeypatch.setattr("hetpipe.measuring.profiler.time", SimpleNamespace(sleep=layer.pause))
     monkeypatch.setattr("hetpipe.layers.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now, sleep=layer.pause))
     monkeypatch.setattr("hetpipe.layers.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
     loss = Loss(function=LOSSES["mse"])
-    model = Model(name="m", layers=nn.Sequential(layer), inputs=torch.ones(2, 4), targets=torch.zeros(2, 4), loss=loss)
+    model = Model(name="m", layers=nn.Sequential(layer, *more), inputs=torch.ones(2, 4), targets=torch.zeros(2, 4), loss=loss)
     return model, measure_device(model, "cpu-n1", CPU, SIZES, torch.optim.SGD).measurement
 
 
@@ -113,7 +112,7 @@ def test_a_device_with_a_quota_is_planned_as_it_works_without_a_pause(
 
 
 def test_a_quota_counts_where_it_stops_a_turn_beside_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head of a millisecond at the end of a model was found half as slow as the layers before it."""
+    """What receives and copies beside the layers uses the quota, too, and may be what it stops."""
     layer = Quota()
     monkeypatch.setattr("hetpipe.layers.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now, sleep=layer.pause))
     monkeypatch.setattr("hetpipe.layers.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
@@ -126,10 +125,11 @@ def test_a_quota_counts_where_it_stops_a_turn_beside_its_layer(monkeypatch: pyte
     assert busy_factor(Slow(layer, (torch.ones(2, 4),), None), 0.006, CPU) == pytest.approx(5, rel=0.1)
 
 
-def test_warm_caches_do_not_hide_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = ColdQuota()
-    _, found = measured(monkeypatch, layer)
-    assert found.forward_seconds[0][0] + found.backward_seconds[0][0] == pytest.approx(0.012 * 5, rel=0.1)
+def test_a_small_last_layer_does_not_hide_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of an MLP, whose caches are cold after a pause, was no slower without, and a step took twice as long as predicted."""
+    layer = Quota()
+    _, found = measured(monkeypatch, layer, Head(layer))
+    assert found.forward_seconds[0][0] + found.backward_seconds[0][0] == pytest.approx(0.006 * 5, rel=0.2)
 
 
 @pytest.mark.parametrize("layer", [Device(), Quota(), Cold()], ids=["plain", "quota", "cold"])

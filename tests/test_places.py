@@ -36,7 +36,7 @@ def test_tiles_of_stages_of_replicas() -> None:
     nodes = problem.cluster.devices
     found = [
         [["".join(nodes[d].node[-1] for d in row) for row in rows.tolist()]]
-        for rows in assembly(problem).places.of([(pipeline((0, 0, 0, 0), (0, 1, 2, 3, 4)), 2)])
+        for _, rows in assembly(problem).places.of([(pipeline((0, 0, 0, 0), (0, 1, 2, 3, 4)), 2)])
     ]
     first, second = sorted({device.node[-1] for device in nodes})
     whole, halves = [[first * 4, second * 4]], [[first * 2 + second * 2] * 2]
@@ -59,7 +59,7 @@ def test_every_stage_has_devices_of_its_own(problem: Problem, data: st.DataObjec
         stages = tuple(data.draw(st.integers(0, types.V - 1)) for _ in range(n))
         sorts.append((pipeline(stages, (0, *cuts, types.L)), data.draw(st.integers(1, 3))))
     devices = problem.cluster.devices
-    for rows in found.places.of(sorts):
+    for _, rows in found.places.of(sorts):
         used = Counter[int]()
         for row, p in zip(rows.tolist(), [p for p, count in sorts for _ in range(count)], strict=True):
             for device, v in zip(row, p.stages, strict=False):
@@ -80,7 +80,7 @@ def test_one_pipeline_on_one_node_takes_what_is_estimated(seconds: list[float], 
     assume(all(line.count(v) <= 3 for v in line))
     p = found.reals.of(line, batch, data.draw(st.sampled_from([1, 2])), 1, ())
     assert p is not None
-    about, draft = next(found.drafts(((p, 1),), [batch]))
+    about, _, draft = next(found.drafts(((p, 1),), [batch]))
     assert about == pytest.approx(simulate(draft.plan(problem), profile, problem.cluster).step_seconds, rel=1e-9)
 
 

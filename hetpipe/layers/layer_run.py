@@ -16,7 +16,6 @@ from hetpipe.layers.model import Model, Tensors, as_tuple, as_value
 
 DIFFERENT = 0.15  # a time that is off by more is another
 WINDOW_SECONDS, WINDOWS = 0.2, 3  # Linux deals out CPU quotas every 0.1 s: whole periods have whole quotas
-IDLE_SECONDS, PAUSED_TURNS = 0.002, 5  # a pipeline's ranks wait so long, and longer, between actions
 
 
 def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -63,15 +62,13 @@ def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
 
 def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
     """How many times as long as `seconds`, which they took with pauses, forward and backward take on a device that works without:
-    1, unless it is more than 15 % longer (a CPU quota, heat, other work). The usual turn shows a device that is slower in all it
-    does, and is no shorter than the least one with pauses, since caches are warm only here, not between other layers; the mean
-    turn over the usual one shows what holds it back now and then, whichever part of a turn that hits. The least of a few
-    windows, after one that warms up: a quota, which steady work uses up, shows in all of them, other work of a moment does not.
-    A turn of a window's length uses it up by itself."""
+    1, unless it is more than 15 % longer (a CPU quota, heat, other work). Their usual time counts, as much longer as the mean
+    turn is than the usual one: what holds a device back now and then hits any part of a turn, not only what is timed. The least
+    of a few windows, after one that warms up: a quota, which steady work uses up, shows in all of them, other work of a moment
+    does not. A turn of a window's length uses it up by itself."""
     if seconds >= WINDOW_SECONDS:
         return 1.0
     watch, factors = Stopwatch(device), list[float]()
-    cold = min(_paused(run, watch) for _ in range(PAUSED_TURNS))
     for _ in range(1 + WINDOWS):
         timed, turns, began = list[float](), list[float](), time.monotonic()
         while not turns or sum(turns) < WINDOW_SECONDS:
@@ -80,18 +77,8 @@ def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
             now = time.monotonic()
             turns.append(now - began)
             began = now
-        factors.append(max(cold, median(timed)) / max(seconds, 1e-9) * fmean(turns) / max(median(turns), 1e-9))
+        factors.append(median(timed) / max(seconds, 1e-9) * fmean(turns) / max(median(turns), 1e-9))
     for parameter in run.layer.parameters():
         parameter.grad = None
     factor = min(factors[1:])
     return factor if factor > 1 + DIFFERENT else 1.0
-
-
-def _paused(run: LayerRun, watch: Stopwatch) -> float:
-    """Seconds of a turn with pauses before forward and backward."""
-    run.receive()
-    total = 0.0
-    for action in (run.forward, run.backward):
-        time.sleep(IDLE_SECONDS)
-        total += watch.measure(action)
-    return total

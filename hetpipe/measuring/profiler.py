@@ -1,8 +1,9 @@
 """The profiler: every layer's seconds and bytes, on the devices themselves.
 
 Times are medians over repeats after a warm-up, each after a short idle gap (a pipeline's ranks wait between actions, and a hot
-loop would flatter small ones). A device that is more than 15 % slower without gaps (a CPU quota, heat) gets times that are so
-much longer. Saved bytes come from one forward, by saved-tensor hooks: shared storage once, parameters never.
+loop would flatter small ones). A device that is more than 15 % slower without gaps (a CPU quota, heat), by its heaviest layer,
+since of a small one cold caches hide it, gets times that are so much longer. Saved bytes come from one forward, by saved-tensor
+hooks: shared storage once, parameters never.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hetpipe.layers.device import (
     one_thread,
     static_storages,
 )
-from hetpipe.layers.layer_run import IDLE_SECONDS, LayerRun, busy_factor, leaves, loss_of
+from hetpipe.layers.layer_run import LayerRun, busy_factor, leaves, loss_of
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
 from hetpipe.layers.split import (
     CARRY,
@@ -45,6 +46,8 @@ from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, Opti
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
+IDLE_SECONDS = 0.002
+HEAVIER = 1.5  # times as long as the heaviest layer before it
 
 
 @dataclass
@@ -91,6 +94,11 @@ class _SizeRun:
     def text(self) -> str:
         """`1 sample`, `2 samples`."""
         return counted(self.size, "sample")
+
+    @property
+    def latest_seconds(self) -> float:
+        """Forward and backward of the layer that was measured last."""
+        return self.forward[-1] + self.backward[-1]
 
     def measure(self, name: str, layer: nn.Module, clock: Clock, index: int, repeats: int, *, last: bool) -> None:
         """Median forward and backward seconds of the next layer, and their relative spread."""
@@ -193,7 +201,7 @@ def measure_device(
         raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
     clock = Clock(device, emulation, processor_time=processor_time)
-    factor, runs, steps = 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
+    heaviest, factor, runs, steps = 0.0, 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
     with one_thread(device), unchanged_buffers(model.layers):
         for index, (name, layer) in enumerate(named_layers(model.layers)):
             last = index == len(model.layers) - 1
@@ -207,10 +215,15 @@ def measure_device(
                         del runs[number:]
                         break
                     advance(f"layer {index + 1} of {len(model.layers)} ({name}), {run.text}")
-                if last and emulation is None and not processor_time:
-                    factor = _when_busy(device_type, runs[len(runs) // 2], device)
+                middle = runs[len(runs) // 2]
+                if emulation is None and not processor_time and middle.latest_seconds > HEAVIER * heaviest:
+                    heaviest = middle.latest_seconds
+                    factor = busy_factor(middle.run, heaviest, device)
                 steps.measure(layer, clock, index, repeats)
             advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
+    if factor > 1:
+        warn(f"note: {device_type!r} takes {factor:.1f} times as long when it works without a pause (a CPU quota, heat or other "
+            "work): it is planned so")  # fmt: skip
     measurement = Measurement(
         device_type=device_type,
         microbatch_sizes=tuple(run.size for run in runs),
@@ -223,15 +236,6 @@ def measure_device(
         state_bytes_per_parameter_byte=steps.state_bytes / max(1, steps.parameter_bytes),
         spread=max(statistics.median(run.spreads) for run in runs),
     )
-
-
-def _when_busy(device_type: str, latest: _SizeRun, device: torch.device) -> float:
-    """How many times as long the device takes when it works without a pause, as it does in training. By the latest layer."""
-    factor = busy_factor(latest.run, latest.forward[-1] + latest.backward[-1], device)
-    if factor > 1:
-        warn(f"note: {device_type!r} takes {factor:.1f} times as long when it works without a pause (a CPU quota, heat or other "
-            "work): it is planned so")  # fmt: skip
-    return factor
 
 
 def saved_bytes(model: Model, device: torch.device) -> list[int]:
