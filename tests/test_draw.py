@@ -17,6 +17,7 @@ from hetpipe.show.picture.curves import memory_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
 from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.picture.theme import CAUSE_PATTERNS
+from hetpipe.show.words import bound_line
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -76,8 +77,8 @@ def test_every_device_layer_range_share_and_name_is_in_the_picture(tmp_path: Pat
     draw_plan(shown, tmp_path / "plan.svg")
     svg = (tmp_path / "plan.svg").read_text("utf-8")
     assert {"n0/0 fast · layers 0–2", "n0/2 slow · layer 3", "n0/1 fast · layers 0–3", "node n0"} <= set(texts(svg))
-    assert {f"replica {r}: 3 of 6 samples (micro-batches: 2 + 1)" for r in (0, 1)} <= set(texts(svg))
-    assert {"embed", "body.0", "body.1", "head", "fast, 4.00 GiB", "slow, 2.00 GiB"} <= set(texts(svg))
+    assert {f"replica {r}: 3 of 6 samples, in micro-batches of 2 and 1" for r in (0, 1)} <= set(texts(svg))
+    assert {"0 embed", "1 body.0", "2 body.1", "3 head", "fast, 4.00 GiB", "slow, 2.00 GiB"} <= set(texts(svg))
     titles = [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}title")]
     assert "layer 0: embed, 9.00 ms a step" in titles
     assert "layer 3: head, 18.0 ms a step" in titles
@@ -108,9 +109,23 @@ def test_widths_are_numbers_of_layers_where_no_times_are_known() -> None:
 
 def test_the_title_has_the_prediction_and_the_bound() -> None:
     shown = [words.text for words in canvas_of(plan([(0, 4, "n0/0")], predicted=PREDICTED)).words]
-    assert "50.0 ms a step, as predicted" in shown
-    assert "no step is shorter than 49.0 ms (lower bound, gap 3.1 %): no plan of any kind is below it" in shown
+    assert "predicted step 50.0 ms" in shown
+    assert "proven: no plan of any kind takes less than 49.0 ms; this one takes 2.0 % longer" in shown
     assert "3 samples a step, 1f1b, planned by hand" in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [({"lower_bound_seconds": 0.05, "proof": "exhaustive"}, "proven: no plan of this kind is faster"),
+     ({"lower_bound_seconds": 0.05}, "proven: no plan of any kind is faster"),
+     ({"lower_bound_seconds": 0.0499999, "proof": "search-bound"},
+      "proven: no plan of this kind takes less than 50.0 ms; this one takes less than 0.1 % longer"),
+     ({"lower_bound_seconds": 0.0}, "proven: no plan of any kind takes less than 0 s"),
+     ({"lower_bound_seconds": None, "proof": None, "gap": None}, "")],
+)  # fmt: skip
+def test_what_is_proven_is_one_sentence(changes: dict[str, object], text: str) -> None:
+    scene = scene_of(given(plan([(0, 4, "n0/0")], predicted=PREDICTED | changes)))[0]
+    assert bound_line(scene) == text
 
 
 def test_the_stage_that_computes_longest_limits_the_step_and_full_memory_is_tight() -> None:
@@ -128,14 +143,24 @@ def test_alike_replicas_are_drawn_once() -> None:
     scene = scene_of(given(alike, profile=profile(NAMES), cluster=CLUSTER))[0]
     assert [lane.replicas for lane in scene.lanes] == [(0, 1)]
     shown = {words.text for words in partition_canvas(scene).words}
-    assert {"2 × replicas 0–1: 3 of 6 samples each (micro-batches: 2 + 1)", "n0/0 and n0/1, each fast · layers 0–3"} <= shown
+    assert "replicas 0–1, alike: 3 of 6 samples each, in micro-batches of 2 and 1" in shown
+    assert "2 devices alike: n0/0 and n0/1, each fast (one is drawn) · layers 0–3" in shown
     assert "n0/0 and n0/1, each fast, limit the step: each of them computes for 100 % of it" in shown
     assert "node n0" in shown
     apart = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {
         "nodes": [{"name": f"n{i}", "devices": {"fast": 1}} for i in range(5)]}, "the cluster")  # fmt: skip
     five = plan(*([(0, 4, f"n{i}/0")] for i in range(5)))
     shown = {words.text for words in canvas_of(five, profile=profile(NAMES), cluster=apart).words}
-    assert {"n0/0, n1/0 and 3 more, each fast · layers 0–3", "nodes n0, n1 and 3 more"} <= shown
+    assert {"5 devices alike: n0/0, n1/0 and 3 more, each fast (one is drawn) · layers 0–3", "nodes n0, n1 and 3 more"} <= shown
+
+
+def test_alike_devices_stand_in_the_order_of_the_cluster_as_those_of_the_equal_split() -> None:
+    apart = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {
+        "nodes": [{"name": name, "devices": {"fast": 1}} for name in ("b", "a")]}, "the cluster")  # fmt: skip
+    turned = plan([(0, 4, "a/0")], [(0, 4, "b/0")])
+    shown = {words.text for words in canvas_of(turned, profile=profile(NAMES), cluster=apart).words}
+    assert "2 devices alike: b/0 and a/0, each fast (one is drawn) · layers 0–3" in shown
+    assert "nodes b and a" in shown
 
 
 def test_a_stage_has_the_numbers_of_its_first_and_last_layers_however_narrow_they_are() -> None:
@@ -147,6 +172,27 @@ def test_a_stage_has_the_numbers_of_its_first_and_last_layers_however_narrow_the
         words = [words.text for words in canvas_of(plan([(0, 4, "n0/0")]), width, **known).words]
         assert {"0 embed", "3 head"} <= set(words)
         assert words.count("0 embed") == words.count("3 head") == 1
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_a_layer_has_its_number_beside_its_name(width: float) -> None:
+    scene = scene_of(demo())[0]
+    groups = [group for group in partition_canvas(scene, width).groups if group.key]
+    for group, (_, stage) in zip(groups, scene.stages, strict=True):
+        said = [words.text for words in group.words]
+        assert not {tile.name for tile in stage.tiles} & set(said)
+        for tile in (stage.tiles[0], stage.tiles[-1]):
+            assert any(text.split(" ")[0] == str(tile.layer) for text in said)
+
+
+def test_the_legend_says_what_stripes_and_patterns_are() -> None:
+    note = "light and dark stripes are layers"
+    assert note in [words.text for words in canvas_of(TWO_REPLICAS).words]
+    known: dict[str, Any] = {"profile": profile(NAMES), "cluster": CLUSTER}
+    said = [words.text for words in canvas_of(TWO_REPLICAS, **known).words]
+    assert f"{note}; the pattern at a bar's left end tells its type of device, not idle time" in said
+    assert any("bar: a step added up, no timeline" in text for text in said)
+    assert any("devices of different types are not to one scale" in text for text in said)
 
 
 def test_idle_time_looks_in_bars_as_in_the_legend_and_each_cause_otherwise() -> None:
@@ -234,7 +280,7 @@ def test_names_cannot_break_out_of_the_picture() -> None:
     svg = canvas_of(evil, profile=profile(names, model="<script>x</script>"), cluster=CLUSTER).to_svg()
     assert "<script" not in svg
     assert not re.search(r"(?:src|href)=|@import", svg)
-    assert {"<script>x</script>: who computes what", "日本語"} <= set(texts(svg))
+    assert {"<script>x</script>: who computes what", "3 日本語"} <= set(texts(svg))
 
 
 def test_one_layer_and_zero_seconds() -> None:

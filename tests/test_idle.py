@@ -16,7 +16,7 @@ from hetpipe.predict.timeline import Span, SpanKind, Timeline
 from hetpipe.spec.plan import Plan
 from tests.strategies import UNHURRIED, make_cluster, make_profile, problems
 
-EVEN = {"fill and drain": 0.0, "slower stage": 0.0, "link": 0.0, "gradient sum": 0.0, "overhead": 0.0}
+EVEN = dict.fromkeys(CAUSES, 0.0)
 
 
 def random_plan(problem: Problem, seed: int) -> Plan:
@@ -67,12 +67,10 @@ def at(timeline: Timeline, device: str, when: float) -> str | None:
     replica, stage = mine[0].replica, mine[0].stage
     backwards = [x for x in spans if x.kind == "B"]
     if awaited is None:
-        return "slower stage"
+        return "slower optimizer"
     if awaited.kind == "optimizer":
-        if when >= max(x.end for x in backwards):
-            return "gradient sum"
         if when >= max(x.end for x in backwards if x.replica == replica):
-            return "slower stage"
+            return "gradient sum"
         last = max(x.microbatch or 0 for x in backwards if x.replica == replica)
         for x in backwards:
             waits = not any(y.device == x.device and y.kind in ("F", "B") and x.start >= y.end > when for y in spans)
@@ -169,3 +167,22 @@ def test_what_a_measured_device_does_between_actions_is_overhead() -> None:
         Gap(0, 1, "overhead"), Gap(2, 3, "overhead"), Gap(5, 7, "gradient sum"), Gap(8, 9, "overhead"),
     ]  # fmt: skip
     assert idle_seconds(timeline)["n0/0"] == dict.fromkeys(CAUSES, 0.0) | {"overhead": 3.0, "gradient sum": 2.0}
+
+
+def test_a_replica_of_one_stage_waits_for_other_replicas_and_never_for_a_stage() -> None:
+    """A replica of one stage has no other; it waits for the slower replica, for the sums, and for the slower optimizer.
+
+        time      0   1   2   3   4   5   6   7   8   9   10    10.5  11
+        replica 0 F   B   B   ·   ·   ·   ·   ·   ·   sum O     ·     ·
+        replica 1 F   F   F   B   B   B   B   B   B   sum O     O     O
+    """
+    layer = {"name": "one", "parameter_bytes": 1000, "output_bytes_per_sample": 4, "saved_bytes_per_sample": 4}
+    cluster = make_cluster([{"fast": 1, "slow": 1}], link={"bandwidth": 1000.0, "latency": 0.0})
+    profile = make_profile({"fast": [1.0], "slow": [3.0]}, layers=[layer], optimizer=0.5)
+    replicas = [{"microbatch_sizes": [1], "stages": [{"layers": [0, 1], "devices": [f"n0/{i}"]}]} for i in range(2)]
+    document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 2, "replicas": replicas}
+    timeline = simulate(Plan.parse(document, "a plan"), profile, cluster)
+    assert timeline.step_seconds == 11.5
+    assert idle_gaps(timeline) == {
+        "n0/0": [Gap(3, 10, "gradient sum"), Gap(10.5, 11.5, "slower optimizer")], "n0/1": [Gap(9, 10, "gradient sum")],
+    }  # fmt: skip

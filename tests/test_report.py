@@ -16,7 +16,7 @@ from hetpipe.show.report import (
     ticks,
     utilisation_table,
 )
-from hetpipe.show.words import share_text
+from hetpipe.show.words import microbatches_text, share_text
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -91,6 +91,16 @@ def test_human_seconds(seconds: float, text: str) -> None:
 )
 def test_a_share_is_the_number_of_micro_batches_times_their_size(sizes: list[int], text: str) -> None:
     assert share_text(sizes) == text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [([4, 4, 3], "micro-batches of 4, 4 and 3"), ([4] * 9 + [3], "9 micro-batches of 4 and one of 3"),
+     ([1], "one micro-batch of 1"), ([2, 2], "2 micro-batches of 2"), ([1, 2, 1, 2, 1], "5 micro-batches of 1 to 2"),
+     ([5, 4, 4, 4, 4, 3], "one micro-batch of 5, 4 of 4 and one of 3"), ([2, 1], "micro-batches of 2 and 1")],
+)  # fmt: skip
+def test_a_share_in_words(sizes: list[int], text: str) -> None:
+    assert microbatches_text(sizes) == text
 
 
 def test_names_are_shortened_at_their_beginning() -> None:

@@ -23,6 +23,7 @@ from hetpipe.show.trace import load_trace, save_trace
 from hetpipe.show.words import (
     description,
     devices_text,
+    drawn_devices,
     edge_text,
     explained,
     headlines,
@@ -119,16 +120,17 @@ def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Gi
     assert {key: set(found) for key, found in page.stages.items()} == {key: {text} for key, text in sentences.items()}
     assert {key: own["text"] for key, own in json.loads(page.scripts["stages"]).items()} == sentences
 
-    text = printed(TextPicture(scene, width=200), 200)
+    text = printed(TextPicture(scene, width=300), 300)
     drawn = {element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")}
     assert {line for line in explained(scene) if line not in text} == set()
     assert set(explained(scene)) <= drawn
     assert {"replica", "micro-batch", scene.plan.schedule} <= {line.split(":")[0] for line in explained(scene)}
     for lane, stage in scene.stages:
-        assert all(" + ".join(twin) in devices_text(lane, stage) for twin in stage.twins[:1])
-        assert len(stage.twins) == lane.count - 1
+        assert all(" + ".join(twin) in devices_text(lane, stage) for twin in stage.twins[:2])
+        assert len(stage.twins) == lane.count
+        assert stage.devices in stage.twins
         assert devices_text(lane, stage) in text
-        assert any(devices_text(lane, stage) in (own or "") for own in drawn)
+        assert any(drawn_devices(lane, stage) in (own or "") for own in drawn)
     trace = load_trace(tmp_path / "trace.json")["predicted"]
     assert len(trace.spans) == len(predicted.spans)
     for read, span in zip(*(sorted(x.spans, key=lambda s: (s.device, s.kind, s.start)) for x in (trace, predicted)), strict=True):
@@ -201,7 +203,7 @@ def test_64_devices_in_alike_pipelines_are_two_rows() -> None:
     scene, predicted = scene_of(many())
     assert predicted is not None
     assert [(lane.count, len(lane.stages)) for lane in scene.lanes] == [(32, 2)]
-    assert "32 × replicas 0–31: 8 of 256 samples each (micro-batches: 4 × 2)" in printed(TextPicture(scene), 80)
+    assert "replicas 0–31, alike: 8 of 256 samples each, in 4 micro-batches of 2" in printed(TextPicture(scene), 80)
     assert len(printed(TextPicture(scene), 80).splitlines()) < 45
 
 

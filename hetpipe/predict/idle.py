@@ -3,9 +3,10 @@
 | cause | the device waits |
 |---|---|
 | fill and drain | for the first micro-batch to reach it or to come back, after its last one, and where forwards have run out |
-| slower stage | for another stage, pipeline or optimizer, which takes longer than its own |
+| slower stage | for another stage of its pipeline, which takes longer than its own |
 | link | for a message under way to it, or to the stage that it waits for |
-| gradient sum | for the sums of gradients, after all pipelines have ended |
+| gradient sum | for other replicas, and for the sums of gradients with them, after its own pipeline has ended |
+| slower optimizer | for an optimizer that takes longer than its own, at the end of a step |
 | overhead | for nothing that a timeline shows: between actions of a measured step, and after its last optimizer |
 """
 
@@ -18,8 +19,8 @@ from typing import Literal, NamedTuple
 
 from hetpipe.predict.timeline import Span, Timeline
 
-Cause = Literal["fill and drain", "slower stage", "link", "gradient sum", "overhead"]
-CAUSES: tuple[Cause, ...] = ("fill and drain", "slower stage", "link", "gradient sum", "overhead")
+Cause = Literal["fill and drain", "slower stage", "link", "gradient sum", "slower optimizer", "overhead"]
+CAUSES: tuple[Cause, ...] = ("fill and drain", "slower stage", "link", "gradient sum", "slower optimizer", "overhead")
 Interval = tuple[float, float]
 ROUNDING = 1e-14  # of a step: no interval
 _Key = tuple[str, int]  # F or B, micro-batch
@@ -67,7 +68,7 @@ def idle_gaps(timeline: Timeline) -> dict[str, list[Gap]]:
     and before the first backward. After its last forward a stage would do one more in each round if there were more
     micro-batches, as stages behind it still do: so much of a wait, its own F, is draining, and in a pipeline of equal stages
     all of it. What is left is the wait for a slower stage. Behind the last backward come the draining of the own pipeline,
-    slower pipelines, sums, and slower optimizers. O(actions × stages)."""
+    other replicas and the sums with them, and slower optimizers. O(actions × stages)."""
     replicas: dict[int, dict[int, dict[str, _Stage]]] = {}
     for span in timeline.spans:
         if span.kind in ("F", "B", "optimizer"):
@@ -161,17 +162,17 @@ def _tail(one: _Stage, drained: Sequence[Interval], marks: tuple[float, float, f
     gaps, now = list[Gap](), one.last_backward
     for span in sorted(one.optimizers, key=lambda span: span.start):
         start = max(now, span.start)
-        edges = [now, min(max(now, pipeline), start), min(max(now, pipelines), start), start]
-        links = _within(drained, edges[0], edges[1])
+        ended = min(max(now, pipeline), start)
+        links = _within(drained, now, ended)
         gaps += [Gap(*interval, "link") for interval in links]
-        gaps += [Gap(*interval, "fill and drain") for interval in _without((edges[0], edges[1]), links)]
-        gaps += [Gap(edges[1], edges[2], "slower stage"), Gap(edges[2], edges[3], "gradient sum")]
-        now, pipeline, pipelines = max(now, span.end), 0.0, 0.0
+        gaps += [Gap(*interval, "fill and drain") for interval in _without((now, ended), links)]
+        gaps.append(Gap(ended, start, "gradient sum"))
+        now, pipeline = max(now, span.end), 0.0
     if not one.optimizers:
-        gaps += [Gap(now, max(now, pipeline), "fill and drain"), Gap(max(now, pipeline), max(now, pipelines), "slower stage")]
+        gaps += [Gap(now, max(now, pipeline), "fill and drain"), Gap(max(now, pipeline), max(now, pipelines), "gradient sum")]
         now = max(now, pipelines)
     last = max(now, optimized)
-    return [*gaps, Gap(now, last, "slower stage"), Gap(last, step, "overhead")]
+    return [*gaps, Gap(now, last, "slower optimizer"), Gap(last, step, "overhead")]
 
 
 def _within(intervals: Iterable[Interval], a: float, b: float) -> list[Interval]:

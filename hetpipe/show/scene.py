@@ -47,7 +47,7 @@ class StageScene:
     """One stage. `work` is its part of all that is computed in a step, in the time that the fastest type would take for it (in
     layers × samples where no times are known). Seconds are of a step: computing `forward`, `backward` (without what is run
     again), `recompute`, `optimizer`; `idle` by its cause. None, or empty, where not known; `limit` is the device's memory in
-    bytes. `twins` are the same stage's devices in the replicas that are shown together with this one."""
+    bytes. `twins` are this stage's devices in all replicas that are shown together, in the order of the cluster."""
 
     number: int
     devices: tuple[str, ...]
@@ -191,7 +191,7 @@ def make_scene(
             unused[device.type] = unused.get(device.type, 0) + 1
     step = timeline
     return Scene(
-        plan=plan, lanes=tuple(_alike(lanes)), unused=unused, equal=equal,
+        plan=plan, lanes=tuple(_alike(lanes, cluster)), unused=unused, equal=equal,
         speeds={kind: sum(layers) for kind, layers in _speeds(plan, profile, cluster).items()},
         memories={kind: own.memory for kind, own in cluster.device_types.items()} if cluster is not None else {},
         seconds=step.step_seconds if step else None, pipeline_seconds=step.pipeline_seconds if step else 0.0,
@@ -313,14 +313,15 @@ class _Numbers:
         )  # fmt: skip
 
 
-def _alike(lanes: Sequence[Lane]) -> list[Lane]:
+def _alike(lanes: Sequence[Lane], cluster: Cluster | None) -> list[Lane]:
     """Lanes that show the same, together: in the order of their first ones."""
+    places = {device.id: i for i, device in enumerate(cluster.devices if cluster is not None else ())}
     groups: dict[object, list[Lane]] = {}
     for lane in lanes:
         groups.setdefault(_looks(lane), []).append(lane)
     return [
         Lane(replicas=tuple(r for lane in group for r in lane.replicas), sizes=group[0].sizes, stages=tuple(
-            replace(stages[0], twins=tuple(twin.devices for twin in stages[1:]))
+            replace(stages[0], twins=tuple(sorted((twin.devices for twin in stages), key=lambda own: places.get(own[0], 0))))
             for stages in zip(*(lane.stages for lane in group), strict=True)
         ))
         for group in groups.values()

@@ -37,7 +37,8 @@ _OVERHEADS: dict[str, tuple[str, Callable[[float], str], str]] = {
     "transfer_overlap": ("of a transfer hidden behind compute", percent, "all"),
 }  # fmt: skip
 _SHORT: dict[Cause, str] = {
-    "fill and drain": "fill", "slower stage": "slower", "link": "link", "gradient sum": "sum", "overhead": "other",
+    "fill and drain": "fill", "slower stage": "slower", "link": "link", "gradient sum": "sum",
+    "slower optimizer": "optim.", "overhead": "other",
 }  # fmt: skip
 
 

@@ -21,11 +21,13 @@ TERMS = {
     "recompute": "A stage forgets its activations and computes them again before backward. It takes time and saves memory.",
     "fill and drain": "At the beginning of a step the later stages wait for their first micro-batch, and at its end the "
     "earlier ones have no more work. With more and smaller micro-batches it is a smaller part of the step.",
-    "slower stage": "Idle time in which a stage waits for another that takes longer.",
+    "slower stage": "Idle time in which a stage waits for another stage of its pipeline, which takes longer.",
+    "slower optimizer": "Idle time at the end of a step, in which a device waits for another whose optimizer takes longer.",
     "link": "The way between two devices, given by a bandwidth and a latency, or by measured points. As a cause of idle "
     "time: a message is under way.",
     "gradient sum": "Replicas add up their gradients at the end of a step, in buckets, while the last backward still runs (also "
-    "sync, or all-reduce). Links decide how long it takes; idle time is what is left when all backwards have ended.",
+    "sync, or all-reduce). Links decide how long it takes. As a cause of idle time: a replica whose backwards have ended waits "
+    "for other replicas, or for what is left of the sums.",
     "equal split": "Equal numbers of layers, or equal numbers of samples, on every device: what other trainers do. "
     "Pictures show the faster of the two that fits.",
     "lower bound": "A time per step that no plan of the searched class can beat. It is printed with every plan.",

@@ -1,6 +1,6 @@
 """The partition as text, for a terminal of 80 columns or more.
 
-    replica 0: 64 of 64 samples (64 × 1)
+    replica 0: 64 of 64 samples, in 64 micro-batches of 1
     s0 desk/0 RTX-3090 · layers 0–12 · 15.4 of 24.0 GiB, 64 %
     █▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓██o//\\.│
     computes 12.6 s (forward 3.41 s, backward 9.21 s); idle 1.2 s (link 901 ms)
@@ -20,8 +20,9 @@ from hetpipe.show.picture.canvas import printable
 from hetpipe.show.picture.theme import COLOURS, type_colour
 from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.words import (
-    devices_text,
+    drawn_devices,
     edge_text,
+    equal_split_text,
     explained,
     headlines,
     idle_text,
@@ -33,7 +34,9 @@ from hetpipe.show.words import (
     work_text,
 )
 
-LETTERS: dict[Cause, str] = {"fill and drain": "/", "slower stage": "\\", "link": ".", "gradient sum": "+", "overhead": "-"}
+LETTERS: dict[Cause, str] = {
+    "fill and drain": "/", "slower stage": "\\", "link": ".", "gradient sum": "+", "slower optimizer": "=", "overhead": "-",
+}  # fmt: skip
 _LEAST = 40  # columns
 
 
@@ -53,8 +56,7 @@ class TextPicture:
             for stage in lane.stages:
                 yield from self._stage(lane, stage, width - 1)
         if scene.equal is not None and scene.equal.seconds is not None:
-            equal = f"{scene.equal.plan.partitioner}): {human_seconds(scene.equal.seconds)} a step"
-            yield Text(f"\nthe equal split ({equal}", style="dim")
+            yield Text(f"\n{equal_split_text(scene.equal)}: {human_seconds(scene.equal.seconds)} a step", style="dim")
             for _, stage in scene.equal.stages:
                 yield _bar(scene.equal, stage, self._seconds, width - 1, ghost=True)
         yield self._legend()
@@ -68,7 +70,7 @@ class TextPicture:
 
     def _stage(self, lane: Lane, stage: StageScene, width: int) -> RenderResult:
         many = "layers" if len(stage.tiles) > 1 else "layer"
-        parts = [f"s{stage.number} {devices_text(lane, stage)}", f"{many} {layer_range(stage.layers)}",
+        parts = [f"s{stage.number} {drawn_devices(lane, stage)}", f"{many} {layer_range(stage.layers)}",
                  work_share(lane, stage), memory_text(stage)]  # fmt: skip
         heading = Text(printable(" · ".join(part for part in parts if part)))
         if stage.recomputed:

@@ -13,16 +13,18 @@ from hetpipe.show.terms import in_short, term
 from hetpipe.spec.plan import Plan
 
 TIGHT = 0.9  # of a device's memory
+_EXACT = 1e-6  # a gap that is rounding
 FEW_STAGES = 6  # up to which each has a sentence of its own
 PROOFS = {
     "exhaustive": "the whole class of plans was searched",
     "search-bound": "no plan of the class that was searched is below it",
     "fluid": "no plan of any kind is below it",
 }
+EQUAL_IN = {"even": "layers", "even-data-parallel": "samples"}  # of which each device has as many
 _WAITS: dict[Cause, str] = {
     "fill and drain": "while pipelines fill and drain", "slower stage": "waiting for slower stages",
-    "link": "waiting for messages on links", "gradient sum": "while gradients are summed",
-    "overhead": "between actions",
+    "link": "waiting for messages on links", "gradient sum": "waiting for other replicas and gradient sums",
+    "slower optimizer": "waiting for slower optimizers", "overhead": "between actions",
 }  # fmt: skip
 
 
@@ -45,6 +47,24 @@ def share_text(sizes: Sequence[int]) -> str:
     return " + ".join(f"{size}" if count == 1 < len(runs) else f"{count} × {size}" for count, size in runs)
 
 
+def microbatches_text(sizes: Sequence[int]) -> str:
+    """`micro-batches of 4, 4 and 3`, `9 micro-batches of 4 and one of 3`, `40 micro-batches of 1 to 3`."""
+    runs = [(len(list(group)), size) for size, group in groupby(sizes)]
+    if len(runs) > 4:
+        return f"{len(sizes)} micro-batches of {min(sizes)} to {max(sizes)}"
+    if 1 < len(sizes) <= 4 and len(runs) > 1:
+        return f"micro-batches of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
+    parts = [f"{'one' if count == 1 else count} of {size}" for count, size in runs]
+    first = parts[0].replace(" of", f" {'micro-batch' if runs[0][0] == 1 else 'micro-batches'} of")
+    return " and ".join([", ".join([first, *parts[1:-1]]), *parts[1:][-1:]])
+
+
+def equal_split_text(scene: Scene) -> str:
+    """`the equal split of layers`, or of samples."""
+    in_what = EQUAL_IN.get(scene.plan.partitioner)
+    return f"the equal split of {in_what}" if in_what else f"the equal split ({scene.plan.partitioner})"
+
+
 def origin(plan: Plan) -> str:
     """What a plan is for and from: `64 samples a step, 1f1b, planned by chain`."""
     by = plan.partitioner if plan.partitioner.startswith("by ") else f"by {plan.partitioner}"
@@ -57,22 +77,30 @@ def stage_key(lane: Lane, stage: StageScene) -> str:
 
 
 def lane_title(lane: Lane, scene: Scene) -> str:
-    """`32 × replicas 0–31: 8 of 256 samples each (micro-batches: 2 × 4)`."""
-    many, each = (f"{lane.count} × ", " each") if lane.count > 1 else ("", "")
+    """`replicas 0–31, alike: 8 of 256 samples each, in 4 micro-batches of 2`."""
+    alike, each = (", alike", " each") if lane.count > 1 else ("", "")
     samples = f"{lane.samples} of {scene.plan.global_batch} samples{each}"
-    return f"{many}{lane_name(lane)}: {samples} (micro-batches: {share_text(lane.sizes)})"
+    return f"{lane_name(lane)}{alike}: {samples}, in {microbatches_text(lane.sizes)}"
 
 
 def devices_text(lane: Lane, stage: StageScene) -> str:
     """`n0/1 RTX-2080`; of alike replicas, `n0/1 and n1/0, each RTX-2080`, or `n0/0, n0/1 and 30 more, each RTX-2080`."""
     if lane.count == 1:
         return f"{stage.named} {stage.kind}".strip()
-    return f"{enumerated([stage.named, *map(' + '.join, stage.twins)])}, each {stage.kind}".strip()
+    return f"{enumerated(list(map(' + '.join, stage.twins)))}, each {stage.kind}".strip()
+
+
+def drawn_devices(lane: Lane, stage: StageScene) -> str:
+    """`n0/1 RTX-2080`; of alike replicas, `2 devices alike: n0/1 and n1/0, each RTX-2080 (one is drawn)`."""
+    if lane.count == 1:
+        return devices_text(lane, stage)
+    what = "devices" if len(stage.devices) == 1 else "groups of devices"
+    return f"{lane.count} {what} alike: {devices_text(lane, stage)} (one is drawn)"
 
 
 def nodes_text(stage: StageScene) -> str:
-    """`node n0`, or `nodes n1 and n0` of alike replicas."""
-    nodes = list(dict.fromkeys([stage.node, *(twin[0].rpartition("/")[0] for twin in stage.twins)]))
+    """`node n0`, or `nodes n0 and n1` of alike replicas."""
+    nodes = list(dict.fromkeys(twin[0].rpartition("/")[0] for twin in stage.twins))
     return f"node{'s' if len(nodes) > 1 else ''} {enumerated(nodes)}"
 
 
@@ -83,12 +111,15 @@ def enumerated(names: Sequence[str]) -> str:
 
 
 def explained(scene: Scene) -> list[str]:
-    """The terms that a picture cannot do without, in a sentence each."""
+    """What a picture cannot do without, in a sentence each: how a bar is read, and terms."""
     there = ["replica", "micro-batch"] + [scene.plan.schedule] * (term(scene.plan.schedule) is not None)
-    predicted = scene.plan.predicted
-    if predicted is not None and predicted.gap is not None:
-        there.append("gap")
-    return [in_short(name) for name in there]
+    if scene.bound is not None:
+        there.append("lower bound")
+    found = ["work: layers × samples"]
+    if scene.seconds is not None:
+        found = ["bar: a step added up, no timeline; idle time is at its end, whenever it was",
+                 "work: a device's layers × samples, in seconds of the fastest type"]  # fmt: skip
+    return found + [in_short(name) for name in there]
 
 
 def memory_text(stage: StageScene, *, part: bool = True) -> str:
@@ -185,29 +216,33 @@ def memory_line(scene: Scene) -> str:
 
 
 def step_line(scene: Scene) -> str:
-    """`13.8 s a step, 4.63 samples/s, 1.70 × as fast as the equal split (even: 23.4 s)`."""
+    """`predicted step 13.8 s, 4.63 samples/s, 1.70 × as fast as the equal split of layers (23.4 s)`."""
     if scene.seconds is None:
         predicted = scene.plan.predicted
-        return f"{human_seconds(predicted.step_seconds)} a step, as predicted" if predicted is not None else "no prediction"
-    text = f"{human_seconds(scene.seconds)} a step"
+        return f"predicted step {human_seconds(predicted.step_seconds)}" if predicted is not None else "no prediction"
+    text = f"predicted step {human_seconds(scene.seconds)}"
     if scene.seconds > 0:
         text += f", {three_digits(scene.plan.global_batch / scene.seconds)} samples/s"
     if scene.speedup is not None and scene.equal is not None and scene.equal.seconds is not None:
-        equal = f"{scene.equal.plan.partitioner}: {human_seconds(scene.equal.seconds)}"
-        text += f", {three_digits(scene.speedup)} × as fast as the equal split ({equal})"
+        equal = f"{equal_split_text(scene.equal)} ({human_seconds(scene.equal.seconds)})"
+        text += f", {three_digits(scene.speedup)} × as fast as {equal}"
     return text
 
 
 def bound_line(scene: Scene) -> str:
-    """`no step is shorter than 13.1 s (lower bound, gap 5.3 %): no plan of any kind is below it`; empty where none is known."""
+    """`proven: no plan of this kind takes less than 13.1 s; this one takes 5.3 % longer`; empty where none is known."""
     predicted = scene.plan.predicted
     if predicted is None or predicted.lower_bound_seconds is None:
         return ""
     priced = predicted.lower_bound_price_per_million_samples is not None
-    proof = "fluid" if priced else predicted.proof
-    gap = f", gap {percent(predicted.gap)}" if predicted.gap is not None and not priced else ""
-    bound = f"no step is shorter than {human_seconds(predicted.lower_bound_seconds)} (lower bound{gap})"
-    return bound + (f": {PROOFS[proof]}" if proof else "")
+    plans = f"no plan of {'any' if priced or predicted.proof == 'fluid' else 'this'} kind"
+    gap = predicted.step_seconds / predicted.lower_bound_seconds - 1 if predicted.lower_bound_seconds > 0 else None
+    if gap is not None and gap < _EXACT:
+        return f"proven: {plans} is faster"
+    bound = f"proven: {plans} takes less than {human_seconds(predicted.lower_bound_seconds)}"
+    if gap is None:
+        return bound
+    return f"{bound}; this one takes {percent(gap) if gap >= 0.0005 else 'less than 0.1 %'} longer"
 
 
 def headlines(scene: Scene) -> list[str]:
@@ -241,7 +276,7 @@ def in_words(scene: Scene) -> list[str]:
         names = ", ".join(f"{count} × {kind}" for kind, count in scene.unused.items())
         found.append(f"Unused: {names}; no plan that was tried is faster with them.")
     if bound := bound_line(scene):
-        found.append(f"What is proven: {bound}.")
+        found.append(f"{bound[0].upper()}{bound[1:]}.")
     return found
 
 

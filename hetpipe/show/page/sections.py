@@ -21,6 +21,7 @@ from hetpipe.show.report import prediction_facts
 from hetpipe.show.scene import Scene, StageScene, numbers_text
 from hetpipe.show.words import (
     PROOFS,
+    equal_split_text,
     idle_text,
     in_words,
     memory_text,
@@ -37,8 +38,7 @@ def words(scene: Scene) -> str:
     rest = "".join(f"<li>{escaped(sentence)}</li>" for sentence in others)
     speed = ""
     if scene.speedup is not None and scene.equal is not None:
-        equal = f"the equal split ({scene.equal.plan.partitioner})"
-        speed = paragraph(f"{three_digits(scene.speedup)} × as fast as {equal}.", kind="big")
+        speed = paragraph(f"{three_digits(scene.speedup)} × as fast as {equal_split_text(scene.equal)}.", kind="big")
     return section("words", "The plan in words", speed, paragraph(first), f'<ul class="words">{rest}</ul>')
 
 

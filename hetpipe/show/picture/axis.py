@@ -67,10 +67,10 @@ def draw_marks(group: Group, scene: Scene, scale: Scale, top: float, bottom: flo
 def draw_axis(canvas: Canvas, scene: Scene, scale: Scale) -> None:
     """The names of the end of the step and of the bound, below their lines."""
     group, y = canvas.group(), canvas.height
-    high = "height of a bar: how much of its device's memory it fills, up to the dashed line; numbers in bars: layers"
-    text = f"width: number of layers; {high}"
+    width, inside = "number of layers", "in bars: the number of a layer, and its name where there is room"
+    high = "height: how full its device's memory is, up to the dashed line; devices of different types are not to one scale"
     if scene.seconds is not None:
-        text = f"width: seconds of a step; {high}"
+        width = "seconds of a step"
         marks = [(scene.seconds, f"step {human_seconds(scene.seconds)}", "ink", 1)]
         if scene.bound is not None:
             marks.insert(0, (scene.bound, f"bound {human_seconds(scene.bound)}", "limit", -1))
@@ -78,7 +78,8 @@ def draw_axis(canvas: Canvas, scene: Scene, scale: Scale) -> None:
             end = scene.equal.seconds
             marks.append((end, f"equal split {human_seconds(end)}" + (" →" if end > scale.seconds else ""), "faint", -1))
         y = mark_names(group, scale, canvas.width, marks, y)
-    for line in [own for said in (text, *explained(scene)) for own in wrapped(said, canvas.width - 2 * MARGIN, 10)]:
+    said = (f"width of a bar: {width}; {high}", inside, *explained(scene))
+    for line in [own for text in said for own in wrapped(text, canvas.width - 2 * MARGIN, 10)]:
         y += 14
         group.words.append(Words(x=MARGIN, y=y, text=line, size=10, colour="faint"))
     canvas.height = y + 14

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hetpipe.files.units import human_bytes, human_seconds
@@ -34,7 +35,9 @@ from hetpipe.show.words import (
     TIGHT,
     description,
     devices_text,
+    drawn_devices,
     edge_text,
+    equal_split_text,
     headlines,
     lane_title,
     layer_range,
@@ -117,7 +120,19 @@ def _legend(canvas: Canvas, scene: Scene) -> None:
         top.boxes += [replace(box, x=x + box.x, y=y - 7) for box in boxes]
         top.words.append(Words(x=x + _SWATCH + 6, y=y, text=name, size=10.5))
         x += wide
-    canvas.height = y + (18 if entries else 4)
+    y += 12 if entries else 0
+    for line in wrapped(_legend_note(scene), canvas.width - 2 * MARGIN, 10):
+        y += 4 if entries else 0
+        top.words.append(Words(x=MARGIN, y=y, text=line, size=10, colour="faint"))
+        y += 10
+    canvas.height = y + 8
+
+
+def _legend_note(scene: Scene) -> str:
+    """What stripes, and the patterns at the left end of bars, say."""
+    kinds = scene.types()
+    patterns = "; the pattern at a bar's left end tells its type of device, not idle time" if len(kinds) > 1 else ""
+    return f"light and dark stripes are layers{patterns}"
 
 
 def _waiting(cause: Cause, box: Box) -> Box:
@@ -171,7 +186,7 @@ def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: S
     end = scale.x(scene.seconds) if scene.seconds is not None else 0.0
     if stage.limit is not None and end:  # what the device has
         group.boxes.append(Box(x=scale.left, y=base - limit, width=end - scale.left, height=limit, fill="panel"))
-    at = _tiles(group, scene, stage, scale, base, bar, limit)
+    at, inside = _tiles(group, scene, stage, scale, base, bar, limit)
     start = scale.x(0.0 if stage.forward is not None else stage.layers[0])
     whole = Box(x=start, y=base - bar, width=at - start, height=bar)
     edge = ("limit", 2.5) if stage.limits_step else (colour, 1.5)
@@ -192,16 +207,16 @@ def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: S
     if stage.limit is not None and stage.memory is not None:
         right = end or at
         group.lines.append(Line(points=((scale.left, base - limit), (right, base - limit)), dashed=True))
-    return base + 6 + _ends(group, stage, scale, base)
+    return base + 6 + _ends(group, stage, scale, base, inside)
 
 
-def _ends(group: Group, stage: StageScene, scale: Scale, base: float) -> float:
-    """Below the bar the first and the last layer where their tiles do not name them; how high that is."""
+def _ends(group: Group, stage: StageScene, scale: Scale, base: float, inside: Mapping[int, str]) -> float:
+    """Below the bar the first and the last layer where their tiles, in which these words stand, do not name them; how high
+    that is."""
     unnamed, start = dict[int, tuple[float, float]](), 0.0 if stage.forward is not None else float(stage.layers[0])
-    said = {words.text for words in group.words}
     for tile in stage.tiles:
         end = start + (tile.seconds if tile.seconds is not None else 1.0)
-        if tile in (stage.tiles[0], stage.tiles[-1]) and not {str(tile.layer), tile.name} & said:
+        if tile in (stage.tiles[0], stage.tiles[-1]) and inside.get(tile.layer, "") in ("", str(tile.layer)):
             unnamed[tile.layer] = scale.x(start), scale.x(end)
         start = end
     first, last = stage.layers[0], stage.layers[1] - 1
@@ -209,8 +224,9 @@ def _ends(group: Group, stage: StageScene, scale: Scale, base: float) -> float:
     for layer, (left, right) in unnamed.items():
         name = stage.tiles[layer - first].name
         full = f"{layer} {name}" if name != str(layer) else str(layer)
-        text = next((text for text in (full, str(layer)) if taken + text_width(text, 9) + 8 <= room), "")
-        taken += text_width(text, 9) + 8
+        unsaid = [text for text in (full, str(layer)) if text != inside.get(layer)]
+        text = next((text for text in unsaid if taken + text_width(text, 9) + 8 <= room), "")
+        taken += text_width(text, 9) + 8 if text else 0.0
         place = Words(x=right, y=base + 8, text=text, size=9, anchor="end") if layer == last != first else None
         if text:
             group.words.append(place or Words(x=left, y=base + 8, text=text, size=9))
@@ -228,7 +244,7 @@ def _stage_labels(
 ) -> float:
     """Who it is, what it has and how full it is: on one line where that has room, else on two; where they end."""
     many = "layers" if len(stage.tiles) > 1 else "layer"
-    who = f"{devices_text(lane, stage)} · {many} {layer_range(stage.layers)}"
+    who = f"{drawn_devices(lane, stage)} · {many} {layer_range(stage.layers)}"
     if stage.recomputed:
         who += ", recomputed"
     facts = [work_share(lane, stage)]
@@ -254,13 +270,15 @@ def _stage_labels(
     return y + 18
 
 
-def _tiles(group: Group, scene: Scene, stage: StageScene, scale: Scale, base: float, height: float, limit: float) -> float:
-    """The layers, and behind them the optimizer, from height `base` up; where they end. Names stand above a bar that is low, if
-    there is room below the limit."""
+def _tiles(
+    group: Group, scene: Scene, stage: StageScene, scale: Scale, base: float, height: float, limit: float
+) -> tuple[float, dict[int, str]]:
+    """The layers, and behind them the optimizer, from height `base` up; where they end, and what stands in the tile of a
+    layer. Names stand above a bar that is low, if there is room below the limit."""
     y, room = base - height, max(height, _NAME)
     done, colour = 0.0, _colour(scene, stage)[0]
     first = float(stage.layers[0]) if stage.forward is None else 0.0
-    at = scale.x(first)
+    at, inside = scale.x(first), dict[int, str]()
     for i, tile in enumerate(stage.tiles):
         done += tile.seconds if tile.seconds is not None else 1.0
         end = scale.x(first + done)
@@ -273,6 +291,7 @@ def _tiles(group: Group, scene: Scene, stage: StageScene, scale: Scale, base: fl
         left = 7.0 if i == 0 else 1.0
         part = tile.part if _unsaid(tile) else ""
         if words := _inside(tile.name, part, str(tile.layer), end - at - left - 1, room):
+            inside[tile.layer] = words.text
             group.words.append(replace(words, x=(at + left + end) / 2, y=_name_height(base, height, limit)))
         at = end
     if stage.optimizer > 0:
@@ -280,7 +299,7 @@ def _tiles(group: Group, scene: Scene, stage: StageScene, scale: Scale, base: fl
         tip = f"optimizer, {human_seconds(stage.optimizer)} a step"
         group.boxes.append(Box(x=at, y=y, width=end - at, height=height, fill="ink", opacity=0.75, tip=tip))
         at = end
-    return at
+    return at, inside
 
 
 def _unsaid(tile: Tile) -> bool:
@@ -289,16 +308,19 @@ def _unsaid(tile: Tile) -> bool:
 
 
 def _inside(name: str, part: str, index: str, width: float, height: float) -> Words | None:
-    """A tile's name where all of it fits, across or upright; else what part it is, its end, or its number."""
+    """A tile's number with its name where all of it fits, across or upright; else with what part it is, with the end of the name,
+    or alone."""
     across = Words(x=0, y=0, text="", size=10, anchor="middle")
-    for text in (f"{name} ({part})" if part else name, name, part):
-        if text and text_width(text, 10) <= width:
+    name = f"{index} {name}" if name != index else index
+    names = [f"{name} ({part})", name, f"{index} {part}"] if part else [name]
+    for text in names:
+        if text_width(text, 10) <= width:
             return replace(across, text=text)
-    for text in (name, part):
-        if text and width >= 12 and text_width(text, 9) <= height - 4:
+    for text in names[-2:]:
+        if width >= 12 and text_width(text, 9) <= height - 4:
             return replace(across, text=text, size=9, upright=True)
-    if short := fitting(name, width, 10, least=8):
-        return replace(across, text=short)
+    if short := fitting(name.removeprefix(f"{index} "), width - text_width(f"{index} ", 10), 10, least=8):
+        return replace(across, text=f"{index} {short}")
     if text_width(index, 10) <= width:
         return replace(across, text=index)
     return replace(across, text=index, size=9, upright=True) if width >= 11 and text_width(index, 9) <= height - 4 else None
@@ -307,7 +329,8 @@ def _inside(name: str, part: str, index: str, width: float, height: float) -> Wo
 def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: Scale) -> None:
     """The equal split, thin and grey, at the same scale."""
     top, y = canvas.groups[0], canvas.height + 16
-    text = f"The equal split ({equal.plan.partitioner}), at the same scale"
+    text = f"{equal_split_text(equal)} (as many on each device), at the same scale"
+    text = text[0].upper() + text[1:]
     if equal.seconds is not None and scene.seconds:
         text += f": {human_seconds(equal.seconds)} a step; dark is what a device computes in it"
     for line in wrapped(text, (canvas.width - 2 * MARGIN) / 1.1, 11.5):
