@@ -45,7 +45,6 @@ setup(
     install_requires=[
         "torch>=2.8",
         "numpy>=2",
-        "scipy>=1.13",
         "highspy>=1.10",
         "numba>=0.65",
         "pydantic>=2.7",
@@ -65,6 +64,7 @@ setup(
             "mypy>=1.11",
             "import-linter>=2.3",
             "types-PyYAML",
+            "scipy>=1.13",  # for bench/
             "playwright>=1.50",  # drives a Chromium that is there already, to look at reports
         ],
         "viz": ["matplotlib>=3.9"],

@@ -4,12 +4,14 @@ same work on the same types, joined by the same links, are one sort; so the effo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetpipe.partitioners._drafts import Draft, Index, Runs, Work
-from hetpipe.partitioners._earliest import Earliest, Given, Rows
+from hetpipe.partitioners._earliest import ROUNDING, Earliest, Given, Rows
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._links import Links
 from hetpipe.partitioners._sets import Sets, unlike_rows
@@ -84,6 +86,26 @@ class Appraiser:
             types, links = self.kinds.singles(table[first, :n]), self.joins.singles(table[first, n:])
             for j in range(len(first)):
                 yield Sort(work, (*types[j].tolist(),), (*links[j].tolist(),)), rows[where == j]
+
+    def busy(self, draft: Draft) -> float:
+        """What the stage with most work takes: no plan of this draft has a shorter step, and little is needed to know it."""
+        each = list[float]()
+        for i, work in enumerate(draft.works):
+            kinds = self.type_of[draft.rows[draft.which == i]][:, work.used]
+            seconds = self._work(work.runs, work.ends, work.recomputes)
+            each.append(float(seconds[kinds, np.arange(kinds.shape[1])].max(initial=0.0)))
+        return max(each) * ROUNDING
+
+    @kept
+    def _work(self, runs: Runs, ends: tuple[int, ...], recomputes: tuple[bool, ...]) -> NDArray[np.float64]:
+        """Seconds of all micro-batches on each type, in each stage that has layers [K, n]."""
+        lo, hi = np.array([(lo, hi) for lo, hi in pairwise(ends) if hi > lo]).T
+        found, again = np.zeros((len(self.types), len(lo))), np.array(recomputes)
+        for k, kind in enumerate(self.types):
+            for size, count in runs:
+                f, b = (prefix[hi] - prefix[lo] for prefix in self.costs.time_prefix(kind, size))
+                found[k] += count * (f + again * f + b)
+        return found
 
     def bound(self, sketch: Sketch, replicas: int, schedule: ScheduleName) -> float:
         """No plan of so many pipelines, with such ones among them, has a shorter step."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._drafts import Draft, Index
@@ -20,6 +19,7 @@ from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._places import Places
 from hetpipe.partitioners._real import Pipeline, Reals
 from hetpipe.partitioners._types import Types
+from hetpipe.planning.programs import Program
 from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]
@@ -93,19 +93,21 @@ class Assembly:
         if not pool:
             return None
         takes = np.array([self.uses(p) for p in pool]).T
+        rows, none = np.vstack([takes, np.ones(len(pool))]), np.zeros_like(self.there)
+        program = Program(rows, np.append(none, R), np.append(self.there, R))
         low, high = least, ABOVE * self.step
         if not math.isfinite(high):
             high = 2 * max(p.offset + (self.batch / R / p.b + 1) * p.period for p in pool)
-        if self.chosen(pool, takes, R, high, whole=False) is None:
+        if self.chosen(pool, takes, program, R, high, whole=False) is None:
             return None
         while high > SURE * low:
             middle = math.sqrt(low * high)
-            possible = self.chosen(pool, takes, R, middle, whole=False) is not None
+            possible = self.chosen(pool, takes, program, R, middle, whole=False) is not None
             low, high = (low, middle) if possible else (middle, high)
         for times in LADDER:
             if high * times >= ABOVE * self.step:
                 return None
-            chosen = self.chosen(pool, takes, R, high * times, whole=True)
+            chosen = self.chosen(pool, takes, program, R, high * times, whole=True)
             if chosen is not None:
                 return tuple((pool[i], int(chosen[i])) for i in np.nonzero(chosen)[0].tolist())
         return None
@@ -119,30 +121,27 @@ class Assembly:
         return [pipeline for pipeline in found if pipeline is not None]
 
     def chosen(
-        self, pool: Sequence[Pipeline], takes: Array, R: int, T: float, *, whole: bool
+        self, pool: Sequence[Pipeline], takes: Array, program: Program, R: int, T: float, *, whole: bool
     ) -> Index | None:
         """How many of each pipeline do most within T, R in all; None where that is not the batch. Not `whole`: parts of them.
         Whole ones are chosen among the few that cost least at the prices of the linear program."""
         samples = np.array([min(p.done(T), self.most(p)) for p in pool], dtype=np.float64)
+        found = program.least(-samples, np.where(samples > 0, np.inf, 0.0))
+        if found is None or -found.cost < self.batch * (1 - 1e-9):
+            return None
+        if not whole:
+            return np.round(found.x).astype(np.int64)
+        dear = found.prices[:-1] @ takes + samples
         some = np.nonzero(samples > 0)[0]
-        if not len(some):
+        some = some[np.argsort(-dear[some], kind="stable")[:FEW]]
+        self.near = [pool[i] for i in some.tolist()]
+        rows, none = np.vstack([takes[:, some], np.ones(len(some))]), np.zeros_like(self.there)
+        limits = np.append(none, R), np.append(self.there, R)
+        best = Program(rows, *limits, whole=True, mip_max_nodes=NODES, mip_rel_gap=5e-3).least(-samples[some])
+        if best is None or samples[some] @ best.x < self.batch * (1 - 1e-9):
             return None
-        one = np.ones((1, len(some)))
-        found = linprog(-samples[some], A_ub=takes[:, some], b_ub=self.there, A_eq=one, b_eq=[R], method="highs")
-        if found.x is None or -found.fun < self.batch * (1 - 1e-9):
-            return None
-        if whole:
-            dear = found.ineqlin.marginals @ takes[:, some] + samples[some]
-            some = some[np.argsort(-dear, kind="stable")[:FEW]]
-            self.near = [pool[i] for i in some.tolist()]
-            found = milp(-samples[some], constraints=[LinearConstraint(takes[:, some], ub=self.there),
-                                                      LinearConstraint(one[:, : len(some)], lb=R, ub=R)],
-                         integrality=np.ones(len(some)), bounds=Bounds(0, R),
-                         options={"node_limit": NODES, "mip_rel_gap": 5e-3})  # fmt: skip
-            if found.x is None or samples[some] @ found.x < self.batch * (1 - 1e-9):
-                return None
         chosen = np.zeros(len(pool), dtype=np.int64)
-        chosen[some] = np.round(found.x)
+        chosen[some] = np.round(best.x)
         return chosen
 
     def most(self, p: Pipeline) -> int:

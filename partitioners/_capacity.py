@@ -20,14 +20,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg import block_diag
-from scipy.optimize import Bounds, LinearConstraint, milp
+from numpy.typing import ArrayLike, NDArray
 
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._memory import memory_tables
 from hetpipe.partitioners._space import allowed_families, measured_sizes
 from hetpipe.planning.partition import Problem
+from hetpipe.planning.programs import Program
 from hetpipe.predict.cost import Costs
 
 Array = NDArray[np.float64]
@@ -285,27 +284,25 @@ class Capacity:
 
     def _side_by_side(self, yards: list[tuple[Yard, int, Index]]) -> Packing:
         """The most samples in pipelines side by side, in so many copies of each yard."""
-        rows, capacity, price = self._program(yards)
-        limits = [rows]
-        if self.problem.max_price_per_hour is not None:
-            limits.append(
-                LinearConstraint(price[None, :], -np.inf, self.problem.max_price_per_hour * (1 + 1e-12))
-            )
-        y = _whole(-capacity.astype(np.float64), limits)
+        rows, there, capacity, price = self._program(yards)
+        most = math.inf if self.problem.max_price_per_hour is None else self.problem.max_price_per_hour * (1 + 1e-12)
+        y = _whole(-capacity, np.vstack([rows, price]), 0.0, np.append(there, most))
         return Packing(int(capacity.max()), 1) if y is None else Packing(int(capacity @ y), int(y.sum()))
 
     def least_price(self) -> float | None:
         """Price per hour of the cheapest devices that hold the batch; None if none do."""
         yards = [(y, c, self.capacities(y, self.limits, all_of_them=True)) for y, c in self.yards]
-        rows, capacity, price = self._program(yards)
+        rows, there, capacity, price = self._program(yards)
         batch = self.problem.global_batch
         if self.one_pipeline:
             return min(price[capacity >= batch].tolist(), default=None)
-        y = _whole(price, [rows, LinearConstraint(capacity[None, :].astype(np.float64), batch, np.inf)])
+        low = np.append(np.zeros_like(there), batch)
+        y = _whole(price, np.vstack([rows, capacity]), low, np.append(there, np.inf))
         return None if y is None else float(price @ y)
 
-    def _program(self, yards: list[tuple[Yard, int, Index]]) -> tuple[LinearConstraint, Index, Array]:
-        """The rows of devices, and the capacity and price of every column: a composition in a copy of a yard."""
+    def _program(self, yards: list[tuple[Yard, int, Index]]) -> tuple[Array, Array, Index, Array]:
+        """The rows of devices, how many there are, and the capacity and price of every column: a composition in a copy of a
+        yard."""
         blocks, there, capacity, price = [], [], [], []
         for yard, copies, own in yards:
             useful = self._useful(yard, own)
@@ -314,8 +311,11 @@ class Capacity:
                 there.append(yard.there)
                 capacity.append(own[useful])
                 price.append(yard.comps[useful] @ self.prices)
-        rows = LinearConstraint(block_diag(*blocks), -np.inf, np.concatenate(there))
-        return rows, np.concatenate(capacity), np.concatenate(price)
+        rows, at = np.zeros(np.sum([block.shape for block in blocks], axis=0)), np.zeros(2, dtype=np.int64)
+        for block in blocks:
+            end = at + block.shape
+            rows[at[0] : end[0], at[1] : end[1]], at = block, end
+        return rows, np.concatenate(there), np.concatenate(capacity), np.concatenate(price)
 
     @staticmethod
     def _useful(yard: Yard, capacity: Index) -> NDArray[np.bool_]:
@@ -331,13 +331,7 @@ class Capacity:
         return best
 
 
-def _whole(cost: Array, rows: list[LinearConstraint]) -> Index | None:
-    """Whole numbers of least cost (HiGHS); None if there are none, or none were found in time."""
-    found = milp(
-        cost,
-        constraints=rows,
-        integrality=np.ones(len(cost)),
-        bounds=Bounds(0, np.inf),
-        options={"time_limit": 0.5, "mip_rel_gap": 1e-9},
-    )
-    return None if found.x is None else np.rint(found.x).astype(np.int64)
+def _whole(cost: Array | Index, rows: Array, low: ArrayLike, high: Array) -> Index | None:
+    """Whole numbers of least cost; None if there are none, or none were found in time."""
+    found = Program(rows, low, high, whole=True, time_limit=0.5, mip_rel_gap=1e-9).least(cost)
+    return None if found is None else np.rint(found.x).astype(np.int64)

@@ -59,8 +59,12 @@ class Desk:
         self.steps = Steps(self.appraiser)
         self.say = say or problem.progress or (lambda _: None)
 
-    def candidate(self, place: int, draft: Draft) -> Candidate:
-        """One draft, bounded, unless only its memory is asked for."""
+    def candidate(self, place: int, draft: Draft, below: float | None = None) -> Candidate:
+        """One draft, bounded, unless only its memory is asked for. One that cannot be `below` this is not sketched."""
+        below = self.below if below is None else below
+        busy = self.appraiser.busy(draft) if self.bounding and math.isfinite(below) else 0.0
+        if busy >= below:
+            return Candidate(busy, (place,), draft, Sketch([], ()), (0,))
         sketch = self.appraiser.sketch(draft)
         return Candidate(self.bound(draft, sketch) if self.bounding else 0.0, (place,), draft, sketch, (0,))
 
@@ -144,7 +148,7 @@ class Best:
 
     def offer(self, draft: Draft) -> Iterator[Candidate]:
         """The draft, if it fits and is better than those before it."""
-        candidate = self.desk.candidate(self.count, draft)
+        candidate = self.desk.candidate(self.count, draft, self.step)
         if self.budget.spent or candidate.bound >= self.step or not self.desk.fits(candidate):
             return
         least = self.desk.steps.least(draft, candidate.sketch)

@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from hetpipe.partitioners import _relaxed
 from hetpipe.partitioners._demand import Demand
 from hetpipe.partitioners._kept import kept
 from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._types import Types
+from hetpipe.planning.programs import Program
 
 Array = NDArray[np.float64]
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
@@ -259,19 +259,17 @@ class Lower:
             every = list(columns)
             uses = np.array([self.takes @ np.array(x.take) for x in every]).reshape(len(every), -1).T
             samples, one = np.array([x.high for x in every], dtype=np.float64), np.ones(len(every))
-            rows = np.vstack([uses.reshape(len(self.there), -1), -samples, one, -one])
-            last = np.concatenate([-self.there, np.zeros(3)])
-            most = np.concatenate([np.zeros(len(self.there)), [-self.batch, part.high, -part.low]])
-            found = linprog(
-                np.append(0 * one, 1.0), A_ub=np.hstack([rows, last[:, None]]), b_ub=most, method="highs"
-            )
-            if found.x is None:
+            rows = np.vstack([uses.reshape(len(self.there), -1), samples, one])
+            last, none = np.append(-self.there, np.zeros(2)), np.zeros_like(self.there)
+            low, high = np.append(none - np.inf, [self.batch, part.low]), np.append(none, [np.inf, part.high])
+            found = Program(np.hstack([rows, last[:, None]]), low, high).least(np.append(0 * one, 1.0))
+            if found is None:
                 return math.inf, 1.0 / self.there / len(self.there), columns, intervals
             used = [x for x, y in zip(every, found.x[:-1], strict=True) if y > 1e-7]
             part.columns = {**dict.fromkeys(used), **part.columns}
             wide = {(x.low, x.high) for x in used if x.high > max(x.low, NARROW * x.low)} & set(intervals)
-            if found.fun > FAR or not wide:
-                return float(found.fun), -found.ineqlin.marginals[: len(self.there)], columns, intervals
+            if found.cost > FAR or not wide:
+                return found.cost, -found.prices[: len(self.there)], columns, intervals
             intervals = [half for x in intervals for half in (halves(*x) if x in wide else [x])]
 
 

@@ -4,13 +4,10 @@ counts."""
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import Bounds as Box
-from scipy.optimize import LinearConstraint, milp
 
 from hetpipe.partitioners._groupings import Bounds, Grouping
 from hetpipe.partitioners._space import Counts, Space
-
-INFEASIBLE = 2  # a status of scipy's milp
+from hetpipe.planning.programs import Program
 
 
 def pack(
@@ -31,26 +28,17 @@ def pack(
     devices = np.array([space.used(c) for c in comps], dtype=np.float64).T  # [pools, C]
     capacity = np.array([capacities[c] for c in comps], dtype=np.float64)
     price = np.array([prices[c] for c in comps])
-    rows = [
-        LinearConstraint(devices, -np.inf, np.array(space.devices)),
-        LinearConstraint(capacity[None, :], need, np.inf),
-    ]
-    rows.append(LinearConstraint(np.ones((1, len(comps))), 1, need))
-    if np.isfinite(most_price):
-        rows.append(LinearConstraint(price[None, :], -np.inf, most_price * (1 + 1e-12)))
+    rows = np.vstack([devices, capacity, np.ones(len(comps)), price])
+    low = [*np.zeros(len(devices)), need, 1, 0]
+    high = [*space.devices, np.inf, need, most_price * (1 + 1e-12)]
     # Fewer devices where it makes no difference, so that equal cases give equal plans.
     fewer = 1e-4 * devices.sum(axis=0) / max(1, sum(space.devices))
     cost = (price if cheapest else -capacity) + fewer
-    found = milp(
-        cost,
-        constraints=rows,
-        integrality=np.ones(len(comps)),
-        bounds=Box(0, max(space.devices)),
-        options={"time_limit": 2.0},
-    )
-    if found.x is None and found.status != INFEASIBLE:
+    program = Program(rows, low, high, whole=True, time_limit=2.0)
+    found = program.least(cost, max(space.devices))
+    if found is None and not program.known:
         raise TimeoutError
-    if found.x is None:
+    if found is None:
         return None
     times = np.rint(found.x).astype(int)
     return tuple(c for c, number in zip(comps, times, strict=True) for _ in range(number))

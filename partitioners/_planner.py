@@ -64,10 +64,13 @@ class Planner:
                 break
             self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
             Improvement(self.assembly, TRIES).run(made)
-        self.desk.say(f"bounding; best step {self.assembly.step:.4g} s")
-        if math.isfinite(self.assembly.step):
-            self.lower.run(self.assembly.step, SECOND, LATER)
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
+
+    def prove(self, step: float, late: Callable[[], bool] = never) -> float:
+        """The bound, after as much effort again, where the best plan of all takes `step`."""
+        self.desk.say(f"bounding; best step {step:.4g} s")
+        self.lower.late = late
+        return self.lower.run(step, SECOND, LATER)
 
     def numbers(self) -> list[int]:
         """The replica counts that are worth a look: in turns those at which the bound rests and those whose equal pipelines

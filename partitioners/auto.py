@@ -64,35 +64,47 @@ class Auto:
         """The search of subsets for the cheapest, or over single devices, where these are not too many."""
         devices, timed = problem.cluster.devices, problem.time_limit_seconds is not None
         if problem.backend == "torch" and len(devices) > 2 * FEW_DEVICES:
-            return Cheapest(replace(problem, time_limit_seconds=seconds) if timed else problem, self, simple).run()
+            return Cheapest(replace(problem, time_limit_seconds=seconds) if timed else problem, self.quickly, simple).run()
         if len({(d.node, d.type) for d in devices}) <= MOST_POOLS:
             return Search(problem, self.name, time_limit_seconds=seconds, start=simple).run()
         if simple:
             return Solution(plan=simple[-1])
         raise explain(problem)
 
+    def quickly(self, problem: Problem) -> Solution:
+        """The plan of the counted planner without a proof, which is that of a rule if it has none."""
+        limit = Limit(problem.time_limit_seconds or self.time_limit_seconds)
+        timed = problem.time_limit_seconds is not None
+        plan = Planner(problem, late=lambda: timed and limit.late()).run() or next(simple_plans(problem), None)
+        if plan is None:
+            raise no_plan_in_time(limit.seconds) if timed and limit.late() else explain(problem)
+        return Solution(plan=plan)
+
     def _counted(self, problem: Problem, limit: Limit) -> Solution:
-        """The counted planner, then the rules; on few devices the joint search from the best plan, with the better of both
-        bounds. Of a time limit the planner has half."""
-        timed, few = problem.time_limit_seconds is not None, len(problem.cluster.devices) <= FEW_DEVICES
-        planner = Planner(problem, math.inf, lambda: timed and limit.left() < limit.seconds / 2)
+        """The counted planner, then the rules; on few devices, and on some more where there is no plan yet, the joint search from
+        the best plan, with the better of both bounds. Of a time limit the planner has half."""
+        timed = problem.time_limit_seconds is not None
+        planner = Planner(problem, late=lambda: timed and limit.left() < limit.seconds / 2)
         plan = planner.run()
         plans = [] if plan is None else [plan]
         plans += simple_plans(problem, planner.assembly.step, lambda: timed and limit.late())
         if not plans:
             refuse(problem)
-        step = min((cost(problem, plan) for plan in plans), default=math.inf)
-        bound = min(planner.lower.bound, step)
-        if plans and not (few and step > CLOSE * bound):
-            return Solution(plan=plans[-1], lower_bound_seconds=bound, proof="search-bound")
-        if not few:
+        found, step = None, min((cost(problem, plan) for plan in plans), default=math.inf)
+        few = len(problem.cluster.devices) <= (FEW_DEVICES if plans else 2 * FEW_DEVICES)
+        if few and step > CLOSE * planner.lower.bound:
+            left = max(0.1, limit.left()) if timed else limit.seconds
+            found = Search(problem, self.name, time_limit_seconds=left, start=plans).run()
+            if found.proof == "exhaustive":
+                return found
+            plans.append(found.plan)
+            step = min(step, cost(problem, found.plan))
+        if not plans:
             raise no_plan_in_time(limit.seconds) if timed and limit.late() else explain(problem)
-        left = max(0.1, limit.left()) if timed else limit.seconds
-        found = Search(problem, self.name, time_limit_seconds=left, start=plans).run()
-        step, own = cost(problem, found.plan), found.lower_bound_seconds or 0.0
-        if own >= min(bound, step):
+        bound = min(step, planner.prove(step, lambda: timed and limit.late()))
+        if found is not None and (found.lower_bound_seconds or 0.0) >= bound:
             return found
-        return replace(found, lower_bound_seconds=min(bound, step), proof="search-bound")
+        return Solution(plan=plans[-1], lower_bound_seconds=bound, proof="search-bound")
 
 
 partitioner = Auto()

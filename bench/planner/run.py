@@ -1,17 +1,21 @@
-"""How long does `auto` take, in how much memory, and how large is the proven gap, from 8 to 4,096 devices?
+"""How good are the plans of `auto`, how long do they take, and how much is proven, on problems drawn from a seed?
 
-    python -m bench.planner.run [--only TEXT] [--per-device SAMPLES] [--memory FACTOR] [--synthetic] [-o table.json]
+    python -m bench.planner.run [--draws COUNT] [--seed SEED] [--wide] [--regret SECONDS] [--jobs COUNT] [-o table.json]
+    python -m bench.planner.run --fixed [--only TEXT] [--per-device SAMPLES] [--memory FACTOR] [--synthetic]
 
-Each case runs in a process of its own, so that its peak memory is its own.
+Each problem runs in a process of its own, so that its peak memory is its own.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,11 +24,18 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.partitioners.profiles import SAILOR, profile
+from bench.partitioners.zorse_profiles import ZORSE
+from bench.planner.draws import measured, wide
 from hetpipe.exchange.importers.options import ImportOptions
 from hetpipe.exchange.importers.sailor import import_sailor
+from hetpipe.files.messages import InputError
+from hetpipe.partitioners import _planner
+from hetpipe.partitioners._floor import RULES, cost
+from hetpipe.partitioners._planner import Planner
 from hetpipe.partitioners.auto import Auto
-from hetpipe.planning.partition import Problem
-from hetpipe.predict.simulator import simulate
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.planner import with_prediction
+from hetpipe.planning.registry import partitioner
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
 
@@ -34,7 +45,8 @@ SYNTHETIC = {"A100": 39, "V100": 15.7, "T4": 14.7, "A10": 22}
 NODE = 8
 INSIDE = {"bandwidth": "100 GB/s", "latency": "10 us"}
 BETWEEN = {"bandwidth": "10 GB/s", "latency": "30 us"}
-LIMIT_SECONDS = 300.0  # none of the cases should need it, however busy the machine
+LIMITS = ("max_price_per_hour", "deadline_seconds_per_step")
+MORE = {"NUMBERS": 200, "WISHES": 300, "EVEN": 300, "PURE": 200, "DEALS": 40, "RUNGS": 1.05, "STARTS": 500, "TRIES": 10**6}
 console = Console(width=160)
 
 
@@ -71,55 +83,130 @@ def problem(case: Case, per_device: int, memory: float, *, synthetic: bool = Fal
     return Problem.create(cluster=cluster, profile=found, global_batch=per_device * len(cluster.devices))
 
 
-def measure(case: Case, per_device: int, memory: float, synthetic: bool) -> dict[str, Any]:
-    """One case, in this process."""
-    given = problem(case, per_device, memory, synthetic=synthetic)
-    began, worked = time.perf_counter(), time.process_time()
-    solution = Auto(time_limit_seconds=LIMIT_SECONDS)(given)
-    seconds, processor = time.perf_counter() - began, time.process_time() - worked
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    step = simulate(solution.plan, given.profile, given.cluster).step_seconds
-    bound = solution.lower_bound_seconds
-    return {
-        "devices": len(given.cluster.devices), "types": case.types, "samples_per_device": per_device,
-        "seconds": seconds, "processor_seconds": processor, "peak_bytes": peak,
-        "step_seconds": step, "lower_bound_seconds": bound,
-        "gap": step / bound - 1 if bound else None,
+def drawn(seed: int, *, beyond: bool) -> Problem:
+    """A draw; without measured layers of the wider kind."""
+    return wide(seed) if beyond or ZORSE is None else measured(seed, ZORSE)
+
+
+def measure(given: Problem, others: bool, regret: float) -> dict[str, Any]:
+    """One problem, in this process: `auto`, then every rule, then a search of so many seconds."""
+    row: dict[str, Any] = {
+        "devices": len(given.cluster.devices), "types": len(given.cluster.device_types), "batch": given.global_batch,
+        "limits": [name for name in LIMITS if getattr(given, name) is not None],
     }  # fmt: skip
+    began, worked = time.perf_counter(), time.process_time()
+    try:
+        solution = Auto()(given)
+    except PartitionError as error:
+        solution, row["refused"] = None, str(error)
+    row["seconds"], row["processor_seconds"] = time.perf_counter() - began, time.process_time() - worked
+    row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    least = math.inf
+    if solution is not None:
+        plan, found = solution.plan, with_prediction(solution, given).predicted
+        assert found is not None
+        least, row["gap"] = cost(given, plan), found.gap
+        row |= {"cost": least, "replicas": len(plan.replicas), "stages": max(len(r.stages) for r in plan.replicas)}
+    if others:
+        row["rules"] = rules(given)
+        best = min(row["rules"].values(), default=math.inf)
+        row["ratio"] = least / best if math.isfinite(min(least, best)) else None if math.isinf(best) else math.inf
+    if regret and not row["limits"]:
+        longer = searched(given, regret)
+        row["longer"], row["regret"] = longer, max(0.0, least / longer - 1)
+    return row
+
+
+def rules(given: Problem) -> dict[str, float]:
+    """What the plan of every simple rule costs, of those that have one."""
+    found = dict[str, float]()
+    for rule in RULES:
+        try:
+            found[rule.name] = cost(given, partitioner(rule.name)(given).plan)
+        except (PartitionError, InputError):
+            continue
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def searched(given: Problem, seconds: float) -> float:
+    """The best step that so many seconds find: of all numbers of replicas, from many starts."""
+    for name, value in MORE.items():
+        setattr(_planner, name, value)
+    end = time.monotonic() + seconds
+    planner = Planner(given, late=lambda: time.monotonic() > end)
+    planner.run()
+    return planner.assembly.step
+
+
+def spread(rows: list[dict[str, Any]], name: str, shown: str) -> list[str]:
+    """Median, 95th percentile and worst, and of which seed."""
+    having = sorted(((row[name], row["seed"]) for row in rows if row.get(name) is not None), key=lambda x: x[0])
+    if not having:
+        return []
+    at = [having[round(part * (len(having) - 1))][0] for part in (0.5, 0.95, 1.0)]
+    return [name, str(len(having)), *(format(value, shown) for value in at), str(having[-1][1])]
+
+
+def summary(rows: list[dict[str, Any]]) -> Table:
+    """Of all draws."""
+    table = Table("", "problems", "median", "95 %", "worst", "its seed")
+    for name, shown in (("ratio", ".3f"), ("regret", ".1%"), ("gap", ".1%"), ("seconds", ".2f"), ("peak_bytes", ".3g")):
+        table.add_row(*spread(rows, name, shown))
+    return table
+
+
+def printed(row: dict[str, Any]) -> str:
+    """One line of progress."""
+    shown = {"cost": ".4g", "ratio": ".3f", "regret": ".1%", "gap": ".1%", "seconds": ".1f"}
+    each = [f"{name} {format(row[name], how)}" for name, how in shown.items() if row.get(name) is not None]
+    return f"{row['seed']}: {row['devices']} devices, {row['types']} types: " + ", ".join(each) + str(row.get("refused", ""))[:80]
+
+
+def apart(words: list[str]) -> dict[str, Any]:
+    """A problem in a process of its own."""
+    command = [sys.executable, "-m", "bench.planner.run", "--here", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()[-600:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main(
-    only: Annotated[str, typer.Option(help="'DEVICESxTYPES': one case.")] = "",
-    per_device: Annotated[int, typer.Option(help="Global batch, in samples per device.")] = 16,
-    memory: Annotated[float, typer.Option(help="Device memory, times the real one.")] = 1.0,
+    draws: Annotated[int, typer.Option(help="How many problems are drawn.")] = 20,
+    seed: Annotated[int | None, typer.Option(help="Of the first; without it today's date.")] = None,
+    beyond: Annotated[bool, typer.Option("--wide", help="Of the wider kind.")] = False,
+    regret: Annotated[float, typer.Option(help="Compare with what so many seconds of search find.")] = 0.0,
+    jobs: Annotated[int, typer.Option(help="Problems at a time; more than one makes each slower.")] = 1,
+    fixed: Annotated[bool, typer.Option("--fixed", help="The table of 8 to 4,096 alike nodes instead.")] = False,
+    only: Annotated[str, typer.Option(help="'DEVICESxTYPES': one case of that table.")] = "",
+    per_device: Annotated[int, typer.Option(help="Its global batch, in samples per device.")] = 16,
+    memory: Annotated[float, typer.Option(help="Its device memory, times the real one.")] = 1.0,
     synthetic: Annotated[bool, typer.Option("--synthetic", help="GPT-2 medium, though there are measurements.")] = False,
     here: Annotated[bool, typer.Option(hidden=True)] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output")] = None,
 ) -> None:
     """Print the table."""
+    first = int(date.today().strftime("%Y%m%d")) if seed is None else seed
     cases = [case for case in CASES if only in ("", f"{case.devices}x{case.types}")]
     if here:
-        print(json.dumps(measure(cases[0], per_device, memory, synthetic)))
+        given = problem(cases[0], per_device, memory, synthetic=synthetic) if fixed else drawn(first, beyond=beyond)
+        print(json.dumps(measure(given, not fixed, regret)))
         return
-    table = Table("devices", "types", "samples/device", "seconds", "processor s", "peak MB", "step s", "bound s", "gap")
+    if fixed:
+        words = ["--fixed", "--per-device", str(per_device), "--memory", str(memory), *["--synthetic"] * synthetic]
+        each = {f"{case.devices}x{case.types}": [*words, "--only", f"{case.devices}x{case.types}"] for case in cases}
+    else:
+        words = ["--regret", str(regret), *["--wide"] * beyond]
+        each = {str(first + i): [*words, "--seed", str(first + i)] for i in range(draws)}
     rows = []
-    for case in cases:
-        name = f"{case.devices}x{case.types}"
-        command = [sys.executable, "-m", "bench.planner.run", "--here", "--only", name,
-                   "--per-device", str(per_device), "--memory", str(memory), *["--synthetic"] * synthetic]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            table.add_row(str(case.devices), str(case.types), str(per_device), done.stderr.strip()[-60:])
-            continue
-        row = json.loads(done.stdout.splitlines()[-1])
-        rows.append(row)
-        gap = "none" if row["gap"] is None else f"{row['gap']:.2%}"
-        table.add_row(str(row["devices"]), str(row["types"]), str(per_device), f"{row['seconds']:.2f}",
-                      f"{row['processor_seconds']:.2f}", f"{row['peak_bytes'] / 1e6:.0f}", f"{row['step_seconds']:.4f}",
-                      f"{row['lower_bound_seconds'] or 0:.4f}", gap)  # fmt: skip
-    console.print(table)
-    if output is not None:
-        output.write_text(json.dumps(rows, indent=1) + "\n")
+    with ThreadPoolExecutor(jobs) as pool:
+        for name, row in zip(each, pool.map(apart, each.values()), strict=True):
+            rows.append({"seed": name, **row})
+            console.print(printed(rows[-1]))
+            if output is not None:
+                output.write_text(json.dumps(rows, indent=1) + "\n")
+    console.print(summary(rows))
 
 
 if __name__ == "__main__":

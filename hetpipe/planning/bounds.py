@@ -9,9 +9,9 @@ from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from hetpipe.planning.partition import Problem
+from hetpipe.planning.programs import Program
 from hetpipe.spec.profile import Measurement
 
 Array = NDArray[np.float64]
@@ -81,11 +81,9 @@ def fluid_price(problem: Problem, deadline: float) -> float:
     share = np.zeros((K, K * L))
     for k in range(K):
         share[k, k * L : (k + 1) * L] = seconds[k] / scale
-    found = linprog(
-        prices @ share, A_ub=share, b_ub=number * deadline / scale,
-        A_eq=np.tile(np.eye(L), K), b_eq=np.ones(L), method="highs",
-    )  # fmt: skip
-    extra = np.maximum(-np.asarray(found.ineqlin.marginals), 0.0) if found.status == 0 else np.zeros(K)
+    rows, low = np.vstack([share, np.tile(np.eye(L), K)]), np.append(np.zeros(K), np.ones(L))
+    found = Program(rows, low, np.append(number * deadline / scale, np.ones(L))).least(prices @ share)
+    extra = np.zeros(K) if found is None else np.maximum(-found.prices[:K], 0.0)
     return max(
         float(((prices + mu)[:, None] * seconds).min(axis=0).sum() - deadline * (number @ mu))
         for mu in (extra, np.zeros(K))
@@ -138,9 +136,10 @@ def _weights(seconds: Array, number: Array) -> Array:
     cover = np.hstack([np.tile(np.eye(L), K), np.zeros((L, 1))])
     cost = np.zeros(K * L + 1)
     cost[-1] = 1.0
-    found = linprog(cost, A_ub=capacity, b_ub=np.zeros(K), A_eq=cover, b_eq=np.ones(L), method="highs")
-    if found.status != 0:
+    low, high = np.append(np.full(K, -np.inf), np.ones(L)), np.append(np.zeros(K), np.ones(L))
+    found = Program(np.vstack([capacity, cover]), low, high).least(cost)
+    if found is None:
         return np.full(K, 1 / number.sum())
-    duals = np.maximum(-np.asarray(found.ineqlin.marginals), 0.0)
+    duals = np.maximum(-found.prices[:K], 0.0)
     total = float(number @ duals)
     return duals / total if total > 0 else np.full(K, 1 / number.sum())
