@@ -82,23 +82,45 @@ class Demand:
         m, q = divmod(low, b)
         first = b if m else q
         last = first if not m else (q or b) if low == high else 1
-        full, rest, begin, end = (self._times(b, size) for size in (b, q, first, last))
-        links = [self.types.transfer(size) for size in (first, last)]
-        hops = [sum(link[where].sum(axis=0) for link in links) for where in (0, 1)]
-        wires, actions = [np.zeros_like(hop) for hop in hops], m + (q > 0)
-        for size, count in ((b, m), (q, 1)):
-            for where, link in enumerate(self.types.transfer(size) if size and count else ()):
-                wires[where] += count * (link.sum(axis=0) if self.blocking else link[0])
-        if not nodes:
-            hops, wires = ([np.minimum(x, y.min(axis=(0, 1))), np.full((1, 1, self.L + 1), np.inf)] for x, y in (hops, wires))
-        work = m * full + rest
-        beyond = [np.diff(x.sum(axis=0)).min(axis=0)[::-1].cumsum()[::-1] for x in (begin, end)]
+        full, rest = self._times(b, b), self._times(b, q)
+        work, actions = m * full + rest if m else rest, m + (q > 0)
+        wires = m * self._held(b) + (self._held(q) if q else 0.0) if m else self._held(q)
+        wire, inside = self._apart(wires, nodes)
         return Load(
-            work=work.sum(axis=0), backward=work[1], again=work[0], once=begin[0] + end[1], once_again=end[0], ahead=begin[0],
-            work_more=2 * self.more * actions, once_more=2 * self.more, behind=np.concatenate([beyond, np.zeros((2, 1))], axis=1),
-            longest=self._longest(b), hiding=(rest if q else full) * self.problem.sums_early,
-            hop=hops[0], wire=wires[0], hop_inside=hops[1], wire_inside=wires[1], b=b, samples=low,
+            work=work.sum(axis=0), backward=work[1], again=work[0], work_more=2 * self.more * actions,
+            once_more=2 * self.more, longest=self._longest(b), hiding=(rest if q else full) * self.problem.sums_early,
+            wire=wire, wire_inside=inside, b=b, samples=low, **self._ends(b, first, last, nodes),
         )  # fmt: skip
+
+    @kept
+    def _ends(self, b: int, first: int, last: int, nodes: bool) -> dict[str, Array]:
+        """What only the first micro-batch, of so many samples, and the last one say."""
+        begin, end = (self._times(b, size) for size in (first, last))
+        beyond = [np.diff(x.sum(axis=0)).min(axis=0)[::-1].cumsum()[::-1] for x in (begin, end)]
+        hop, inside = self._apart(self._links(first).sum(axis=0) + self._links(last).sum(axis=0), nodes)
+        return {
+            "once": begin[0] + end[1], "once_again": end[0], "ahead": begin[0], "hop": hop, "hop_inside": inside,
+            "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
+        }  # fmt: skip
+
+    @kept
+    def _links(self, size: int) -> Array:
+        """`Types.transfer`, that between nodes and those inside one after the other [2, 1 + K·K, L + 1]."""
+        between, inside = self.types.transfer(size)
+        return np.concatenate([between[:, None], inside.reshape(2, -1, self.L + 1)], axis=1)
+
+    @kept
+    def _held(self, size: int) -> Array:
+        """How long a transfer holds its link, or its devices where it blocks them [1 + K·K, L + 1]."""
+        links = self._links(size)
+        found: Array = links.sum(axis=0) if self.blocking else links[0]
+        return found
+
+    def _apart(self, links: Array, nodes: bool) -> tuple[Array, Array]:
+        """Between nodes and inside; if `nodes` do not matter, all goes over the best link there is."""
+        if nodes:
+            return links[0], links[1:].reshape(self.types.K, self.types.K, -1)
+        return links.min(axis=0), np.full((1, 1, self.L + 1), np.inf)
 
 
 def _prefixes(each: Sequence[Array]) -> Array:

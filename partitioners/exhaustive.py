@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise
+from operator import sub
 from typing import NamedTuple
 
 from hetpipe.files.messages import InputError
@@ -96,19 +97,18 @@ def arrangements(problem: Problem) -> Iterator[tuple[Line, ...]]:
     """All multisets of pipelines side by side, once each: in falling order."""
     free: Free = Counter((device.node, device.type) for device in problem.cluster.devices)
     every = sorted(lines(problem, free), reverse=True)
+    needed = [tuple(sum(seat.degree for seat in line if seat[:2] == place) for place in free) for line in every]
 
-    def grow(first: int, chosen: tuple[Line, ...], free: Free) -> Iterator[tuple[Line, ...]]:
+    def grow(first: int, chosen: tuple[Line, ...], left: tuple[int, ...]) -> Iterator[tuple[Line, ...]]:
         for i in range(first, len(every)):
-            needed = Counter[tuple[str, str]]()
-            for seat in every[i]:
-                needed[seat[:2]] += seat.degree
-            if needed <= free:
+            after = tuple(map(sub, left, needed[i]))
+            if min(after) >= 0:
                 found = (*chosen, every[i])
                 yield found
                 if len(found) < problem.global_batch:
-                    yield from grow(i, found, free - needed)
+                    yield from grow(i, found, after)
 
-    yield from grow(0, (), free)
+    yield from grow(0, (), tuple(free.values()))
 
 
 def shares(samples: int, R: int) -> Iterator[tuple[int, ...]]:
