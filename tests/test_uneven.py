@@ -207,14 +207,13 @@ def test_counts_are_what_the_mean_divides_by() -> None:
 
 
 def test_accelerate_leaves_the_loader_as_it_is_and_can_skip_its_batches() -> None:
-    from accelerate import Accelerator, skip_first_batches
-
+    accelerate = pytest.importorskip("accelerate")
     dataset = TensorDataset(torch.arange(30.0), torch.arange(30))
     loader = ShareLoader(dataset, ShareSampler(30, [6, 2], rank=1))
-    assert Accelerator(cpu=True).prepare(loader) is loader
+    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
     loader.set_epoch(3)
     batches = [labels.tolist() for _, labels in loader]
-    assert [labels.tolist() for _, labels in skip_first_batches(loader, 2)] == batches[2:]
+    assert [labels.tolist() for _, labels in accelerate.skip_first_batches(loader, 2)] == batches[2:]
 
 
 FASTSPEED = [  # its partition lists and batch sizes, for which its gradient is wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -137,9 +138,9 @@ def step_without_targets() -> float:
 def stand_in_and_batch_norm() -> list[int]:
     """Batches that BatchNorm has counted after 2 steps, the second of a single sample."""
     dataset = TensorDataset(torch.randn(9, 3, 2, 2), torch.zeros(9, dtype=torch.long))
-    model = DistributedDataParallel(
-        nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2)), forward_sync_buffers=False
-    )
+    known = signature(DistributedDataParallel).parameters  # torch 2.8 has the older name only
+    own: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+    model = DistributedDataParallel(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2)), **own)
     counted = []
     for inputs, targets in ShareLoader(dataset, ShareSampler(len(dataset), [6, 2])):
         model.train(bool((targets != -100).any()))

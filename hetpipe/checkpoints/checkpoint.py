@@ -12,6 +12,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def save(
         with _quiet():
             state_dict_saver.save(
                 tensors,
-                storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
+                storage_writer=_writer(partial),
                 process_group=world.control,
                 no_dist=world.control is None,
             )
@@ -123,6 +124,13 @@ def save(
     state = {"format": "hetpipe.checkpoint/1", "step": step, "tensors": len(sizes), **extra}
     world.on_main(lambda: _complete(partial, final, state, needed, keep))
     return final
+
+
+def _writer(folder: Path) -> HuggingFaceStorageWriter:
+    """Every rank writes a file of its own; torch 2.8 has another name for that."""
+    known = signature(HuggingFaceStorageWriter).parameters
+    each: dict[str, Any] = {name: True for name in ("save_distributed", "save_sharded") if name in known}
+    return HuggingFaceStorageWriter(str(folder), **each)
 
 
 def _prepare(partial: Path, needed: int, step: int) -> None:

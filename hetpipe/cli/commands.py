@@ -16,7 +16,7 @@ from hetpipe import __version__
 from hetpipe.cli import exits
 from hetpipe.cli.exchange import export, import_published
 from hetpipe.cli.fastspeed import app as convert
-from hetpipe.cli.terminal import install_watching
+from hetpipe.cli.terminal import install_watching, nothing_else
 from hetpipe.cli.weights import export_weights
 from hetpipe.cli.what_if import what_if
 from hetpipe.files.formats import Document
@@ -105,12 +105,13 @@ def profile(
         check_output(output)
         check_output(share)
         _say_job(job_file, job)
-    start_server(job.model.name)
-    with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
-        from hetpipe.show.tables import beside_table, profile_table
-        from hetpipe.training.start import profile_everywhere
+    with nothing_else(as_json):
+        start_server(job.model.name)
+        with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
+            from hetpipe.show.tables import beside_table, profile_table
+            from hetpipe.training.start import profile_everywhere
 
-    measured = profile_everywhere(job)
+        measured = profile_everywhere(job)
     if measured is None:
         return
     measured.save(output)
@@ -268,13 +269,14 @@ def train(
         _say_job(job_file, job)
     if watch:
         show_with(install_watching)
-    start_server(job.model.name)
-    with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
-        from hetpipe.training.start import train_everywhere, train_rank
-        from hetpipe.training.table import train_table
+    with nothing_else(as_json):
+        start_server(job.model.name)
+        with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
+            from hetpipe.training.start import train_everywhere, train_rank
+            from hetpipe.training.table import train_table
 
-    stop_if_told()
-    result = train_everywhere(job, train_rank)
+        stop_if_told()
+        result = train_everywhere(job, train_rank)
     if result is None:
         return
     if as_json:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,6 +28,24 @@ from hetpipe.processes import progress
 from hetpipe.processes.progress import LOG, Activity, Seen
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red"}
+
+
+@contextmanager
+def nothing_else(wanted: bool) -> Iterator[None]:
+    """While JSON is `wanted` on standard output, what ranks and libraries write there (gloo's connections in torch 2.8) goes to
+    standard error."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def install() -> None:
