@@ -56,12 +56,12 @@ class Made(NamedTuple):
 class Assembly:
     """Of one problem."""
 
-    def __init__(self, desk: Desk, types: Types, step: float) -> None:
+    def __init__(self, desk: Desk, types: Types) -> None:
         self.desk, self.types, self.reals = desk, types, Reals(types)
         self.estimates = Estimates(self.reals)
         self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
-        self.step = step  # of the best plan so far
-        self.draft: Draft | None = None  # that, if it was found here
+        self.step = math.inf  # of the best plan so far
+        self.draft: Draft | None = None  # that
         self.made: list[Made] = []  # plans made here, the best first
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
@@ -93,21 +93,20 @@ class Assembly:
         if not pool:
             return None
         takes = np.array([self.uses(p) for p in pool]).T
-        rows, none = np.vstack([takes, np.ones(len(pool))]), np.zeros_like(self.there)
-        program = Program(rows, np.append(none, R), np.append(self.there, R))
+        program = self.program(takes, R)
         low, high = least, ABOVE * self.step
         if not math.isfinite(high):
             high = 2 * max(p.offset + (self.batch / R / p.b + 1) * p.period for p in pool)
-        if self.chosen(pool, takes, program, R, high, whole=False) is None:
+        if self.most_samples(pool, program, high) is None:
             return None
         while high > SURE * low:
             middle = math.sqrt(low * high)
-            possible = self.chosen(pool, takes, program, R, middle, whole=False) is not None
+            possible = self.most_samples(pool, program, middle) is not None
             low, high = (low, middle) if possible else (middle, high)
         for times in LADDER:
             if high * times >= ABOVE * self.step:
                 return None
-            chosen = self.chosen(pool, takes, program, R, high * times, whole=True)
+            chosen = self.chosen(pool, takes, program, R, high * times)
             if chosen is not None:
                 return tuple((pool[i], int(chosen[i])) for i in np.nonzero(chosen)[0].tolist())
         return None
@@ -120,24 +119,28 @@ class Assembly:
             found[self.reals.of(x.line, n, x.b, R, common) if x.line else self.reals.best(x.take, n, x.b, R, common)] = None
         return [pipeline for pipeline in found if pipeline is not None]
 
-    def chosen(
-        self, pool: Sequence[Pipeline], takes: Array, program: Program, R: int, T: float, *, whole: bool
-    ) -> Index | None:
-        """How many of each pipeline do most within T, R in all; None where that is not the batch. Not `whole`: parts of them.
-        Whole ones are chosen among the few that cost least at the prices of the linear program."""
+    def program(self, takes: Array, R: int, *, whole: bool = False, **options: float) -> Program:
+        """R pipelines in all, of those that take so much of what there is [there, pipelines]."""
+        rows, none = np.vstack([takes, np.ones(takes.shape[1])]), np.zeros_like(self.there)
+        return Program(rows, np.append(none, R), np.append(self.there, R), whole=whole, **options)
+
+    def most_samples(self, pool: Sequence[Pipeline], program: Program, T: float) -> tuple[Array, Array] | None:
+        """What each pipeline does within T, and the prices at which parts of them do most; None where that is not the batch."""
         samples = np.array([min(p.done(T), self.most(p)) for p in pool], dtype=np.float64)
         found = program.least(-samples, np.where(samples > 0, np.inf, 0.0))
-        if found is None or -found.cost < self.batch * (1 - 1e-9):
+        return None if found is None or -found.cost < self.batch * (1 - 1e-9) else (samples, found.prices[:-1])
+
+    def chosen(self, pool: Sequence[Pipeline], takes: Array, program: Program, R: int, T: float) -> Index | None:
+        """How many of each pipeline do most within T, R in all, among the few that cost least at the prices of the linear
+        program; None where that is not the batch."""
+        possible = self.most_samples(pool, program, T)
+        if possible is None:
             return None
-        if not whole:
-            return np.round(found.x).astype(np.int64)
-        dear = found.prices[:-1] @ takes + samples
+        samples, prices = possible
         some = np.nonzero(samples > 0)[0]
-        some = some[np.argsort(-dear[some], kind="stable")[:FEW]]
+        some = some[np.argsort(-(prices @ takes + samples)[some], kind="stable")[:FEW]]
         self.near = [pool[i] for i in some.tolist()]
-        rows, none = np.vstack([takes[:, some], np.ones(len(some))]), np.zeros_like(self.there)
-        limits = np.append(none, R), np.append(self.there, R)
-        best = Program(rows, *limits, whole=True, mip_max_nodes=NODES, mip_rel_gap=5e-3).least(-samples[some])
+        best = self.program(takes[:, some], R, whole=True, mip_max_nodes=NODES, mip_rel_gap=5e-3).least(-samples[some])
         if best is None or samples[some] @ best.x < self.batch * (1 - 1e-9):
             return None
         chosen = np.zeros(len(pool), dtype=np.int64)

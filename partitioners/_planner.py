@@ -31,16 +31,14 @@ STARTS, TRIES = 4, 300  # of local search; plans from each
 
 
 class Planner:
-    """Of one problem: a plan, if one is found that is quicker than `step`, and a bound."""
+    """Of one problem: a plan, if one is found, and a bound."""
 
-    def __init__(
-        self, problem: Problem, step: float = math.inf, late: Callable[[], bool] = never
-    ) -> None:
+    def __init__(self, problem: Problem, late: Callable[[], bool] = never) -> None:
         self.problem, self.late = problem, late
         self.desk = Desk(problem, late, bounding=False)
         self.types = Types(problem)
         self.lower = Lower(self.types, fluid_bound(problem), late)
-        self.assembly = Assembly(self.desk, self.types, step)
+        self.assembly = Assembly(self.desk, self.types)
 
     def run(self) -> Plan | None:
         """The plan."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
 
 import hetpipe
+from hetpipe.cli.terminal import nothing_else
 from hetpipe.files.messages import InputError, exit_code
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.planning.partition import PartitionError
@@ -210,3 +212,13 @@ def test_the_installed_command_finds_a_user_s_module_in_the_current_folder(folde
     found = finish(start([str(script), "train", "job.yaml", "--json"], folder.path, mark), folder.path, mark)
     assert found.code == 0, found.err
     assert len(json.loads(found.out)["losses"]) == 7
+
+
+def test_beside_json_nothing_is_written_to_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where a library writes to the file itself, as gloo does in torch 2.8."""
+    for wanted in (True, False):
+        with nothing_else(wanted):
+            os.write(1, b"connected\n")
+        os.write(1, b"{}\n")
+        found = capfd.readouterr()
+        assert (found.out, found.err) == (("{}\n", "connected\n") if wanted else ("connected\n{}\n", ""))

@@ -24,7 +24,7 @@ def pipeline(stages: tuple[int, ...], ends: tuple[int, ...]) -> Pipeline:
 
 
 def assembly(problem: Problem) -> Assembly:
-    return Assembly(Desk(problem, bounding=False), Types(problem), float("inf"))
+    return Assembly(Desk(problem, bounding=False), Types(problem))
 
 
 PROFILE = make_profile({"a": [1.0] * 4, "b": [2.0] * 4}, sizes=(1,))
