@@ -110,8 +110,7 @@ def measure(given: Problem, others: bool, regret: float) -> dict[str, Any]:
         row |= {"cost": least, "replicas": len(plan.replicas), "stages": max(len(r.stages) for r in plan.replicas)}
     if others:
         row["rules"] = rules(given)
-        best = min(row["rules"].values(), default=math.inf)
-        row["ratio"] = least / best if math.isfinite(min(least, best)) else None if math.isinf(best) else math.inf
+        row["ratio"] = least / min(row["rules"].values()) if row["rules"] else None
     if regret and not row["limits"]:
         longer = searched(given, regret)
         row["longer"], row["regret"] = longer, max(0.0, least / longer - 1)
