@@ -4,7 +4,7 @@ together, then places on the cluster's nodes."""
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
@@ -37,7 +37,8 @@ MORE = 1.15  # times the samples that a pipeline was cut for: more it is not giv
 
 
 class Wish(NamedTuple):
-    """A pipeline of so many stages of each kind, about so many samples, in micro-batches of b; in any order, or in this one."""
+    """A pipeline of so many stages of each kind, about so many samples, in micro-batches of b (of the best size: 0); in any
+    order, or in this one."""
 
     take: Take
     samples: int
@@ -62,6 +63,7 @@ class Assembly:
         self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
         self.step = math.inf  # of the best plan so far
         self.draft: Draft | None = None  # that
+        self.played = set[tuple[Sorts, int]]()  # what was simulated, and in which way it was placed
         self.made: list[Made] = []  # plans made here, the best first
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
@@ -116,7 +118,10 @@ class Assembly:
         found = dict[Pipeline | None, None]()
         for x in dict.fromkeys(wishes):
             n = max(1, min(x.samples, self.batch - R + 1))
-            found[self.reals.of(x.line, n, x.b, R, common) if x.line else self.reals.best(x.take, n, x.b, R, common)] = None
+            if x.line:
+                found[self.reals.of(x.line, n, x.b, R, common)] = None
+            else:
+                found[self.reals.best(x.take, n, x.b, R, common) if x.b else self.reals.quickest(x.take, n, R, common)] = None
         return [pipeline for pipeline in found if pipeline is not None]
 
     def program(self, takes: Array, R: int, *, whole: bool = False, **options: float) -> Program:
@@ -165,9 +170,11 @@ class Assembly:
             candidate = self.desk.candidate(0, draft)
             if not self.desk.fits(candidate):
                 return None
-            step = self.desk.steps.step(draft, candidate.sketch, self.step)
-            if step < self.step:
-                self.step, self.draft = step, draft
+            if (sorts, way) not in self.played:
+                self.played.add((sorts, way))
+                step = self.desk.steps.step(draft, candidate.sketch, self.step)
+                if step < self.step:
+                    self.step, self.draft = step, draft
         made = Made(about, sorts, way)
         insort(self.made, made, key=itemgetter(0))
         return made
@@ -176,13 +183,6 @@ class Assembly:
         """What it takes of all that there is."""
         found: Array = self.takes @ np.array(p.take(self.types.V))
         return found
-
-    @kept
-    def sizes(self, take: Take, samples: int) -> list[int]:
-        """Micro-batch sizes that were measured on all of these: up to so many samples, and the next above."""
-        kinds = [self.types.kinds[v] for v, count in enumerate(take) if count]
-        every = sorted(set.intersection(*(set(self.types.sizes_of(kind)) for kind in kinds)))
-        return every[: bisect_left(every, samples) + 1]
 
     def shares(self, sorts: Sorts, below: float = math.inf) -> list[int] | None:
         """Samples of each replica: the least time in which all do the batch, a sample less where that is too many; None

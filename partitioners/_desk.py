@@ -15,6 +15,7 @@ from hetpipe.planning.partition import Problem
 
 PLAYED = 100_000  # tasks that are simulated of a rule's drafts where adapters are shared
 FEW, MOST = 2, 40  # drafts of which that is at least, and at most
+OFFERS = 500  # drafts of a rule that are looked at one after the other
 
 
 class Candidate(NamedTuple):
@@ -145,11 +146,20 @@ class Best:
 
     def __init__(self, desk: Desk) -> None:
         self.desk, self.step, self.count, self.budget = desk, desk.below, 0, Budget(desk.steps)
+        self.left = OFFERS
+
+    @property
+    def spent(self) -> bool:
+        """Whether no more are looked at."""
+        return self.left <= 0 or self.budget.spent
 
     def offer(self, draft: Draft) -> Iterator[Candidate]:
         """The draft, if it fits and is better than those before it."""
+        if self.spent:
+            return
+        self.left -= 1
         candidate = self.desk.candidate(self.count, draft, self.step)
-        if self.budget.spent or candidate.bound >= self.step or not self.desk.fits(candidate):
+        if candidate.bound >= self.step or not self.desk.fits(candidate):
             return
         least = self.desk.steps.least(draft, candidate.sketch)
         if least >= self.step:

@@ -44,7 +44,7 @@ class Improvement:
             take = p.take(self.types.V)
             for some, other in product(sorted({1, count}), self.takes(take)):
                 yield from self.instead(sorts, i, self.reals.best(other, p.samples, p.b, R, p.common), some)
-            for b in self.assembly.sizes(take, p.samples):
+            for b in self.reals.sizes(take, p.samples):
                 yield from self.instead(sorts, i, self.reals.best(take, p.samples, b, R, p.common), count)
             for line in swapped(p.stages):
                 yield from self.instead(sorts, i, self.reals.of(line, p.samples, p.b, R, p.common), count)

@@ -20,14 +20,14 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.plan import Plan
 
-FIRST, SECOND = 50e6, 50e6  # effort of the bound before and after there are plans, in labels joined
-SOON, LATER = 10e6, 25e6  # of these for one T
+FIRST, SECOND = 15e6, 15e6  # effort of the bound before and after there are plans, in labels joined
+SOON, LATER = 4e6, 8e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
 EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
 NUMBERS = 24  # numbers of replicas for which plans are made
 RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
 BESIDE = 1.25  # times a number of replicas that was better
-STARTS, TRIES = 4, 300  # of local search; plans from each
+STARTS, TRIES = 2, 120  # of local search; plans from each
 
 
 class Planner:
@@ -90,10 +90,9 @@ class Planner:
         for R in ladder:
             share, best = max(1, self.problem.global_batch // R), math.inf
             for take in self.even(R)[:DEALS]:
-                for b in self.assembly.sizes(take, share):
-                    pipeline = self.assembly.reals.best(take, share, b, R, ())
-                    if pipeline is not None:
-                        best = min(best, self.assembly.seconds(pipeline, share, R))
+                pipeline = self.assembly.reals.quickest(take, share, R, ())
+                if pipeline is not None:
+                    best = min(best, self.assembly.seconds(pipeline, share, R))
             found.append((best, R))
         return [R for best, R in sorted(found) if math.isfinite(best)]
 
@@ -104,8 +103,7 @@ class Planner:
         for x in list(part.columns)[:WISHES]:
             found += [Wish(x.take, (x.low + x.high) // 2, x.b), Wish(x.take, (x.low + x.high) // 2, x.b, x.line)]
         share = max(1, self.problem.global_batch // R)
-        for take in (*self.even(R), *self.pure(R)):
-            found += [Wish(take, share, b) for b in self.assembly.sizes(take, share)]
+        found += [Wish(take, share, 0) for take in (*self.even(R), *self.pure(R))]
         return list(dict.fromkeys(found))
 
     def pure(self, R: int) -> list[tuple[int, ...]]:

@@ -3,6 +3,8 @@ compiled loops. Links are taken as they are if a pipeline's devices lie side by 
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from functools import cache
 from itertools import permutations
 from typing import NamedTuple
@@ -100,17 +102,40 @@ class Reals:
         return self._of(*self._lines(take), samples, b, R, common) if measured and len(common) < sum(take) <= self.L else None
 
     @kept
+    def quickest(self, take: tuple[int, ...], samples: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
+        """The best of all micro-batch sizes; those whose work takes least first, and others only as far as they could be."""
+        best, below = None, math.inf
+        for b in sorted(self.sizes(take, samples), key=lambda b: self._work(take, samples, b)):
+            found = self._of(*self._lines(take), samples, b, R, common, below) if len(common) < sum(take) <= self.L else None
+            if found is not None and found.offset + -(-samples // b) * found.period < below:
+                best, below = found, found.offset + -(-samples // b) * found.period
+        return best
+
+    @kept
+    def sizes(self, take: tuple[int, ...], samples: int) -> list[int]:
+        """Micro-batch sizes that were measured on all of these: up to so many samples, and the next above."""
+        kinds = [self.types.kinds[v] for v, count in enumerate(take) if count]
+        every = sorted(set.intersection(*(set(self.types.sizes_of(kind)) for kind in kinds)))
+        return every[: bisect_left(every, samples) + 1]
+
+    def _work(self, take: tuple[int, ...], samples: int, b: int) -> float:
+        """About what so many samples take if all stages work as long."""
+        rate = sum(count / self.types.times(v, b)[:, -1].sum() for v, count in enumerate(take) if count)
+        return float((-(-samples // b) + sum(take) - 1) / rate)
+
+    @kept
     def of(self, line: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
         """The same, with its stages on these kinds in this order."""
         return self._of(np.array([line]), self._inside(line)[None], samples, b, R, common) if len(common) < len(line) else None
 
     def _of(
-        self, lines: Index, insides: NDArray[np.bool_], samples: int, b: int, R: int, common: tuple[int, ...]
-    ) -> Pipeline | None:
+        self, lines: Index, insides: NDArray[np.bool_], samples: int, b: int, R: int, common: tuple[int, ...],
+        below: float = math.inf,
+    ) -> Pipeline | None:  # fmt: skip
         loaded, (first, stop) = self.loaded(b, samples), self.blocks(common)
         which, forwards, seconds, period, ends, flags = _best(
             lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self.types.sums(R), self.types.optimizer,
-            first, stop, self.more, self.blocking, self.problem.allow_recompute, self.problem.sums_early,
+            first, stop, self.more, self.blocking, self.problem.allow_recompute, self.problem.sums_early, below,
         )  # fmt: skip
         if which < 0:
             return None
@@ -182,7 +207,7 @@ def ready() -> None:
 
     def first_use() -> None:
         tables = np.zeros((1, 6, 2, 2))
-        _best(line, inside, *loaded, 1, one, tables, np.ones(1), square, square, ends, ends + 1, 0.0, False, True, True)
+        _best(line, inside, *loaded, 1, one, tables, np.ones(1), square, square, ends, ends + 1, 0.0, False, True, True, 1.0)
         _ended(line[0], inside[0], ends, one, 1, *loaded, square, square, ends, 0.0, False, True)
 
     get_ready(first_use)
@@ -352,14 +377,14 @@ def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
 def _best(
     lines: Index, insides: NDArray[np.bool_], forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int,
     q: int, samples: int, families: Index, tables: Array, limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index,
-    more: float, blocking: bool, again: bool, early: bool,
+    more: float, blocking: bool, again: bool, early: bool, below: float,
 ) -> tuple[int, int, float, float, Index, Index]:  # fmt: skip
     """The number of the best line, −1 if there is none; its family; when it ends; its longest stage; its ends; which
     recompute."""
     n, some = lines.shape[1], len(lines) * len(LEAN) * len(families)
     ends, flags, windows = np.zeros((some + 1, n + 1), np.int64), np.zeros((some + 1, n), np.int64), np.zeros(n, np.int64)
     seconds, tried, which = np.full(some + 1, np.inf), 0, np.zeros((some + 1, 2), np.int64)
-    least, farthest = np.inf, FARTHEST if n * n * m <= MOVED else 1.0
+    least, farthest = below, FARTHEST if n * n * m <= MOVED else 1.0
     for o in range(len(lines)):
         line = lines[o]
         for lean in LEAN:

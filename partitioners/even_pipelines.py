@@ -60,7 +60,7 @@ class Shapes:
     def run(self) -> Iterator[Candidate]:
         """The plans that are better than those before them."""
         for number, shape in enumerate(self.all):
-            if shape.bound >= self.best.step or self.best.budget.spent or (self.best.count and self.desk.late()):
+            if shape.bound >= self.best.step or self.best.spent or (self.best.count and self.desk.late()):
                 return
             if number % 20 == 0:
                 self.desk.say(f"{self.name}, {number} of {len(self.all)} shapes")
