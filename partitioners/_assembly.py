@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 Take = tuple[int, ...]  # stages of each kind
 Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
 CLOSE = 1.02  # times the best step: plans of about this are simulated
+PLAYED = 2  # of the plans that one look makes: so many that take about least are simulated
 ABOVE = 1.2  # times the best step: what local search may start from
 SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
@@ -63,7 +64,7 @@ class Assembly:
         self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
         self.step = math.inf  # of the best plan so far
         self.draft: Draft | None = None  # that
-        self.played = set[tuple[Sorts, int]]()  # what was simulated, and in which way it was placed
+        self.waiting: list[tuple[float, int, Draft]] = []  # made since the last were simulated: about what they take, their stages
         self.made: list[Made] = []  # plans made here, the best first
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
@@ -78,6 +79,7 @@ class Assembly:
         alike = [p for p in self.pool(R, wishes, ()) if (R * self.uses(p) <= self.there).all()]
         for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]:
             self.make(((p, R),))
+        self.play(PLAYED)
         free = self._choice(R, wishes, least, ())
         if free is None:
             return
@@ -88,6 +90,7 @@ class Assembly:
             sorts = self._choice(R, near, least, cuts)
             if sorts is not None:
                 self.make(sorts)
+        self.play(PLAYED)
 
     def _choice(self, R: int, wishes: Sequence[Wish], least: float, common: tuple[int, ...]) -> Sorts | None:
         """What is chosen from the least T on at which the linear program is possible."""
@@ -158,7 +161,7 @@ class Assembly:
 
     def make(self, sorts: Sorts, below: float = math.inf, ways: Sequence[int] = ()) -> Made | None:
         """About what the plan of so many pipelines of each sort takes, placed in the best of these ways, or of all; None if it
-        cannot be, or would not be `below` this even if none waited for others. Whether it is the best plan says the simulator."""
+        cannot be, or would not be `below` this even if none waited for others. Which is best `play` says."""
         shares = self.shares(sorts, below)
         if shares is None:
             return None
@@ -167,17 +170,24 @@ class Assembly:
             return None
         about, way, draft = found
         if about < min(below, CLOSE * self.step):
-            candidate = self.desk.candidate(0, draft)
-            if not self.desk.fits(candidate):
+            if not self.desk.fits(self.desk.candidate(0, draft)):
                 return None
-            if (sorts, way) not in self.played:
-                self.played.add((sorts, way))
-                step = self.desk.steps.step(draft, candidate.sketch, self.step)
-                if step < self.step:
-                    self.step, self.draft = step, draft
+            self.waiting.append((about, sum(count * len(p.stages) for p, count in sorts), draft))
         made = Made(about, sorts, way)
         insort(self.made, made, key=itemgetter(0))
         return made
+
+    def play(self, most: int) -> None:
+        """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan."""
+        unlike = dict[tuple[float, int], Draft]()
+        for about, stages, draft in self.waiting:
+            unlike.setdefault((about, stages), draft)
+        for (about, _), draft in sorted(unlike.items(), key=itemgetter(0))[:most]:
+            if about < CLOSE * self.step:
+                step = self.desk.steps.step(draft, self.desk.appraiser.sketch(draft), self.step)
+                if step < self.step:
+                    self.step, self.draft = step, draft
+        self.waiting = []
 
     def uses(self, p: Pipeline) -> Array:
         """What it takes of all that there is."""

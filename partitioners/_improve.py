@@ -11,6 +11,8 @@ import numpy as np
 from hetpipe.partitioners._assembly import Assembly, Made, Sorts
 from hetpipe.partitioners._real import Pipeline
 
+ENDS = 2  # of the plans on its way so many are simulated
+
 
 class Improvement:
     """Of plans of one problem: `tries` neighbours at most, in a fixed order; the first that is better is the next plan."""
@@ -26,7 +28,7 @@ class Improvement:
                 if neighbour in self.seen:
                     continue
                 if self.left <= 0:
-                    return
+                    break
                 self.seen.add(neighbour)
                 self.left -= 1
                 found = self.assembly.make(neighbour, best.about, (best.way,))
@@ -34,7 +36,8 @@ class Improvement:
                     best = min(found, self.assembly.make(neighbour, best.about) or found)
                     break
             else:
-                return
+                break
+        self.assembly.play(ENDS)
 
     def neighbours(self, sorts: Sorts) -> Iterator[Sorts]:
         """All, one move apart; those that change most first."""

@@ -46,7 +46,7 @@ GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an in
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
 SEEDS, SEED_ROWS = 16, 400  # groupings priced roughly; pipelines each
-SHARED = 40_000  # numbers that take as long to handle as to simulate a plan whose transfers share adapters
+SHARED = 150_000  # numbers that take as long to handle as to simulate a plan whose transfers share adapters
 GROUPING = 10_000  # numbers that take as long to handle as to list one
 GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 

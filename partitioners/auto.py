@@ -30,7 +30,7 @@ class Auto:
     that search only. The cheapest plan under a deadline on more than 16 devices: `_cheapest`, which plans subsets."""
 
     name: str = "auto"
-    time_limit_seconds: float = 10.0
+    time_limit_seconds: float = 4.0
 
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
