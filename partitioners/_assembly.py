@@ -64,7 +64,7 @@ class Assembly:
         self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
         self.step = math.inf  # of the best plan so far
         self.draft: Draft | None = None  # that
-        self.waiting: list[tuple[float, int, Draft]] = []  # made since the last were simulated: about what they take, their stages
+        self.waiting: list[tuple[float, int, Draft]] = []  # not simulated yet: about what they take, their stages
         self.made: list[Made] = []  # plans made here, the best first
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
