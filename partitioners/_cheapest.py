@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import NamedTuple
 
 from hetpipe.partitioners._floor import cost
@@ -94,12 +94,28 @@ class Cheapest:
         return self.best is None or subset.price * subset.bound < self.best[0] * (1 - 1e-9)
 
     def counts(self) -> Iterator[Counts]:
-        """Subsets: every count of each group where they are few, else fewer and fewer of them."""
-        steps = [self.sizes(group) for group in self.groups]
+        """Subsets: every count of each group where they are few, else fewer and fewer of them. Of very many groups, those of the
+        same types one after the other."""
+        together = dict[object, list[int]]()
+        for i, group in enumerate(self.groups):
+            many = 2 ** len(self.groups) > SUBSETS
+            together.setdefault(tuple(sorted(group[0].devices)) if many else i, []).append(i)
+        steps = [list(self.filled(some)) for some in together.values()]
         while math.prod(map(len, steps)) > SUBSETS and max(map(len, steps)) > 2:
             longest = max(range(len(steps)), key=lambda i: len(steps[i]))
-            steps[longest] = [0, *steps[longest][1:-1:2], steps[longest][-1]]
-        return islice((c for c in product(*steps) if any(c)), SUBSETS)
+            steps[longest] = [steps[longest][0], *steps[longest][2:-1:2], steps[longest][-1]]
+        places = [i for some in together.values() for i in some]
+        for chosen in islice(product(*steps), 1, SUBSETS + 1):  # but for none of any
+            count = dict(zip(places, chain.from_iterable(chosen), strict=True))
+            yield tuple(count[i] for i in range(len(places)))
+
+    def filled(self, some: list[int]) -> Iterator[Counts]:
+        """How many devices of each of some groups: none, more and more of the first, all of that and of the next, up to all."""
+        sizes = [self.sizes(self.groups[i]) for i in some]
+        yield (0,) * len(some)
+        for i, own in enumerate(sizes):
+            full, none = tuple(size[-1] for size in sizes[:i]), (0,) * (len(some) - i - 1)
+            yield from ((*full, count, *none) for count in own[1:])
 
     def sizes(self, group: list[Node]) -> list[int]:
         """How many devices may be taken: any number from nodes of one type, else those of whole nodes."""

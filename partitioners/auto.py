@@ -72,10 +72,10 @@ class Auto:
         raise explain(problem)
 
     def quickly(self, problem: Problem) -> Solution:
-        """The plan of the counted planner without a proof, which is that of a rule if it has none."""
+        """The plan of the counted planner without a proof, which is that of the best rule if it has none."""
         limit = Limit(problem.time_limit_seconds or self.time_limit_seconds)
         timed = problem.time_limit_seconds is not None
-        plan = Planner(problem, late=lambda: timed and limit.late()).run() or next(simple_plans(problem), None)
+        plan = Planner(problem, late=lambda: timed and limit.late()).run() or next(reversed([*simple_plans(problem)]), None)
         if plan is None:
             raise no_plan_in_time(limit.seconds) if timed and limit.late() else explain(problem)
         return Solution(plan=plan)

@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetpipe.partitioners import _cheapest, uneven_data_parallel
 from hetpipe.partitioners._cheapest import Cheapest, Subset, spread
@@ -116,6 +118,21 @@ def test_many_counts_are_thinned() -> None:
     )
     assert 150 < len(found) <= _cheapest.SUBSETS
     assert (64, 64) in found
+
+
+@given(groups=st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 9)), min_size=1, max_size=14))
+def test_any_counts_are_thinned(groups: list[tuple[str, int]]) -> None:
+    """Nodes of any sizes, which are as many groups: at most so many subsets, each another, of a few nodes all there are."""
+    machines = make_cluster(
+        [{kind: 1 + i} for i, (kind, _) in enumerate(groups) for _ in range(groups[i][1])], price=PRICE
+    )
+    search = Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device)
+    found, every = list(search.counts()), [search.sizes(group) for group in search.groups]
+    assert 0 < len(set(found)) == len(found) <= _cheapest.SUBSETS
+    assert all(
+        any(counts) and all(c in own for c, own in zip(counts, every, strict=True)) for counts in found
+    )
+    assert tuple(own[-1] for own in every) in found
 
 
 def test_spread() -> None:
