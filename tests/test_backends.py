@@ -90,6 +90,7 @@ def test_a_gpu_is_taken_and_its_groups_connected_before_the_engine_is_made(monke
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(f"take {device}"))
     monkeypatch.setattr(PlanGroups, "warm_up", lambda _, device: done.append(f"connect {device}"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("give back"))
+    monkeypatch.setattr("hetpipe.runtime.backends.begin_backward", lambda device: done.append(f"begin on {device}"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: done.append(f"forget the peak of {device}"))
     monkeypatch.setattr("hetpipe.runtime.backends.TorchEngine", lambda *_, **__: done.append("engine"))
     plan, layers = make_plan([{"cuts": [1], "sizes": [1]}]), nn.Sequential(nn.Linear(2, 2))
@@ -102,4 +103,5 @@ def test_a_gpu_is_taken_and_its_groups_connected_before_the_engine_is_made(monke
             backends.open_engine("torch", model, plan, world, take, lambda _: None)
     finally:
         torch.distributed.destroy_process_group()
-    assert done == ["take cuda:1", "give back", "connect cuda:1", "forget the peak of cuda:1", "engine", "engine"]
+    taken = ["take cuda:1", "give back", "connect cuda:1", "begin on cuda:1", "forget the peak of cuda:1"]
+    assert done == [*taken, "engine", "engine"]

@@ -15,6 +15,7 @@ from hetpipe.layers.device import Stopwatch
 from hetpipe.layers.model import Model, Tensors, as_tuple, as_value
 
 DIFFERENT = 0.15  # a time that is off by more is another
+TURNS_SECONDS, MOST_TURNS = 0.005, 50  # of one reading of a card
 WINDOW_SECONDS, WINDOWS = 0.2, 3  # Linux deals out CPU quotas every 0.1 s: whole periods have whole quotas
 
 
@@ -38,6 +39,7 @@ class LayerRun:
         self.received[:] = [t.clone() for t in self.inputs]
 
     def forward(self) -> None:
+        self.outputs.clear()  # of the forward before, with their graph
         output = self.layer(as_value(self.received))
         self.outputs[:] = (
             [self.loss(output)] if self.loss is not None else [t for t in as_tuple(output) if t.requires_grad]
@@ -60,6 +62,32 @@ def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
     return lambda output: model.loss.share(output, targets, count)
 
 
+def turn_seconds(run: LayerRun, device: torch.device) -> tuple[float, float]:
+    """(forward, backward) seconds of the layer. A card is given the same work several times before it is waited for, since in
+    training the host runs ahead of it (waited for each time, small layers took three times as long as in a step). Forwards, and
+    forwards with backwards, are timed apart; what their inputs take is subtracted."""
+    watch = Stopwatch(device)
+    if device.type != "cuda":
+        run.receive()
+        return watch.measure(run.forward), watch.measure(run.backward)
+    whole = (run.receive, run.forward, run.backward)
+    receiving, forward, both = (steady_seconds(watch, *whole[:count]) for count in (1, 2, 3))
+    return max(forward - receiving, 0.0), max(both - forward, 0.0)
+
+
+def steady_seconds(watch: Stopwatch, *actions: Callable[[], object]) -> float:
+    """Mean seconds of the actions together, done again and again without a pause."""
+
+    def turns() -> None:
+        for _ in range(count):
+            for action in actions:
+                action()
+
+    count = 1
+    count = min(MOST_TURNS, max(1, round(TURNS_SECONDS / max(watch.measure(turns), 1e-9))))
+    return watch.measure(turns) / count
+
+
 def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
     """How many times as long as `seconds`, which they took with pauses, forward and backward take on a device that works without:
     1, unless it is more than 15 % longer (a CPU quota, heat, other work). Their usual time counts, as much longer as the mean
@@ -68,12 +96,11 @@ def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:
     does not. A turn of a window's length uses it up by itself."""
     if seconds >= WINDOW_SECONDS:
         return 1.0
-    watch, factors = Stopwatch(device), list[float]()
+    factors = list[float]()
     for _ in range(1 + WINDOWS):
         timed, turns, began = list[float](), list[float](), time.monotonic()
         while not turns or sum(turns) < WINDOW_SECONDS:
-            run.receive()
-            timed.append(watch.measure(run.forward) + watch.measure(run.backward))
+            timed.append(sum(turn_seconds(run, device)))
             now = time.monotonic()
             turns.append(now - began)
             began = now

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetpipe.layers.device import Stopwatch, one_thread
-from hetpipe.layers.layer_run import LayerRun
+from hetpipe.layers.layer_run import LayerRun, turn_seconds
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, move, named_layers
 from hetpipe.layers.split import make_stage, trace_boundaries, unchanged_buffers
 from hetpipe.layers.weights import placed
@@ -67,18 +67,27 @@ def action_seconds(device: torch.device) -> Found:
     layer is long enough for the host to run ahead, as it does in training. The spread is that of the stage's seconds."""
     width = CPU_WIDTH if device.type == "cpu" else CUDA_WIDTH
     layers, inputs = nn.Sequential(nn.Linear(width, width)).to(device), torch.ones(width, width, device=device)
-    timed = _processor_seconds if device.type == "cpu" else Stopwatch(device).measure
-    wholes, parts = list[float](), list[float]()
+    on_cpu, wholes, parts = device.type == "cpu", list[float](), list[float]()
+    timed = _processor_seconds if on_cpu else Stopwatch(device).measure
     with one_thread(device):
         run = _stage_run(layers, inputs, device, MICROBATCHES, depth=1)
         alone = LayerRun(layers[0], (inputs,), lambda output: as_tuple(output)[0].sum())
-        for _ in range(1 + REPEATS):
-            wholes.append(timed(lambda: run([inputs] * MICROBATCHES)) / MICROBATCHES)
-            for _ in range(MICROBATCHES):
-                alone.receive()
-                parts.append(timed(alone.forward) + timed(alone.backward))
-    whole, part = Found.of(wholes[1:]), statistics.median(parts[MICROBATCHES:])
-    return Found(max(0.0, whole.value - part) / 2, whole.relative_spread)
+        for repeat in range(1 + REPEATS):
+            whole = timed(lambda: run([inputs] * MICROBATCHES)) / MICROBATCHES
+            part = _median_alone(alone) if on_cpu else sum(turn_seconds(alone, device))
+            if repeat > 0:  # the first warms up
+                wholes.append(whole)
+                parts.append(part)
+    found = Found.of(wholes)
+    return Found(max(0.0, found.value - statistics.median(parts)) / 2, found.relative_spread)
+
+
+def _median_alone(run: LayerRun) -> float:
+    seconds = []
+    for _ in range(MICROBATCHES):
+        run.receive()
+        seconds.append(_processor_seconds(run.forward) + _processor_seconds(run.backward))
+    return statistics.median(seconds)
 
 
 def _processor_seconds(action: Callable[[], object]) -> float:

@@ -1,9 +1,10 @@
 """The profiler: every layer's seconds and bytes, on the devices themselves.
 
-Times are medians over repeats after a warm-up, each after a short idle gap (a pipeline's ranks wait between actions, and a hot
-loop would flatter small ones). A device that is more than 15 % slower without gaps (a CPU quota, heat), by its heaviest layer,
-since of a small one cold caches hide it, gets times that are so much longer. Saved bytes come from one forward, by saved-tensor
-hooks: shared storage once, parameters never.
+Times are medians over repeats after a warm-up: on a CPU of single actions, each after a short idle gap (a pipeline's ranks wait
+between actions, and a hot loop would flatter small ones); on a card, which the host runs ahead of, of several without a pause. A
+device that is more than 15 % slower without gaps (a CPU quota, heat), by its heaviest layer, since of a small one cold caches
+hide it, gets times that are so much longer. Saved bytes come from one forward, by saved-tensor hooks: shared storage once,
+parameters never.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hetpipe.layers.device import (
     one_thread,
     static_storages,
 )
-from hetpipe.layers.layer_run import LayerRun, busy_factor, leaves, loss_of
+from hetpipe.layers.layer_run import LayerRun, busy_factor, leaves, loss_of, steady_seconds, turn_seconds
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
 from hetpipe.layers.split import (
     CARRY,
@@ -40,6 +41,7 @@ from hetpipe.layers.split import (
     unchanged_buffers,
 )
 from hetpipe.layers.weights import placed
+from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
 from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, OptimizerProfile, Profile
@@ -62,7 +64,9 @@ class Clock:
     pacer: Pacer = field(default_factory=Pacer)
 
     def measure(self, action: Callable[[], object], kind: str, layer: int, size: int) -> float:
-        """Seconds of the action."""
+        """Seconds of the action, which on a card is done several times."""
+        if self.device.type == "cuda":
+            return steady_seconds(Stopwatch(self.device), action)
         time.sleep(IDLE_SECONDS)
         if self.processor_time:
             began = time.thread_time()
@@ -126,6 +130,9 @@ def time_layer(
     """(forward, backward) seconds of each repeat; one before them warms up allocations and the parameters' first gradients."""
     times = []
     for _ in range(repeats + 1):
+        if clock.device.type == "cuda":
+            times.append(turn_seconds(run, clock.device))
+            continue
         run.receive()
         times.append(
             (clock.measure(run.forward, "F", index, size), clock.measure(run.backward, "B", index, size))
@@ -202,6 +209,7 @@ def measure_device(
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
     clock = Clock(device, emulation, processor_time=processor_time)
     heaviest, factor, runs, steps = 0.0, 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
+    begin_backward(device)
     with one_thread(device), unchanged_buffers(model.layers):
         for index, (name, layer) in enumerate(named_layers(model.layers)):
             last = index == len(model.layers) - 1

@@ -51,3 +51,10 @@ def undriven(name: str, capability: Capability, architectures: Sequence[str], to
 
 def _text(capability: Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
+
+
+def begin_backward(device: torch.device) -> None:
+    """Let the thread in which autograd works on a GPU begin, by an operation for which CUDA sets it up: if its first is cuBLAS's,
+    torch warns that it had to."""
+    if device.type == "cuda":
+        torch.zeros((), device=device, requires_grad=True).mul(1).backward()

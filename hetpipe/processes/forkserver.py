@@ -26,6 +26,8 @@ from typing import Any, NoReturn
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from hetpipe.processes.forkserver import serve; serve()"
 _LENGTH, _EXIT = struct.Struct("<q"), struct.Struct("<qq")  # of a request; (process, how `waitpid` says it ended, or −1: started)
 _STARTED = -1
+# torch's notes on multiprocessing: the server counts GPUs without CUDA, which, once begun, cannot be used in a forked process
+_UNTOUCHED = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 PRINTED = (1, 2)  # where a process prints: standard output, standard error
 
 
@@ -40,7 +42,7 @@ class Forkserver:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # in the server: Ctrl-C is for this process
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno()), *preload],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, **_UNTOUCHED},
             )  # fmt: skip
         except BaseException:
             self._socket.close()

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hetpipe.files.messages import InputError
-from hetpipe.processes.cards import check_card
+from hetpipe.processes.cards import begin_backward, check_card
 from hetpipe.processes.pulse import start_pulse
 from hetpipe.processes.rendezvous import leave, meet_ranks
 from hetpipe.spec.cluster import Cluster, Node
@@ -125,6 +125,7 @@ def connect(*, use_cuda: bool, watched: bool = True) -> None:
         _take_gpu()
     if use_cuda and torch.cuda.is_available():
         check_card(torch.cuda.current_device())
+        begin_backward(torch.device("cuda", torch.cuda.current_device()))
     if dist.is_initialized():
         _check_group(use_cuda=use_cuda)
         return
@@ -151,7 +152,16 @@ def _take_gpu() -> None:
             f"local rank {local} has no GPU: this host shows {count}; start at most one process per GPU, or correct the "
             "node's 'devices' in the cluster file, or CUDA_VISIBLE_DEVICES"
         )
-    torch.cuda.set_device(local)
+    try:
+        torch.cuda.set_device(local)
+    except RuntimeError as error:
+        if "forked" not in str(error):
+            raise
+        raise InputError(
+            "CUDA cannot begin in this rank, since it had begun in the process that ranks are forked from, as it does where "
+            "torch cannot count the GPUs by NVML, the driver's management library (does nvidia-smi run?); start ranks without "
+            f"forking: torchrun --nproc-per-node={count} -m hetpipe …, with the arguments of this command"
+        ) from error
 
 
 def _check_group(*, use_cuda: bool) -> None:

@@ -12,6 +12,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation
 from hetpipe.layers.model import Model
 from hetpipe.layers.split import refuse_skips, tied_layers
+from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.world import World
 from hetpipe.runtime.pipes.one_process import Library, OneProcessEngine
 from hetpipe.runtime.plan_engine import PlanEngine, refuse_unexecutable
@@ -155,6 +156,7 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
         torch.cuda.empty_cache()  # of what measuring left; NCCL takes its memory beside it
         groups.warm_up(devices[0])
         for each in devices:
+            begin_backward(each)
             torch.cuda.reset_peak_memory_stats(each)
     engine: PlanEngine
     if drives_a_replica(backend):
