@@ -1,7 +1,9 @@
 """For every test: hypothesis without a deadline, since other processes share the cores, and with the same instances in every run
-(`--hypothesis-profile=fuzz` draws new ones); ranks that find this checkout from any folder (Python's fork server imports
-ahead only what it finds by itself); and commands run in this process."""
+(`--hypothesis-profile=fuzz` draws new ones); no GPU, so that a job runs on the CPU's devices where there is one, too (what a card
+alone can show is in test_gpu.py); ranks that find this checkout from any folder (Python's fork server imports ahead only what it
+finds by itself); and commands run in this process."""
 
+import json
 import os
 import sys
 from collections import Counter
@@ -20,6 +22,11 @@ from tests.jobs import Folder
 settings.register_profile("hetpipe", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile("hetpipe")
+
+if "HETPIPE_TEST_GPUS" not in os.environ:  # else a process of xdist's, to whose starter they were shown
+    os.environ["HETPIPE_TEST_GPUS"] = json.dumps(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+SHOWN: str | None = json.loads(os.environ["HETPIPE_TEST_GPUS"])  # the GPUs that were, by CUDA_VISIBLE_DEVICES
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.layers.layer_run import LayerRun, busy_factor
+from hetpipe.layers.layer_run import LayerRun, busy_factor, turn_seconds
 from hetpipe.layers.model import LOSSES, Loss, Model
 from hetpipe.measuring.confirm import differs, glance
 from hetpipe.measuring.profiler import measure_device
@@ -142,3 +143,43 @@ def test_a_device_that_is_as_it_was_is_found_so(monkeypatch: pytest.MonkeyPatch,
     layer.turns = 2
     slower = glance(model, found, CPU)
     assert differs(slower.then, slower.least, slower.median)
+
+
+class Copying(nn.Module):
+    """Takes what a device takes, and works in place."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = [device]
+
+    def forward(self, x: Tensor) -> Tensor:
+        (device,) = self.device
+        output: Tensor = device(x).add_(1)
+        return output
+
+
+def test_a_card_is_waited_for_once_for_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a layer whose work takes 3 ms each way on a card that takes 10 ms to be waited for, and 1 ms to copy inputs."""
+    layer, waits = Device(), list[float]()
+
+    class Watch:
+        def __init__(self, _: torch.device) -> None: ...
+
+        def measure(self, action: Callable[[], object]) -> float:
+            began = layer.now
+            action()
+            layer.now += 0.010
+            waits.append(layer.now)
+            return layer.now - began
+
+    class Run(LayerRun):
+        def receive(self) -> None:
+            layer.now += 0.001
+            super().receive()
+
+    monkeypatch.setattr("hetpipe.layers.layer_run.Stopwatch", Watch)
+    monkeypatch.setattr("hetpipe.layers.layer_run.TURNS_SECONDS", 0.5)
+    run = Run(Copying(layer), (torch.ones(2, 4, requires_grad=True),), None)
+    forward, backward = turn_seconds(run, torch.device("cuda", 0))
+    assert [forward, backward] == pytest.approx([0.003, 0.003])
+    assert (len(waits), run.outputs) == (4, [])

@@ -36,21 +36,19 @@ class LayerRun:
 
     def receive(self) -> None:
         """Fresh inputs (a layer may work in place)."""
-        self.received[:] = [t.clone() for t in self.inputs]
+        self.received[:] = [t.clone() for t in leaves(self.inputs)]
 
     def forward(self) -> None:
-        self.outputs.clear()  # of the forward before, with their graph
         output = self.layer(as_value(self.received))
-        self.outputs[:] = (
-            [self.loss(output)] if self.loss is not None else [t for t in as_tuple(output) if t.requires_grad]
-        )
+        ends = [self.loss(output)] if self.loss is not None else as_tuple(output)
+        self.outputs.extend(t for t in ends if t.requires_grad)
 
     def backward(self) -> None:
-        differentiable = [t for t in self.outputs if t.requires_grad]
-        if differentiable:
-            torch.autograd.backward(differentiable, self.gradients(differentiable))
-        for tensor in self.inputs:
-            tensor.grad = None
+        """Of all forwards since the last one, at once."""
+        outputs = list(self.outputs)
+        self.outputs.clear()
+        if outputs:
+            torch.autograd.backward(outputs, self.gradients(outputs))
 
     def gradients(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         return [torch.ones_like(t) for t in outputs]
@@ -63,29 +61,46 @@ def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
 
 
 def turn_seconds(run: LayerRun, device: torch.device) -> tuple[float, float]:
-    """(forward, backward) seconds of the layer. A card is given the same work several times before it is waited for, since in
-    training the host runs ahead of it (waited for each time, small layers took three times as long as in a step). Forwards, and
-    forwards with backwards, are timed apart; what their inputs take is subtracted."""
+    """(forward, backward) seconds of the layer. On a card: of several forwards and then their backwards in one, as those of a
+    stage's layers are in training, where the host runs ahead. Waited for one by one, small layers took three times as long. What
+    fresh inputs take is subtracted."""
     watch = Stopwatch(device)
     if device.type != "cuda":
         run.receive()
         return watch.measure(run.forward), watch.measure(run.backward)
-    whole = (run.receive, run.forward, run.backward)
-    receiving, forward, both = (steady_seconds(watch, *whole[:count]) for count in (1, 2, 3))
+
+    def turns(count: int, *, forward: bool = True, backward: bool = True) -> float:
+        def work() -> None:
+            for _ in range(count):
+                run.receive()
+                if forward:
+                    run.forward()
+            if backward:
+                run.backward()
+
+        seconds = watch.measure(work)
+        run.outputs.clear()
+        return seconds / count
+
+    count = turns_for(turns(1))
+    receiving, forward, both = turns(count, forward=False, backward=False), turns(count, backward=False), turns(count)
     return max(forward - receiving, 0.0), max(both - forward, 0.0)
 
 
-def steady_seconds(watch: Stopwatch, *actions: Callable[[], object]) -> float:
-    """Mean seconds of the actions together, done again and again without a pause."""
+def steady_seconds(watch: Stopwatch, action: Callable[[], object]) -> float:
+    """Mean seconds of the action, done again and again without a pause."""
+    count = turns_for(watch.measure(action))
 
     def turns() -> None:
         for _ in range(count):
-            for action in actions:
-                action()
+            action()
 
-    count = 1
-    count = min(MOST_TURNS, max(1, round(TURNS_SECONDS / max(watch.measure(turns), 1e-9))))
     return watch.measure(turns) / count
+
+
+def turns_for(seconds: float) -> int:
+    """How many turns of so many seconds make a reading; what they leave for backward is what a card writes in such a time."""
+    return min(MOST_TURNS, max(1, round(TURNS_SECONDS / max(seconds, 1e-9))))
 
 
 def busy_factor(run: LayerRun, seconds: float, device: torch.device) -> float:

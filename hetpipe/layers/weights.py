@@ -9,7 +9,7 @@ after: giving it a value in one layer gives it to all.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -84,13 +84,20 @@ def placed(layers: nn.Sequential, layer: nn.Module, device: torch.device) -> Ite
     _give(layers, next(name for name, found in named_layers(layers) if found is layer), layer, device)
     if len(empty) < len(before):
         layer.to(device)
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         if len(empty) < len(before):
             layer.to(home)
         given = tensors_of(layer)
         _replace(layers, {id(given[name]): tensor for name, tensor in empty.items()})
+
+    try:
+        yield
+    except BaseException:
+        with suppress(RuntimeError):  # a card that has failed gives nothing back
+            put_back()
+        raise
+    put_back()
 
 
 def _give(layers: nn.Sequential, name: str, layer: nn.Module, device: torch.device) -> None:

@@ -109,6 +109,8 @@ class _SizeRun:
         received = leaves(self.tensors)
         try:
             self.tensors = leaves(as_tuple(layer(as_value([t.clone() for t in received]))))
+            if clock.device.type == "cuda":
+                torch.cuda.synchronize(clock.device)  # a card says so later
         except torch.OutOfMemoryError:
             raise
         except (ValueError, IndexError, TypeError, RuntimeError) as error:  # BatchNorm's of a single value; a word out of range

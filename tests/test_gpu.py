@@ -1,0 +1,115 @@
+"""What a card alone can show; without one, and with a torch that drives none, all of it is skipped. Everything runs in processes
+of its own, which see the card that the other tests do not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.commands import Ended, agents, finish, hetpipe
+from tests.conftest import SHOWN
+from tests.jobs import Folder, train
+
+OWN_LOOP = """
+import sys, torch, hetpipe
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+inputs, targets = torch.randn(64, 8), torch.randint(4, (64,))
+engine = hetpipe.auto(model, (inputs[:8], targets[:8]), torch.nn.functional.cross_entropy, global_batch=16)
+print(engine.step(engine.share(inputs[:16]), engine.share(targets[:16])), next(engine.parameters()).device.type)
+"""
+
+OUT_OF_RANGE = """
+import torch, hetpipe
+model = torch.nn.Sequential(torch.nn.Embedding(16, 4), torch.nn.Linear(4, 2))
+words, targets = torch.full((8,), 34), torch.zeros(8, dtype=torch.long)
+hetpipe.auto(model, (words, targets), torch.nn.functional.cross_entropy, global_batch=16)
+"""
+
+
+def has_card() -> bool:
+    """Whether the driver lists a card (asking torch would begin CUDA in this process)."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None or not torch.backends.cuda.is_built() or SHOWN == "":
+        return False
+    return bool(subprocess.run([tool, "-L"], capture_output=True, check=False).stdout.strip())
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_card(), reason="no CUDA card that this torch drives")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """Commands that are started there see the card."""
+    if SHOWN is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", SHOWN)
+    return Folder(tmp_path)
+
+
+def ran(folder: Folder, *arguments: str, code: int = 0) -> Ended:
+    ended = hetpipe("train", *arguments, folder=folder.path, timeout=280)
+    assert (ended.code, ended.leftover) == (code, []), ended.err
+    return ended
+
+
+def losses(folder: Folder, log: str) -> list[float]:
+    return [line["loss"] for line in folder.lines(f"{log}/metrics.jsonl") if "loss" in line]
+
+
+def job(folder: Folder, log: str, **sections: Any) -> str:
+    """A job on whatever is there."""
+    sections = {"cluster": None, "profile": None, "plan": None, "log": {"folder": log, "every_steps": 1}, **sections}
+    return str(folder.job(f"{log}.yaml", train=train(global_batch=8, steps=6), **sections))
+
+
+def test_a_job_trains_on_the_card_goes_on_there_and_is_what_the_cpu_trains(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = {"checkpoint": {"folder": "kept", "every_steps": 3}}
+    ran(folder, job(folder, "card"))
+    assert [m["device_type"] for m in folder.read("card/profile.json")["measurements"]] != ["cpu"]
+    ran(folder, job(folder, "half", **saving), "--set", "train.steps=3")
+    ran(folder, job(folder, "rest", **saving))
+    assert losses(folder, "half") + losses(folder, "rest") == pytest.approx(losses(folder, "card"), rel=1e-6)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ran(folder, job(folder, "cpu"))
+    assert losses(folder, "card") == pytest.approx(losses(folder, "cpu"), rel=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["fairscale", "torchgpipe"])
+def test_one_process_drives_a_replica_on_the_card(folder: Folder, backend: str) -> None:
+    pytest.importorskip(backend)
+    ran(folder, job(folder, "card"), "--set", f"plan.backend={backend}")
+    assert folder.read("card/plan.json")["backend"] == backend
+
+
+def test_emulated_devices_beside_a_card(folder: Folder) -> None:
+    """Their ranks are forked, and torch's optimizers ask CUDA whether it records a graph."""
+    folder.cluster(2, slowdown=2.0)
+    ran(folder, job(folder, "emulated", cluster="cluster.yaml"))
+
+
+def test_a_word_that_is_out_of_range_names_the_layer(folder: Folder) -> None:
+    """The card says so later, in another call, and is of no use after it."""
+    (folder.path / "words.py").write_text(OUT_OF_RANGE)
+    (agent,) = agents([1], [], folder.path, "words", program=["words.py"])
+    ended = finish(agent, folder.path, "words", "agent0")
+    assert (ended.code, ended.leftover) == (1, [])
+    assert "InputError: layer '0' (Embedding) does not run on a micro-batch of" in ended.err
+
+
+def test_a_loop_of_ones_own_warns_of_nothing(folder: Folder) -> None:
+    (folder.path / "loop.py").write_text(OWN_LOOP)
+    (agent,) = agents([1], [], folder.path, "loop", program=["loop.py"])
+    ended = finish(agent, folder.path, "loop", "agent0")
+    assert (ended.code, ended.leftover) == (0, []), ended.err
+    loss, device = ended.out.split()
+    assert (float(loss) > 0, device) == (True, "cuda")
+    assert "Warning" not in ended.err
