@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hetpipe.predict import flows
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
@@ -35,6 +37,20 @@ def test_all_ends_are_those_of_the_oracle(case: tuple[Plan, Profile, Cluster]) -
         assert any((begin, end) == pytest.approx(x, rel=1e-9, abs=1e-9) for x in sums)
     last = max(end for key, (_, end) in expected.items() if key[0] in ("B", "sum"))
     assert timeline.pipeline_seconds + timeline.sync_seconds == pytest.approx(last, rel=1e-9)
+
+
+@settings(max_examples=60, **UNHURRIED)
+@given(busy_plans())
+def test_python_and_what_is_compiled_find_the_same_bits(case: tuple[Plan, Profile, Cluster]) -> None:
+    """Few tasks are left to Python, which need not read what is compiled."""
+    handed = list[tuple[flows.Tasks, flows.Flows]]()
+    with pytest.MonkeyPatch.context() as patch:
+        ends = flows.ends
+        patch.setattr(flows, "ends", lambda tasks, of: handed.append((tasks, of)) or ends(tasks, of))  # type: ignore[func-returns-value]
+        simulate(*case)
+    for tasks, of in handed:
+        python, compiled = (run(flows._graph(tasks), of, flows._way(of)) for run in (flows._run, flows.ready()))
+        assert np.array_equal(python, compiled)
 
 
 def seconds(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[float, float]:

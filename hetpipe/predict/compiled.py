@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from numba import njit
@@ -25,6 +26,14 @@ def compiled(function: F) -> F:
 def inlined(function: F) -> F:
     """The same, compiled as a part of the functions that call it."""
     return cast(F, njit(inline="always", error_model="numpy")(function))
+
+
+def twin(function: F, parts: Sequence[Callable[..., Any]]) -> F:
+    """A compiled twin of a function and of those that it calls, all of one module, which themselves stay as they are."""
+    names = dict(function.__globals__)
+    for part in parts:
+        names[part.__name__] = inlined(FunctionType(part.__code__, names))
+    return compiled(cast(F, FunctionType(function.__code__, names)))
 
 
 def get_ready(first_use: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ ends, so the model goes from one such event to the next: exact, no packets, no t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -14,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.predict.compiled import compiled, get_ready, inlined
-
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+FEW_TASKS = 50_000  # of a process, which Python is through with in the second that it takes to read what is compiled from disk
 ROUNDING = 1 + 1e-12  # rates within this are the same
 
 
@@ -44,6 +44,9 @@ class Flows(NamedTuple):
     reach: Index  # [F + 1]
     crossed: Index
     capacity: Array
+
+
+_by_python = 0  # tasks so far
 
 
 class _Graph(NamedTuple):
@@ -93,8 +96,13 @@ class _Way(NamedTuple):
 
 def ends(tasks: Tasks, flows: Flows) -> Array:
     """When each task ends [N], its latency left out. Edges make no circle."""
-    ready()
-    found: Array = _run(_graph(tasks), flows, _way(flows))
+    global _by_python
+    if ready.cache_info().currsize or _by_python + len(tasks.seconds) > FEW_TASKS:
+        found = ready()(_graph(tasks), flows, _way(flows))
+    else:
+        _by_python += len(tasks.seconds)
+        with np.errstate(all="ignore"):
+            found = _run(_graph(tasks), flows, _way(flows))
     assert not np.isnan(found).any()
     return found
 
@@ -123,16 +131,6 @@ def _way(flows: Flows) -> _Way:
     )  # fmt: skip
 
 
-@cache
-def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
-    one, none = np.ones(1), np.zeros(0, dtype=np.int64)
-    tasks = Tasks(one, one, one, np.array([-1]), none.reshape(0, 2), none.astype(np.bool_))
-    flows = Flows(none.astype(np.float64), none.astype(np.float64), np.zeros(1, np.int64), none, one)
-    get_ready(lambda: _run(_graph(tasks), flows, _way(flows)))
-
-
-@inlined
 def _begin(flows: Flows, way: _Way, f: int) -> None:
     """A flow is on its way: at the head of the lists of what it crosses."""
     for e in range(flows.reach[f], flows.reach[f + 1]):
@@ -143,7 +141,6 @@ def _begin(flows: Flows, way: _Way, f: int) -> None:
         way.head[c], way.dirty[c] = e, True
 
 
-@inlined
 def _leave(flows: Flows, way: _Way, f: int) -> None:
     """A flow has ended."""
     for e in range(flows.reach[f], flows.reach[f + 1]):
@@ -157,7 +154,6 @@ def _leave(flows: Flows, way: _Way, f: int) -> None:
             way.before[way.after[e]] = way.before[e]
 
 
-@inlined
 def _reached(flows: Flows, way: _Way, adapters: Index) -> tuple[int, int]:
     """Gathers in `part` what shares an adapter with what has changed, or with another of this part, and these `adapters`; how
     many of both."""
@@ -187,7 +183,6 @@ def _reached(flows: Flows, way: _Way, adapters: Index) -> tuple[int, int]:
     return gathered, count
 
 
-@inlined
 def _stop(flows: Flows, way: _Way, f: int, fair: float) -> None:
     """A flow gets its speed: what is left is for the others."""
     way.fair[f] = fair
@@ -196,7 +191,6 @@ def _stop(flows: Flows, way: _Way, f: int, fair: float) -> None:
         way.room[c] = max(0.0, way.room[c] - flows.members[f] * fair * flows.rate[f])
 
 
-@inlined
 def _slowest(way: _Way, k: int) -> int:
     """The first of the different rates, from the k-th on, of which a flow still rises."""
     while k < len(way.slow):
@@ -208,7 +202,6 @@ def _slowest(way: _Way, k: int) -> int:
     return k
 
 
-@inlined
 def _fill(way: _Way, adapters: Index, count: int, rate: float) -> tuple[float, int]:
     """The rate up to which all can rise together, at most this one; and how many adapters are full then: they are in `full`."""
     level, full = rate, 0
@@ -223,7 +216,6 @@ def _fill(way: _Way, adapters: Index, count: int, rate: float) -> tuple[float, i
     return level, full
 
 
-@inlined
 def _rise(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) -> None:
     """All flows of the part still rise, and nothing is taken of their adapters."""
     way.slow[:] = -1
@@ -236,7 +228,6 @@ def _rise(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) -
             way.demand[c] += flows.members[f]
 
 
-@inlined
 def _share(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) -> None:
     """Max-min fair speeds of the part: all rates rise together, until some are as fast as alone, or cross a full adapter; then
     those of the others."""
@@ -260,7 +251,6 @@ def _share(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) 
         k = _slowest(way, k)
 
 
-@inlined
 def _settle(graph: _Graph, end: Array, todo: Index, known: int, starts: list[tuple[float, int]]) -> None:
     """Ends of all tasks that follow from the `known` first of `todo` without a further event; flows among them go to `starts`."""
     while known > 0:
@@ -280,14 +270,12 @@ def _settle(graph: _Graph, end: Array, todo: Index, known: int, starts: list[tup
                 known += 1
 
 
-@inlined
 def _end(way: _Way, f: int) -> float:
     """When a flow ends, if its speed does not change."""
     end: float = way.since[f] + way.left[f] / way.speed[f]
     return end
 
 
-@compiled
 def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
     end = np.full(len(graph.flow), np.nan)
     todo = np.empty(len(graph.flow), dtype=np.int64)  # tasks that are over, or whose beginning is known
@@ -329,3 +317,16 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
             if way.fair[f] != way.speed[f]:
                 way.left[f] -= (now - way.since[f]) * way.speed[f]
                 way.since[f], way.speed[f] = now, way.fair[f]
+
+
+@cache
+def ready() -> Callable[[_Graph, Flows, _Way], Array]:
+    """The same, compiled, or read from disk: outside of any time limit."""
+    from hetpipe.predict.compiled import get_ready, twin  # and with them numba, which few tasks do without
+
+    run = twin(_run, (_begin, _leave, _reached, _stop, _slowest, _fill, _rise, _share, _settle, _end))
+    one, none = np.ones(1), np.zeros(0, dtype=np.int64)
+    tasks = Tasks(one, one, one, np.array([-1]), none.reshape(0, 2), none.astype(np.bool_))
+    flows = Flows(none.astype(np.float64), none.astype(np.float64), np.zeros(1, np.int64), none, one)
+    get_ready(lambda: run(_graph(tasks), flows, _way(flows)))
+    return run

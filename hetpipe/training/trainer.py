@@ -38,7 +38,9 @@ class Trainer:
         engine = join(session, plan, profile)
         if engine is None:
             return None
-        predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
+        predicted = None
+        if engine.world.is_main:
+            predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
         result = Loop(self.job, session, engine).run(predicted)
         if not engine.world.is_main:
             return None

@@ -1,0 +1,253 @@
+"""How much faster is the plan than what people use today? Every way trains the same model on the same emulated devices, measured.
+
+    python -m bench.throughput.run [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o table.json] [--readme]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from scipy.stats import spearmanr
+
+from bench.tables import environment, geometric_mean, markdown, replace_table
+from bench.throughput.clusters import MIXES, MODELS, Mix, cluster_document, tight_memory
+from hetpipe.cli.exits import main
+from hetpipe.files.messages import InputError, nearest
+from hetpipe.files.writing import check_output, write_text
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.planner import make_plan
+from hetpipe.predict.footprint import with_memory
+from hetpipe.predict.simulator import simulate
+from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.progress import Activity
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+from hetpipe.training.loop import Loop
+from hetpipe.training.session import join, open_session
+from hetpipe.training.start import profile_everywhere
+
+README = Path(__file__).parent / "README.md"
+OURS, EQUAL = "hetpipe", "DDP, equal batches"
+WAYS: dict[str, dict[str, Any]] = {
+    EQUAL: {"partitioner": "even-data-parallel"},
+    "DDP, batches by speed (FastSpeed)": {"partitioner": "uneven-data-parallel"},
+    "DDP, best batches (Cephalo)": {"partitioner": "cephalo"},
+    "even pipeline, GPipe": {"partitioner": "even", "schedule": "gpipe"},
+    "even pipeline, 1F1B": {"partitioner": "even", "schedule": "1f1b"},
+    "torchgpipe's balance": {"partitioner": "torchgpipe-balance"},
+    "FASOP": {"partitioner": "fasop"},
+    "Zorse": {"partitioner": "zorse"},
+    OURS: {"partitioner": "auto"},
+}
+BATCH = 48
+
+
+class Ran(NamedTuple):
+    """Seconds of steps, predicted seconds, and per device measured and predicted peak bytes; the part of the steps by which
+    emulated devices were late."""
+
+    seconds: list[float]
+    predicted: float
+    peaks: dict[str, tuple[int, int]]
+    overrun: float
+
+
+def trained(job: Job, plans: Mapping[str, Plan], profile: Profile, rounds: int) -> dict[str, list[Ran]]:
+    """The program of every rank: each plan `rounds` times in turn, in one process group. Returns the runs of the plans whose
+    first rank this is."""
+    session, found = open_session(job), dict[str, list[Ran]]()
+    for _ in range(rounds):
+        for name, plan in plans.items():
+            engine = join(session, plan, profile)
+            if engine is None:
+                continue
+            predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
+            result = Loop(job, session, engine).run(predicted)
+            if engine.world.is_main:
+                peaks = {d: (peak, predicted.peak_bytes[d]) for d, peak in result.peak_bytes.items()}
+                row = Ran(result.steady_seconds, predicted.step_seconds, peaks, result.overrun_fraction)
+                found.setdefault(name, []).append(row)
+    return found
+
+
+def job_of(model: str, mix: Mix, folder: Path, steps: int, memory: dict[str, int] | None = None) -> Job:
+    """The job, and its cluster file in the folder."""
+    Cluster.parse(cluster_document(mix, memory), mix.name).save(folder / "cluster.json")
+    document = {
+        "format": "hetpipe.job/1", "cluster": str(folder / "cluster.json"), **MODELS[model],
+        "profiler": {"microbatch_sizes": [1, 2, 4, 8], "repeats": 5, "cache": str(folder / "cache")},
+        "train": {"global_batch": BATCH, "steps": steps, "optimizer": {"name": "AdamW", "lr": 1e-4}, "evaluate_samples": 0},
+    }  # fmt: skip
+    return Job.parse(document, f"{model} on {mix.name}")
+
+
+def whole_model_bytes(profile: Profile) -> int:
+    """Of parameters, gradients, the optimizer's state, and what one sample leaves for backward."""
+    parameters = sum(layer.parameter_bytes - layer.tied_parameter_bytes for layer in profile.layers)
+    saved = sum(layer.saved_bytes_per_sample for layer in profile.layers)
+    return round(parameters * (2 + profile.optimizer.state_bytes_per_parameter_byte) + saved)
+
+
+def plans_of(profile: Profile, cluster: Cluster) -> tuple[dict[str, Plan], dict[str, str]]:
+    """The plan of each way, and why the others have none."""
+    plans, reasons = dict[str, Plan](), dict[str, str]()
+    for way, options in WAYS.items():
+        try:
+            plans[way] = make_plan(profile, cluster, BATCH, **options)
+        except PartitionError as error:
+            reasons[way] = str(error)
+    return plans, reasons
+
+
+def compare(model: str, mix: Mix, steps: int, rounds: int) -> dict[str, Any]:
+    """All ways on one cluster."""
+    with tempfile.TemporaryDirectory(prefix="hetpipe-throughput-") as name:
+        folder = Path(name)
+        job = job_of(model, mix, folder, steps)
+        profile = profile_everywhere(job)
+        assert profile is not None
+        if mix.tight:
+            job = job_of(model, mix, folder, steps, tight_memory(mix, whole_model_bytes(profile)))
+        cluster = job.read_cluster()
+        assert cluster is not None
+        with Activity(f"{model} on {mix.name}: planning"):
+            plans, reasons = plans_of(profile, cluster)
+        fluid = fluid_bound(Problem.create(cluster=cluster, profile=profile, global_batch=BATCH))
+        runs = start_ranks(trained, (job, plans, profile, rounds), cluster.devices, job.model.name)
+    ran = {way: run for found in runs for way, run in found.items()}
+    return {"model": model, "cluster": mix.name, "devices": len(cluster.devices), "tight": mix.tight, "fluid_seconds": fluid,
+            "bound_seconds": bound_of(plans[OURS]), "reasons": reasons,
+            "ways": {way: row_of(ran[way]) for way in plans}}  # fmt: skip
+
+
+def bound_of(plan: Plan) -> float | None:
+    """What is proven that no plan of the class can be faster than."""
+    return plan.predicted.lower_bound_seconds if plan.predicted is not None else None
+
+
+def row_of(runs: Sequence[Ran]) -> dict[str, Any]:
+    """One way's figures: samples per second by the median step of all runs."""
+    seconds = sorted(s for run in runs for s in run.seconds)
+    middle = median(seconds)
+    return {
+        "samples_per_second": BATCH / middle, "step_seconds": middle, "predicted_seconds": runs[0].predicted,
+        "relative_spread": (seconds[-1 - len(seconds) // 4] - seconds[len(seconds) // 4]) / middle,
+        "overrun_fraction": max(run.overrun for run in runs), "peaks": runs[-1].peaks,
+    }  # fmt: skip
+
+
+def others(row: dict[str, Any]) -> dict[str, float]:
+    """Samples per second of every other way that ran."""
+    return {way: found["samples_per_second"] for way, found in row["ways"].items() if way != OURS}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Samples per second of hetpipe, and how many times as fast it is as each other way (–: it does not fit)."""
+    rivals = [way for way in WAYS if way != OURS]
+    lines = []
+    for row in rows:
+        ours = row["ways"][OURS]["samples_per_second"]
+        ratios = [f"{ours / found:.2f}" if (found := others(row).get(way)) else "–" for way in rivals]
+        lines.append([row["cluster"], row["model"], f"{ours:.1f}", *ratios, *efficiency(row)])
+    means = [mean_text(rows, way) for way in rivals]
+    lines.append(["**geometric mean**", "", "", *means, "", ""])
+    names = ["cluster", "model", "hetpipe, samples/s", *rivals, "of the fluid bound", "over the proven bound"]
+    return markdown(names, lines, words=2)
+
+
+def efficiency(row: dict[str, Any]) -> list[str]:
+    """What part of the devices' speed the measured step uses, and its seconds over those that are proven to be needed."""
+    step, bound = row["ways"][OURS]["step_seconds"], row["bound_seconds"]
+    return [f"{row['fluid_seconds'] / step:.0%}", f"{step / bound:.3f}" if bound else "–"]
+
+
+def mean_text(rows: Sequence[dict[str, Any]], way: str) -> str:
+    ratios = [row["ways"][OURS]["samples_per_second"] / others(row)[way] for row in rows if way in others(row)]
+    return f"{geometric_mean(ratios):.2f}" if ratios else "–"
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int]:
+    """What README says of all rows: where the model fits every device, and the measured step over the proven bound."""
+    fits = [row for row in rows if not row["tight"]]
+    ours = [row["ways"][OURS]["samples_per_second"] for row in fits]
+    best = [max(others(row).values()) for row in fits]
+    equal = [(speed, others(row)[EQUAL]) for speed, row in zip(ours, fits, strict=True) if EQUAL in others(row)]
+    over = [row["ways"][OURS]["step_seconds"] / row["bound_seconds"] for row in rows if row["bound_seconds"]]
+    return {
+        "over_equal_ddp": geometric_mean([a / b for a, b in equal]),
+        "over_best_other": geometric_mean([a / b for a, b in zip(ours, best, strict=True)]),
+        "rows_where_another_is_faster": sum(a < b for a, b in zip(ours, best, strict=True)),
+        "rows": len(rows),
+        "step_over_bound_mean": sum(over) / len(over) if over else math.nan,
+        "step_over_bound_worst": max(over, default=math.nan),
+    }
+
+
+def accuracy(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Predicted against measured over all ways: mean and worst absolute error of seconds and of peak bytes, and the rank
+    correlation of seconds within clusters, in the mean."""
+    seconds = [w["predicted_seconds"] / w["step_seconds"] - 1 for row in rows for w in row["ways"].values()]
+    peaks = [p / m - 1 for row in rows for w in row["ways"].values() for m, p in w["peaks"].values() if m]
+    sides = [[[w[f"{side}_seconds"] for w in row["ways"].values()] for side in ("predicted", "step")] for row in rows]
+    ranks = [float(spearmanr(*side).statistic) for side in sides if len(side[0]) > 2]
+    return {
+        "seconds_mean_error": sum(map(abs, seconds)) / len(seconds),
+        "seconds_worst_error": max(map(abs, seconds)),
+        "bytes_mean_error": sum(map(abs, peaks)) / len(peaks) if peaks else math.nan,
+        "bytes_worst_error": max(map(abs, peaks), default=math.nan),
+        "rank_correlation": sum(ranks) / len(ranks) if ranks else math.nan,
+    }
+
+
+def chosen(models: str, only: str) -> list[tuple[str, Mix]]:
+    """Models and clusters by their names; InputError for a model that there is not."""
+    names = [name.strip() for name in models.split(",")]
+    for name in names:
+        if name not in MODELS:
+            raise InputError(f"--models: unknown value {name!r}{nearest(name, list(MODELS))}")
+    return [(name, mix) for mix in MIXES for name in names if only.lower() in mix.name.lower()]
+
+
+def bench(
+    models: Annotated[str, typer.Option(help="Names, with commas between them.")] = ",".join(MODELS),
+    only: Annotated[str, typer.Option(help="Only clusters whose name has this.")] = "",
+    steps: Annotated[int, typer.Option(min=3, help="Steps of a run, the first two not counted.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each way, in turn.")] = 2,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all figures as JSON.")] = None,
+    readme: Annotated[bool, typer.Option("--readme", help="Put the tables into README.md beside this file.")] = False,
+) -> None:
+    """Measure, plan and train every way on every cluster."""
+    console, rows, where = Console(width=200), list[dict[str, Any]](), environment()
+    if output is not None:
+        check_output(output)
+    for model, mix in chosen(models, only):
+        rows.append(compare(model, mix, steps, rounds))
+        figures = {way: f"{found['samples_per_second']:.1f}" for way, found in rows[-1]["ways"].items()}
+        console.print(f"{model} on {mix.name}: {figures}, fluid bound {BATCH / rows[-1]['fluid_seconds']:.1f}", markup=False)
+        if output is not None:
+            document = {"environment": where, "summary": summary(rows), "accuracy": accuracy(rows), "rows": rows}
+            write_text(output, json.dumps(document, indent=1) + "\n")
+    console.print({**summary(rows), **accuracy(rows)})
+    if readme:
+        found = {**summary(rows), **accuracy(rows)}
+        lines = [[name.replace("_", " "), f"{value:.3g}"] for name, value in found.items()]
+        replace_table(README, "table", f"{where}.\n\n{table(rows)}\n{markdown(['over all rows', 'figure'], lines)}")
+
+
+def _app() -> None:
+    typer.run(bench)
+
+
+if __name__ == "__main__":
+    main(_app)
