@@ -15,7 +15,7 @@ CARDS = {
     "l40s": (0.68, 48), "a6000": (1.00, 48), "a10g": (1.15, 24), "v100": (1.19, 32), "l4": (1.92, 24), "p100": (2.76, 16),
     "p40": (3.28, 24), "t4": (3.70, 16),
 }  # fmt: skip
-PROCESSORS = 1.2  # that the devices of a cluster use together: two, less what ranks do beside computing
+PROCESSORS = 0.8  # of two, that the devices of a cluster use together: more, and those that compute at once slow each other
 AMPLE = 2 * 2**30
 
 

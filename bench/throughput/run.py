@@ -50,7 +50,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "Zorse": {"partitioner": "zorse"},
     OURS: {"partitioner": "auto"},
 }
-BATCH = 48
+BATCH = 24
 
 
 class Ran(NamedTuple):
