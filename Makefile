@@ -1,6 +1,8 @@
 # make setup   .venv with every pinned dependency and hetpipe itself (editable); does nothing when it is up to date
 # make demo    a real model on real data over an emulated mixed cluster: the plan against equal splits
 # make test    the tests
+# make bench   hetpipe beside other ways to train, and ratios beside those kept: 50 minutes on two idle cores
+# make bench-quick   a part of that, in 5 minutes
 # make lint    ruff, mypy and the floors of the house (import-linter)
 # make rooms   the picture of the rooms in CONTRIBUTING.md, as they are
 # make check   lint and test: what CI runs
@@ -24,7 +26,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 STAMP := $(VENV)/.hetpipe-setup
 
-.PHONY: setup demo test test-torch lint rooms docs pictures screenshots check clean
+.PHONY: setup demo test test-torch bench bench-quick lint rooms docs pictures screenshots check clean
 
 setup: $(STAMP)
 
@@ -53,6 +55,21 @@ test-torch:
 	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install -c $(TORCH_VENV)/constraints.txt -e '.[test,pipes]'
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(TORCH_TESTS)
+
+BENCHED = build/bench
+
+bench: setup
+	mkdir -p $(BENCHED)
+	$(PY) -m bench.throughput.run --rounds 1 --readme -o $(BENCHED)/throughput.json
+	$(PY) -m bench.overhead.run --rounds 7 --block-seconds 0.6 --json > $(BENCHED)/overhead.json
+	$(PY) -m bench.convergence.run --readme -o $(BENCHED)/convergence.json
+	$(PY) -m bench.check $(BENCHED)/throughput.json $(BENCHED)/overhead.json
+
+bench-quick: setup
+	mkdir -p $(BENCHED)
+	$(PY) -m bench.throughput.run --rounds 1 --models gpt --only "4×T4" -o $(BENCHED)/throughput.json
+	$(PY) -m bench.overhead.run --models gpt --rounds 3 --block-seconds 0.6 --json > $(BENCHED)/overhead.json
+	$(PY) -m bench.check $(BENCHED)/throughput.json $(BENCHED)/overhead.json
 
 lint: setup
 	$(PY) -m ruff check

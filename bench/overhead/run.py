@@ -244,7 +244,8 @@ def run(
             rows += [compared(case, name, found[OURS], blocks) for name, blocks in found.items() if name != OURS]
     if as_json:
         nested = [{key: v._asdict() if isinstance(v, Spread) else v for key, v in row._asdict().items()} for row in rows]
-        sys.stdout.write(json.dumps({"environment": before, "comparisons": nested}, indent=1) + "\n")
+        ratios = {f"{row.model}, {row.layout}: hetpipe over {row.other}": row.ratio.median for row in rows}
+        sys.stdout.write(json.dumps({"environment": before, "ratios": ratios, "comparisons": nested}, indent=1) + "\n")
         return
     show(rows, before)
 

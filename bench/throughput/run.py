@@ -152,14 +152,23 @@ def others(row: dict[str, Any]) -> dict[str, float]:
     return {way: found["samples_per_second"] for way, found in row["ways"].items() if way != OURS}
 
 
+def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How many times as fast hetpipe is as each other way, by name."""
+    return {
+        f"{row['model']} on {row['cluster']}: hetpipe over {way}": row["ways"][OURS]["samples_per_second"] / found
+        for row in rows
+        for way, found in others(row).items()
+    }
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Samples per second of hetpipe, and how many times as fast it is as each other way (–: it does not fit)."""
     rivals = [way for way in WAYS if way != OURS]
     lines = []
     for row in rows:
         ours = row["ways"][OURS]["samples_per_second"]
-        ratios = [f"{ours / found:.2f}" if (found := others(row).get(way)) else "–" for way in rivals]
-        lines.append([row["cluster"], row["model"], f"{ours:.1f}", *ratios, *efficiency(row)])
+        beside = [f"{ours / found:.2f}" if (found := others(row).get(way)) else "–" for way in rivals]
+        lines.append([row["cluster"], row["model"], f"{ours:.1f}", *beside, *efficiency(row)])
     means = [mean_text(rows, way) for way in rivals]
     lines.append(["**geometric mean**", "", "", *means, "", ""])
     names = ["cluster", "model", "hetpipe, samples/s", *rivals, "of the fluid bound", "over the proven bound"]
@@ -173,8 +182,8 @@ def efficiency(row: dict[str, Any]) -> list[str]:
 
 
 def mean_text(rows: Sequence[dict[str, Any]], way: str) -> str:
-    ratios = [row["ways"][OURS]["samples_per_second"] / others(row)[way] for row in rows if way in others(row)]
-    return f"{geometric_mean(ratios):.2f}" if ratios else "–"
+    found = [row["ways"][OURS]["samples_per_second"] / others(row)[way] for row in rows if way in others(row)]
+    return f"{geometric_mean(found):.2f}" if found else "–"
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int]:
@@ -236,8 +245,8 @@ def bench(
         figures = {way: f"{found['samples_per_second']:.1f}" for way, found in rows[-1]["ways"].items()}
         console.print(f"{model} on {mix.name}: {figures}, fluid bound {BATCH / rows[-1]['fluid_seconds']:.1f}", markup=False)
         if output is not None:
-            document = {"environment": where, "summary": summary(rows), "accuracy": accuracy(rows), "rows": rows}
-            write_text(output, json.dumps(document, indent=1) + "\n")
+            document = {"environment": where, "summary": summary(rows), "accuracy": accuracy(rows), "ratios": ratios(rows)}
+            write_text(output, json.dumps({**document, "rows": rows}, indent=1) + "\n")
     console.print({**summary(rows), **accuracy(rows)})
     if readme:
         found = {**summary(rows), **accuracy(rows)}

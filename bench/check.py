@@ -1,0 +1,68 @@
+"""Are the ratios that a bench found those that are kept beside it?
+
+    python -m bench.check build/bench/throughput.json build/bench/overhead.json [--tolerance 0.15] [--keep]
+
+A file of the name NAME.json is compared with bench/NAME/kept.json: how far every ratio that both have is apart. Seconds are never
+compared, since they are those of a machine. The exit code is 1 where a ratio is off by more than the tolerance, or where nothing
+can be compared. `--keep` puts what was found into kept.json instead, after a change that is meant to change it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from hetpipe.cli.exits import main
+from hetpipe.files.messages import InputError
+from hetpipe.files.writing import write_text
+
+HERE = Path(__file__).parent
+console = Console(width=160)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A bench's results, with their ratios by name; InputError if it is no such file."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        {name: float(value) for name, value in found["ratios"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} does not hold a bench's ratios ({why}); the bench's --json or -o writes them") from None
+    return found
+
+
+def off(found: dict[str, float], kept: dict[str, float], tolerance: float) -> dict[str, tuple[float, float]]:
+    """(found, kept) of the ratios of both that are further apart than the tolerance, relative to those kept."""
+    both = {name: (value, kept[name]) for name, value in found.items() if name in kept}
+    return {name: pair for name, pair in both.items() if not abs(pair[0] / pair[1] - 1) <= tolerance}
+
+
+def check(
+    files: Annotated[list[Path], typer.Argument(help="What benches wrote: NAME.json of bench/NAME.")],
+    tolerance: Annotated[float, typer.Option(min=0, help="By which part a ratio may be off.")] = 0.15,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep what was found.")] = False,
+) -> None:
+    """Compare, and say what is off."""
+    wrong = 0
+    for file in files:
+        found, path = read(file), HERE / file.stem / "kept.json"
+        if keep:
+            write_text(path, json.dumps({key: found[key] for key in ("environment", "ratios")}, indent=1) + "\n")
+            console.print(f"{file.stem}: {len(found['ratios'])} ratios are kept")
+            continue
+        kept = read(path)
+        shared = found["ratios"].keys() & kept["ratios"].keys()
+        apart = off(found["ratios"], kept["ratios"], tolerance)
+        console.print(f"{file.stem}: {len(shared) - len(apart)} of {len(shared)} ratios are within {tolerance:.0%} of those kept")
+        for name, (now, then) in apart.items():
+            console.print(f"  {name}: {now:.3f}, kept {then:.3f}", markup=False)
+        wrong += len(apart) + (not shared)
+    raise typer.Exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main(lambda: typer.run(check))

@@ -1,0 +1,1 @@
+"""Do plans train what one device trains?"""
