@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from bench.reference import train_reference
 from bench.tables import environment, markdown, replace_table
+from bench.throughput.clusters import MIXES, cluster_document
 from hetpipe.cli.exits import main
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import check_output, write_text
@@ -23,6 +25,7 @@ from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.processes.launch import start_ranks
 from hetpipe.processes.progress import Activity
+from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -30,9 +33,10 @@ from hetpipe.training.loop import Loop
 from hetpipe.training.session import join, open_session
 from hetpipe.training.start import profile_everywhere
 
+MIX = MIXES[4]
 JOBS = {  # of configs/jobs, and what is changed: random dropout differs between plans
-    "gpt": ("demo", []),
-    "alexnet": ("alexnet-cifar10", ["model.args.dropout=0.0"]),
+    "gpt": ("first", ["checkpoint=null"]),
+    "alexnet": ("alexnet-cifar10", ["model.args.dropout=0.0", "train.dtype=float64"]),
     "bert": ("bert-text", ["model.args.hidden_dropout_prob=0", "model.args.attention_probs_dropout_prob=0", "checkpoint=null"]),
 }  # fmt: skip
 WAYS = {"even pipeline": "even", "batches by speed": "uneven-data-parallel", "hetpipe's plan": "auto"}
@@ -57,9 +61,16 @@ def losses(job: Job, plans: Mapping[str, Plan], profile: Profile) -> dict[str, l
 def curves(name: str, steps: int) -> dict[str, list[float]]:
     """The losses of each way, and of one device that has the whole batch at once."""
     file, changes = JOBS[name]
-    job = Job.read(f"configs/jobs/{file}.yaml", [*changes, f"train.steps={steps}", "train.epochs=null", "log=null"])
-    cluster, profile = job.read_cluster(), profile_everywhere(job)
-    assert cluster is not None and profile is not None
+    cluster = Cluster.parse(cluster_document(MIX), MIX.name)
+    with tempfile.TemporaryDirectory(prefix="hetpipe-convergence-") as folder:
+        cluster.save(Path(folder) / "cluster.json")
+        settings = [f"cluster={folder}/cluster.json", f"train.steps={steps}", "train.epochs=null", "log=null"]
+        return _curves(name, Job.read(f"configs/jobs/{file}.yaml", [*changes, *settings]), cluster)
+
+
+def _curves(name: str, job: Job, cluster: Cluster) -> dict[str, list[float]]:
+    profile = profile_everywhere(job)
+    assert profile is not None
     plans = dict[str, Plan]()
     with Activity(f"{name}: planning"):
         for way, rule in WAYS.items():

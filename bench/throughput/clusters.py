@@ -21,11 +21,12 @@ AMPLE = 2 * 2**30
 
 class Mix(NamedTuple):
     """A cluster: its nodes as {card: how many}. `tight`: the whole model does not fit the smallest card, as it would not if the
-    model were as large as people want it."""
+    model were as large as people want it. `only`: the models that are trained there; without any, all."""
 
     name: str
     nodes: Sequence[dict[str, int]]
     tight: bool = False
+    only: tuple[str, ...] = ()
 
     @property
     def cards(self) -> list[str]:
@@ -41,8 +42,8 @@ MIXES = (
     Mix("L40S | 4×T4", ({"l40s": 1}, {"t4": 4})),
     Mix("2×A10G | 2×L4 | 2×P100", ({"a10g": 2}, {"l4": 2}, {"p100": 2})),
     Mix("2×L40S | 2×L4 | 4×T4", ({"l40s": 2}, {"l4": 2}, {"t4": 4})),
-    Mix("L4 + 2×T4, small memory", ({"l4": 1, "t4": 2},), tight=True),
-    Mix("2×V100 | 2×T4, small memory", ({"v100": 2}, {"t4": 2}), tight=True),
+    Mix("L4 + 2×T4, small memory", ({"l4": 1, "t4": 2},), tight=True, only=("gpt", "bert")),
+    Mix("2×V100 | 2×T4, small memory", ({"v100": 2}, {"t4": 2}), tight=True, only=("gpt", "bert")),
 )
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {

@@ -1,6 +1,6 @@
 """How much faster is the plan than what people use today? Every way trains the same model on the same emulated devices, measured.
 
-    python -m bench.throughput.run [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o table.json] [--readme]
+    python -m bench.throughput.run [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o all.json] [--resume] [--readme]
 """
 
 from __future__ import annotations
@@ -225,22 +225,29 @@ def chosen(models: str, only: str) -> list[tuple[str, Mix]]:
     for name in names:
         if name not in MODELS:
             raise InputError(f"--models: unknown value {name!r}{nearest(name, list(MODELS))}")
-    return [(name, mix) for mix in MIXES for name in names if only.lower() in mix.name.lower()]
+    mixes = [mix for mix in MIXES if only.lower() in mix.name.lower()]
+    return [(name, mix) for mix in mixes for name in names if name in (mix.only or names)]
 
 
 def bench(
     models: Annotated[str, typer.Option(help="Names, with commas between them.")] = ",".join(MODELS),
     only: Annotated[str, typer.Option(help="Only clusters whose name has this.")] = "",
-    steps: Annotated[int, typer.Option(min=3, help="Steps of a run, the first two not counted.")] = 5,
+    steps: Annotated[int, typer.Option(min=3, help="Steps of a run, the first two not counted.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each way, in turn.")] = 2,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all figures as JSON.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave out what the output file has already.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the tables into README.md beside this file.")] = False,
 ) -> None:
     """Measure, plan and train every way on every cluster."""
     console, rows, where = Console(width=200), list[dict[str, Any]](), environment()
     if output is not None:
         check_output(output)
+        if resume and output.exists():
+            rows += json.loads(output.read_text("utf-8"))["rows"]
+    there = {(row["model"], row["cluster"]) for row in rows}
     for model, mix in chosen(models, only):
+        if (model, mix.name) in there:
+            continue
         rows.append(compare(model, mix, steps, rounds))
         figures = {way: f"{found['samples_per_second']:.1f}" for way, found in rows[-1]["ways"].items()}
         console.print(f"{model} on {mix.name}: {figures}, fluid bound {BATCH / rows[-1]['fluid_seconds']:.1f}", markup=False)
