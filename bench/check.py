@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, Any]:
     """A bench's results, with their ratios by name; InputError if it is no such file."""
     try:
         found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        {name: float(value) for name, value in found["ratios"].items()}
+        found["ratios"] = {name: float(value) for name, value in found["ratios"].items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise InputError(f"{path} does not hold a bench's ratios ({why}); the bench's --json or -o writes them") from None

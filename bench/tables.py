@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def environment() -> str:
 
 def geometric_mean(values: Sequence[float]) -> float:
     """NaN of none."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else math.nan
+    return statistics.geometric_mean(values) if values else math.nan
 
 
 def markdown(names: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:

@@ -333,7 +333,7 @@ def test_bench_reports_ratios_and_violations() -> None:
     from bench.partitioners.clusters import CASES, LARGE, cluster
     from bench.partitioners.profiles import profile
     from bench.partitioners.run import BASELINES as NAMES
-    from bench.partitioners.run import markdown, run_case, violations
+    from bench.partitioners.run import as_markdown, run_case, violations
 
     assert len(CASES) >= 20
     for case in (*CASES, *LARGE):
@@ -342,6 +342,6 @@ def test_bench_reports_ratios_and_violations() -> None:
     row = run_case(CASES[0]._replace(model="vgg16", batch=8), 10.0)
     assert row is not None
     assert violations([row]) == []
-    assert len(markdown([row]).splitlines()) == 5
+    assert len(as_markdown([row]).splitlines()) == 5
     row["results"][NAMES[0]]["ratio"] = 0.9
     assert NAMES[0] in violations([row])[0]

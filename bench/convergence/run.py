@@ -33,7 +33,7 @@ from hetpipe.training.loop import Loop
 from hetpipe.training.session import join, open_session
 from hetpipe.training.start import profile_everywhere
 
-MIX = MIXES[4]
+MIX = next(mix for mix in MIXES if mix.name == "2×V100 | 2×T4")
 JOBS = {  # of configs/jobs, and what is changed: random dropout differs between plans
     "gpt": ("first", ["checkpoint=null"]),
     "alexnet": ("alexnet-cifar10", ["model.args.dropout=0.0", "train.dtype=float64"]),

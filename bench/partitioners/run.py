@@ -9,7 +9,6 @@ Exit code 1 if any baseline is faster than `auto`: the claim is that none ever i
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +21,7 @@ from bench.partitioners.clusters import CASES, LARGE, Case, cluster
 from bench.partitioners.drawn import drawn
 from bench.partitioners.profiles import profile
 from bench.partitioners.zorse_profiles import ZORSE
+from bench.tables import geometric_mean, markdown
 from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
 from hetpipe.partitioners.auto import Auto
@@ -149,24 +149,18 @@ def table(rows: list[dict[str, Any]]) -> Table:
     return made
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def as_markdown(rows: list[dict[str, Any]]) -> str:
     """The same table as README.md has it."""
-    names = ("cluster", "model", "batch", "auto, s", *BASELINES)
-    lines = [" | ".join(names), " | ".join(["---", "---", *["---:"] * (len(names) - 2)])]
+    lines = []
     for row in rows:
         auto = row["results"]["auto"]
         step = "–" if auto["step_seconds"] is None else f"{auto['step_seconds']:.3f}"
         ratios = [_ratio(row["results"][name]["ratio"]) for name in BASELINES]
         proven = "" if auto.get("proof") == "exhaustive" else "*"
-        lines.append(
-            " | ".join(
-                [row["case"].replace("|", "\\|"), row["model"], str(row["batch"]), step + proven, *ratios]
-            )
-        )
-    means = [f"{mean(rows, name):.2f}" for name in BASELINES]
-    fits = [f"{len(ratios_of(rows, name))} of {len(rows)}" for name in BASELINES]
-    lines += [" | ".join(["**geometric mean**", "", "", "", *means]), " | ".join(["fits", "", "", "", *fits])]
-    return "\n".join(f"| {line} |" for line in lines) + "\n"
+        lines.append([row["case"], row["model"], str(row["batch"]), step + proven, *ratios])
+    lines.append(["**geometric mean**", "", "", "", *(f"{mean(rows, name):.2f}" for name in BASELINES)])
+    lines.append(["fits", "", "", "", *(f"{len(ratios_of(rows, name))} of {len(rows)}" for name in BASELINES)])
+    return markdown(["cluster", "model", "batch", "auto, s", *BASELINES], lines, words=2)
 
 
 def ratios_of(rows: list[dict[str, Any]], name: str) -> list[float]:
@@ -176,8 +170,7 @@ def ratios_of(rows: list[dict[str, Any]], name: str) -> list[float]:
 
 def mean(rows: list[dict[str, Any]], name: str) -> float:
     """Geometric mean of a baseline's ratios."""
-    found = ratios_of(rows, name)
-    return math.exp(sum(math.log(max(r, 1e-12)) for r in found) / len(found)) if found else math.nan
+    return geometric_mean([max(r, 1e-12) for r in ratios_of(rows, name)])
 
 
 def violations(rows: list[dict[str, Any]]) -> list[str]:
@@ -234,7 +227,7 @@ def run(
     if output is not None:
         write_text(output, json.dumps(rows, indent=1) + "\n")
     if table_file is not None:
-        write_text(table_file, markdown(rows))
+        write_text(table_file, as_markdown(rows))
     found = violations(rows)
     for text in found:
         console.print(f"VIOLATION: {text}", style="bold red", markup=False)

@@ -22,8 +22,7 @@ from bench.throughput.clusters import MIXES, MODELS, Mix, cluster_document, tigh
 from hetpipe.cli.exits import main
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import check_output, write_text
-from hetpipe.planning.bounds import fluid_bound
-from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.footprint import with_memory
 from hetpipe.predict.simulator import simulate
@@ -72,9 +71,9 @@ def trained(job: Job, plans: Mapping[str, Plan], profile: Profile, rounds: int) 
             engine = join(session, plan, profile)
             if engine is None:
                 continue
-            predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
-            result = Loop(job, session, engine).run(predicted)
+            result = Loop(job, session, engine).run()
             if engine.world.is_main:
+                predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
                 peaks = {d: (peak, predicted.peak_bytes[d]) for d, peak in result.peak_bytes.items()}
                 row = Ran(result.steady_seconds, predicted.step_seconds, peaks, result.overrun_fraction)
                 found.setdefault(name, []).append(row)
@@ -100,12 +99,14 @@ def whole_model_bytes(profile: Profile) -> int:
 
 
 def plans_of(profile: Profile, cluster: Cluster) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The plan of each way, and why the others have none."""
+    """The plan of each way, and why the others have none. PartitionError if hetpipe has none."""
     plans, reasons = dict[str, Plan](), dict[str, str]()
     for way, options in WAYS.items():
         try:
             plans[way] = make_plan(profile, cluster, BATCH, **options)
         except PartitionError as error:
+            if way == OURS:
+                raise
             reasons[way] = str(error)
     return plans, reasons
 
@@ -123,17 +124,12 @@ def compare(model: str, mix: Mix, steps: int, rounds: int) -> dict[str, Any]:
         assert cluster is not None
         with Activity(f"{model} on {mix.name}: planning"):
             plans, reasons = plans_of(profile, cluster)
-        fluid = fluid_bound(Problem.create(cluster=cluster, profile=profile, global_batch=BATCH))
         runs = start_ranks(trained, (job, plans, profile, rounds), cluster.devices, job.model.name)
-    ran = {way: run for found in runs for way, run in found.items()}
-    return {"model": model, "cluster": mix.name, "devices": len(cluster.devices), "tight": mix.tight, "fluid_seconds": fluid,
-            "bound_seconds": bound_of(plans[OURS]), "reasons": reasons,
+    ran, ours = {way: run for found in runs for way, run in found.items()}, plans[OURS].predicted
+    assert ours is not None
+    return {"model": model, "cluster": mix.name, "devices": len(cluster.devices), "tight": mix.tight,
+            "fluid_seconds": ours.fluid_bound_seconds, "bound_seconds": ours.lower_bound_seconds, "reasons": reasons,
             "ways": {way: row_of(ran[way]) for way in plans}}  # fmt: skip
-
-
-def bound_of(plan: Plan) -> float | None:
-    """What is proven that no plan of the class can be faster than."""
-    return plan.predicted.lower_bound_seconds if plan.predicted is not None else None
 
 
 def row_of(runs: Sequence[Ran]) -> dict[str, Any]:
