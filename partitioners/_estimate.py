@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners import _ends
-from hetpipe.partitioners._real import Pipeline, Reals, durations
+from hetpipe.partitioners._line_cuts import durations
+from hetpipe.partitioners._real import Pipeline, Reals
 from hetpipe.predict.compiled import compiled, get_ready
 
 Array = NDArray[np.float64]
