@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from hetpipe.processes import launch
 from hetpipe.processes.forkserver import Forkserver
 from hetpipe.processes.launch import (
     RankFailure,
@@ -73,6 +74,15 @@ def test_results_come_in_rank_order_with_torchruns_environment() -> None:
         (2, 3, 0, 1, 1, "x"),
     ]
     assert rank_environment(cluster.devices, 2, 1234)["MASTER_PORT"] == "1234"
+
+
+def test_the_server_of_ranks_never_begins_cuda_by_counting_gpus_and_ranks_count_them_as_ever() -> None:
+    """What tests/test_gpu.py shows on a card: CUDA that has begun in the server cannot be used in what is forked from it."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    assert start_ranks(os.getenv, (name,), cluster_of(1).devices) == [os.environ.get(name)]
+    assert launch._server is not None
+    held = Path(f"/proc/{launch._server._process.pid}/environ").read_bytes().split(b"\0")
+    assert f"{name}=1".encode() in held
 
 
 def test_the_server_of_ranks_is_spared_ctrl_c_and_this_process_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
