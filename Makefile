@@ -2,7 +2,7 @@
 # make demo    a real model on real data over an emulated mixed cluster: the plan against equal splits
 # make test    the tests
 # make bench   hetpipe beside other ways to train, and ratios beside those kept: about an hour on two idle cores
-# make bench-quick   a part of that, in some minutes
+# make bench-quick   a part of that, in 5 minutes
 # make lint    ruff, mypy and the floors of the house (import-linter)
 # make rooms   the picture of the rooms in CONTRIBUTING.md, as they are
 # make check   lint and test: what CI runs
