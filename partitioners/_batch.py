@@ -84,9 +84,9 @@ def _add(total: Array, durations: tuple[Array, Array], s: int, full: int, here: 
 
 class Pipelines(NamedTuple):
     """K priced pipelines of n stages: load (micro-batch size b, samples) [K, 2], kinds [K, n], cuts [K, n + 1],
-    depths [K, n], recompute [K, n], when each stage's last backward ends [K, n], when it has made the gradients of each
-    layer and of those above it in its stage [K, L], the longest optimizer [K], and a lower bound on the step of any plan
-    that holds it [K]."""
+    depths [K, n], recompute [K, n], when each stage's last backward ends [K, n] and when it has made the gradients of each
+    layer and of those above it in its stage [K, L], since the longest optimizer of the pipeline began, and a lower bound on
+    the step of any plan that holds it [K]."""
 
     load: Index
     kinds: Index
@@ -95,7 +95,6 @@ class Pipelines(NamedTuple):
     recompute: NDArray[np.bool_]
     ready: Array
     made: Array
-    optimizer: Array
     bound: Array
 
     @property

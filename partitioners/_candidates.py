@@ -277,4 +277,4 @@ def empty(n: int) -> Pipelines:
     """No pipelines of n stages."""
     whole, flags, real = np.zeros((0, n), np.int64), np.zeros((0, n), bool), np.zeros((0, n))
     load, ends = np.zeros((0, 2), np.int64), np.zeros((0, n + 1), np.int64)
-    return Pipelines(load, whole, ends, whole, flags, real, np.zeros((0, 0)), np.zeros(0), np.zeros(0))
+    return Pipelines(load, whole, ends, whole, flags, real, np.zeros((0, 0)), np.zeros(0))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hetpipe.partitioners import _ends
 from hetpipe.partitioners._line_cuts import durations
 from hetpipe.partitioners._real import Pipeline, Reals
-from hetpipe.predict.compiled import compiled, get_ready
+from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -140,6 +140,15 @@ def _summed(  # noqa: C901
     return end
 
 
+@inlined
+def _longest(line: Index, ends: Index, optimizer: Array) -> float:
+    """Seconds of a pipeline's longest optimizer."""
+    longest = 0.0
+    for s in range(len(line)):
+        longest = max(longest, optimizer[line[s], ends[s], ends[s + 1]])
+    return longest
+
+
 @compiled
 def _seconds(
     which: Index, nodes: Index, stages: Index, lines: Index, ends: Index, flags: Index, forwards: Index, loads: Index,
@@ -150,7 +159,7 @@ def _seconds(
     samples = loads[:, 0] * loads[:, 1] - (loads[:, 0] - loads[:, 2]) * (loads[:, 2] > 0)
     parts, carried = _crossings(which, nodes, stages, ends, capacity, output, samples)
     made, kept = np.zeros((R, L)), np.full((S, PATTERNS), -1, np.int64)
-    longest = end = 0.0
+    end, earliest = 0.0, np.inf
     for r in range(R):
         i = which[r]
         n, alike = stages[i], -1
@@ -175,10 +184,12 @@ def _seconds(
                 least = parts[r, s] * output[ends[i, s + 1]] / min(capacity[0, a], capacity[1, c])
                 held[s, 0], held[s, 1] = max(held[s, 0], least * loads[i, 0]), max(held[s, 1], least * loads[i, 2])
         done = _ends.run(f, g, held, late, which_size, depths)
-        size = 1 if loads[i, 2] > 0 else 0
+        size, begin = 1 if loads[i, 2] > 0 else 0, _longest(lines[i, :n], ends[i], optimizer)
+        earliest = min(earliest, begin)
         for s in range(n):
             v, lo, hi = lines[i, s], ends[i, s], ends[i, s + 1]
-            longest, end = max(longest, optimizer[v, lo, hi]), max(end, done[s])
+            done[s] += begin
+            end = max(end, done[s])
             made[r, lo:hi] = done[s]
             for l in range(lo, hi if early else lo):  # noqa: E741
                 below = backward[i, size, v, l] - backward[i, size, v, lo]
@@ -186,5 +197,5 @@ def _seconds(
     if R > 1:
         end = max(end, _summed(which, nodes, stages, ends, made, capacity, summed, rings))
     for node in range(capacity.shape[1] if not blocking else 0):
-        end = max(end, carried[node] / min(capacity[0, node], capacity[1, node]))
-    return end + longest
+        end = max(end, earliest + carried[node] / min(capacity[0, node], capacity[1, node]))
+    return end

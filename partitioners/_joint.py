@@ -34,7 +34,7 @@ class Joint:
     def step(self, parts: list[Pipelines]) -> Array:
         """Step seconds of the plans whose replica r is row i of parts[r], [K]."""
         self.space.meter.count(parts[0].number * self.space.L * len(parts))
-        synced = np.maximum.reduce([part.ready.max(axis=1) for part in parts])
+        synced: Array = np.maximum.reduce([part.ready.max(axis=1) for part in parts])
         if len(parts) > 1 or self.tied:
             most = int(self.degrees.max())
             free = [np.zeros((*part.ready.shape, most)) for part in parts]
@@ -45,8 +45,7 @@ class Joint:
                 synced = self._segments(parts, holder, free, synced)
             for members, size in zip(self.tied, self.sizes, strict=True):
                 synced = self._tied(parts, holder, free, synced, members, size)
-        step: Array = synced + np.maximum.reduce([part.optimizer for part in parts])
-        return step
+        return synced
 
     def _segments(
         self, parts: list[Pipelines], holder: list[Index], free: list[Array], synced: Array

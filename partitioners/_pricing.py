@@ -37,12 +37,12 @@ def price(
     times = Durations((full[0], last[0]), (full[1], last[1]), (full[2], last[2]), delay)
     most = int(m[0])
     space.meter.count(len(m) * n * most)
-    ready = ready_times(times, tuple(depth_of(family, n - s, most) for s in range(n)), m).T
-    optimizer = _of_stages(space.optimizer, kinds, cuts).max(axis=1)
+    begin = _of_stages(space.optimizer, kinds, cuts).max(axis=1)
+    ready = begin[:, None] + ready_times(times, tuple(depth_of(family, n - s, most) for s in range(n)), m).T
     samples = np.array([load.samples for load in loads])
     found = Pipelines(
         np.column_stack([b, samples]), kinds, cuts, depths[np.searchsorted(np.unique(m), m)], recompute, ready,
-        np.zeros((len(m), space.L)), optimizer, optimizer,
+        np.zeros((len(m), space.L)), begin,
     )  # fmt: skip
     ahead = _ahead(space, np.array([load.last for load in loads]), found, sent)
     found = found._replace(made=np.take_along_axis(ready, found.holder, axis=1) - ahead)
@@ -60,7 +60,7 @@ def bound(space: Space, rows: Pipelines, R: int) -> Array:
             at = np.nonzero(kinds == k)
             sums[at] = space.sum_floor(k, R)[starts[at], layers[at[1]] + 1]
         least = np.maximum(least, (rows.made + sums).max(axis=1))
-    return least + rows.optimizer
+    return least
 
 
 def _ahead(space: Space, size: Index, rows: Pipelines, sent: Array) -> Array:

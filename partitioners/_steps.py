@@ -27,14 +27,14 @@ KNOWN = 500  # pipelines of plans whose transfers share adapters that are kept
 
 class Pipelines(NamedTuple):
     """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, how long
-    before that each layer's gradients are made (`gradients_ahead`), the longest optimizer, and what goes over each boundary one
-    way (`Lane`)."""
+    before that each layer's gradients are made (`gradients_ahead`), when they begin (their longest optimizer comes first), and
+    what goes over each boundary one way (`Lane`)."""
 
     work: Work
     devices: Index
     ready: tuple[float, ...]
     ahead: list[float]
-    optimizer: float
+    begin: float
     carried: Array
 
     def holding(self, layer: int) -> int:
@@ -74,9 +74,9 @@ class Steps:
     def least(self, draft: Draft, sketch: Sketch) -> float:
         """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry."""
         found = self._pipelines(draft, sketch)
-        optimizer, sums = max(x.optimizer for x in found), list(self._sums(found))
+        sums = list(self._sums(found))
         alone = self._synced(found, sums)
-        return (max(alone, self._carried(found, sums)) * ROUNDED if self.shared else alone) + optimizer
+        return max(alone, self._carried(found, sums)) * ROUNDED if self.shared else alone
 
     def tasks(self, draft: Draft) -> int:
         """How many tasks (see `contention`) its pipelines are."""
@@ -107,9 +107,9 @@ class Steps:
             kinds = [self.costs.cluster.device(stage.device).type for stage in replica.stages]
             optimizers = [self.costs.optimizer_seconds(kind, *stage.layers, len(stage.devices))
                           for kind, stage in zip(kinds, replica.stages, strict=True)]  # fmt: skip
-            ready = tuple(replica_ends(self.costs, replica, schedule))
-            ahead = gradients_ahead(self.costs, replica)
-            self._runs[sort, schedule] = ready, ahead, max(optimizers), self._bytes(replica, sort.work)
+            begin = max(optimizers)
+            ready = tuple(begin + end for end in replica_ends(self.costs, replica, schedule))
+            self._runs[sort, schedule] = ready, gradients_ahead(self.costs, replica), begin, self._bytes(replica, sort.work)
         return self._runs[sort, schedule]
 
     def _bytes(self, replica: ReplicaPlan, work: Work) -> Array:
@@ -158,11 +158,11 @@ class Steps:
 
     def _carried(self, found: list[Pipelines], sums: list[Sum]) -> float:
         """When the adapters can be done with all that crosses them at the earliest."""
-        lanes, rings = [Lane(x.devices, x.carried) for x in found], dict[int, Ring]()
+        lanes, rings, begin = [Lane(x.devices, x.carried) for x in found], dict[int, Ring](), min(x.begin for x in found)
         for devices, size, _, made in sums:
-            before = rings.get(id(devices), Ring(devices, [], made))
-            rings[id(devices)] = Ring(devices, [*before.sizes, size], min(made, before.made))
-        return self.traffic.least(lanes, rings.values())
+            before = rings.get(id(devices), Ring(devices, [], made - begin))
+            rings[id(devices)] = Ring(devices, [*before.sizes, size], min(made - begin, before.made))
+        return begin + self.traffic.least(lanes, rings.values())
 
     def _segments(self, found: list[Pipelines]) -> list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]:
         """Holders (sort, stage), and of what they sum at once the bytes of each piece and down to which layer of each holder

@@ -50,11 +50,10 @@ Free = Counter[tuple[str, str]]  # devices left, by node and type
 
 
 class Priced(NamedTuple):
-    """One pipeline: when its last backward ends, its longest optimizer, when each stage is ready, how long before that each
-    layer's gradients are made, and its stages."""
+    """One pipeline, since its longest optimizer began: when its last backward ends, when each stage is ready, how long before
+    that each layer's gradients are made, and its stages."""
 
     end: float
-    optimizer: float
     ready: tuple[float, ...]
     ahead: list[float]
     replica: ReplicaPlan
@@ -197,8 +196,8 @@ class Oracle:
             self.costs.optimizer_seconds(seat.type, *part, seat.degree)
             for seat, part in zip(line, layers, strict=True)
         )
-        ready = tuple(time.backward[-1] for time in times)
-        return Priced(max(ready), optimizer, ready, gradients_ahead(self.costs, replica), replica)
+        ready = tuple(optimizer + time.backward[-1] for time in times)
+        return Priced(max(ready), ready, gradients_ahead(self.costs, replica), replica)
 
     def offer(self, parts: tuple[Priced, ...], price: float) -> None:
         """Price one plan as `simulate` does, and keep it if it is the best so far."""
@@ -216,7 +215,7 @@ class Oracle:
             backend=self.problem.backend,
         )  # fmt: skip
         sums = sync_times(plan, self.costs, [part.ready for part in parts], [part.ahead for part in parts])
-        step = max([*(part.end for part in parts), *(end for _, _, end in sums)]) + max(part.optimizer for part in parts)
+        step = max([*(part.end for part in parts), *(end for _, _, end in sums)])
         deadline = self.problem.deadline_seconds_per_step
         if deadline is not None and step > deadline:
             return
@@ -249,7 +248,7 @@ class Oracle:
     def hopeless(self, part: Priced) -> bool:
         """Whether no plan with this pipeline is better than the best so far."""
         deadline = self.problem.deadline_seconds_per_step
-        return part.end + part.optimizer >= self.best[1] if deadline is None else part.end > deadline
+        return part.end >= self.best[1] if deadline is None else part.end > deadline
 
     def combine(self, every: list[list[Priced]], price: float, chosen: tuple[Priced, ...] = ()) -> None:
         """One pipeline from each list."""

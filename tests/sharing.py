@@ -50,14 +50,18 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
     found: dict[Key, Task] = {}
     for r, replica in enumerate(plan.replicas):
         m, stages = len(replica.microbatch_sizes), replica.stages
+        kinds = [costs.cluster.device(stage.device).type for stage in stages]
+        found["O", r] = Task(max(
+            costs.optimizer_seconds(kind, *stage.layers, len(stage.devices)) for kind, stage in zip(kinds, stages, strict=True)
+        ), 0.0, [])  # fmt: skip
         for s, actions in enumerate(pipeline_actions(replica.depths(plan.schedule), m)):
             kind, degree = costs.cluster.device(stages[s].device).type, len(stages[s].devices)
-            before: Key | None = None
+            before: Key = ("O", r)
             for _, what, i in actions:
                 forward, backward = costs.stage_seconds(
                     kind, *stages[s].layers, replica.microbatch_sizes[i], recompute=stages[s].recompute, degree=degree
                 )
-                after = [] if before is None else [(before, False)]
+                after: list[tuple[Key, bool]] = [(before, False)]
                 after += [((">", r, s - 1, i), True)] if what == "F" and s else []
                 after += [(("<", r, s, i), True)] if what == "B" and s + 1 < len(stages) else []
                 before = (what, r, s, i)

@@ -66,9 +66,9 @@ def at(timeline: Timeline, device: str, when: float) -> str | None:
     awaited = min((x for x in mine if x.start > when), key=lambda x: x.start, default=None)
     replica, stage = mine[0].replica, mine[0].stage
     backwards = [x for x in spans if x.kind == "B"]
-    if awaited is None:
+    if when < max(x.end for x in spans if x.replica == replica and x.kind == "optimizer"):
         return "slower optimizer"
-    if awaited.kind == "optimizer":
+    if awaited is None:
         if when >= max(x.end for x in backwards if x.replica == replica):
             return "gradient sum"
         last = max(x.microbatch or 0 for x in backwards if x.replica == replica)
@@ -170,11 +170,11 @@ def test_what_a_measured_device_does_between_actions_is_overhead() -> None:
 
 
 def test_a_replica_of_one_stage_waits_for_other_replicas_and_never_for_a_stage() -> None:
-    """A replica of one stage has no other; it waits for the slower replica, for the sums, and for the slower optimizer.
+    """A replica of one stage has no other; it waits for the slower replica, and for the sums.
 
-        time      0   1   2   3   4   5   6   7   8   9   10    10.5  11
-        replica 0 F   B   B   ·   ·   ·   ·   ·   ·   sum O     ·     ·
-        replica 1 F   F   F   B   B   B   B   B   B   sum O     O     O
+        time      0     0.5   1   1.5 2.5 3.5 …  9.5 10.5 11.5
+        replica 0 O     F     F   B   B   ·   ·  ·   ·    sum
+        replica 1 O     O     O   F   F   F   B  B   B    sum
     """
     layer = {"name": "one", "parameter_bytes": 1000, "output_bytes_per_sample": 4, "saved_bytes_per_sample": 4}
     cluster = make_cluster([{"fast": 1, "slow": 1}], link={"bandwidth": 1000.0, "latency": 0.0})
@@ -183,6 +183,17 @@ def test_a_replica_of_one_stage_waits_for_other_replicas_and_never_for_a_stage()
     document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 2, "replicas": replicas}
     timeline = simulate(Plan.parse(document, "a plan"), profile, cluster)
     assert timeline.step_seconds == 11.5
+    assert idle_gaps(timeline) == {"n0/0": [Gap(3.5, 11.5, "gradient sum")], "n0/1": [Gap(10.5, 11.5, "gradient sum")]}
+
+
+def test_a_stage_waits_for_the_longer_optimizer_of_its_pipeline_before_its_first_forward() -> None:
+    cluster = make_cluster([{"a": 2}], link={"bandwidth": 1e15, "latency": 0.0})
+    stages = [{"layers": [s, s + 1], "devices": [f"n0/{s}"]} for s in range(2)]
+    document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 1,
+                "replicas": [{"microbatch_sizes": [1], "stages": stages}]}  # fmt: skip
+    timeline = simulate(Plan.parse(document, "a plan"), make_profile({"a": [1.0, 2.0]}, optimizer=0.5), cluster)
+    assert timeline.step_seconds == 10
     assert idle_gaps(timeline) == {
-        "n0/0": [Gap(3, 10, "gradient sum"), Gap(10.5, 11.5, "slower optimizer")], "n0/1": [Gap(9, 10, "gradient sum")],
-    }  # fmt: skip
+        "n0/0": [Gap(0.5, 1, "slower optimizer"), Gap(2, 8, "fill and drain")],
+        "n0/1": [Gap(1, 2, "fill and drain"), Gap(8, 10, "fill and drain")],
+    }

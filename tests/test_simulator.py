@@ -114,11 +114,33 @@ class TestStep:
         ends = {span.device: span.end for span in timeline.spans if span.kind == "B"}
         assert ends == {"n0/0": 18, "n0/1": 9, "n0/2": 7}
 
-    def test_optimizers_wait_for_all_and_add_the_longest(self) -> None:
+    def test_a_step_begins_with_optimizers_and_each_pipeline_with_its_longest(self) -> None:
         timeline = two_replicas(optimizer=0.5)
-        assert timeline.optimizer_seconds == 1.0
-        assert timeline.step_seconds == 19.0
-        assert {span.start for span in timeline.spans if span.kind == "optimizer"} == {18.0}
+        assert (timeline.optimizer_seconds, timeline.pipeline_seconds, timeline.step_seconds) == (1.0, 18.0, 19.0)
+        optimizers = {span.device: (span.start, span.end) for span in timeline.spans if span.kind == "optimizer"}
+        assert optimizers == {"n0/0": (0.0, 1.0), "n0/1": (0.0, 0.5), "n0/2": (0.0, 0.5)}
+        begins = {x.device: x.start for x in timeline.spans if (x.kind, x.microbatch) == ("F", 0)}
+        assert begins == {"n0/0": 1.0, "n0/1": 0.5, "n0/2": 1.5}
+
+    def test_no_replica_waits_for_the_optimizer_of_another(self) -> None:
+        """Steps that follow each other, of a device that works 9 s and one that takes 3 s for its optimizer:
+
+            time   0   1   2   3   4   5   6   7   8   9  9.5
+            fast   O F F F B B B B B B               sum, O F …
+            slow   O O O O O O F F F B …             sum, O O …
+        """
+        profile = make_profile({"fast": [1.0], "slow": [2.0]}, layer={"parameter_bytes": 100})
+        seconds = {"fast": (0.5,), "slow": (3.0,)}
+        rows = [m.model_copy(update={"optimizer_seconds": seconds[m.device_type]}) for m in profile.measurements]
+        replicas = tuple(
+            ReplicaPlan(microbatch_sizes=(1,) * m, stages=(StagePlan(layers=(0, 1), devices=(f"n0/{i}",)),))
+            for i, m in enumerate((3, 1))
+        )
+        cluster = make_cluster([{"fast": 1, "slow": 1}], link=FREE)
+        timeline = simulate(Plan(model="test", global_batch=4, replicas=replicas),
+                            profile.model_copy(update={"measurements": tuple(rows)}), cluster)  # fmt: skip
+        assert timeline.step_seconds == 9.5  # not 9 + 3
+        assert (timeline.optimizer_seconds, timeline.pipeline_seconds) == (0.5, 9.0)
 
     def test_gradient_sums_one_after_another(self) -> None:
         """Two segments of 100 bytes, each 2 rounds of 50 bytes at 50 bytes/s. n0/0, for which both wait, has made the gradients

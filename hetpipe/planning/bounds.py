@@ -46,10 +46,10 @@ def fluid_bound(problem: Problem) -> float:
 
     *Proof.* In any plan let x(l, d) be the samples of layer l that device d does; they sum to B over the
     devices. A device computes one action at a time, each at least τ per sample (recompute and overheads only
-    add to it), so the pipelines take P ≥ Σ_l x(l, d) τ(l, d) for every d. A device that does any sample of l
-    holds l and steps its optimizer after all pipelines, so the optimizers add O ≥ Σ_{l: x > 0} o(l, d) ≥ Σ_l
-    o(l, d) x(l, d) / B. The step is at least P + O; sums over the devices of one type give the rows above
-    with T = P + O. Memory, links, gradient sums, waiting and whole micro-batches are relaxed. ∎
+    add to it), so its part of a pipeline takes P(d) ≥ Σ_l x(l, d) τ(l, d). A device that does any sample of l
+    holds l and steps its optimizer once a step, before its pipeline begins, which takes O(d) ≥ Σ_{l: x > 0}
+    o(l, d) ≥ Σ_l o(l, d) x(l, d) / B. The step T is at least O(d) + P(d) for every d; sums over the devices of
+    one type give the rows above. Memory, links, gradient sums, waiting and whole micro-batches are relaxed. ∎
 
     The number returned comes from the dual, so that it holds whatever the solver's tolerance: for any λ ≥ 0
     with Σ n_k λ_k = 1, T ≥ Σ_l B · min_k λ_k (τ(l, k) + o(l, k) / B). One LP of L·K variables (HiGHS, Huangfu

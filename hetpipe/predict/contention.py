@@ -22,7 +22,8 @@ CROWDED = 1 + 1e-9  # times what an adapter carries; less is rounding
 class Pipe(NamedTuple):
     """A pipeline of n stages and m micro-batches: seconds [n, m] of forwards and backwards, and [n − 1, m] that each boundary's
     transfer takes alone, without its latency [n − 1]; warm-up depths and nodes of the stages [n]; bytes/s of a
-    transfer alone [n − 1, m] and how many go side by side [n − 1]; and when each stage is ready, if nothing is shared [n]."""
+    transfer alone [n − 1, m] and how many go side by side [n − 1]; when each stage is ready, if nothing is shared [n]; and when
+    it begins."""
 
     forward: Array
     backward: Array
@@ -33,6 +34,7 @@ class Pipe(NamedTuple):
     rate: Array
     members: Array
     ready: Sequence[float]
+    begin: float = 0.0
 
 
 class Ring(NamedTuple):
@@ -191,7 +193,8 @@ def _add_pipe(build: _Build, pipe: Pipe) -> int:
     flow = build.flow(np.tile(carried, 2), np.tile(pipe.members.repeat(m), 2), np.tile(pipe.rate.ravel(), 2), each)
     seconds = np.concatenate([pipe.forward.ravel(), pipe.backward.ravel(), *2 * [pipe.occupied.ravel()]])
     latency = np.concatenate([np.zeros(2 * n * m), *2 * [np.repeat(pipe.latency, m)]])
-    first = build.add(seconds, latency, np.zeros(len(seconds)), np.concatenate([np.full(2 * n * m, -1), flow]))
+    begin = np.full(len(seconds), pipe.begin)
+    first = build.add(seconds, latency, begin, np.concatenate([np.full(2 * n * m, -1), flow]))
     edges, arrival = _waits(pipe.depths, m)
     build.edges.append((edges + first, arrival))
     return first
@@ -240,7 +243,7 @@ def _add_parts(
         last = (n + s + 1) * m - 1
         before, arrival = _before_last(pipes[r].depths, m, s)
         seconds = np.maximum(0.0, pipes[r].backward[s, -1] - np.array(list(some)))
-        part = build.add(seconds, np.zeros(number), np.zeros(number), np.full(number, -1))
+        part = build.add(seconds, np.zeros(number), np.full(number, pipes[r].begin), np.full(number, -1))
         after = np.repeat(np.arange(part, part + number), len(before))
         build.edges.append((np.stack([np.tile(before + first[r], number), after], axis=1), np.tile(arrival, number)))
         found |= {(r, s, ahead): first[r] + last if ahead == 0 else part + i for i, ahead in enumerate(some)}

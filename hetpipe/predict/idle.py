@@ -6,7 +6,7 @@
 | slower stage | for another stage of its pipeline, which takes longer than its own |
 | link | for a message under way to it, or to the stage that it waits for |
 | gradient sum | for other replicas, and for the sums of gradients with them, after its own pipeline has ended |
-| slower optimizer | for an optimizer that takes longer than its own, at the end of a step |
+| slower optimizer | for an optimizer longer than its own: before a predicted step in its pipeline, behind a measured one in any |
 | overhead | for nothing that a timeline shows: between actions of a measured step, and after its last optimizer |
 """
 
@@ -36,8 +36,8 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True)
 class _Stage:
-    """What one device does: its F and B by kind and micro-batch, its optimizers, the idle interval before each action, and
-    in it the intervals in which a message is under way."""
+    """What one device does: its F and B by kind and micro-batch, its optimizers before and behind them, the idle interval before
+    each action, and in it the intervals in which a message is under way."""
 
     actions: dict[_Key, Span]
     optimizers: list[Span]
@@ -48,6 +48,17 @@ class _Stage:
     def linked(self, a: float, b: float) -> list[Interval]:
         """The parts of `order` within [a, b]."""
         return _within(self.order[max(0, bisect_right(self.order, (a, a)) - 1) :], a, b)
+
+    @property
+    def leading(self) -> list[Span]:
+        """The optimizers before the first action."""
+        first = min((span.start for span in self.actions.values()), default=-1.0)
+        return [span for span in self.optimizers if span.start <= first]
+
+    @property
+    def lead(self) -> float:
+        """When they have ended."""
+        return max((span.end for span in self.leading), default=0.0)
 
     @property
     def last_backward(self) -> float:
@@ -68,7 +79,7 @@ def idle_gaps(timeline: Timeline) -> dict[str, list[Gap]]:
     and before the first backward. After its last forward a stage would do one more in each round if there were more
     micro-batches, as stages behind it still do: so much of a wait, its own F, is draining, and in a pipeline of equal stages
     all of it. What is left is the wait for a slower stage. Behind the last backward come the draining of the own pipeline,
-    other replicas and the sums with them, and slower optimizers. O(actions × stages)."""
+    other replicas and the sums with them, and, where optimizers are the last, slower ones. O(actions × stages)."""
     replicas: dict[int, dict[int, dict[str, _Stage]]] = {}
     for span in timeline.spans:
         if span.kind in ("F", "B", "optimizer"):
@@ -85,13 +96,14 @@ def idle_gaps(timeline: Timeline) -> dict[str, list[Gap]]:
     found: dict[str, list[Gap]] = {}
     for r, stages in replicas.items():
         pipeline = [stages[s] for s in sorted(stages)]
-        _mark_links(pipeline)
+        begin = max(one.lead for devices in pipeline for one in devices.values())
+        _mark_links(pipeline, begin)
         marks = (ends[r], max(ends.values()), optimized, timeline.step_seconds)
         least = min(one.depth for one in pipeline[-1].values())
         for s, group in enumerate(pipeline):
             drained = _draining(pipeline[:s])
             for device, one in group.items():
-                gaps = _gaps(one, least, drained, marks)
+                gaps = [Gap(one.lead, begin, "slower optimizer"), *_gaps(one, least, drained, marks)]
                 found[device] = sorted(gap for gap in gaps if gap.end - gap.start > ROUNDING * timeline.step_seconds)
     return found
 
@@ -104,13 +116,13 @@ def idle_seconds(timeline: Timeline) -> dict[str, dict[Cause, float]]:
     }
 
 
-def _mark_links(pipeline: Sequence[dict[str, _Stage]]) -> None:
-    """Fill in `before` and `links` of all devices. The earliest interval comes first, so that what the awaited stage itself
-    waited for until then is known."""
+def _mark_links(pipeline: Sequence[dict[str, _Stage]], begin: float) -> None:
+    """Fill in `before` and `links` of all devices of a pipeline that begins so late. The earliest interval comes first, so that
+    what the awaited stage itself waited for until then is known."""
     waits = []
     for s, devices in enumerate(pipeline):
         for one in devices.values():
-            now = 0.0
+            now = begin
             for key, span in sorted(one.actions.items(), key=lambda item: (item[1].start, item[1].end)):
                 if span.start > now:
                     one.before[key] = (now, span.start)
@@ -157,17 +169,18 @@ def _gaps(one: _Stage, least: int, drained: Sequence[Interval], marks: tuple[flo
 
 
 def _tail(one: _Stage, drained: Sequence[Interval], marks: tuple[float, float, float, float]) -> list[Gap]:
-    """The idle intervals behind the last backward."""
+    """The idle intervals behind the last backward. Where the optimizer came first, all up to the end is for the sums."""
     pipeline, pipelines, optimized, step = marks
-    gaps, now = list[Gap](), one.last_backward
-    for span in sorted(one.optimizers, key=lambda span: span.start):
-        start = max(now, span.start)
+    gaps, now, leading = list[Gap](), one.last_backward, one.leading
+    after = sorted((span.start, span.end) for span in one.optimizers if span not in leading)
+    for start, end in after or [(step, step)] * bool(leading):
+        start = max(now, start)
         ended = min(max(now, pipeline), start)
         links = _within(drained, now, ended)
         gaps += [Gap(*interval, "link") for interval in links]
         gaps += [Gap(*interval, "fill and drain") for interval in _without((now, ended), links)]
         gaps.append(Gap(ended, start, "gradient sum"))
-        now, pipeline = max(now, span.end), 0.0
+        now, pipeline = max(now, end), 0.0
     if not one.optimizers:
         gaps += [Gap(now, max(now, pipeline), "fill and drain"), Gap(max(now, pipeline), max(now, pipelines), "gradient sum")]
         now = max(now, pipelines)

@@ -1,10 +1,13 @@
-"""The simulator: a plan and its costs → Timeline. Pipelines (`pipeline`), gradient sums as the last backwards make them (`sums`),
-then optimizers; what crosses the same network adapters at the same time shares them (`contention`)."""
+"""The simulator: a plan and its costs → Timeline. A step as it repeats, from the end of the gradient sums before it to the end of
+its own: optimizers, pipelines (`pipeline`), gradient sums as the last backwards make them (`sums`); what crosses the same
+network adapters at the same time shares them (`contention`). A replica begins when the longest of its own optimizers has ended:
+it does not wait for those of others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -121,7 +124,8 @@ def _links(costs: Costs, replica: ReplicaPlan) -> tuple[Link, ...]:
 
 
 class Run(NamedTuple):
-    """One pipeline as simulated: its durations, its finish times, and the optimizer of each stage; how long before the end of its
+    """One pipeline as simulated: its durations, its finish times since the step began with its optimizers, and the optimizer of
+    each stage; how long before the end of its
     stage's last backward each layer's gradients are made (`gradients_ahead`); and what `contention` has to know of it, but on
     which nodes it is. `wires`, where it shares adapters: when each boundary's link is free again after transfers of activations,
     and of gradients [2, n − 1, m]."""
@@ -133,6 +137,11 @@ class Run(NamedTuple):
     pipe: Pipe
     wires: list[list[list[float]]] | None = None
 
+    @property
+    def end(self) -> float:
+        """When the last backward ends."""
+        return max(times.backward[-1] for times in self.times)
+
 
 def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
     priced = replica_costs(costs, replica)
@@ -140,7 +149,11 @@ def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
         costs.optimizer_seconds(costs.cluster.device(s.device).type, *s.layers, len(s.devices))
         for s in replica.stages
     ]
-    times = pipeline_times(priced, depths)
+    begin = max(optimizers)
+    times = [
+        StageTimes([begin + x for x in stage.forward], [begin + x for x in stage.backward])
+        for stage in pipeline_times(priced, depths)
+    ]
     n, m = len(priced.forward), len(priced.forward[0])
     rate, members = np.zeros((n - 1, m)), np.ones(n - 1)
     different, which = np.unique(replica.microbatch_sizes, return_inverse=True)
@@ -151,7 +164,7 @@ def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
             rate[s], members[s] = np.array(each)[which], parts
     pipe = Pipe(
         np.array(priced.forward), np.array(priced.backward), np.array(priced.occupied).reshape(n - 1, m),
-        np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members, [x.backward[-1] for x in times],
+        np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members, [x.backward[-1] for x in times], begin,
     )  # fmt: skip
     return Run(priced, times, optimizers, gradients_ahead(costs, replica), pipe)
 
@@ -160,22 +173,11 @@ Sums = list[tuple[Segment, float, float]]  # each with its start and end
 
 
 class Played(NamedTuple):
-    """A plan's pipelines and gradient sums, and when the last backward and the last sum end."""
+    """A plan's pipelines and gradient sums, and when all of it ends."""
 
     runs: list[Run]
     sums: Sums
-    pipeline: float
-    synced: float
-
-    @property
-    def optimizer(self) -> float:
-        """Seconds of the longest optimizer."""
-        return max(max(run.optimizers) for run in self.runs)
-
-    @property
-    def step(self) -> float:
-        """Seconds of all of it."""
-        return self.synced + self.optimizer
+    step: float
 
 
 def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None) -> Played:
@@ -190,8 +192,7 @@ def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None) -> Pl
         runs.append(known[key])
     found = _shared(plan, costs, runs)
     runs, sums = found or (runs, sync_times(plan, costs, [run.pipe.ready for run in runs], [run.ahead for run in runs]))
-    pipeline = max(times.backward[-1] for run in runs for times in run.times)
-    return Played(runs, sums, pipeline, max([pipeline, *(end for _, _, end in sums)]))
+    return Played(runs, sums, max([*(run.end for run in runs), *(end for _, _, end in sums)]))
 
 
 def _shared(plan: Plan, costs: Costs, runs: Sequence[Run]) -> tuple[list[Run], Sums] | None:
@@ -234,18 +235,18 @@ def _made(plan: Plan, runs: Sequence[Run], segment: Segment) -> tuple[tuple[int,
 
 
 def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
-    """One step of `plan`: pipelines, gradient sums per owner group, which begin in the last backwards, then (after the one global
-    norm, so after all sums) the optimizers. The profile's measured links override the cluster's. InputError if the three do not
-    belong together."""
+    """One step of `plan` as it repeats: optimizers (after the one global norm, so after all sums of the step before), pipelines,
+    and gradient sums per owner group, which begin in the last backwards. The profile's measured links override the cluster's.
+    InputError if the three do not belong together."""
     cluster, profile = profile.joined(cluster), profile.at(plan.precision)
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)
     played = play(plan, costs)
-    runs, sums, pipeline, synced = played
-    optimizer = played.optimizer
+    last = max(played.runs, key=lambda run: run.end)
+    optimizer = max(last.optimizers)
     return Timeline(
-        spans=LazySpans(lambda: _spans(plan.replicas, runs, sums, synced)),
-        step_seconds=played.step, pipeline_seconds=pipeline, sync_seconds=synced - pipeline, optimizer_seconds=optimizer,
+        spans=LazySpans(lambda: _spans(plan.replicas, played.runs, played.sums)), step_seconds=played.step,
+        optimizer_seconds=optimizer, pipeline_seconds=last.end - optimizer, sync_seconds=played.step - last.end,
         peak_bytes=peak_bytes(plan, costs), warnings=_extrapolations(plan, profile, cluster),
     )  # fmt: skip
 
@@ -254,7 +255,6 @@ def _spans(
     replicas: Sequence[ReplicaPlan],
     runs: Sequence[Run],
     sums: Sequence[tuple[Segment, float, float]],
-    synced: float,
 ) -> list[Span]:
     """All spans: forwards and backwards, then transfers, sums and optimizers."""
     where = {
@@ -266,21 +266,21 @@ def _spans(
     spans = []
     for device, (r, s) in where.items():
         priced, times = runs[r].costs, runs[r].times
-        forwards = zip(times[s].forward, priced.forward[s], strict=True)
-        backwards = zip(times[s].backward, priced.backward[s], strict=True)
-        for i, ((f, f_seconds), (b, b_seconds)) in enumerate(zip(forwards, backwards, strict=True)):
-            spans.append(
-                Span(device=device, replica=r, stage=s, kind="F", microbatch=i, start=f - f_seconds, end=f)
-            )
-            spans.append(
-                Span(device=device, replica=r, stage=s, kind="B", microbatch=i, start=b - b_seconds, end=b)
-            )
+        actions: list[tuple[SpanKind, int, float, float]] = [
+            *(("F", i, *x) for i, x in enumerate(zip(times[s].forward, priced.forward[s], strict=True))),
+            *(("B", i, *x) for i, x in enumerate(zip(times[s].backward, priced.backward[s], strict=True))),
+        ]
+        before = 0.0
+        for kind, i, end, seconds in sorted(actions, key=itemgetter(2)):
+            start = max(before, end - seconds)  # which rounding may put a little before what ended then
+            spans.append(Span(device=device, replica=r, stage=s, kind=kind, microbatch=i, start=start, end=end))
+            before = end
     for r, (replica, run) in enumerate(zip(replicas, runs, strict=True)):
         spans += _sends(r, replica, run)
     for segment, start, end in sums:
         spans += [_span(d, where[d], "sync", start, end) for d in segment.owners]
     return spans + [
-        _span(d, (r, s), "optimizer", synced, synced + runs[r].optimizers[s]) for d, (r, s) in where.items()
+        _span(d, (r, s), "optimizer", 0.0, runs[r].optimizers[s]) for d, (r, s) in where.items()
     ]
 
 

@@ -60,9 +60,10 @@ class LazySpans(Sequence[Span]):
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """All spans of one step. `step_seconds` runs to the last optimizer; `pipeline_seconds` to the last backward;
-    `sync_seconds` and `optimizer_seconds` are what gradient sums and optimizers add behind it. `memory`, where it was asked
-    for, has per device the (seconds, bytes) at which the bytes in use change."""
+    """All spans of one step. A predicted one begins with the optimizers of the step before, and ends with the gradient sums; a
+    measured one ends with its own optimizers. Of `step_seconds` the replica whose last backward ends last takes
+    `pipeline_seconds`, and `optimizer_seconds` for its longest optimizer; `sync_seconds` is what gradient sums add. `memory`,
+    where it was asked for, has per device the (seconds, bytes) at which the bytes in use change."""
 
     spans: Sequence[Span]
     step_seconds: float

@@ -22,7 +22,7 @@ TERMS = {
     "fill and drain": "At the beginning of a step the later stages wait for their first micro-batch, and at its end the "
     "earlier ones have no more work. With more and smaller micro-batches it is a smaller part of the step.",
     "slower stage": "Idle time in which a stage waits for another stage of its pipeline, which takes longer.",
-    "slower optimizer": "Idle time at the end of a step, in which a device waits for another whose optimizer takes longer.",
+    "slower optimizer": "Idle time in which a device waits for another whose optimizer takes longer.",
     "link": "The way between two devices, given by a bandwidth and a latency, or by measured points. As a cause of idle "
     "time: a message is under way.",
     "gradient sum": "Replicas add up their gradients at the end of a step, in buckets, while the last backward still runs (also "
