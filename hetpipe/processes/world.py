@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -191,24 +191,25 @@ def bind_devices(nodes: Sequence[Node], places: Sequence[tuple[str, int, int]]) 
     """
     hosts: dict[int, str] = {agent: host for host, agent, _ in places}
     size = Counter(agent for _, agent, _ in places)
-    free = [node for node in nodes if node.host is None]
-    node_of: dict[int, Node] = {}
-    for agent, host in sorted(hosts.items()):
-        named = [node for node in nodes if node.host == host and node not in node_of.values()]
-        if named:
-            node_of[agent] = named[0]
+    named, free = defaultdict[str, deque[Node]](deque), defaultdict[int, deque[Node]](deque)  # by host; by size
+    for node in nodes:
+        if node.host is not None:
+            named[node.host].append(node)
+    node_of = {agent: named[host].popleft() for agent, host in sorted(hosts.items()) if named[host]}
     waiting = [agent for agent in sorted(hosts) if agent not in node_of]
-    by_size = sorted(size[agent] for agent in waiting) == sorted(_device_count(node) for node in free)
+    left = [node for node in nodes if node.host is None]
+    by_size = sorted(size[agent] for agent in waiting) == sorted(map(_device_count, left))
+    for node in left:
+        free[_device_count(node) if by_size else 0].append(node)
     for agent in waiting:
-        fitting = [node for node in free if not by_size or _device_count(node) == size[agent]]
+        fitting = free[size[agent] if by_size else 0]
         if not fitting:
             names = [node.name for node in nodes]
             raise InputError(
                 f"agent {agent} on host {hosts[agent]!r} is no node of the cluster file: "
                 f"{len(hosts)} agents for the nodes {names}"
             )
-        node_of[agent] = fitting[0]
-        free.remove(fitting[0])
+        node_of[agent] = fitting.popleft()
     bound = {}
     for rank, (host, agent, local) in enumerate(places):
         node = node_of[agent]
