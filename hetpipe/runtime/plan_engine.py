@@ -46,8 +46,9 @@ class PlanEngine(ABC):
         self.replica, self.index = _position(plan, world)
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
-        self._denominator = 1.0
-        self._whole = model.loss.weight == "samples" and all(len(replica.stages) == 1 for replica in plan.replicas)
+        self._denominator: float | None = 1.0  # what the losses of this step are divided by; None: what all ranks add up says it
+        self._by_samples = model.loss.weight == "samples"
+        self._all_given: Callable[[], list[float]] = list
         self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
         self.steps = 0  # begun so far
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
@@ -161,6 +162,8 @@ class PlanEngine(ABC):
         ]
 
     def _share_of_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
+        if self._denominator is None:
+            self._denominator = self._all_given()[-2] or 1.0
         return self.loss.share(output, wanted.targets, self._denominator, wanted.weight)
 
     def _agree(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[list[int], float]:
@@ -186,8 +189,6 @@ class PlanEngine(ABC):
                 counted[self.replica] = self._given.rows(targets, "targets")
                 if targets is not None and counted[self.replica]:
                     weight = self._weigh(targets, training=training)
-            if self._whole:
-                _check_ends(self.replica, given[self.replica], counted[self.replica])
             most = self._replica_plan.samples
             if training and given[self.replica] > most:
                 raise InputError(
@@ -234,17 +235,15 @@ class PlanEngine(ABC):
             raise
 
     def _step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
-        """Stages agree on their shares before they send each other anything. Where each rank has a whole replica and the loss is
-        a mean over samples, nothing waits for that: what each was given is said with the loss, in one message, and gradients of
-        a batch that was not the plan's are corrected then."""
+        """The stages of a replica agree on their share before they send each other anything. No replica waits for another's
+        optimizer: of a loss that weighs samples it is said with the loss, in one message, what each was given, and gradients of
+        a batch that was not the plan's are corrected then; other weights are summed up until the first loss needs them."""
         self.recorders[0].note("the agreement on shares")
         row, fault = self._given_here(inputs, targets, training=True)
-        if self._whole:
-            own, self._denominator = 0 if fault is not None else int(row[self.replica]), float(self.plan.global_batch)
-        else:
-            shares, self._denominator = self._heard(self.world.sum(row), fault)
-            own = shares[self.replica]
-        sizes = take_sizes(self._replica_plan.microbatch_sizes, own)
+        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
+        self._denominator = float(self.plan.global_batch) if self._by_samples else None
+        if not self._by_samples:
+            self._all_given = self.world.begin_sum(row)
         self._begin_step()
         self.sync.begin()
         losses = self._train(sizes, inputs, targets) if sizes else []
@@ -253,15 +252,25 @@ class PlanEngine(ABC):
         local = float(torch.stack([loss.detach().double() for loss in losses]).sum()) if losses else 0.0
         self.recorders[0].note("the sum of losses")
         said = [local, self.ask_to_stop(), not self.sync.is_finite()]
-        loss, asked, odd, *total = self.world.sum([*said, *row] if self._whole else said)
-        if self._whole:
-            _, denominator = self._heard(total, fault)
-            if denominator != self._denominator:
-                self.sync.scale(self._denominator / denominator)
-                loss *= self._denominator / denominator
+        loss, asked, odd, *total = self.world.sum([*said, *row] if self._by_samples else said)
+        _, denominator = self._heard(total or self._all_given(), fault)
+        if self._by_samples and denominator != self.plan.global_batch:
+            self.sync.scale(self.plan.global_batch / denominator)
+            loss *= self.plan.global_batch / denominator
         self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
         self.recorders[0].note("what follows the gradients")
         return loss
+
+    def _own_share(self, row: Sequence[float]) -> int:
+        """The samples that this replica trains, by what its ranks were given; none if any of that is wrong, as all are told at
+        the end of the step."""
+        total = self._sum_of_replica(row)
+        given, counted = total[self.replica], total[len(self.plan.replicas) + self.replica]
+        return int(given) if given == counted and not total[-1] else 0
+
+    def _sum_of_replica(self, row: Sequence[float]) -> Sequence[float]:
+        """The sum over the ranks of this replica."""
+        return row
 
     def _begin_step(self) -> None:
         for recorder in self.recorders:

@@ -43,10 +43,19 @@ def plan_groups(
 
 
 class Lanes(NamedTuple):
-    """The groups in which the stages of a pipeline send: activations down, gradients up. With gloo they are one."""
+    """The groups in which the stages of a pipeline send: activations down, gradients up; and one for what hosts say, if these
+    are of NCCL. With gloo they are one."""
 
     activations: dist.ProcessGroup
     gradients: dist.ProcessGroup
+    hosts: dist.ProcessGroup | None = None
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Over the stages: the same bits on each."""
+        tensor = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.hosts or self.activations)
+        found: list[float] = tensor.tolist()
+        return found
 
     def warm_up(self, ranks: Sequence[int], device: torch.device) -> None:
         """Send a number over each boundary, each way: NCCL connects two ranks in their first message, for which both stand still.
@@ -78,7 +87,8 @@ class PlanGroups:
         for replica in plan.replicas:
             members = sorted({rank_of[s.device] for s in replica.stages})
             down = dist.new_group(members, timeout=TIMEOUT)
-            pipelines.append(Lanes(down, dist.new_group(members, timeout=TIMEOUT) if apart else down))
+            others = [dist.new_group(members, timeout=TIMEOUT, backend=name) for name in ((None, "gloo") if apart else ())]
+            pipelines.append(Lanes(down, *(others or [down])))
         owners: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for _, ranks in plan_groups(plan, rank_of, tied):
             key = tuple(sorted(set(ranks)))

@@ -133,6 +133,9 @@ class TorchEngine(PlanEngine):
     def _release(self, key: tuple[tuple[int, ...], bool]) -> None:
         self._runs.pop(key).close()
 
+    def _sum_of_replica(self, row: Sequence[float]) -> Sequence[float]:
+        return self._lanes.sum(row) if len(self._ranks) > 1 else row
+
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
         wanted, self._last_size = self._wanted(sizes, targets), sizes[-1]
         return self._run(sizes, training=True).run(self._microbatches(sizes, inputs), wanted)
