@@ -9,6 +9,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
@@ -199,6 +200,22 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int]:
     }
 
 
+def told(rows: Sequence[dict[str, Any]]) -> str:
+    """In which rows another way was faster, and where predictions were furthest off, as sentences."""
+    lost, off = list[str](), list[tuple[float, str]]()
+    for row in rows:
+        where, ours = f"{row['model']} on {row['cluster']}", row["ways"][OURS]["samples_per_second"]
+        way, best = max(others(row).items(), key=itemgetter(1), default=("", 0.0))
+        if best > ours:
+            lost.append(f"- {where}: {way} is {best / ours - 1:.1%} faster.")
+        off += [(w["predicted_seconds"] / w["step_seconds"] - 1, f"{where}, {name}") for name, w in row["ways"].items()]
+    worst = sorted(off, key=lambda pair: -abs(pair[0]))[:3]
+    lines = [f"**Where hetpipe does not win**: in {len(lost)} of {len(rows)} rows.", "", *lost, "",
+             "**Predictions that are furthest off** (above 0: the step took less):", "",
+             *(f"- {error:+.1%}: {where}." for error, where in worst)]  # fmt: skip
+    return "\n".join(lines)
+
+
 def accuracy(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Predicted against measured over all ways: mean and worst absolute error of seconds and of peak bytes, and the rank
     correlation of seconds within clusters, in the mean."""
@@ -254,7 +271,8 @@ def bench(
     if readme:
         found = {**summary(rows), **accuracy(rows)}
         lines = [[name.replace("_", " "), f"{value:.3g}"] for name, value in found.items()]
-        replace_table(README, "table", f"{where}.\n\n{table(rows)}\n{markdown(['over all rows', 'figure'], lines)}")
+        over = markdown(["over all rows", "figure"], lines)
+        replace_table(README, "table", f"{where}.\n\n{table(rows)}\n{over}\n{told(rows)}")
 
 
 def _app() -> None:

@@ -1,0 +1,1 @@
+"""Seconds, memory and Python work as devices, layers and micro-batches grow."""
