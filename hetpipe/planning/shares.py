@@ -82,16 +82,21 @@ def shares_for(plan: Plan, batch: int) -> tuple[tuple[int, ...], ...]:
     taken = [_whole(own, batch, plan.global_batch) for own in sizes]
     given = [sum(own[:count]) for own, count in zip(sizes, taken, strict=True)]
     left, extra = batch - sum(given), [0] * len(sizes)
-    while left:
-        able = [r for r, own in enumerate(sizes) if taken[r] < len(own)]
-        fitting = [r for r in able if sizes[r][taken[r]] <= left]
-        r = max(fitting or able, key=lambda r: (batch * sum(sizes[r]) - given[r] * plan.global_batch, -r))
-        if not fitting:
-            extra[r] = left
-            break
-        given[r] += sizes[r][taken[r]]
-        left -= sizes[r][taken[r]]
-        taken[r] += 1
+    parts = [batch * sum(own) for own in sizes]
+    able = [(given[r] * plan.global_batch - parts[r], r) for r, own in enumerate(sizes) if taken[r] < len(own)]
+    heapq.heapify(able)  # who is furthest below its part comes first
+    too_large = list[tuple[int, int]]()  # whose next micro-batch is more than what is left, now and later
+    while left and able:
+        above, r = heapq.heappop(able)
+        size = sizes[r][taken[r]]
+        if size > left:
+            too_large.append((above, r))
+            continue
+        given[r], left, taken[r] = given[r] + size, left - size, taken[r] + 1
+        if taken[r] < len(sizes[r]):
+            heapq.heappush(able, (given[r] * plan.global_batch - parts[r], r))
+    if left:
+        extra[min(too_large)[1]] = left
     return tuple(
         own[:count] + ((more,) if more else ()) for own, count, more in zip(sizes, taken, extra, strict=True)
     )
