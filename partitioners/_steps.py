@@ -15,7 +15,7 @@ from hetpipe.partitioners._drafts import Draft, Index, Work
 from hetpipe.partitioners._ends import replica_ends
 from hetpipe.partitioners._traffic import Array, Lane, Ring, Traffic
 from hetpipe.predict.cost import occupied_seconds, rate_alone, ring_seconds
-from hetpipe.predict.simulator import Run, play
+from hetpipe.predict.simulator import Run, optimizers_of, play
 from hetpipe.predict.sums import gradients_ahead
 from hetpipe.spec.plan import ReplicaPlan
 from hetpipe.spec.schedule import ScheduleName
@@ -104,10 +104,7 @@ class Steps:
             for s, device in zip(sort.work.used, devices.tolist(), strict=True):
                 row[s] = device
             replica = sort.work.replica(row, self.appraiser.ids)
-            kinds = [self.costs.cluster.device(stage.device).type for stage in replica.stages]
-            optimizers = [self.costs.optimizer_seconds(kind, *stage.layers, len(stage.devices))
-                          for kind, stage in zip(kinds, replica.stages, strict=True)]  # fmt: skip
-            begin = max(optimizers)
+            begin = max(optimizers_of(self.costs, replica))
             ready = tuple(begin + end for end in replica_ends(self.costs, replica, schedule))
             self._runs[sort, schedule] = ready, gradients_ahead(self.costs, replica), begin, self._bytes(replica, sort.work)
         return self._runs[sort, schedule]

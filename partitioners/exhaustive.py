@@ -31,7 +31,7 @@ from hetpipe.partitioners._space import (
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.pipeline import pipeline_times
-from hetpipe.predict.simulator import play, replica_costs
+from hetpipe.predict.simulator import optimizers_of, play, replica_costs
 from hetpipe.predict.sums import gradients_ahead, sync_times
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
@@ -192,11 +192,8 @@ class Oracle:
         )
         replica = ReplicaPlan(microbatch_sizes=sizes, stages=stages)
         times = pipeline_times(replica_costs(self.costs, replica), depths)
-        optimizer = max(
-            self.costs.optimizer_seconds(seat.type, *part, seat.degree)
-            for seat, part in zip(line, layers, strict=True)
-        )
-        ready = tuple(optimizer + time.backward[-1] for time in times)
+        begin = max(optimizers_of(self.costs, replica))
+        ready = tuple(begin + time.backward[-1] for time in times)
         return Priced(max(ready), ready, gradients_ahead(self.costs, replica), replica)
 
     def offer(self, parts: tuple[Priced, ...], price: float) -> None:

@@ -34,7 +34,7 @@ class Pipe(NamedTuple):
     rate: Array
     members: Array
     ready: Sequence[float]
-    begin: float = 0.0
+    begin: float
 
 
 class Ring(NamedTuple):

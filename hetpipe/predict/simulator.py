@@ -143,12 +143,17 @@ class Run(NamedTuple):
         return max(times.backward[-1] for times in self.times)
 
 
-def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
-    priced = replica_costs(costs, replica)
-    optimizers = [
+def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
+    """Seconds of each stage's optimizer; the pipeline begins when the longest has ended."""
+    return [
         costs.optimizer_seconds(costs.cluster.device(s.device).type, *s.layers, len(s.devices))
         for s in replica.stages
     ]
+
+
+def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
+    priced = replica_costs(costs, replica)
+    optimizers = optimizers_of(costs, replica)
     begin = max(optimizers)
     times = [
         StageTimes([begin + x for x in stage.forward], [begin + x for x in stage.backward])
