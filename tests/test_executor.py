@@ -1,6 +1,7 @@
-"""hetpipe/runtime/stages/: stages as threads over a network that helps as little as NCCL: a message moves when
-both ends have asked for it and all before it in its lane have moved. Whatever the schedule, nobody waits for ever, gradients are
-those of one device, and there are no more receive buffers than the memory model counts."""
+"""hetpipe/runtime/stages/: stages as threads over a network that helps as little as gloo: a message moves when both ends have
+asked for it and all before it in its lane have moved; or as little as NCCL where CUDA runs one kernel after the other: when all
+that either end has asked for before, in any lane, has moved. Whatever the schedule, nobody waits for ever, gradients are those of
+one device, and there are no more receive buffers than the memory model counts."""
 
 from __future__ import annotations
 
@@ -30,42 +31,64 @@ WIDTH = 3
 
 
 class Network:
-    """isend and irecv between threads, whose ranks are their names."""
+    """isend and irecv between threads, whose ranks are their names. `one_by_one`: an end takes part in one message at a time, in
+    the order in which it asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_by_one: bool) -> None:
+        self.one_by_one = one_by_one
         self.changed = threading.Condition()
-        self.lanes: dict[tuple[str, int, int], tuple[list[Tensor], list[Tensor]]] = {}
-        self.messages = 0
+        self.asked: dict[int, list[Work]] = {}  # by each rank, and not yet moved
 
     def isend(self, tensor: Tensor, other: int, *, group: str) -> Work:
-        return self._ask(0, (group, int(threading.current_thread().name), other), tensor)
+        me = int(threading.current_thread().name)
+        return self._ask(me, Work(self, 0, (group, me, other), tensor))
 
     def irecv(self, tensor: Tensor, other: int, *, group: str) -> Work:
-        return self._ask(1, (group, other, int(threading.current_thread().name)), tensor)
+        me = int(threading.current_thread().name)
+        return self._ask(me, Work(self, 1, (group, other, me), tensor))
 
-    def _ask(self, end: int, lane: tuple[str, int, int], tensor: Tensor) -> Work:
+    def _ask(self, rank: int, work: Work) -> Work:
         with self.changed:
-            ends = self.lanes.setdefault(lane, ([], []))
-            ends[end].append(tensor)
-            number = len(ends[end])
-            if number <= len(ends[1 - end]):  # the other end is there, and so all before it were
-                source, target = ends[0][number - 1], ends[1][number - 1]
-                assert (source.shape, source.dtype) == (target.shape, target.dtype)
-                with torch.no_grad():
-                    target.copy_(source)
-                self.messages += 1
+            self.asked.setdefault(rank, []).append(work)
+            while self._move():
+                pass
             self.changed.notify_all()
-            return Work(self, ends[1 - end], number)
+        return work
+
+    def _move(self) -> bool:
+        """Whether a message moved."""
+        for sends in self.asked.values():
+            for send in sends[:1] if self.one_by_one else self._firsts(sends):
+                if send.end:
+                    continue
+                others = self.asked.get(send.lane[2], [])
+                for take in others[:1] if self.one_by_one else self._firsts(others):
+                    if take.end and take.lane == send.lane:
+                        assert (send.tensor.shape, send.tensor.dtype) == (take.tensor.shape, take.tensor.dtype)
+                        with torch.no_grad():
+                            take.tensor.copy_(send.tensor)
+                        send.moved = take.moved = True
+                        sends.remove(send)
+                        others.remove(take)
+                        return True
+        return False
+
+    def _firsts(self, works: Sequence[Work]) -> list[Work]:
+        """The first of each end of each lane."""
+        return list({(work.lane, work.end): work for work in reversed(works)}.values())
 
 
 class Work:
-    def __init__(self, network: Network, other: list[Tensor], number: int) -> None:
-        self.network, self.other, self.number = network, other, number
+    """`end`: 0 sends, 1 receives; `lane`: (group, sender, receiver)."""
+
+    def __init__(self, network: Network, end: int, lane: tuple[str, int, int], tensor: Tensor) -> None:
+        self.network, self.end, self.lane, self.tensor = network, end, lane, tensor
+        self.moved = False
 
     def wait(self) -> None:
         with self.network.changed:
-            if not self.network.changed.wait_for(lambda: len(self.other) >= self.number, PATIENCE):
-                raise TimeoutError(f"message {self.number} of this lane never moved")
+            if not self.network.changed.wait_for(lambda: self.moved, PATIENCE):
+                raise TimeoutError(f"a message of {self.lane} never moved")
 
 
 class Carrying(nn.Module):
@@ -100,13 +123,13 @@ class Pipeline:
     """Runs all stages, each in a thread; `runs` are those of the stages."""
 
     def __init__(self, layers: nn.Sequential, inputs: Tensors, cuts: Sequence[int], sizes: Sequence[int],
-                 depths: Sequence[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-        self.network, self.sizes, self.inputs = Network(), sizes, inputs
+                 depths: Sequence[int] | None, monkeypatch: pytest.MonkeyPatch, *, one_by_one: bool = False) -> None:  # fmt: skip
+        self.network, self.sizes, self.inputs = Network(one_by_one=one_by_one), sizes, inputs
         monkeypatch.setattr(transfers, "dist", self.network)
         parts = split_rows(inputs, sizes)
         boundaries = [trace_boundaries(layers, part) for part in parts]
         self.meters = [MemoryMeter() for _ in cuts[1:]]
-        names: Any = ("down", "up")  # of the groups in `Network`
+        names: Any = ("down", "up", "hosts" if one_by_one else None)  # of the groups in `Network`
         self.runs = [
             StageRun(
                 make_stage(layers, lo, hi), index=s, ranks=range(len(cuts) - 1), lanes=Lanes(*names), sizes=sizes,
@@ -168,15 +191,15 @@ def depths_of(draw: Callable[[st.SearchStrategy[Any]], Any], stages: int, m: int
     return sorted(drawn, reverse=True)
 
 
-@given(pipelines(), st.data())
+@given(pipelines(), st.booleans(), st.data())
 def test_every_schedule_ends_with_the_gradients_of_one_device(
-    case: tuple[int, list[int], list[int], list[bool], bool], data: st.DataObject
+    case: tuple[int, list[int], list[int], list[bool], bool], one_by_one: bool, data: st.DataObject
 ) -> None:
     count, cuts, sizes, frozen, tuples = case
     layers, inputs, targets = models(count, frozen, tuples, sum(sizes))
     depths = depths_of(data.draw, len(cuts) - 1, len(sizes))
     with pytest.MonkeyPatch.context() as patch:
-        pipeline = Pipeline(layers, inputs, cuts, sizes, depths, patch)
+        pipeline = Pipeline(layers, inputs, cuts, sizes, depths, patch, one_by_one=one_by_one)
         for _ in range(2):  # the second step uses the buffers of the first
             layers.zero_grad()
             losses = pipeline.run(targets)
@@ -199,13 +222,15 @@ def test_every_schedule_ends_with_the_gradients_of_one_device(
         assert gradients is None or len(gradients._all) <= min(m, max(2, depth + 1))
 
 
-@given(pipelines())
-def test_forward_only_gives_every_output_in_order(case: tuple[int, list[int], list[int], list[bool], bool]) -> None:
+@given(pipelines(), st.booleans())
+def test_forward_only_gives_every_output_in_order(
+    case: tuple[int, list[int], list[int], list[bool], bool], one_by_one: bool
+) -> None:
     count, cuts, sizes, frozen, tuples = case
     layers, inputs, _ = models(count, frozen, tuples, sum(sizes))
     seen: list[tuple[int, Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
-        pipeline = Pipeline(layers, inputs, cuts, sizes, None, patch)
+        pipeline = Pipeline(layers, inputs, cuts, sizes, None, patch, one_by_one=one_by_one)
         pipeline.run(None, lambda output, i: seen.append((i, as_tuple(output)[0])))
     assert [i for i, _ in seen] == list(range(len(sizes)))
     with torch.no_grad():

@@ -3,15 +3,18 @@ of its own, which see the card that the other tests do not."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.commands import Ended, agents, finish, hetpipe
+from tests.commands import Ended, agents, finish, hetpipe, processes
 from tests.conftest import SHOWN
 from tests.jobs import Folder, train
 
@@ -30,6 +33,18 @@ model = torch.nn.Sequential(torch.nn.Embedding(16, 4), torch.nn.Linear(4, 2))
 words, targets = torch.full((8,), 34), torch.zeros(8, dtype=torch.long)
 hetpipe.auto(model, (words, targets), torch.nn.functional.cross_entropy, global_batch=16)
 """
+
+# To NCCL, which refuses two ranks on one card of a host, each rank is on a host of its own; they send through a socket.
+SHARED_CARD = """
+import os
+os.environ |= {"NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "VERSION"}
+from hetpipe.__main__ import main
+main()
+"""
+UNEQUAL = [
+    {"cuts": [4, 2], "sizes": [3, 3, 2], "devices": ["n0/0", "n1/0"]},
+    {"cuts": [6], "sizes": [2, 2], "devices": ["n2/0"]},
+]
 
 
 def has_card() -> bool:
@@ -113,3 +128,50 @@ def test_a_loop_of_ones_own_warns_of_nothing(folder: Folder) -> None:
     loss, device = ended.out.split()
     assert (float(loss) > 0, device) == (True, "cuda")
     assert "Warning" not in ended.err
+
+
+def on_one_card(folder: Folder, codes: set[int]) -> str:
+    """Three ranks train over NCCL, all on this card, or over gloo where none is shown; what they say. All of them end so."""
+    (folder.path / "shared_card.py").write_text(SHARED_CARD)
+    mark = str(folder.path)
+    started = agents([1, 1, 1], ["train", "job.yaml"], folder.path, mark, program=["shared_card.py"])
+    deadline = time.monotonic() + 150
+    try:
+        while (left := processes(mark)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        for agent in started:
+            agent.kill()
+            agent.wait()
+        for pid in processes(mark):
+            os.kill(pid, signal.SIGKILL)
+    said = "".join((folder.path / f"agent{i}.err").read_text() for i in range(3))
+    print(said)
+    assert left == []
+    assert {agent.returncode for agent in started} == codes
+    return said
+
+
+@pytest.mark.parametrize("weight", ["samples", "tokens"])
+def test_unequal_pipelines_over_nccl_train_what_they_train_over_gloo(
+    folder: Folder, weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages beside one, the last batch of each epoch smaller: activations, gradients, sums and agreements of all kinds."""
+    file = folder.ready((1, 1, 1), UNEQUAL, loss={"name": "cross_entropy", "weight": weight}, train=train(steps=9),
+                        log={"folder": "card", "every_steps": 1})  # fmt: skip
+    on_one_card(folder, {0})
+    assert "NCCL version" in (folder.path / "agent0.out").read_text()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    file.write_text(file.read_text().replace("folder: card", "folder: cpu"))
+    on_one_card(folder, {0})
+    assert losses(folder, "card") == pytest.approx(losses(folder, "cpu"), rel=1e-9)
+    assert len(losses(folder, "card")) == 9
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_rank_that_fails_ends_all_over_nccl(folder: Folder, how: str) -> None:
+    """What the others were sending or summing on the card does not keep them."""
+    model = {"target": "tests.user_parts:failing", "args": {"how": how, "step": 4}}
+    rows = [{**UNEQUAL[0], "cuts": [3, 3]}, UNEQUAL[1]]
+    folder.ready((1, 1, 1), rows, model=model, train=train(steps=500))
+    assert "rank 1 on host" in on_one_card(folder, {1})

@@ -6,7 +6,8 @@ number more for each parameter that says whether it took part; it is summed as s
 of its gradients. The gradients of a group with one owner are autograd's own.
 
 Buckets are launched in one order on every rank, from the last layer to the first and tied parameters at the end, which is
-acyclic over overlapping groups.
+acyclic over overlapping groups. Those of tied parameters wait for the end of the pipeline's step: a first stage that shares them
+with the last gets its last gradient only after that stage's backward, in which a sum with it would stand in the way.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ class ReplicaMismatchError(RuntimeError):
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Whether all numbers of these tensors are. (Their sum tells: one pass, and one number to wait for.)"""
+    """Whether all numbers of these tensors are. (Their sums tell: one pass, and one number to wait for.)"""
     sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in tensors if t.is_floating_point()]
-    return not sums or bool(torch.stack([torch.isfinite(s).to(sums[0].device) for s in sums]).all())
+    return not sums or bool(torch.isfinite(_together(sums)).all())
+
+
+def _together(numbers: Sequence[Tensor]) -> Tensor:
+    """Numbers of any devices as one tensor on the first one's, so that they are waited for once."""
+    return torch.stack([number.to(numbers[0].device) for number in numbers])
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
@@ -184,7 +190,7 @@ class GradientSync:
         bucket.seen += 1
         while self._next < len(self._buckets):
             first = self._buckets[self._next]
-            if first.process_group is not None and first.seen < len(first.parameters):
+            if first.process_group is not None and (first.group.tied or first.seen < len(first.parameters)):
                 return
             if first.process_group is not None and self.ready is not None:
                 self.ready(first.parameters)
@@ -239,12 +245,9 @@ class GradientSync:
 
     def square_norm(self) -> float:
         """This rank's part of the global squared gradient norm, in float64: only the lowest owner counts a parameter."""
-        total = 0.0
-        for bucket in self._buckets:
-            if min(bucket.group.ranks) == self.rank:
-                for gradient in bucket.gradients():
-                    total += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
-        return total
+        own = [gradient for bucket in self._buckets if min(bucket.group.ranks) == self.rank for gradient in bucket.gradients()]
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in own]
+        return sum(norm**2 for norm in _together(norms).tolist()) if norms else 0.0
 
     def is_finite(self) -> bool:
         """Whether all numbers of this rank's gradients are."""

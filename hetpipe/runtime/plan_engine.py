@@ -249,9 +249,10 @@ class PlanEngine(ABC):
         losses = self._train(sizes, inputs, targets) if sizes else []
         self.recorders[0].note("the sum of gradients")
         self.sync.finish()
+        odd_here = not self.sync.is_finite()  # before the loss is waited for: a card that still computes is given this, too
         local = float(torch.stack([loss.detach().double() for loss in losses]).sum()) if losses else 0.0
         self.recorders[0].note("the sum of losses")
-        said = [local, self.ask_to_stop(), not self.sync.is_finite()]
+        said = [local, self.ask_to_stop(), odd_here]
         loss, asked, odd, *total = self.world.sum([*said, *row] if self._by_samples else said)
         _, denominator = self._heard(total or self._all_given(), fault)
         if self._by_samples and denominator != self.plan.global_batch:

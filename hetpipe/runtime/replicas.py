@@ -24,6 +24,7 @@ class OwnerGroup:
     name: str
     ranks: tuple[int, ...]
     parameters: tuple[nn.Parameter, ...]
+    tied: bool = False
 
 
 def plan_groups(
@@ -49,6 +50,11 @@ class Lanes(NamedTuple):
     activations: dist.ProcessGroup
     gradients: dist.ProcessGroup
     hosts: dist.ProcessGroup | None = None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether of what was begun one may run only after the other, as kernels do, which transfers of NCCL are."""
+        return self.hosts is not None
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Over the stages: the same bits on each."""
@@ -141,5 +147,5 @@ def local_groups(
     for tie in sorted(tied):
         parameters = tuple(p for p, name in tied_names.items() if name == tie)
         if parameters:
-            found.append(OwnerGroup(f"tied {tie}", ranks[f"tied {tie}"], parameters))
+            found.append(OwnerGroup(f"tied {tie}", ranks[f"tied {tie}"], parameters, tied=True))
     return found

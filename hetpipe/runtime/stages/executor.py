@@ -1,19 +1,16 @@
-"""Runs one stage of a pipeline: its list of actions (`spec.schedule`), forward and backward by autograd, and what crosses its two
-boundaries (`transfers`).
+"""Runs one stage of a pipeline: forward and backward by autograd, and what crosses its two boundaries (`transfers`), in the order
+that `order` gives: early over gloo, agreed over NCCL.
 
-Before each action the stage posts what it may: inputs for as many micro-batches as are in flight, and one; gradients for the
-backward to come, and one (at the end of the step, when fewer are in flight, the room of the others as well). So it has as many
-receive buffers as micro-batches are in flight, not as the step has, and the next message moves while this one is computed. No
-send is waited for before it must have arrived: that of an activation when its gradient has come; that of gradient j when the
+No send is waited for before it must have arrived: that of an activation when its gradient has come; that of gradient j when the
 input j + w of the stage before has come, whose warm-up depth is w, since that stage has run the backward of j before it.
 
-Why no stage waits for ever. A stage waits only in `take`, for the message that its next action needs, and it has posted it:
-the window of inputs is one larger than what the list of actions has in flight, that of gradients has the next one. (What it
-waits for in `settle` has arrived, or, where no gradient comes back, was posted by a neighbour that is at most a warm-up behind.)
-So of all messages that are waited for take the one whose sender's action comes first in the order of the whole schedule, in
-which each action comes after those that it needs: such an order exists since depths never rise along the pipeline
-(`schedule.check_depths`). That sender does not wait for another, or its message would come before; it computes, sends without
-waiting, and the message arrives. Each lane carries its messages in one order at both ends, so none stands in another's way.
+Why no stage waits for ever, where transfers go on beside each other. A stage waits only in `take`, for the message that its next
+action needs, and it has posted it. (What it waits for in `settle` has arrived, or, where no gradient comes back, was posted by a
+neighbour that is at most a warm-up behind.) So of all messages that are waited for take the one whose sender's action comes first
+in the order of the whole schedule, in which each action comes after those that it needs: such an order exists since depths never
+rise along the pipeline (`schedule.check_depths`). That sender does not wait for another, or its message would come before; it
+computes, sends without waiting, and the message arrives. Each lane carries its messages in one order at both ends, so none stands
+in another's way. Why none does where one transfer runs after the other: `order.agreed`, and in it the first that is not done.
 """
 
 from __future__ import annotations
@@ -31,10 +28,10 @@ from hetpipe.layers.model import Tensors, Wanted, as_tuple
 from hetpipe.layers.split import Stage, TensorSpec
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
+from hetpipe.runtime.stages.order import FORWARD_ONLY, agreed, early
 from hetpipe.runtime.stages.transfers import Incoming, Outgoing
-from hetpipe.spec.schedule import Action, check_depths, stage_actions
+from hetpipe.spec.schedule import Action, check_depths
 
-FORWARD_ONLY = 2  # micro-batches in flight on a stage that keeps nothing for a backward
 Ends = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]  # what enters and what leaves a stage with one micro-batch
 Output = Callable[[Tensors, int], None]
 
@@ -61,11 +58,13 @@ class StageRun:
         self.trains, m = depths is not None, len(sizes)
         if depths is not None:
             check_depths(depths)
-            self.depth, self._depth_before = min(depths[index], m), depths[index - 1] if index else m
-            self.actions = stage_actions(index, self.depth, m)
+            self._depth_before = depths[index - 1] if index else m
         else:
-            self.depth, self._depth_before = FORWARD_ONLY, FORWARD_ONLY
-            self.actions = [Action(index, "F", i) for i in range(m)]
+            self._depth_before = FORWARD_ONLY
+        if lanes.one_by_one:
+            self.order = agreed(depths, len(ranks), m)[index]
+        else:
+            self.order = early(index, len(ranks), depths[index] if depths is not None else None, m)
         device, meter = recorder.device, recorder.meter
         back = [[[s for s in specs if s.requires_grad] for specs in pair] for pair in ends]
         self._inputs = self._gradients = self._outputs = self._returned = None
@@ -85,29 +84,23 @@ class StageRun:
             if lane is not None:
                 lane.begin()
         self._flying: deque[_Flight] = deque()
+        self._leaving: dict[str, deque[list[Tensor]]] = {"F": deque(), "B": deque()}
         self._losses: list[Tensor] = []
-        self._forwards = self._backwards = 0
-        for action in self.actions:
-            self._post()
-            if action.kind == "F":
-                self._forward(action, inputs, targets, on_output)
-            else:
-                self._backward(action)
-        for lane in (self._outputs, self._returned):
-            if lane is not None:
-                lane.settle(len(self.sizes))
+        comes = {"RECV_F": self._inputs, "RECV_B": self._gradients}
+        leaves = {"SEND_F": self._outputs, "SEND_B": self._returned}
+        for kind, i in self.order:
+            if kind == "F":
+                self._forward(Action(self.index, "F", i), inputs, targets, on_output)
+            elif kind == "B":
+                self._backward(Action(self.index, "B", i))
+            elif (lane := comes.get(kind)) is not None:
+                lane.post()
+            elif (out := leaves.get(kind)) is not None:
+                out.send(self._leaving[kind[-1]].popleft())
+        for out in (self._outputs, self._returned):
+            if out is not None:
+                out.settle(len(self.sizes))
         return self._losses
-
-    def _post(self) -> None:
-        """Let come what there is room for."""
-        m, over = len(self.sizes), self._backwards if self.trains else self._forwards
-        if self._inputs is not None:
-            while self._inputs.posted < min(m, over + self.depth + 1):
-                self._inputs.post()
-        if self._gradients is not None and self.trains and self._forwards + 1 >= self.depth:
-            room = 2 + max(0, self.depth - (m - over))
-            while self._gradients.posted < min(m, over + room):
-                self._gradients.post()
 
     def _forward(
         self, action: Action, inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None, on_output: Output | None
@@ -139,9 +132,8 @@ class StageRun:
         else:
             self._check(ends, action)
         recorder.finish("F", i, self.sizes[i])
-        self._forwards += 1
         if self._outputs is not None:
-            self._outputs.send([t.detach() for t in ends])
+            self._leaving["F"].append([t.detach() for t in ends])
         if self.trains:
             self._flying.append(_Flight(given, ends, held))
         else:
@@ -173,12 +165,11 @@ class StageRun:
         ]
         del flight, ends, pairs
         recorder.finish("B", i, self.sizes[i])
-        self._backwards += 1
         if self._gradients is not None:
             self._gradients.release()
-        if self._inputs is not None and self._returned is not None:
+        if self._inputs is not None:
             self._inputs.release()
-            self._returned.send(returned)
+            self._leaving["B"].append(returned)
 
     def _check(self, outputs: tuple[Tensor, ...], action: Action) -> None:
         """What the next stage has made room for is what there is."""

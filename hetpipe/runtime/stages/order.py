@@ -1,0 +1,95 @@
+"""In which order a stage begins its computations and its transfers (`Step`, by the names of torch.distributed.pipelining).
+
+*Early*: what may come is posted as soon as there is room for it, and what leaves is sent at once. So a stage has as many receive
+buffers as micro-batches are in flight, not as the step has, and the next message moves while this one is computed. Nobody waits
+for ever where transfers that were begun go on beside each other, as those of gloo do.
+
+*Agreed*: the transfers of NCCL are kernels, and CUDA does not promise that two kernels run beside each other, whatever their
+streams. So all stages begin all that they do in one order: none waits for what another begins later, and the step ends even if
+every device runs one thing after the other. The order is that of time, if a forward takes 1 s, a backward 2 s, and a message
+none: it has the time at which its sender made it, or a little after its receiver made room for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from hetpipe.spec.schedule import stage_actions
+
+FORWARD_ONLY = 2  # micro-batches in flight on a stage that keeps nothing for a backward
+Kind = Literal["F", "B", "RECV_F", "RECV_B", "SEND_F", "SEND_B"]
+_Place = tuple[float, int, int, int]  # the time; forwards before their messages, then backwards, then theirs; stage, micro-batch
+
+
+class Step(NamedTuple):
+    """Compute a micro-batch (F, B), or begin a transfer of it: its input comes (RECV_F), its gradient comes (RECV_B), its output
+    leaves (SEND_F), its gradient leaves (SEND_B)."""
+
+    kind: Kind
+    microbatch: int
+
+
+def early(stage: int, stages: int, depth: int | None, m: int) -> list[Step]:
+    """The order of one of `stages` for `m` micro-batches; `depth`: its warm-up depth, None where it only runs forward."""
+    forward_only: list[Literal["F", "B"]] = ["F"] * m
+    actions = forward_only if depth is None else [action.kind for action in stage_actions(stage, depth, m)]
+    flying = FORWARD_ONLY if depth is None else min(depth, m)
+    done, posted, steps = {"F": 0, "B": 0}, {"F": 0, "B": 0}, list[Step]()
+
+    def post(kind: Literal["F", "B"], count: int) -> None:
+        while posted[kind] < min(m, count):
+            steps.append(Step("RECV_F" if kind == "F" else "RECV_B", posted[kind]))
+            posted[kind] += 1
+
+    for kind in actions:
+        over = done["F" if depth is None else "B"]
+        if stage > 0:
+            post("F", over + flying + 1)  # as many as are in flight, and one
+        if stage < stages - 1 and depth is not None and done["F"] + 1 >= flying:
+            post("B", over + 2 + max(0, flying - (m - over)))  # two; when fewer are in flight, the room of the others as well
+        steps.append(Step(kind, done[kind]))
+        if 0 <= _receiver(stage, kind) < stages:
+            steps.append(Step("SEND_F" if kind == "F" else "SEND_B", done[kind]))
+        done[kind] += 1
+    return steps
+
+
+def agreed(depths: Sequence[int] | None, stages: int, m: int) -> list[list[Step]]:
+    """The orders of all stages (`depths`: of their warm-ups, None where they only run forward), none of which contradicts
+    another's. No stage posts anything sooner than it would `early`."""
+    todo = [deque(early(s, stages, None if depths is None else depths[s], m)) for s in range(stages)]
+    placed: list[list[tuple[_Place, Step]]] = [[] for _ in todo]
+    clock = [0.0] * stages
+    made, room = dict[tuple[int, Step], float](), dict[tuple[int, Step], float]()
+
+    def advance(s: int) -> bool:
+        """Place the next step of stage s, unless it waits for one that has no place yet."""
+        step = todo[s][0]
+        sender = s - 1 if step.kind == "F" else s + 1
+        if step.kind in ("RECV_F", "RECV_B"):
+            room[s, Step("F" if step.kind == "RECV_F" else "B", step.microbatch)] = clock[s] + 0.5 if clock[s] else 0.0
+        elif step.kind in ("F", "B"):
+            rank, came = (0, 0.0) if step.kind == "F" else (2, 0.0)
+            if 0 <= sender < stages:
+                if (sender, step) not in made:
+                    return False
+                came = max(made[sender, step], room[s, step])
+                place = (came, rank + 1, s, step.microbatch)
+                placed[s].append((place, Step("RECV_F" if step.kind == "F" else "RECV_B", step.microbatch)))
+                placed[sender].append((place, Step("SEND_F" if step.kind == "F" else "SEND_B", step.microbatch)))
+            clock[s] = made[s, step] = max(clock[s], came) + (1.0 if step.kind == "F" else 2.0)
+            placed[s].append(((clock[s], rank, s, step.microbatch), step))
+        todo[s].popleft()
+        return True
+
+    while any(todo):
+        for s in range(stages):
+            while todo[s] and advance(s):
+                pass
+    return [[step for _, step in sorted(own)] for own in placed]
+
+
+def _receiver(stage: int, kind: str) -> int:
+    return stage + 1 if kind == "F" else stage - 1
