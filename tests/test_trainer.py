@@ -249,6 +249,19 @@ def test_peak_bytes_of_many_micro_batches_are_those_in_flight(tmp_path: Path) ->
     assert found.peak_bytes == pytest.approx(dict(found.predicted.peak_bytes), rel=0.03)
 
 
+def test_a_recomputed_stage_with_the_loss_trains_in_the_memory_that_is_predicted(tmp_path: Path) -> None:
+    """Of 512 classes, so that the loss saves more than a layer: no room for it beside the layer that is recomputed."""
+    folder, classes = Folder(tmp_path), 512
+    model = {**MLP, "args": {**MLP["args"], "outputs": classes}}
+    data = {**POINTS, "args": {**POINTS["args"], "classes": classes}}
+    file = folder.ready((1,), [{"cuts": [6], "sizes": [4, 4, 4], "recompute": True}], slowdown=1.0, model=model, data=data)
+    cluster, profile = (kind.load(tmp_path / name) for kind, name in ((Cluster, "cluster.yaml"), (Profile, "profile.json")))
+    peak = simulate(Plan.load(tmp_path / "plan.json"), profile, cluster).peak_bytes["n0/0"]  # type: ignore[arg-type]
+    folder.cluster(1, memory=f"{peak + 1024} B", slowdown=1.0)  # AdamW counts the steps of each parameter
+    found = trained(file)
+    assert found.peak_bytes["n0/0"] == pytest.approx(peak, rel=0.03)
+
+
 def test_an_emulated_device_out_of_memory_names_rank_stage_and_device(tmp_path: Path) -> None:
     file = Folder(tmp_path).ready(slowdown=1.0, memory="20 KiB")
     with pytest.raises(RankFailure) as caught:

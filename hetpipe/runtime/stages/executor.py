@@ -122,10 +122,12 @@ class StageRun:
             output = self.module(*given)
             ends = as_tuple(output)
             held = [meter.hold(t) for t in ends] if meter is not None else []
-            if self.is_last and self.trains:
-                assert self.loss is not None and targets is not None
+        if self.is_last and self.trains:
+            assert self.loss is not None and targets is not None
+            # What the loss saves is counted with the last layer, of which there is room for one where layers are recomputed.
+            with meter.hooks() if meter is not None and not self.module.recompute else nullcontext():
                 ends = (self.loss(output, targets[i]),)
-                self._losses.append(ends[0].detach())
+            self._losses.append(ends[0].detach())
         if self.is_last:
             if on_output is not None:
                 on_output(output, i)
