@@ -61,7 +61,7 @@ BENCHED = build/bench
 bench: setup
 	mkdir -p $(BENCHED)
 	$(PY) -m bench.throughput.run --rounds 1 --readme -o $(BENCHED)/throughput.json
-	$(PY) -m bench.overhead.run --rounds 7 --block-seconds 0.6 --json > $(BENCHED)/overhead.json
+	$(PY) -m bench.overhead.run --rounds 7 --block-seconds 0.6 --readme --json > $(BENCHED)/overhead.json
 	$(PY) -m bench.convergence.run --readme -o $(BENCHED)/convergence.json
 	$(PY) -m bench.scale.run --readme -o $(BENCHED)/scale.json
 	$(PY) -m bench.check $(BENCHED)/throughput.json $(BENCHED)/overhead.json

@@ -1,6 +1,6 @@
 """What does hetpipe's engine cost a step, beside a loop written by hand?
 
-    python -m bench.overhead.run [--old CHECKOUT] [--models gpt,…] [--layouts pipeline,…] [--rounds N] [--json]
+    python -m bench.overhead.run [--old CHECKOUT] [--models gpt,…] [--layouts pipeline,…] [--rounds N] [--json] [--readme]
 
 Real clocks, nothing emulated. Each contender (see contenders.py) has two processes of its own; those of all contenders of a case
 live at the same time, and take turns.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,13 +19,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast, get_args
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bench.overhead.contenders import DEVICES, SHAPES, Case, Layout
+from bench.tables import environment, markdown, replace_table
 from hetpipe.cli.commands import main
 from hetpipe.files.messages import InputError
 from hetpipe.processes.progress import Activity
@@ -192,13 +191,18 @@ def measure(case: Case, old: Path | None, rounds: int, block_seconds: float, act
     return found
 
 
-def environment() -> dict[str, Any]:
-    """Of this machine; `load`: processes that want a core, over the last minute."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine(),
-            "cores": os.cpu_count(), "load": os.getloadavg()[0]}  # fmt: skip
+def page(rows: Sequence[Comparison], where: str) -> str:
+    """The table of the page: medians, in brackets the quartiles over rounds."""
+    names = ["model", "layout", "beside", "ms a step", "ratio", "processor ratio", "extra µs an action"]
+    cells = [
+        [row.model, row.layout, row.other, f"{row.step_microseconds.median / 1e3:,.2f}", row.ratio.shown(2),
+         row.processor_ratio.shown(2), f"{row.extra_action_microseconds.median:,.0f}"]
+        for row in rows
+    ]  # fmt: skip
+    return f"{where}.\n\n{markdown(names, cells, words=3)}"
 
 
-def show(rows: Sequence[Comparison], before: Mapping[str, Any]) -> None:
+def show(rows: Sequence[Comparison], where: str) -> None:
     """Print the table: medians, and of what compares blocks the quartiles as well."""
     table = Table("model", "layout", "beside", title="Microseconds; median (quartiles of the blocks)")
     for name in ("step", "other's", "ratio", "processor ratio", "action", "other's", "extra an action"):
@@ -210,8 +214,7 @@ def show(rows: Sequence[Comparison], before: Mapping[str, Any]) -> None:
                       row.extra_action_microseconds.shown(0))  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
-    console.print(f"Python {before['python']}, torch {before['torch']}, {before['machine']}, {before['cores']} cores; load "
-                  f"{before['load']:.1f} before, {os.getloadavg()[0]:.1f} after (2 ranks of one thread each)")  # fmt: skip
+    console.print(f"{where}; {os.getloadavg()[0]:.1f} at the end (2 ranks of one thread each)")
 
 
 def chosen(text: str, known: Sequence[str], option: str) -> list[str]:
@@ -230,6 +233,7 @@ def run(
     rounds: Annotated[int, typer.Option(min=2, help="Blocks of each contender.")] = 15,
     block_seconds: Annotated[float, typer.Option(help="About how long a block lasts.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json")] = False,
+    readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md beside this file.")] = False,
 ) -> None:
     """Compare and print."""
     if old is not None and not (old / "hetpipe" / "__init__.py").is_file():
@@ -237,17 +241,19 @@ def run(
     checkout = old.resolve() if old is not None else None
     kinds, names = chosen(layouts, get_args(Layout), "layouts"), chosen(models, list(SHAPES), "models")
     cases = [Case(model, cast(Layout, layout)) for layout in kinds for model in names]
-    before, rows = environment(), list[Comparison]()
+    where, rows = environment(), list[Comparison]()
     with Activity("bench/overhead", total=len(cases) * rounds * (2 + (checkout is not None))) as activity:
         for case in cases:
             found = measure(case, checkout, rounds, block_seconds, activity)
             rows += [compared(case, name, found[OURS], blocks) for name, blocks in found.items() if name != OURS]
+    if readme:
+        replace_table(HERE.with_name("README.md"), "table", page(rows, where))
     if as_json:
         nested = [{key: v._asdict() if isinstance(v, Spread) else v for key, v in row._asdict().items()} for row in rows]
         ratios = {f"{row.model}, {row.layout}: hetpipe over {row.other}": row.ratio.median for row in rows}
-        sys.stdout.write(json.dumps({"environment": before, "ratios": ratios, "comparisons": nested}, indent=1) + "\n")
+        sys.stdout.write(json.dumps({"environment": where, "ratios": ratios, "comparisons": nested}, indent=1) + "\n")
         return
-    show(rows, before)
+    show(rows, where)
 
 
 if __name__ == "__main__":
