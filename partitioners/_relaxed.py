@@ -74,23 +74,44 @@ class Seats(NamedTuple):
     node: Index
 
 
+class Adapters(NamedTuple):
+    """Prices of what leaves a node with devices of each type over its network adapters: `sent`, all samples' outputs at each
+    boundary, and `rings`, the gradients of all layers before each, once for all owners that are on the node [K, L + 1]. And the
+    most `owners` of a layer that it can have [K]."""
+
+    sent: Array
+    rings: Array
+    owners: Index
+
+
+class Found(NamedTuple):
+    """The least price, infinite where there is none; of each stage its seat, where it ends, and how many devices of its node are
+    known to be behind it (0: the next is on another node); and the effort, in labels joined."""
+
+    price: float
+    seats: Index
+    ends: Index
+    near: Index
+    effort: int
+
+
 def space(L: int, K: int, most: int) -> Space:
     """Where labels are kept, with nodes of so many devices."""
     shape = L + 1, K, min(most, NODE), PLACES if most == 1 else SOME, LABELS
     joined = L + 1, 1 + K * shape[2], shape[3], LABELS
-    return (np.zeros(shape), np.zeros(shape), np.zeros((*shape, 6), np.int32), np.zeros(joined), np.zeros(joined),
+    return (np.zeros(shape), np.zeros(shape), np.zeros((*shape, 7), np.int32), np.zeros(joined), np.zeros(joined),
             np.zeros((*joined, 3), np.int32))  # fmt: skip
 
 
 def cheapest(
-    load: Load, seats: Seats, memory: Memory, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool,
-    labels: Space,
-) -> tuple[float, Index, int]:
-    """The least price of a relaxed pipeline, infinite where there is none `below` this; the seats of its stages; and the effort
-    that it took, in labels joined."""
-    line = np.zeros(optimizer.shape[1] + 1, dtype=np.int64)
-    price, n, effort = _cheapest(*load, *seats, *memory, optimizer, T, below, blocking, gpipe, line, *labels)
-    return price, line[:n], CALL + effort
+    load: Load, seats: Seats, memory: Memory, adapters: Adapters, optimizer: Array, T: float, below: float, blocking: bool,
+    gpipe: bool, labels: Space,
+) -> Found:  # fmt: skip
+    """The least price of a relaxed pipeline, if it is `below` this."""
+    line = np.zeros((optimizer.shape[1] + 1, 3), dtype=np.int64)
+    price, n, effort = _cheapest(*load, *seats, *memory, *adapters, optimizer, T, below, blocking, gpipe, line, *labels)
+    seats_of, ends, near = line[:n].T
+    return Found(price, seats_of, ends, near, CALL + effort)
 
 
 @cache
@@ -100,8 +121,8 @@ def ready() -> None:
     two = np.ones((2, 1, 2))
     load = Load(row, row, row, row, row, row, 0.0, 0.0, row, two, two, row[0], row[0], link, link, 1, 1)
     seats = Seats(zero, zero, zero + 1, zero, np.ones(1), square, zero + 1)
-    memory = Memory(np.ones((1, 2, 2, 6)), np.ones(1), True)
-    get_ready(lambda: cheapest(load, seats, memory, square, 1.0, 1.0, False, False, space(1, 1, 1)))
+    memory, adapters = Memory(np.ones((1, 2, 2, 6)), np.ones(1), True), Adapters(row, row, zero + 1)
+    get_ready(lambda: cheapest(load, seats, memory, adapters, square, 1.0, 1.0, False, False, space(1, 1, 1)))
 
 
 @compiled
@@ -137,10 +158,10 @@ def _nearest(between: Array, inside: Array) -> Array:
 
 @inlined
 def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: float, w: int, hi: int, j: int, d: int, n: int,
-         k: int, cost: Array, slack: Array, origin: Places, used: Places) -> None:  # fmt: skip
+         k: int, near: int, cost: Array, slack: Array, origin: Places, used: Places) -> None:  # fmt: skip
     """One more label of a type, so many devices on its node and so many stages, with so much more room than the layers before
     need: of those with about as much the least cost and the most room are kept, apart. Those of whole pipelines are all at (0, 0,
-    0, 0, 0). It comes from label (hi, j, d, n, k)."""
+    0, 0, 0). It comes from label (hi, j, d, n, k), of which so many devices are `near`."""
     if lo > 0:
         x, c, p = min(LABELS - 1, int(left * scale)), min(c, cost.shape[2]) - 1, min(p, cost.shape[3]) - 1
     else:
@@ -152,16 +173,16 @@ def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: floa
     if total < cost[lo, i, c, p, x]:
         cost[lo, i, c, p, x] = total
         found = origin[lo, i, c, p, x]
-        found[0], found[1], found[2], found[3], found[4], found[5] = w, hi, j, d, n, k
+        found[0], found[1], found[2], found[3], found[4], found[5], found[6] = w, hi, j, d, n, k, near
     slack[lo, i, c, p, x] = max(slack[lo, i, c, p, x], left)
 
 
 @compiled
-def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Array, scale: float, cost: Array, slack: Array,
-            used: Places, price: Array, room: Array, at: Places, undercut: Array) -> int:  # fmt: skip
+def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Array, sent: Array, scale: float, cost: Array,
+            slack: Array, used: Places, price: Array, room: Array, at: Places, undercut: Array) -> int:  # fmt: skip
     """What a stage that ends at hi can have behind it: labels of these types and counts, and of p + 1 stages, less the transfer
-    to each type, that no other of more room and as few stages undercuts. Into `price` and `room` [hi, where, p] both of each,
-    into `at` its place; how many."""
+    to each type and with the price of what that sends back, that no other of more room and as few stages undercuts. Into `price`
+    and `room` [hi, where, p] both of each, into `at` its place; how many."""
     some = 0
     for j in types:
         for c in counts:
@@ -177,8 +198,8 @@ def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Arra
                 if cost[hi, j, c, p, k] < np.inf and free >= 0:
                     x = min(LABELS - 1, int(free * scale))
                     left[x] = max(left[x], free)
-                    if cost[hi, j, c, p, k] < most[x]:
-                        most[x], origin[x, 0], origin[x, 1], origin[x, 2] = cost[hi, j, c, p, k], j, c, k
+                    if cost[hi, j, c, p, k] + sent[j] < most[x]:
+                        most[x], origin[x, 0], origin[x, 1], origin[x, 2] = cost[hi, j, c, p, k] + sent[j], j, c, k
     least = np.inf
     for x in range(LABELS - 1, -1, -1):
         least = min(least, undercut[x])
@@ -194,7 +215,7 @@ def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Arra
 @compiled
 def _lists(
     lo: int, T: float, ahead: float, scale: float, blocking: bool, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array,
-    cost: Array, slack: Array, used: Places, many: Index, prices: Array, rooms: Array, places: Places,
+    sent: Array, cost: Array, slack: Array, used: Places, many: Index, prices: Array, rooms: Array, places: Places,
 ) -> None:  # fmt: skip
     """What stages that end at lo can have behind them: on another node; and on theirs, by their type and the devices there."""
     K, C, P = hop_inside.shape[0], cost.shape[2], cost.shape[3]
@@ -202,7 +223,8 @@ def _lists(
     if wire[lo] < np.inf and (blocking or ahead + wire[lo] <= T):
         hops, undercut = none if blocking else none + hop[lo], np.full(LABELS, np.inf)
         for p in range(P):
-            many[lo, 0, p] = _joined(lo, 0, p, every, counts, hops, scale, cost, slack, used, prices, rooms, places, undercut)
+            many[lo, 0, p] = _joined(lo, 0, p, every, counts, hops, sent[:, lo].copy(), scale, cost, slack, used, prices, rooms,
+                                     places, undercut)  # fmt: skip
     for i in range(K):
         least = wire_inside[:, i, lo].min()
         if least == np.inf or not (blocking or ahead + least <= T):
@@ -211,16 +233,16 @@ def _lists(
         for c in range(C):
             x, undercut = 1 + i * C + c, np.full(LABELS, np.inf)
             for p in range(P):
-                many[lo, x, p] = _joined(lo, x, p, every, counts[c : c + 1], hops, scale, cost, slack, used, prices, rooms,
+                many[lo, x, p] = _joined(lo, x, p, every, counts[c : c + 1], hops, none, scale, cost, slack, used, prices, rooms,
                                          places, undercut)  # fmt: skip
 
 
 @compiled
 def _extended(
     lo: int, hi: int, w: int, i: int, p: int, devices: int, node: int, free: float, taken: float, through: float, summed: float,
-    price: float, below: float, least: Array, ahead: Array, scale: float, blocking: bool, hop: Array, wire: Array,
-    near_hop: Array, near_wire: Array, cost: Array, slack: Array, origin: Places, used: Places, many: Index, prices: Array,
-    rooms: Array, places: Places,
+    price: float, ring: float, owners: int, sent: float, below: float, least: Array, ahead: Array, scale: float, blocking: bool,
+    hop: Array, wire: Array, near_hop: Array, near_wire: Array, cost: Array, slack: Array, origin: Places, used: Places,
+    many: Index, prices: Array, rooms: Array, places: Places,
 ) -> int:  # fmt: skip
     """A stage before all that it can have behind it, p + 1 stages; how many those are."""
     C, seen, after = cost.shape[2], 0, summed if lo == 0 else 0.0
@@ -238,15 +260,23 @@ def _extended(
         if own < least[lo] or own + after - summed < ahead[lo]:
             continue
         seen += many[hi, x, p]
+        own_price = price + _shared(ring, owners, node - devices - near) + (sent if near == 0 else 0.0)
         for y in range(many[hi, x, p]):
             left = min(own, rooms[hi, x, p, y] + least[hi] - passed) - least[lo]
             if left < 0:
                 break
-            if prices[hi, x, p, y] + price < below:
+            if prices[hi, x, p, y] + own_price < below:
                 at = places[hi, x, p, y]
-                _put(lo, i, near + devices, p + 2, left, prices[hi, x, p, y] + price, scale, w, hi, at[0], at[1], p, at[2], cost,
-                     slack, origin, used)  # fmt: skip
+                _put(lo, i, near + devices, p + 2, left, prices[hi, x, p, y] + own_price, scale, w, hi, at[0], at[1], p, at[2],
+                     near, cost, slack, origin, used)  # fmt: skip
     return seen
+
+
+@inlined
+def _shared(ring: float, owners: int, beside: int) -> float:
+    """The price of a stage's sums, where so many owners can be on a node, and so many of its devices are no stage's of this
+    pipeline."""
+    return ring / max(1, min(owners, beside + 1))
 
 
 @compiled
@@ -288,8 +318,9 @@ def _cheapest(  # noqa: C901
     work: Array, backward: Array, again: Array, once: Array, once_again: Array, begin: Array, work_more: float, once_more: float,
     beyond: Array, longest: Array, hiding: Array, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array, b: int,
     samples: int, kind: Index, at: Index, devices: Index, others: Index, price: Array, sums: Array, node: Index, tables: Array,
-    limits: Array, allowed: bool, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool, line: Index, cost: Array,
-    slack: Array, origin: Places, prices: Array, rooms: Array, places: Places,
+    limits: Array, allowed: bool, sent: Array, rings: Array, owners: Index, optimizer: Array, T: float, below: float,
+    blocking: bool, gpipe: bool, line: Index, cost: Array, slack: Array, origin: Places, prices: Array, rooms: Array,
+    places: Places,
 ) -> tuple[float, int, int]:  # fmt: skip
     """From the last layer to the first, labels of pipelines of all layers from lo on: their price, and how long the layers before
     may take for the first forward and the last backward of a step. The least price, how many stages that has, and the effort."""
@@ -338,21 +369,24 @@ def _cheapest(  # noqa: C901
                     left = free - taken - (summed if lo == 0 else 0.0) - least[lo]
                     if left < 0 or free - taken - summed < ahead[lo]:
                         continue
-                    if hi == L and price[w] + spent[lo] < below:
-                        _put(lo, i, devices[w], 1, left, price[w], scale, w, L, 0, 0, 0, 0, cost, slack, origin, used)
+                    ring = rings[i, hi] - rings[i, lo] if others[w] == 0 else 0.0
+                    alone = price[w] + _shared(ring, owners[i], node[i] - devices[w])
+                    if hi == L and alone + spent[lo] < below:
+                        _put(lo, i, devices[w], 1, left, alone, scale, w, L, 0, 0, 0, 0, 0, cost, slack, origin, used)
                     elif hi < L:
                         effort += 1 + _extended(
                             lo, hi, w, i, p, devices[w], node[i] - others[w], free, taken, through, summed, price[w],
-                            below - spent[lo], least, ahead, scale, blocking, hop, wire, near_hop, near_wire, cost, slack,
-                            origin, used, many, prices, rooms, places,
+                            ring, owners[i], sent[i, hi], below - spent[lo], least, ahead, scale, blocking, hop, wire, near_hop,
+                            near_wire, cost, slack, origin, used, many, prices, rooms, places,
                         )  # fmt: skip
         if lo > 0 and least[lo] < T:
-            _lists(lo, T, ahead[lo], scale, blocking, hop, wire, hop_inside, wire_inside, cost, slack, used, many, prices, rooms,
-                   places)  # fmt: skip
+            _lists(lo, T, ahead[lo], scale, blocking, hop, wire, hop_inside, wire_inside, sent, cost, slack, used, many, prices,
+                   rooms, places)  # fmt: skip
             behind[lo] = many[lo].sum(axis=0)
     n = lo = i = c = p = k = 0
     found: float = cost[0, 0, 0, 0, 0] if used[0, 0, 0, 0] else np.inf
     while lo < L and found < np.inf:
-        line[n], lo, i, c, p, k = origin[lo, i, c, p, k]
+        line[n, 0], line[n, 1], i, c, p, k, line[n, 2] = origin[lo, i, c, p, k]
+        lo = line[n, 1]
         n += 1
     return found, n, effort
