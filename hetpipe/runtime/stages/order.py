@@ -19,7 +19,10 @@ from typing import Literal, NamedTuple
 from hetpipe.spec.schedule import stage_actions
 
 FORWARD_ONLY = 2  # micro-batches in flight on a stage that keeps nothing for a backward
+Computation = Literal["F", "B"]
 Kind = Literal["F", "B", "RECV_F", "RECV_B", "SEND_F", "SEND_B"]
+_COMES: dict[Computation, Kind] = {"F": "RECV_F", "B": "RECV_B"}  # what it needs
+_LEAVES: dict[Computation, Kind] = {"F": "SEND_F", "B": "SEND_B"}  # what it makes
 _Place = tuple[float, int, int, int]  # the time; forwards before their messages, then backwards, then theirs; stage, micro-batch
 
 
@@ -33,14 +36,14 @@ class Step(NamedTuple):
 
 def early(stage: int, stages: int, depth: int | None, m: int) -> list[Step]:
     """The order of one of `stages` for `m` micro-batches; `depth`: its warm-up depth, None where it only runs forward."""
-    forward_only: list[Literal["F", "B"]] = ["F"] * m
+    forward_only: list[Computation] = ["F"] * m
     actions = forward_only if depth is None else [action.kind for action in stage_actions(stage, depth, m)]
     flying = FORWARD_ONLY if depth is None else min(depth, m)
     done, posted, steps = {"F": 0, "B": 0}, {"F": 0, "B": 0}, list[Step]()
 
-    def post(kind: Literal["F", "B"], count: int) -> None:
+    def post(kind: Computation, count: int) -> None:
         while posted[kind] < min(m, count):
-            steps.append(Step("RECV_F" if kind == "F" else "RECV_B", posted[kind]))
+            steps.append(Step(_COMES[kind], posted[kind]))
             posted[kind] += 1
 
     for kind in actions:
@@ -50,8 +53,8 @@ def early(stage: int, stages: int, depth: int | None, m: int) -> list[Step]:
         if stage < stages - 1 and depth is not None and done["F"] + 1 >= flying:
             post("B", over + 2 + max(0, flying - (m - over)))  # two; when fewer are in flight, the room of the others as well
         steps.append(Step(kind, done[kind]))
-        if 0 <= _receiver(stage, kind) < stages:
-            steps.append(Step("SEND_F" if kind == "F" else "SEND_B", done[kind]))
+        if 0 <= (stage + 1 if kind == "F" else stage - 1) < stages:
+            steps.append(Step(_LEAVES[kind], done[kind]))
         done[kind] += 1
     return steps
 
@@ -61,26 +64,27 @@ def agreed(depths: Sequence[int] | None, stages: int, m: int) -> list[list[Step]
     another's. No stage posts anything sooner than it would `early`."""
     todo = [deque(early(s, stages, None if depths is None else depths[s], m)) for s in range(stages)]
     placed: list[list[tuple[_Place, Step]]] = [[] for _ in todo]
-    clock = [0.0] * stages
-    made, room = dict[tuple[int, Step], float](), dict[tuple[int, Step], float]()
+    clock, made, room = [0.0] * stages, dict[tuple[int, Step], float](), dict[tuple[int, Step], float]()
 
     def advance(s: int) -> bool:
         """Place the next step of stage s, unless it waits for one that has no place yet."""
         step = todo[s][0]
-        sender = s - 1 if step.kind == "F" else s + 1
-        if step.kind in ("RECV_F", "RECV_B"):
-            room[s, Step("F" if step.kind == "RECV_F" else "B", step.microbatch)] = clock[s] + 0.5 if clock[s] else 0.0
-        elif step.kind in ("F", "B"):
-            rank, came = (0, 0.0) if step.kind == "F" else (2, 0.0)
+        kind, i = step
+        if kind in ("RECV_F", "RECV_B"):
+            room[s, step] = clock[s] + 0.5 if clock[s] else 0.0
+        elif kind in ("F", "B"):
+            sender, rank, seconds = (s - 1, 0, 1.0) if kind == "F" else (s + 1, 2, 2.0)
+            came = 0.0
             if 0 <= sender < stages:
                 if (sender, step) not in made:
                     return False
-                came = max(made[sender, step], room[s, step])
-                place = (came, rank + 1, s, step.microbatch)
-                placed[s].append((place, Step("RECV_F" if step.kind == "F" else "RECV_B", step.microbatch)))
-                placed[sender].append((place, Step("SEND_F" if step.kind == "F" else "SEND_B", step.microbatch)))
-            clock[s] = made[s, step] = max(clock[s], came) + (1.0 if step.kind == "F" else 2.0)
-            placed[s].append(((clock[s], rank, s, step.microbatch), step))
+                message = Step(_COMES[kind], i)
+                came = max(made[sender, step], room[s, message])
+                place = (came, rank + 1, s, i)
+                placed[s].append((place, message))
+                placed[sender].append((place, Step(_LEAVES[kind], i)))
+            clock[s] = made[s, step] = max(clock[s], came) + seconds
+            placed[s].append(((clock[s], rank, s, i), step))
         todo[s].popleft()
         return True
 
@@ -89,7 +93,3 @@ def agreed(depths: Sequence[int] | None, stages: int, m: int) -> list[list[Step]
             while todo[s] and advance(s):
                 pass
     return [[step for _, step in sorted(own)] for own in placed]
-
-
-def _receiver(stage: int, kind: str) -> int:
-    return stage + 1 if kind == "F" else stage - 1
