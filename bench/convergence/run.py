@@ -103,7 +103,7 @@ def draw(found: Mapping[str, Mapping[str, list[float]]], path: Path) -> None:
 
 def bench(
     only: Annotated[str, typer.Option(help="Names of jobs, with commas between them.")] = ",".join(JOBS),
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each way.")] = 60,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each way.")] = 40,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all losses as JSON.")] = None,
     readme: Annotated[bool, typer.Option("--readme", help="Put picture and table into README.md.")] = False,
 ) -> None:
