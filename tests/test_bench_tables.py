@@ -45,8 +45,11 @@ def test_ratios_that_are_off_and_files_that_hold_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check, "HERE", tmp_path)
-    kept = write(tmp_path / "a" / "kept.json", x=1.0, y=2.0, z=1.0)
-    for values, code in (({"x": 1.1, "y": 1.8}, 0), ({"x": 1.2, "y": 2.0}, 1), ({"x": math.nan}, 1), ({"new": 1.0}, 1)):
+    rows = {"a: v": 1.0, "b: v": 4.0}
+    kept = write(tmp_path / "a" / "kept.json", x=1.0, y=2.0, z=1.0, **rows)
+    cases = [({"x": 1.1, "y": 1.8}, 0), ({"x": 1.2, "y": 2.0}, 1), ({"x": math.nan}, 1), ({"x": 0.0}, 1), ({"new": 1.0}, 1)]
+    cases += [({"a: v": 1.5, "b: v": 2.7}, 0), ({"a: v": 1.0, "b: v": 6.0}, 1), ({"b: v": 4.1}, 0)]  # the mean is kept, or not
+    for values, code in cases:
         file = write(tmp_path / "a.json", **values)
         with pytest.raises(typer.Exit) as ended:
             check.check([file], tolerance=0.15)
@@ -54,7 +57,7 @@ def test_ratios_that_are_off_and_files_that_hold_none(
     assert "x: 1.200, kept 1.000" in capsys.readouterr().out
     with pytest.raises(typer.Exit):
         check.check([file], keep=True)
-    assert json.loads(kept.read_text())["ratios"] == {"new": 1.0}
+    assert json.loads(kept.read_text())["ratios"] == {"b: v": 4.1}
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(InputError, match=r"a\.json does not hold a bench's ratios \(KeyError: 'ratios'\)"):
         check.check([tmp_path / "a.json"])

@@ -250,7 +250,7 @@ def run(
         replace_table(HERE.with_name("README.md"), "table", page(rows, where))
     if as_json:
         nested = [{key: v._asdict() if isinstance(v, Spread) else v for key, v in row._asdict().items()} for row in rows]
-        ratios = {f"{row.model}, {row.layout}: hetpipe over {row.other}": row.ratio.median for row in rows}
+        ratios = {f"hetpipe over {row.other}, {row.model}, {row.layout}": row.ratio.median for row in rows}
         sys.stdout.write(json.dumps({"environment": where, "ratios": ratios, "comparisons": nested}, indent=1) + "\n")
         return
     show(rows, where)

@@ -1,6 +1,7 @@
 """How much faster is the plan than what people use today? Every way trains the same model on the same emulated devices, measured.
 
-    python -m bench.throughput.run [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o all.json] [--resume] [--readme]
+    python -m bench.throughput.run [--models gpt,bert] [--only TEXT] [--seconds S] [--rounds N] [-o all.json] [--resume]
+                                   [--readme]
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.loop import Loop
+from hetpipe.training.runlog import WARMUP_STEPS
 from hetpipe.training.session import join, open_session
 from hetpipe.training.start import profile_everywhere
 
@@ -63,16 +65,19 @@ class Ran(NamedTuple):
     overrun: float
 
 
-def trained(job: Job, plans: Mapping[str, Plan], profile: Profile, rounds: int) -> dict[str, list[Ran]]:
-    """The program of every rank: each plan `rounds` times in turn, in one process group. Returns the runs of the plans whose
-    first rank this is."""
+def trained(
+    job: Job, plans: Mapping[str, Plan], steps: Mapping[str, int], profile: Profile, rounds: int
+) -> dict[str, list[Ran]]:
+    """The program of every rank: each plan `rounds` times in turn, for so many steps, in one process group. Returns the runs of
+    the plans whose first rank this is."""
     session, found = open_session(job), dict[str, list[Ran]]()
     for _ in range(rounds):
         for name, plan in plans.items():
             engine = join(session, plan, profile)
             if engine is None:
                 continue
-            result = Loop(job, session, engine).run()
+            own = job.model_copy(update={"train": job.train.model_copy(update={"steps": steps[name]})})
+            result = Loop(own, session, engine).run()
             if engine.world.is_main:
                 predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
                 peaks = {d: (peak, predicted.peak_bytes[d]) for d, peak in result.peak_bytes.items()}
@@ -81,13 +86,14 @@ def trained(job: Job, plans: Mapping[str, Plan], profile: Profile, rounds: int) 
     return found
 
 
-def job_of(model: str, mix: Mix, folder: Path, steps: int, memory: dict[str, int] | None = None) -> Job:
+def job_of(model: str, mix: Mix, folder: Path, memory: dict[str, int] | None = None) -> Job:
     """The job, and its cluster file in the folder."""
     Cluster.parse(cluster_document(mix, memory), mix.name).save(folder / "cluster.json")
     document = {
         "format": "hetpipe.job/1", "cluster": str(folder / "cluster.json"), **MODELS[model],
-        "profiler": {"microbatch_sizes": [1, 2, 4, 8], "repeats": 5, "cache": str(folder / "cache")},
-        "train": {"global_batch": BATCH, "steps": steps, "optimizer": {"name": "AdamW", "lr": 1e-4}, "evaluate_samples": 0},
+        "profiler": {"microbatch_sizes": [1, 2, 4], "repeats": 5, "cache": str(folder / "cache")},
+        "train": {"global_batch": BATCH, "steps": WARMUP_STEPS, "evaluate_samples": 0,
+                  "optimizer": {"name": "AdamW", "lr": 1e-4}},
     }  # fmt: skip
     return Job.parse(document, f"{model} on {mix.name}")
 
@@ -112,20 +118,27 @@ def plans_of(profile: Profile, cluster: Cluster) -> tuple[dict[str, Plan], dict[
     return plans, reasons
 
 
-def compare(model: str, mix: Mix, steps: int, rounds: int) -> dict[str, Any]:
+def steps_of(plan: Plan, seconds: float) -> int:
+    """Steps of a run, of which those that count take so many seconds."""
+    assert plan.predicted is not None
+    return WARMUP_STEPS + math.ceil(seconds / plan.predicted.step_seconds)
+
+
+def compare(model: str, mix: Mix, seconds: float, rounds: int) -> dict[str, Any]:
     """All ways on one cluster."""
     with tempfile.TemporaryDirectory(prefix="hetpipe-throughput-") as name:
         folder = Path(name)
-        job = job_of(model, mix, folder, steps)
+        job = job_of(model, mix, folder)
         profile = profile_everywhere(job)
         assert profile is not None
         if mix.tight:
-            job = job_of(model, mix, folder, steps, tight_memory(mix, whole_model_bytes(profile)))
+            job = job_of(model, mix, folder, tight_memory(mix, whole_model_bytes(profile)))
         cluster = job.read_cluster()
         assert cluster is not None
         with Activity(f"{model} on {mix.name}: planning"):
             plans, reasons = plans_of(profile, cluster)
-        runs = start_ranks(trained, (job, plans, profile, rounds), cluster.devices, job.model.name)
+        steps = {way: steps_of(plan, seconds) for way, plan in plans.items()}
+        runs = start_ranks(trained, (job, plans, steps, profile, rounds), cluster.devices, job.model.name)
     ran, ours = {way: run for found in runs for way, run in found.items()}, plans[OURS].predicted
     assert ours is not None
     return {"model": model, "cluster": mix.name, "devices": len(cluster.devices), "tight": mix.tight,
@@ -245,7 +258,7 @@ def chosen(models: str, only: str) -> list[tuple[str, Mix]]:
 def bench(
     models: Annotated[str, typer.Option(help="Names, with commas between them.")] = ",".join(MODELS),
     only: Annotated[str, typer.Option(help="Only clusters whose name has this.")] = "",
-    steps: Annotated[int, typer.Option(min=3, help="Steps of a run, the first two not counted.")] = 4,
+    seconds: Annotated[float, typer.Option(min=0.001, help="That a run's steps take at least, without the first two.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each way, in turn.")] = 2,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all figures as JSON.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Leave out what the output file has already.")] = False,
@@ -261,7 +274,7 @@ def bench(
     for model, mix in chosen(models, only):
         if (model, mix.name) in there:
             continue
-        rows.append(compare(model, mix, steps, rounds))
+        rows.append(compare(model, mix, seconds, rounds))
         figures = {way: f"{found['samples_per_second']:.1f}" for way, found in rows[-1]["ways"].items()}
         console.print(f"{model} on {mix.name}: {figures}, fluid bound {BATCH / rows[-1]['fluid_seconds']:.1f}", markup=False)
         if output is not None:
