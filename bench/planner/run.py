@@ -14,6 +14,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
@@ -163,9 +164,9 @@ def printed(row: dict[str, Any]) -> str:
     return f"{row['seed']}: {row['devices']} devices, {row['types']} types: " + ", ".join(each) + str(row.get("refused", ""))[:80]
 
 
-def apart(words: list[str]) -> dict[str, Any]:
-    """A problem in a process of its own."""
-    command = [sys.executable, "-m", "bench.planner.run", "--here", *words]
+def apart(module: str, words: Sequence[str]) -> dict[str, Any]:
+    """A problem in a process of its own: what the module prints last."""
+    command = [sys.executable, "-m", module, "--here", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()[-600:]}")
@@ -202,7 +203,7 @@ def main(
         each = {str(first + i): [*words, "--seed", str(first + i)] for i in range(draws)}
     rows = []
     with ThreadPoolExecutor(jobs) as pool:
-        for name, row in zip(each, pool.map(apart, each.values()), strict=True):
+        for name, row in zip(each, pool.map(lambda words: apart("bench.planner.run", words), each.values()), strict=True):
             rows.append({"seed": name, **row})
             console.print(printed(rows[-1]))
             if output is not None:

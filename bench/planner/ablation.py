@@ -1,0 +1,134 @@
+"""What is each part of `auto` worth? Drawn problems are planned with all of them, and without one at a time.
+
+    python -m bench.planner.ablation [--draws COUNT] [--seed SEED] [--wide] [--only TEXT] [--jobs COUNT] [-o table.json]
+
+Each problem runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, NamedTuple
+from unittest.mock import patch
+
+import typer
+from rich.console import Console
+
+from bench.planner.run import apart, drawn
+from bench.tables import geometric_mean, markdown
+from hetpipe import partitioners
+from hetpipe.partitioners import _assembly, _lower, _places, _planner, auto
+from hetpipe.partitioners._floor import cost
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.planner import with_prediction
+
+FOLDER = Path(partitioners.__file__).parent
+WHOLE = "all parts"
+EXACT = ("_search", "_joint", "_groupings", "_floors", "_candidates", "_deals", "_pools", "_long", "_packing", "_plans",
+         "_pricing", "_batch", "_symmetry")  # fmt: skip
+FLOOR = ("_floor", "_desk", "_appraisal", "_earliest", "_sets", "_rotations", "_grids", "_lines", "_balance", "_baseline",
+         "_min_cut")  # fmt: skip
+console = Console(width=160)
+
+
+class Part(NamedTuple):
+    """What is left out: names of a module or class, and what they are instead. `modules` serve nothing else."""
+
+    owner: Any
+    instead: dict[str, Any]
+    modules: Sequence[str] = ()
+
+
+PARTS: dict[str, Part] = {
+    "the exact search": Part(auto, {"FEW_DEVICES": 0}, EXACT),
+    "the bound, and pipelines from it": Part(_planner, {"FIRST": 0.0, "SECOND": 0.0}, ("_lower", "_relaxed", "_demand")),
+    "pipelines from the bound": Part(_planner, {"WISHES": 0}),
+    "the second bound": Part(_planner, {"SECOND": 0.0}),
+    "nodes and adapters in the bound": Part(_lower.Lower, {"nodes_matter": lambda *_: False}),
+    "pipelines near an even deal": Part(_planner, {"EVEN": 0}),
+    "pipelines of one type": Part(_planner, {"PURE": 0}),
+    "integer programs": Part(_assembly.Assembly, {"_choice": lambda *_: None}),
+    "cuts that all replicas have": Part(_assembly, {"SETS": 0}),
+    "short tiles": Part(_places, {"TILES": ()}),
+    "local search": Part(_planner, {"STARTS": 0}, ("_improve",)),
+    "16 of 24 numbers of replicas": Part(_planner, {"NUMBERS": 8}),
+    "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, FLOOR),
+}
+
+
+def planned(given: Problem) -> dict[str, float]:
+    """What the plan of `auto` costs, its gap, and seconds of processors."""
+    began = time.process_time()
+    try:
+        solution = auto.Auto()(given)
+    except PartitionError:
+        return {"cost": math.inf, "gap": math.inf, "seconds": time.process_time() - began}
+    seconds, found = time.process_time() - began, with_prediction(solution, given).predicted
+    assert found is not None
+    return {"cost": cost(given, solution.plan), "gap": math.inf if found.gap is None else found.gap, "seconds": seconds}
+
+
+def measure(again: Callable[[], Problem], names: Sequence[str]) -> dict[str, Any]:
+    """One problem, with all parts and without each of these."""
+    given = again()
+    found = {"devices": len(given.cluster.devices), WHOLE: planned(given)}
+    for name in names:
+        owner, instead, _ = PARTS[name]
+        with ExitStack() as stack:
+            for attribute, value in instead.items():
+                stack.enter_context(patch.object(owner, attribute, value))
+            found[name] = planned(again())
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    """Each part's lines, and what it is like without it."""
+    some = [row for row in rows if math.isfinite(row[WHOLE]["cost"])]
+    lines = []
+    for name in (WHOLE, *names):
+        modules = PARTS[name].modules if name in PARTS else ()
+        count = sum(len((FOLDER / f"{module}.py").read_text("utf-8").splitlines()) for module in modules)
+        steps = [row[name]["cost"] / row[WHOLE]["cost"] for row in some]
+        none, steps = sum(map(math.isinf, steps)), [step for step in steps if math.isfinite(step)]
+        seconds = sum(row[name]["seconds"] for row in some) / sum(row[WHOLE]["seconds"] for row in some)
+        gap = median(row[name]["gap"] for row in some)
+        lines.append([name, f"{count or ''}", f"{geometric_mean(steps):.3f}", f"{max(steps, default=math.nan):.3f}", str(none),
+                      f"{gap:.1%}", f"{seconds:.2f}"])  # fmt: skip
+    return markdown(["without", "lines", "step, mean", "worst", "no plan", "gap, median", "seconds"], lines)
+
+
+def main(
+    draws: Annotated[int, typer.Option(help="How many problems are drawn.")] = 12,
+    seed: Annotated[int | None, typer.Option(help="Of the first; without it today's date.")] = None,
+    beyond: Annotated[bool, typer.Option("--wide", help="Of the wider kind.")] = False,
+    only: Annotated[str, typer.Option(help="Only parts whose name has this.")] = "",
+    jobs: Annotated[int, typer.Option(help="Problems at a time.")] = 1,
+    here: Annotated[bool, typer.Option(hidden=True)] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output")] = None,
+) -> None:
+    """Print the table."""
+    first = int(date.today().strftime("%Y%m%d")) if seed is None else seed
+    names, rows = [name for name in PARTS if only in name], list[dict[str, Any]]()
+    if here:
+        print(json.dumps(measure(lambda: drawn(first, beyond=beyond), names)))
+        return
+    each = [["--only", only, *["--wide"] * beyond, "--seed", str(first + i)] for i in range(draws)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, row in enumerate(pool.map(lambda words: apart("bench.planner.ablation", words), each)):
+            rows.append({"seed": first + number, **row})
+            console.print({name: found if name == "devices" else found["cost"] for name, found in row.items()})
+            if output is not None:
+                output.write_text(json.dumps(rows, indent=1) + "\n")
+    console.print(table(rows, names), markup=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)
