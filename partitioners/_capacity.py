@@ -85,7 +85,7 @@ class Yard:
     """Devices among which a pipeline may take its own: all of the cluster, or those of one node."""
 
     def __init__(self, devices: Mapping[str, list[int]], seats: list[Seat], most_stages: int) -> None:
-        self.seats = seats
+        self.seats, self.devices = seats, {kind: sum(sizes) for kind, sizes in devices.items()}
         rows, limits = [], []
         for kind, degree in sorted({(s.type, s.degree) for s in seats} | {(s.type, 1) for s in seats}):
             rows.append([s.degree // degree if s.type == kind and s.degree >= degree else 0 for s in seats])
@@ -154,13 +154,25 @@ class Capacity:
             (Yard(devices, self.seats, self.bytes.L), copies) for devices, copies in together if self.seats
         ]
         self.limits = self.limits_with({})
+        self.exact = all(yard.complete for yard, _ in self.yards)  # whether what was found not to fit does not for certain
         types = problem.cluster.device_types
         self.prices = np.array([types[s.type].price_per_hour * s.degree for s in self.seats])
 
-    @property
-    def complete(self) -> bool:
-        """Whether every pipeline was looked at."""
-        return all(yard.complete for yard, _ in self.yards)
+    def certain(self) -> bool:
+        """Whether what was found not to fit does not: all of it was counted, or no yard has as many bytes as the stages of one
+        pipeline take at least, with one sample, or no device holds a layer."""
+        layers = np.full(self.bytes.L + 1, math.inf)
+        layers[-1] = 0.0
+        stages = np.full((self.bytes.L, self.bytes.L + 1), math.inf)
+        for b, seats in self.sizes():
+            for v in seats:
+                peak = self.peak(v, 1, b, 1)[: self.bytes.L]
+                size = np.where(peak <= self.limits[self.seats[v].type], peak * self.seats[v].degree, math.inf)
+                stages = np.minimum(stages, size)
+        for lo in reversed(range(self.bytes.L)):
+            layers[lo] = (stages[lo, lo + 1 :] + layers[lo + 1 :]).min()
+        there = [sum(count * self.limits[kind] for kind, count in yard.devices.items()) for yard, _ in self.yards]
+        return self.exact or all(layers[0] > size for size in there)
 
     def limits_with(self, more: Mapping[str, int]) -> dict[str, float]:
         """Bytes that plans may use on a device of each type, with so many more in it."""
@@ -232,7 +244,10 @@ class Capacity:
             while spans and (all_of_them or not (found >= batch).any()):
                 low, at_low, high, at_high = spans.pop(0)
                 found = np.maximum(found, low * at_low)
-                if high - low > 1 and (at_low != at_high).any() and looks:
+                if high - low > 1 and (at_low != at_high).any():
+                    if not looks:
+                        self.exact = False
+                        continue
                     middle, looks = max(low + 1, math.isqrt(low * high)), looks - 1
                     between = self.holds(yard, b, seats, middle, limits)
                     spans += [(middle, between, high, at_high), (low, at_low, middle, between)]
@@ -248,7 +263,7 @@ class Capacity:
     def impossible(self) -> bool:
         """Whether it is certain, at a glance, that no plan fits: no pipeline holds the least share that the largest of
         so many replicas as there are devices must have. (Sizes below the measured ones are in no plan of the class.)"""
-        return self.complete and measured_sizes(self.problem)[0] == 1 and not self._least_share(self.limits)
+        return self.exact and measured_sizes(self.problem)[0] == 1 and not self._least_share(self.limits)
 
     def _least_share(self, limits: Mapping[str, float]) -> bool:
         batch = self.problem.global_batch
@@ -286,7 +301,8 @@ class Capacity:
         """The most samples in pipelines side by side, in so many copies of each yard."""
         rows, there, capacity, price = self._program(yards)
         most = math.inf if self.problem.max_price_per_hour is None else self.problem.max_price_per_hour * (1 + 1e-12)
-        y = _whole(-capacity, np.vstack([rows, price]), 0.0, np.append(there, most))
+        y, best = _whole(-capacity, np.vstack([rows, price]), 0.0, np.append(there, most))
+        self.exact = self.exact and best
         return Packing(int(capacity.max()), 1) if y is None else Packing(int(capacity @ y), int(y.sum()))
 
     def least_price(self) -> float | None:
@@ -297,7 +313,7 @@ class Capacity:
         if self.one_pipeline:
             return min(price[capacity >= batch].tolist(), default=None)
         low = np.append(np.zeros_like(there), batch)
-        y = _whole(price, np.vstack([rows, capacity]), low, np.append(there, np.inf))
+        y, _ = _whole(price, np.vstack([rows, capacity]), low, np.append(there, np.inf))
         return None if y is None else float(price @ y)
 
     def _program(self, yards: list[tuple[Yard, int, Index]]) -> tuple[Array, Array, Index, Array]:
@@ -331,7 +347,8 @@ class Capacity:
         return best
 
 
-def _whole(cost: Array | Index, rows: Array, low: ArrayLike, high: Array) -> Index | None:
-    """Whole numbers of least cost; None if there are none, or none were found in time."""
-    found = Program(rows, low, high, whole=True, time_limit=0.5, mip_rel_gap=1e-9).least(cost)
-    return None if found is None else np.rint(found.x).astype(np.int64)
+def _whole(cost: Array | Index, rows: Array, low: ArrayLike, high: Array) -> tuple[Index | None, bool]:
+    """Whole numbers of least cost, None if there are none, or none were found in time; and whether that is certain."""
+    program = Program(rows, low, high, whole=True, time_limit=0.5, mip_rel_gap=1e-9)
+    found = program.least(cost)
+    return None if found is None else np.rint(found.x).astype(np.int64), program.known

@@ -1,7 +1,8 @@
 """Why nothing fits, and the smallest change that would.
 
 Each change is tried out on its own, with the other numbers as they are, and is the smallest of its kind: one byte less
-on each device of the type, one sample more, or one device less, and no plan fits (as far as `_capacity` is exact)."""
+on each device of the type, one sample more, or one device less, and no plan fits (as far as `_capacity` is exact; where it
+may not be, the error says that nothing is proven)."""
 
 from __future__ import annotations
 
@@ -42,8 +43,11 @@ def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
         changes = [
             "use other devices: no single change of memory, batch, schedule or number of devices is enough"
         ]
+    found = "no plan fits the memory of the cluster"
+    if not capacity.certain():
+        found = "no plan that fits the memory of the cluster was found; there may be one, as not all pipelines could be counted"
     return PartitionError(
-        f"no plan fits the memory of the cluster: {text}. It would fit if you {', or '.join(changes)}",
+        f"{found}: {text}. It would fit if you {', or '.join(changes)}",
         missing_bytes=missing,
         needed_bytes=needed,
     )

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,36 @@ def test_links_lead_somewhere() -> None:
             assert target.exists(), (page.name, link)
             if anchor:
                 assert anchor in Page(target.relative_to(ROOT).as_posix()).anchors, (page.name, link)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Such as "1, 2, 4" or "1 − 1e-9" or "20,000"."""
+    found = list[float]()
+    for part in re.sub(r"(?<=\d),(?=\d{3})", "", text).split(", "):
+        whole, sign, rest = part.rpartition(" + " if " + " in part else " − ")
+        found.append(float(whole or 0) + float(rest) * (-1 if "−" in sign else 1))
+    return tuple(found)
+
+
+def test_every_constant_of_the_planner_is_in_its_table() -> None:
+    """With its value, unless that is long."""
+    told, there = dict[tuple[str, str], str](), set[tuple[str, str]]()
+    for line in (ROOT / "docs/planner.md").read_text("utf-8").partition("## Constants")[2].splitlines():
+        stem = ""
+        for of, name, value in re.findall(r"`(?:(\w+)\.)?([A-Z][A-Z_]*)`([^`]*)", line.split(" | ")[0]):
+            stem = of or stem
+            told[stem, name] = value.strip(",; ")
+    for file in (ROOT / "partitioners").glob("*.py"):
+        module = import_module(f"hetpipe.partitioners.{file.stem}")
+        names = (x.id for x in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(x, ast.Name))
+        for name in {name for name in names if name.isupper()}:
+            value = getattr(module, name, None)
+            value = value if isinstance(value, tuple) else (value,)
+            if all(type(x) in (int, float) for x in value):
+                there.add((file.stem, name))
+                said = told.get((file.stem, name), "nan")
+                assert not said or numbers(said) == value, (file.stem, name)
+    assert told.keys() == there
 
 
 def test_every_page_is_in_the_site_and_every_partitioner_told() -> None:

@@ -101,7 +101,7 @@ class TestCapacity:
     def test_a_plan_exists_exactly_where_the_samples_fit(self, data: st.DataObject) -> None:
         problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4, most_batch=5)), data)
         capacity = Capacity(problem)
-        assert capacity.complete
+        assert capacity.exact
         assert not (capacity.impossible() and planned(problem, Exhaustive()))
         fits = capacity.most().samples >= problem.global_batch
         event(f"fits: {fits}")
@@ -179,6 +179,18 @@ def test_what_is_missing_on_a_large_cluster_is_said_without_a_search_of_single_d
     refuse(problem := make_problem(cluster, profile, 256))
     with pytest.raises(PartitionError, match="45 of the 256 samples of a step are the most that fit"):
         Auto()(problem)
+
+
+@pytest.mark.parametrize(("each", "proven"), [(390, True), (410, True), (610, False)])
+def test_what_is_not_proven_is_not_said_to_be(each: int, proven: bool) -> None:
+    """25 layers of 400 bytes, and 24 devices of eight types, too many to count their pipelines: none holds a layer; all together
+    have too few bytes; each has room for a layer and a half."""
+    kinds = "abcdefgh"
+    profile = make_profile({kind: [1.0] * 25 for kind in kinds}, layer={"parameter_bytes": 100})
+    problem = make_problem(make_cluster([{kind: 3} for kind in kinds], memory=dict.fromkeys(kinds, each)), profile, 4)
+    error = explain(problem)
+    assert ("no plan fits the memory" in str(error)) == proven
+    assert ("there may be one" in str(error)) != proven
 
 
 BASELINES: list[Partitioner] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -87,18 +87,18 @@ def without_adapters(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profi
     return cluster.model_copy(update={"nodes": nodes}), profile.model_copy(update={"links": tuple(links), "adapters": ()})
 
 
-def compared(hosts: Sequence[Host]) -> tuple[Profile, list[Row]]:
-    """Measure, predict and train on them. RuntimeError with its output if it fails."""
+def compared(hosts: Sequence[Host], plans: Mapping[str, Plan] = PLANS) -> tuple[Profile, list[Row]]:
+    """Measure them, predict these plans and train by them. RuntimeError with its output if it fails."""
     cluster = cluster_of(hosts)
     with tempfile.TemporaryDirectory() as folder, network(hosts) as spaces:
         at = Path(folder)
         (at / "cluster.yaml").write_text(json.dumps(cluster.model_dump(mode="json", exclude_defaults=True)))
         profiler = {**JOB["profiler"], "cache": str(at / "cache")}
         (at / "job.yaml").write_text(json.dumps({**JOB, "profiler": profiler}))
-        (at / "plans.json").write_text(json.dumps({name: plan.model_dump(mode="json") for name, plan in PLANS.items()}))
+        (at / "plans.json").write_text(json.dumps({name: plan.model_dump(mode="json") for name, plan in plans.items()}))
         torchrun(hosts, spaces, ["-m", "bench.links.trained", str(at)])
         profile, steps = Profile.load(at / "profile.json"), json.loads((at / "steps.json").read_text())
-    return profile, [row_of(name, plan, steps[name], profile, cluster) for name, plan in PLANS.items()]
+    return profile, [row_of(name, plan, steps[name], profile, cluster) for name, plan in plans.items()]
 
 
 def row_of(name: str, plan: Plan, found: Sequence[float], profile: Profile, cluster: Cluster) -> Row:

@@ -34,6 +34,7 @@ from hetpipe.processes.progress import Activity
 README, ROOT = Path(__file__).parent / "README.md", Path(__file__).parents[2]
 DEVICES = (4, 16, 64, 256, 1024, 4096)
 KINDS = ((2, 24), (3, 24), (2, 96))  # types, layers
+MOST = 100_000  # devices times layers that are planned; more takes minutes
 LAYERS, MICROBATCHES = (4, 16, 64, 256), (1, 4, 16, 64, 256)
 RANKS = (1, 2, 4, 8)
 QUICK = 16  # devices, layers, micro-batches
@@ -73,7 +74,8 @@ def apart(module: str, *words: object) -> Any:
 def planning(sizes: Sizes) -> list[Row]:
     """A row a problem. Of three types there are 3/4 as many devices."""
     kinds = KINDS[:1] if sizes.quick else KINDS
-    cases = [(n * 3 // 4 if types == 3 else n, types, layers) for types, layers in kinds for n in sizes.devices]
+    some = [(n, types, layers) for types, layers in kinds for n in sizes.devices if n * layers <= MOST]
+    cases = [(n * 3 // 4 if types == 3 else n, types, layers) for n, types, layers in some]
     rows = []
     with Activity("bench/scale: planning", total=len(cases)) as activity:
         apart("planning", *cases[0])  # numba may have to compile

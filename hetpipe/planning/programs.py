@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
-EMPTY = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+KNOWN = (
+    highspy.HighsModelStatus.kOptimal,
+    highspy.HighsModelStatus.kInfeasible,
+    highspy.HighsModelStatus.kUnboundedOrInfeasible,
+)
 
 
 class Answer(NamedTuple):
@@ -30,7 +34,7 @@ class Program:
         table = np.asarray(rows, dtype=np.float64)
         self.count, self.columns = table.shape
         self.every, self.none = np.arange(self.columns, dtype=np.int32), np.zeros(self.columns)
-        self.known = True  # whether it is certain that there is no answer, where there is none
+        self.known = True  # whether it is certain that no answer is better, or that there is none
         row, column = np.nonzero(table)
         program = highspy.HighsLp()
         program.num_row_, program.num_col_ = self.count, self.columns
@@ -53,7 +57,7 @@ class Program:
         self.highs.changeColsBounds(self.columns, self.every, self.none, upper)
         self.highs.run()
         info = self.highs.getInfo()
-        self.known = self.highs.getModelStatus() in EMPTY
+        self.known = self.highs.getModelStatus() in KNOWN
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
         found = self.highs.getSolution()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
-from hetpipe.files.messages import natural_key
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.idle import CAUSES, Cause, idle_seconds
 from hetpipe.predict.timeline import Timeline
@@ -357,8 +356,3 @@ def numbers_text(numbers: Sequence[int]) -> str:
 def lane_name(lane: Lane) -> str:
     """`replica 0`, or `replicas 0–31`."""
     return f"replica{'s' if lane.count > 1 else ''} {numbers_text(lane.replicas)}"
-
-
-def nodes_of(scene: Scene) -> list[str]:
-    """The nodes that the stages shown are on."""
-    return sorted({stage.node for _, stage in scene.stages}, key=natural_key)
