@@ -131,8 +131,8 @@ def test_every_constant_of_the_planner_is_in_its_table() -> None:
             told[stem, name] = value.strip(",; ")
     for file in (ROOT / "partitioners").glob("*.py"):
         module = import_module(f"hetpipe.partitioners.{file.stem}")
-        names = (x.id for x in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(x, ast.Name))
-        for name in {name for name in names if name.isupper()}:
+        names = [x for x in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(x, ast.Name)]
+        for name in {x.id for x in names if isinstance(x.ctx, ast.Store) and x.id.isupper()}:
             value = getattr(module, name, None)
             value = value if isinstance(value, tuple) else (value,)
             if all(type(x) in (int, float) for x in value):
