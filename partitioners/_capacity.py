@@ -154,25 +154,34 @@ class Capacity:
             (Yard(devices, self.seats, self.bytes.L), copies) for devices, copies in together if self.seats
         ]
         self.limits = self.limits_with({})
-        self.exact = all(yard.complete for yard, _ in self.yards)  # whether what was found not to fit does not for certain
+        self.exact = self.complete  # whether what was found not to fit so far does not for certain
         types = problem.cluster.device_types
         self.prices = np.array([types[s.type].price_per_hour * s.degree for s in self.seats])
 
+    @property
+    def complete(self) -> bool:
+        """Whether every pipeline was looked at."""
+        return all(yard.complete for yard, _ in self.yards)
+
     def certain(self) -> bool:
-        """Whether what was found not to fit does not: all of it was counted, or no yard has as many bytes as the stages of one
-        pipeline take at least, with one sample, or no device holds a layer."""
-        layers = np.full(self.bytes.L + 1, math.inf)
-        layers[-1] = 0.0
-        stages = np.full((self.bytes.L, self.bytes.L + 1), math.inf)
+        """Whether what was found not to fit so far does not: all of it was counted, or the least share fits nowhere, or no yard
+        has as many bytes as the stages of one pipeline take at least, with one sample, or no device holds a layer."""
+        return self.exact or self.impossible() or self._least_bytes() > max(
+            sum(count * self.limits[kind] for kind, count in yard.devices.items()) for yard, _ in self.yards
+        )
+
+    def _least_bytes(self) -> float:
+        """Of the stages of a pipeline with one sample, wherever they are; infinite where a layer fits no device."""
+        L, least = self.bytes.L, np.full((self.bytes.L, self.bytes.L + 1), math.inf)
         for b, seats in self.sizes():
             for v in seats:
-                peak = self.peak(v, 1, b, 1)[: self.bytes.L]
+                peak = self.peak(v, 1, b, 1)[:L]
                 size = np.where(peak <= self.limits[self.seats[v].type], peak * self.seats[v].degree, math.inf)
-                stages = np.minimum(stages, size)
-        for lo in reversed(range(self.bytes.L)):
-            layers[lo] = (stages[lo, lo + 1 :] + layers[lo + 1 :]).min()
-        there = [sum(count * self.limits[kind] for kind, count in yard.devices.items()) for yard, _ in self.yards]
-        return self.exact or all(layers[0] > size for size in there)
+                least = np.minimum(least, size)
+        behind = np.append(np.full(L, math.inf), 0.0)
+        for lo in reversed(range(L)):
+            behind[lo] = (least[lo, lo + 1 :] + behind[lo + 1 :]).min()
+        return float(behind[0])
 
     def limits_with(self, more: Mapping[str, int]) -> dict[str, float]:
         """Bytes that plans may use on a device of each type, with so many more in it."""
@@ -263,7 +272,7 @@ class Capacity:
     def impossible(self) -> bool:
         """Whether it is certain, at a glance, that no plan fits: no pipeline holds the least share that the largest of
         so many replicas as there are devices must have. (Sizes below the measured ones are in no plan of the class.)"""
-        return self.exact and measured_sizes(self.problem)[0] == 1 and not self._least_share(self.limits)
+        return self.complete and measured_sizes(self.problem)[0] == 1 and not self._least_share(self.limits)
 
     def _least_share(self, limits: Mapping[str, float]) -> bool:
         batch = self.problem.global_batch

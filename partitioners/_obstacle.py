@@ -36,6 +36,7 @@ def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
         return _limits(problem, free)
     capacity = Capacity(problem, one_pipeline=one_pipeline, bytes_=free.bytes)
     packing = capacity.most()
+    certain = capacity.certain()  # of this memory; others are tried below
     more = _memory(capacity)
     text, missing, needed = _obstacle(capacity, packing, more)
     changes = list(_changes(capacity, packing, more))
@@ -44,7 +45,7 @@ def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
             "use other devices: no single change of memory, batch, schedule or number of devices is enough"
         ]
     found = "no plan fits the memory of the cluster"
-    if not capacity.certain():
+    if not certain:
         found = "no plan that fits the memory of the cluster was found; there may be one, as not all pipelines could be counted"
     return PartitionError(
         f"{found}: {text}. It would fit if you {', or '.join(changes)}",

@@ -101,7 +101,7 @@ class TestCapacity:
     def test_a_plan_exists_exactly_where_the_samples_fit(self, data: st.DataObject) -> None:
         problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4, most_batch=5)), data)
         capacity = Capacity(problem)
-        assert capacity.exact
+        assert capacity.complete
         assert not (capacity.impossible() and planned(problem, Exhaustive()))
         fits = capacity.most().samples >= problem.global_batch
         event(f"fits: {fits}")

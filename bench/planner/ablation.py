@@ -34,13 +34,11 @@ FOLDER = Path(partitioners.__file__).parent
 WHOLE = "all parts"
 EXACT = ("_search", "_joint", "_groupings", "_floors", "_candidates", "_deals", "_pools", "_long", "_packing", "_plans",
          "_pricing", "_batch", "_symmetry")  # fmt: skip
-FLOOR = ("_floor", "_desk", "_appraisal", "_earliest", "_sets", "_rotations", "_grids", "_lines", "_balance", "_baseline",
-         "_min_cut")  # fmt: skip
 console = Console(width=160)
 
 
 class Part(NamedTuple):
-    """What is left out: names of a module or class, and what they are instead. `modules` serve nothing else."""
+    """What is left out: names of a module or class, and what they are instead. `modules` serve nothing else but `chain`."""
 
     owner: Any
     instead: dict[str, Any]
@@ -60,7 +58,7 @@ PARTS: dict[str, Part] = {
     "short tiles": Part(_places, {"TILES": ()}),
     "local search": Part(_planner, {"STARTS": 0}, ("_improve",)),
     "16 of 24 numbers of replicas": Part(_planner, {"NUMBERS": 8}),
-    "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, FLOOR),
+    "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, ("_floor",)),
 }
 
 
