@@ -77,6 +77,7 @@ def planned(given: Problem) -> dict[str, float]:
 def measure(again: Callable[[], Problem], names: Sequence[str]) -> dict[str, Any]:
     """One problem, with all parts and without each of these."""
     given = again()
+    planned(given)  # numba reads what it compiled
     found = {"devices": len(given.cluster.devices), WHOLE: planned(given)}
     for name in names:
         owner, instead, _ = PARTS[name]
