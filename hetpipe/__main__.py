@@ -1,20 +1,16 @@
-"""The command `hetpipe`, and `python -m hetpipe`: heeds signals while everything is still being imported."""
+"""The command `hetpipe`, and `python -m hetpipe`: a signal just ends it while everything is still being imported."""
 
-import os
+import signal
 
 
 def main() -> None:
     """Run the command line."""
-    try:
-        from hetpipe.processes.stopping import RunStopped, heed_signals
+    # Nothing is there yet to be tidied up, and an exception raised in somebody's module can come out of it as another one.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    from hetpipe.cli import commands as cli
 
-        try:
-            heed_signals()
-            from hetpipe.cli import commands as cli
-        except RunStopped as stopped:
-            os._exit(stopped.exit_code)
-    except KeyboardInterrupt:
-        os._exit(130)
     cli.main()
 
 

@@ -137,6 +137,14 @@ def test_before_the_first_step_nothing_is_lost_and_nothing_stays(tmp_path: Path)
     assert not list_checkpoints(folder.path / "saved")
 
 
+def _as_another_error(number: int) -> None:
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+    except BaseException as error:
+        raise RuntimeError("Error calling __set_name__") from error
+
+
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, RunStopped), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_that_somebody_swallows_is_not_lost(number: int, kind: type[BaseException]) -> None:
     """A module that was being imported had `except Exception`, or a destructor ran: the run went on as if nothing was said."""
@@ -156,6 +164,9 @@ def test_a_signal_that_somebody_swallows_is_not_lost(number: int, kind: type[Bas
             exits.main(lambda: pytest.fail("as if nothing was said"))
         assert ended.value.code == 128 + number
         stop_if_told()  # that was done
+        with pytest.raises(SystemExit) as ended:
+            exits.main(lambda: _as_another_error(number))
+        assert ended.value.code == 128 + number
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -37,7 +37,11 @@ def main(run: Callable[[], object]) -> NoReturn:
     try:
         heed_signals()
         stop_if_told()
-        run()
+        try:
+            run()
+        except Exception:
+            stop_if_told()  # `class` makes a RuntimeError of what a signal raises in a __set_name__, and imports make others
+            raise
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
