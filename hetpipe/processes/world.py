@@ -9,7 +9,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -55,20 +54,6 @@ class World:
             dist.all_reduce(tensor, group=self.control)
         result: list[float] = tensor.tolist()
         return result
-
-    def begin_sum(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """The same, begun now: what is returned waits for it, and has the sums, however often it is called."""
-        tensor = torch.tensor(list(values), dtype=torch.float64)
-        work = dist.all_reduce(tensor, group=self.control, async_op=True) if len(self.ranks) > 1 else None
-
-        @cache
-        def ended() -> list[float]:
-            if work is not None:
-                work.wait()
-            found: list[float] = tensor.tolist()
-            return found
-
-        return ended
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in rank order, on every process."""

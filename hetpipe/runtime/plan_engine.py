@@ -46,9 +46,7 @@ class PlanEngine(ABC):
         self.replica, self.index = _position(plan, world)
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
-        self._denominator: float | None = 1.0  # what the losses of this step are divided by; None: what all ranks add up says it
-        self._by_samples = model.loss.weight == "samples"
-        self._all_given: Callable[[], list[float]] = list
+        self._denominator = 1.0  # what losses are divided by
         self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
         self.steps = 0  # begun so far
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
@@ -162,8 +160,6 @@ class PlanEngine(ABC):
         ]
 
     def _share_of_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
-        if self._denominator is None:
-            self._denominator = self._all_given()[-2] or 1.0
         return self.loss.share(output, wanted.targets, self._denominator, wanted.weight)
 
     def _agree(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[list[int], float]:
@@ -236,14 +232,14 @@ class PlanEngine(ABC):
 
     def _step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """The stages of a replica agree on their share before they send each other anything. No replica waits for another's
-        optimizer: of a loss that weighs samples it is said with the loss, in one message, what each was given, and gradients of
-        a batch that was not the plan's are corrected then; other weights are summed up until the first loss needs them."""
+        optimizer: of several, losses are divided by the samples of the plan's batch, what each was given and what it weighs is
+        said with the loss, in one message, and gradients of a batch of another weight are corrected then."""
         self.recorders[0].note("the agreement on shares")
         row, fault = self._given_here(inputs, targets, training=True)
-        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
-        self._denominator = float(self.plan.global_batch) if self._by_samples else None
-        if not self._by_samples:
-            self._all_given = self.world.begin_sum(row)
+        own = self._sum_of_replica(row)
+        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(own))
+        alone = len(self.plan.replicas) == 1
+        self._denominator = own[-2] or 1.0 if alone else float(self.plan.global_batch)
         self._begin_step()
         self.sync.begin()
         losses = self._train(sizes, inputs, targets) if sizes else []
@@ -252,20 +248,18 @@ class PlanEngine(ABC):
         odd_here = not self.sync.is_finite()  # before the loss is waited for: a card that still computes is given this, too
         local = float(torch.stack([loss.detach().double() for loss in losses]).sum()) if losses else 0.0
         self.recorders[0].note("the sum of losses")
-        said = [local, self.ask_to_stop(), odd_here]
-        loss, asked, odd, *total = self.world.sum([*said, *row] if self._by_samples else said)
-        _, denominator = self._heard(total or self._all_given(), fault)
-        if self._by_samples and denominator != self.plan.global_batch:
-            self.sync.scale(self.plan.global_batch / denominator)
-            loss *= self.plan.global_batch / denominator
+        loss, asked, odd, *total = self.world.sum([local, self.ask_to_stop(), odd_here, *row])
+        _, denominator = self._heard(total, fault)
+        if not alone and denominator != self._denominator:
+            self.sync.scale(self._denominator / denominator)
+            loss *= self._denominator / denominator
         self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
         self.recorders[0].note("what follows the gradients")
         return loss
 
-    def _own_share(self, row: Sequence[float]) -> int:
-        """The samples that this replica trains, by what its ranks were given; none if any of that is wrong, as all are told at
-        the end of the step."""
-        total = self._sum_of_replica(row)
+    def _own_share(self, total: Sequence[float]) -> int:
+        """The samples that this replica trains, by what its ranks were given in total; none if any of that is wrong, as all are
+        told at the end of the step."""
         given, counted = total[self.replica], total[len(self.plan.replicas) + self.replica]
         return int(given) if given == counted and not total[-1] else 0
 
