@@ -1,6 +1,6 @@
 """What is each part of `auto` worth? Drawn problems are planned with all of them, and without one at a time.
 
-    python -m bench.planner.ablation [--draws COUNT] [--seed SEED] [--wide] [--only TEXT] [--jobs COUNT] [-o table.json]
+    python -m bench.planner.ablation [--draws COUNT] [--seed SEED] [--wide] [--only TEXTS] [--jobs COUNT] [-o table.json]
 
 Each problem runs in a process of its own.
 """
@@ -108,14 +108,14 @@ def main(
     draws: Annotated[int, typer.Option(help="How many problems are drawn.")] = 12,
     seed: Annotated[int | None, typer.Option(help="Of the first; without it today's date.")] = None,
     beyond: Annotated[bool, typer.Option("--wide", help="Of the wider kind.")] = False,
-    only: Annotated[str, typer.Option(help="Only parts whose name has this.")] = "",
+    only: Annotated[str, typer.Option(help="Only parts whose name has one of these, with commas between.")] = "",
     jobs: Annotated[int, typer.Option(help="Problems at a time.")] = 1,
     here: Annotated[bool, typer.Option(hidden=True)] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output")] = None,
 ) -> None:
     """Print the table."""
     first = int(date.today().strftime("%Y%m%d")) if seed is None else seed
-    names, rows = [name for name in PARTS if only in name], list[dict[str, Any]]()
+    names, rows = [name for name in PARTS if any(text in name for text in only.split(","))], list[dict[str, Any]]()
     if here:
         print(json.dumps(measure(lambda: drawn(first, beyond=beyond), names)))
         return
