@@ -357,7 +357,7 @@ class Capacity:
 
 
 def _whole(cost: Array | Index, rows: Array, low: ArrayLike, high: Array) -> tuple[Index | None, bool]:
-    """Whole numbers of least cost, None if there are none, or none were found in time; and whether that is certain."""
-    program = Program(rows, low, high, whole=True, time_limit=0.5, mip_rel_gap=1e-9)
+    """Whole numbers of least cost, None if there are none, or none were found; and whether that is certain."""
+    program = Program(rows, low, high, whole=True, mip_rel_gap=1e-9)
     found = program.least(cost)
     return None if found is None else np.rint(found.x).astype(np.int64), program.known

@@ -34,7 +34,7 @@ def pack(
     # Fewer devices where it makes no difference, so that equal cases give equal plans.
     fewer = 1e-4 * devices.sum(axis=0) / max(1, sum(space.devices))
     cost = (price if cheapest else -capacity) + fewer
-    program = Program(rows, low, high, whole=True, time_limit=2.0)
+    program = Program(rows, low, high, whole=True)
     found = program.least(cost, max(space.devices))
     if found is None and not program.known:
         raise TimeoutError

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+NODES = 200  # of the tree of an integer program; all that planners have were solved at the first
 KNOWN = (
     highspy.HighsModelStatus.kOptimal,
     highspy.HighsModelStatus.kInfeasible,
@@ -28,7 +29,8 @@ class Answer(NamedTuple):
 class Program:
     """The least costs · x with low ≤ rows · x ≤ high and 0 ≤ x ≤ most, of `whole` numbers or not. rows [rows, columns]; `low`,
     `high` [rows] and `most` [columns] may be infinite. Other costs begin with the basis that the last ones ended with. `options`
-    are those of HiGHS; where a limit ends an integer program, the best that it had is the answer."""
+    are those of HiGHS; where a limit ends an integer program, the best that it had is the answer. No limit is one of time, so the
+    load of the machine does not decide what is found."""
 
     def __init__(self, rows: ArrayLike, low: ArrayLike, high: ArrayLike, *, whole: bool = False, **options: float) -> None:
         table = np.asarray(rows, dtype=np.float64)
@@ -46,7 +48,7 @@ class Program:
         if whole:
             program.integrality_ = [highspy.HighsVarType.kInteger] * self.columns
         self.highs = highspy.Highs()
-        for name, value in {"output_flag": False, "threads": 1, **options}.items():
+        for name, value in {"output_flag": False, "threads": 1, "mip_max_nodes": NODES, **options}.items():
             self.highs.setOptionValue(name, value)
         self.highs.passModel(program)
 
