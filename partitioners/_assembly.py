@@ -27,6 +27,7 @@ Take = tuple[int, ...]  # stages of each kind
 Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
 CLOSE = 1.02  # times the best step: plans of about this are simulated
 PLAYED = 2  # of the plans that one look makes: so many that take about least are simulated
+TASKS = 4_000_000  # of plans whose transfers share adapters: so many are simulated
 ABOVE = 1.2  # times the best step: what local search may start from
 SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
@@ -65,6 +66,7 @@ class Assembly:
         self.step = math.inf  # of the best plan so far
         self.draft: Draft | None = None  # that
         self.waiting: list[tuple[float, int, Draft]] = []  # not simulated yet: about what they take, their stages
+        self.left = TASKS  # that may be simulated, where adapters are shared
         self.made: list[Made] = []  # plans made here, the best first
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
@@ -177,13 +179,17 @@ class Assembly:
         insort(self.made, made, key=itemgetter(0))
         return made
 
-    def play(self, most: int) -> None:
-        """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan."""
+    def play(self, most: int, *, last: bool = False) -> None:
+        """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Where as
+        many tasks as may be are simulated, plans wait for the `last` time."""
+        if self.left <= 0 and not last:
+            return
         unlike = dict[tuple[float, int], Draft]()
         for about, stages, draft in self.waiting:
             unlike.setdefault((about, stages), draft)
         for (about, _), draft in sorted(unlike.items(), key=itemgetter(0))[:most]:
             if about < CLOSE * self.step:
+                self.left -= self.desk.steps.tasks(draft) if self.desk.steps.shared else 0
                 step = self.desk.steps.step(draft, self.desk.appraiser.sketch(draft), self.step)
                 if step < self.step:
                     self.step, self.draft = step, draft

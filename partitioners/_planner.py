@@ -12,7 +12,7 @@ import numpy as np
 from hetpipe.files.messages import counted
 from hetpipe.partitioners._assembly import Assembly, Made, Wish
 from hetpipe.partitioners._desk import Desk
-from hetpipe.partitioners._improve import Improvement
+from hetpipe.partitioners._improve import ENDS, Improvement
 from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._lower import Lower
 from hetpipe.partitioners._types import Types
@@ -62,6 +62,7 @@ class Planner:
                 break
             self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
             Improvement(self.assembly, TRIES).run(made)
+        self.assembly.play(ENDS, last=True)
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
 
     def prove(self, step: float, late: Callable[[], bool] = never) -> float:

@@ -63,16 +63,18 @@ class _Graph(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The flows on their way: `on_way` has their numbers, `part` those whose speeds may change, and `full` adapters of theirs. By
-    flow whether it is of this part, what its speed becomes, its task, the seconds alone that were left when its speed last
-    changed, when that was, and the speed, as a part of that alone. By adapter what room is left in it, for how many transfers,
-    and whether it may share them anew.
+    """The flows on their way: `on_way` has their numbers, `due` when each ends if its speed does not change, `part` those whose
+    speeds may change, and `full` adapters of theirs. By flow its `place` in the first two, whether it is of this part, what its
+    speed becomes, its task, the seconds alone that were left when its speed last changed, when that was, and the speed, as a part
+    of that alone. By adapter what room is left in it, for how many transfers, and whether it may share them anew.
 
     What is on its way over an adapter is a list: it begins at crossing `head` of the adapter (−1: it is empty), and `after` and
     `before` are its neighbours by crossing, of which each is of one `flow`. So are those of each of the different `rates`,
     slowest first, of a part that no adapter has stopped: from `slow` on, and by flow the `next`; `kind` has each flow's."""
 
     on_way: Index
+    due: Array
+    place: Index
     part: Index
     full: Index
     hit: Flags
@@ -123,7 +125,8 @@ def _way(flows: Flows) -> _Way:
         return np.full(length, -1, dtype=np.int64)
 
     return _Way(
-        on_way=empty(F), part=empty(F), full=empty(A), hit=np.zeros(F, np.bool_), fair=np.zeros(F), task=empty(F),
+        on_way=empty(F), due=np.zeros(F), place=empty(F), part=empty(F),
+        full=empty(A), hit=np.zeros(F, np.bool_), fair=np.zeros(F), task=empty(F),
         left=np.zeros(F), since=np.zeros(F), speed=np.zeros(F), room=np.zeros(A), demand=np.zeros(A),
         dirty=np.zeros(A, np.bool_), head=empty(A), after=empty(E), before=empty(E),
         flow=np.repeat(np.arange(F), np.diff(flows.reach)), rates=rates, slow=empty(len(rates)), next=empty(F),
@@ -131,37 +134,44 @@ def _way(flows: Flows) -> _Way:
     )  # fmt: skip
 
 
-def _begin(flows: Flows, way: _Way, f: int) -> None:
-    """A flow is on its way: at the head of the lists of what it crosses."""
+def _changed(way: _Way, c: int, adapters: Index, touched: int) -> int:
+    """An adapter is among the `touched` first of these."""
+    if way.dirty[c]:
+        return touched
+    way.dirty[c], adapters[touched] = True, c
+    return touched + 1
+
+
+def _begin(flows: Flows, way: _Way, f: int, adapters: Index, touched: int) -> int:
+    """A flow is on its way: at the head of the lists of what it crosses, which has changed."""
     for e in range(flows.reach[f], flows.reach[f + 1]):
         c = flows.crossed[e]
         way.after[e], way.before[e] = way.head[c], -1
         if way.head[c] >= 0:
             way.before[way.head[c]] = e
-        way.head[c], way.dirty[c] = e, True
+        way.head[c] = e
+        touched = _changed(way, c, adapters, touched)
+    return touched
 
 
-def _leave(flows: Flows, way: _Way, f: int) -> None:
-    """A flow has ended."""
+def _leave(flows: Flows, way: _Way, f: int, adapters: Index, touched: int) -> int:
+    """A flow has ended: what it crossed has changed."""
     for e in range(flows.reach[f], flows.reach[f + 1]):
         c = flows.crossed[e]
-        way.dirty[c] = True
+        touched = _changed(way, c, adapters, touched)
         if way.before[e] >= 0:
             way.after[way.before[e]] = way.after[e]
         else:
             way.head[c] = way.after[e]
         if way.after[e] >= 0:
             way.before[way.after[e]] = way.before[e]
+    return touched
 
 
-def _reached(flows: Flows, way: _Way, adapters: Index) -> tuple[int, int]:
-    """Gathers in `part` what shares an adapter with what has changed, or with another of this part, and these `adapters`; how
-    many of both."""
-    gathered, count, seen = 0, 0, 0
-    for c in range(len(way.dirty)):
-        if way.dirty[c]:
-            adapters[count] = c
-            count += 1
+def _reached(flows: Flows, way: _Way, adapters: Index, count: int) -> tuple[int, int]:
+    """Gathers in `part` what crosses the `count` first of these adapters, or shares one with another of this part, and behind
+    them the others of these; how many of both."""
+    gathered, seen = 0, 0
     while seen < count:
         e = way.head[adapters[seen]]
         seen += 1
@@ -173,9 +183,7 @@ def _reached(flows: Flows, way: _Way, adapters: Index) -> tuple[int, int]:
             way.hit[f], way.part[gathered] = True, f
             gathered += 1
             for c in flows.crossed[flows.reach[f] : flows.reach[f + 1]]:
-                if not way.dirty[c]:
-                    way.dirty[c], adapters[count] = True, c
-                    count += 1
+                count = _changed(way, c, adapters, count)
     for a in range(gathered):
         way.hit[way.part[a]] = False
     for a in range(count):
@@ -270,12 +278,6 @@ def _settle(graph: _Graph, end: Array, todo: Index, known: int, starts: list[tup
                 known += 1
 
 
-def _end(way: _Way, f: int) -> float:
-    """When a flow ends, if its speed does not change."""
-    end: float = way.since[f] + way.left[f] / way.speed[f]
-    return end
-
-
 def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
     end = np.full(len(graph.flow), np.nan)
     todo = np.empty(len(graph.flow), dtype=np.int64)  # tasks that are over, or whose beginning is known
@@ -291,32 +293,35 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
         _settle(graph, end, todo, known, starts)
         now = starts[0][0] if len(starts) > 0 else np.inf
         for a in range(count):
-            now = min(now, _end(way, way.on_way[a]))
+            now = min(now, way.due[a])
         if now == np.inf:
             return end
-        known, before, count = 0, count, 0
-        for a in range(before):
+        known, touched, a = 0, 0, 0
+        while a < count:
+            if way.due[a] > now:
+                a += 1
+                continue
             f = way.on_way[a]
-            if _end(way, f) <= now:
-                end[way.task[f]], todo[known] = now, way.task[f]
-                known += 1
-                _leave(flows, way, f)
-            else:
-                way.on_way[count] = f
-                count += 1
+            end[way.task[f]], todo[known] = now, way.task[f]
+            known, count = known + 1, count - 1
+            way.on_way[a], way.due[a] = way.on_way[count], way.due[count]
+            way.place[way.on_way[a]] = a
+            touched = _leave(flows, way, f, adapters, touched)
         while len(starts) > 0 and starts[0][0] <= now:
             i = heappop(starts)[1]
             f = graph.flow[i]
-            way.on_way[count], way.task[f], way.left[f], way.since[f], way.speed[f] = f, i, graph.seconds[i], now, 1.0
+            way.on_way[count], way.due[count], way.place[f] = f, now + graph.seconds[i], count
+            way.task[f], way.left[f], way.since[f], way.speed[f] = i, graph.seconds[i], now, 1.0
             count += 1
-            _begin(flows, way, f)
-        gathered, touched = _reached(flows, way, adapters)
+            touched = _begin(flows, way, f, adapters, touched)
+        gathered, touched = _reached(flows, way, adapters, touched)
         _share(flows, way, gathered, adapters, touched)
         for a in range(gathered):
             f = way.part[a]
             if way.fair[f] != way.speed[f]:
                 way.left[f] -= (now - way.since[f]) * way.speed[f]
                 way.since[f], way.speed[f] = now, way.fair[f]
+                way.due[way.place[f]] = now + way.left[f] / way.speed[f]
 
 
 @cache
@@ -324,7 +329,7 @@ def ready() -> Callable[[_Graph, Flows, _Way], Array]:
     """The same, compiled, or read from disk: outside of any time limit."""
     from hetpipe.predict.compiled import get_ready, twin  # and with them numba, which few tasks do without
 
-    run = twin(_run, (_begin, _leave, _reached, _stop, _slowest, _fill, _rise, _share, _settle, _end))
+    run = twin(_run, (_changed, _begin, _leave, _reached, _stop, _slowest, _fill, _rise, _share, _settle))
     one, none = np.ones(1), np.zeros(0, dtype=np.int64)
     tasks = Tasks(one, one, one, np.array([-1]), none.reshape(0, 2), none.astype(np.bool_))
     flows = Flows(none.astype(np.float64), none.astype(np.float64), np.zeros(1, np.int64), none, one)
