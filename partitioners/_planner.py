@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from itertools import islice, product, zip_longest
 
 import numpy as np
 
 from hetpipe.files.messages import counted
-from hetpipe.partitioners._assembly import Assembly, Made, Wish
+from hetpipe.partitioners._assembly import ABOVE, Assembly, Made, Wish
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._improve import ENDS, Improvement
 from hetpipe.partitioners._limit import never
@@ -24,6 +25,7 @@ FIRST, SECOND = 15e6, 15e6  # effort of the bound before and after there are pla
 SOON, LATER = 4e6, 8e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
 EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
+NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
 NUMBERS = 24  # numbers of replicas for which plans are made
 RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
 BESIDE = 1.25  # times a number of replicas that was better
@@ -90,7 +92,9 @@ class Planner:
         found = list[tuple[float, int]]()
         for R in ladder:
             share, best = max(1, self.problem.global_batch // R), math.inf
-            for take in self.even(R)[:DEALS]:
+            for take in (*self.even(R)[:DEALS], *self.filling(share)):
+                if (R * (self.types.limits[0] @ take) > self.types.limits[1]).any():
+                    continue
                 pipeline = self.assembly.reals.quickest(take, share, R, ())
                 if pipeline is not None:
                     best = min(best, self.assembly.seconds(pipeline, share, R))
@@ -104,8 +108,23 @@ class Planner:
         for x in list(part.columns)[:WISHES]:
             found += [Wish(x.take, (x.low + x.high) // 2, x.b), Wish(x.take, (x.low + x.high) // 2, x.b, x.line)]
         share = max(1, self.problem.global_batch // R)
-        found += [Wish(take, share, 0) for take in (*self.even(R), *self.pure(R))]
+        found += [Wish(take, share, 0) for take in (*self.even(R), *self.pure(R), *self.filling(share))]
         return list(dict.fromkeys(found))
+
+    @cached_property
+    def _nodes(self) -> list[tuple[int, ...]]:
+        """Of each node that is unlike the others a part, all, and several: what sends little from node to node."""
+        kinds, found = self.types.kinds, dict[tuple[int, ...], None]()
+        shapes = list({tuple(sorted(node.devices.items())): node.devices for node in self.problem.cluster.nodes}.values())
+        for devices, degree, times in product(shapes, sorted({kind.degree for kind in kinds}), NODES):
+            each = [int(times * devices.get(kind.type, 0)) // degree if kind.degree == degree else 0 for kind in kinds]
+            if 0 < sum(each) <= self.types.L:
+                found[tuple(each)] = None
+        return list(found)
+
+    def filling(self, share: int) -> list[tuple[int, ...]]:
+        """Those that could do so many samples in about the best step so far."""
+        return [take for take in self._nodes if self.assembly.reals.least(take, share) < ABOVE * self.assembly.step]
 
     def pure(self, R: int) -> list[tuple[int, ...]]:
         """Of one type only, of which up to R replicas use all devices."""

@@ -110,6 +110,10 @@ class Reals:
         every = sorted(set.intersection(*(set(self.types.sizes_of(kind)) for kind in kinds)))
         return every[: bisect_left(every, samples) + 1]
 
+    def least(self, take: tuple[int, ...], samples: int) -> float:
+        """About what so many samples take at least; infinite where no micro-batch size was measured on all."""
+        return min((self._work(take, samples, b) for b in self.sizes(take, samples)), default=math.inf)
+
     def _work(self, take: tuple[int, ...], samples: int, b: int) -> float:
         """About what so many samples take if all stages work as long."""
         rate = sum(count / self.types.times(v, b)[:, -1].sum() for v, count in enumerate(take) if count)
