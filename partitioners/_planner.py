@@ -21,8 +21,8 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.plan import Plan
 
-FIRST, SECOND = 15e6, 15e6  # effort of the bound before and after there are plans, in labels joined
-SOON, LATER = 4e6, 8e6  # of these for one T
+FIRST, SECOND = 15e6, 45e6  # effort of the bound before and after there are plans, in labels joined
+SOON, LATER = 4e6, 15e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
 EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
 NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
