@@ -203,7 +203,7 @@ class TestOptions:
         )
 
     def test_a_first_plan_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        problem = make_problem(CLUSTER, PROFILE, 6)
+        problem = make_problem(CLUSTER, PROFILE, 6, time_limit_seconds=1e-9)
         assert Search(problem, "auto", time_limit_seconds=1e-9).run().plan.global_batch == 6
         monkeypatch.setattr("hetpipe.partitioners._search.GRACE_SECONDS", 0.0)
         with pytest.raises(PartitionError, match="no plan was found within the time limit") as raised:
