@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners._desk import Desk
+from hetpipe.partitioners._desk import Budget, Desk
 from hetpipe.partitioners._drafts import Draft, Index
 from hetpipe.partitioners._estimate import Estimates
 from hetpipe.partitioners._kept import kept
@@ -66,7 +66,7 @@ class Assembly:
         self.step = math.inf  # of the best plan so far
         self.draft: Draft | None = None  # that
         self.waiting: list[tuple[float, int, Draft]] = []  # not simulated yet: about what they take, their stages
-        self.left = TASKS  # that may be simulated, where adapters are shared
+        self.budget = Budget(desk.steps, TASKS, 0, math.inf)
         self.made: list[Made] = []  # plans made here, the best first
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
@@ -182,16 +182,15 @@ class Assembly:
     def play(self, most: int, *, last: bool = False) -> None:
         """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Where as
         many tasks as may be are simulated, plans wait for the `last` time."""
-        if self.left <= 0 and not last:
+        if self.budget.spent and not last:
             return
         unlike = dict[tuple[float, int], Draft]()
         for about, stages, draft in self.waiting:
             unlike.setdefault((about, stages), draft)
         for (about, _), draft in sorted(unlike.items(), key=itemgetter(0))[:most]:
             if about < CLOSE * self.step:
-                self.left -= self.desk.steps.tasks(draft) if self.desk.steps.shared else 0
-                step = self.desk.steps.step(draft, self.desk.appraiser.sketch(draft), self.step)
-                if step < self.step:
+                least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft))
+                if least < self.step and (step := self.budget.step(draft, least)) < self.step:
                     self.step, self.draft = step, draft
         self.waiting = []
 

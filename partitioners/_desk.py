@@ -123,10 +123,11 @@ class Desk:
 
 
 class Budget:
-    """Of simulations in which transfers share adapters. Without sharing what a draft takes at least is its step."""
+    """Of simulations in which transfers share adapters: so many tasks, of which each takes no fewer and no more than these.
+    Without sharing what a draft takes at least is its step."""
 
-    def __init__(self, steps: Steps) -> None:
-        self.steps, self.left = steps, float(PLAYED)
+    def __init__(self, steps: Steps, tasks: float = PLAYED, fewest: float = PLAYED / MOST, most: float = PLAYED / FEW) -> None:
+        self.steps, self.left, self.fewest, self.most = steps, tasks, fewest, most
 
     @property
     def spent(self) -> bool:
@@ -137,7 +138,7 @@ class Budget:
         """Seconds."""
         if not self.steps.shared:
             return least
-        self.left -= max(PLAYED / MOST, min(PLAYED / FEW, self.steps.tasks(draft)))
+        self.left -= max(self.fewest, min(self.most, self.steps.tasks(draft)))
         return self.steps.played(draft)
 
 

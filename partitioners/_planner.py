@@ -68,7 +68,7 @@ class Planner:
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
 
     def prove(self, step: float, late: Callable[[], bool] = never) -> float:
-        """The bound, after as much effort again, where the best plan of all takes `step`."""
+        """The bound, after more effort, where the best plan of all takes `step`."""
         self.desk.say(f"bounding; best step {step:.4g} s")
         self.lower.late = late
         return self.lower.run(step, SECOND, LATER)
@@ -102,7 +102,7 @@ class Planner:
         return [R for best, R in sorted(found) if math.isfinite(best)]
 
     def wishes(self, R: int) -> list[Wish]:
-        """Of so many replicas: the linear program's, and those near an even deal."""
+        """Of so many replicas: the linear program's, those near an even deal, of one type, and that fill nodes."""
         part = next(part for part in self.lower.parts if part.low <= R <= part.high)
         found = list[Wish]()
         for x in list(part.columns)[:WISHES]:
@@ -123,7 +123,7 @@ class Planner:
         return list(found)
 
     def filling(self, share: int) -> list[tuple[int, ...]]:
-        """Those that could do so many samples in about the best step so far."""
+        """What fills nodes and could do so many samples in about the best step so far."""
         return [take for take in self._nodes if self.assembly.reals.least(take, share) < ABOVE * self.assembly.step]
 
     def pure(self, R: int) -> list[tuple[int, ...]]:

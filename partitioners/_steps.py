@@ -65,12 +65,6 @@ class Steps:
             if layer.tied is not None:
                 self.tied.setdefault(layer.tied, []).append(l)
 
-    def step(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
-        """Seconds; where adapters are shared perhaps a lower bound, if that is not `below` this. InputError where a link is not
-        known."""
-        least = self.least(draft, sketch)
-        return self.played(draft) if least < below and self.shared else least
-
     def least(self, draft: Draft, sketch: Sketch) -> float:
         """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry."""
         found = self._pipelines(draft, sketch)

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
+from hetpipe.partitioners import _assembly
 from hetpipe.partitioners._floor import simple_plans
 from hetpipe.partitioners._lower import Lower, least_sum
 from hetpipe.partitioners._planner import Planner
@@ -130,6 +131,35 @@ def test_slow_links_make_few_long_pipelines() -> None:
     plan = Planner(problem).run()
     assert plan is not None
     assert len(plan.replicas) == 1
+
+
+def test_all_but_a_node_stay_idle() -> None:
+    """An output takes 70 ms from node to node and a layer's gradients seven seconds; the two c of a node hold all layers."""
+    profile = make_profile(
+        {"a": [4e-3] * 34, "b": [7e-3] * 34, "c": [7e-4] * 34}, (1, 2, 4, 8),
+        {"parameter_bytes": 800_000_000, "output_bytes_per_sample": 8_400_000},
+    )  # fmt: skip
+    cluster = make_cluster(
+        [{"a": 2}] * 17 + [{"b": 4}] * 17 + [{"c": 2}] * 13, memory={"a": 15 * 10**9, "b": 22 * 10**9, "c": 90 * 10**9},
+        link={"bandwidth": 1.2e8, "latency": 0.0}, inside={"bandwidth": 3e10, "latency": 0.0},
+    )  # fmt: skip
+    problem = make_problem(cluster, profile, 1024)
+    plan = Planner(problem).run()
+    assert plan is not None
+    assert [problem.cluster.device(x).type for x in plan.device_ids] == ["c", "c"]
+    assert len({problem.cluster.device(x).node for x in plan.device_ids}) == 1
+
+
+def test_there_is_a_plan_however_little_may_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where adapters are shared; the best of the last is."""
+    monkeypatch.setattr(_assembly, "TASKS", 0)
+    profile = make_profile({"a": [0.1] * 8}, (1, 2), {"parameter_bytes": 10**5, "output_bytes_per_sample": 1000})
+    problem = make_problem(make_cluster([{"a": 4}] * 3, link={"bandwidth": 1e5, "latency": 0.0}), profile, 32)
+    planner = Planner(problem)
+    plan = planner.run()
+    assert plan is not None
+    assert planner.assembly.budget.left < 0
+    assert checked(problem, plan).step_seconds == pytest.approx(planner.assembly.step, rel=1e-12)
 
 
 def test_slow_devices_stay_out() -> None:

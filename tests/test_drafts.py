@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners._baseline import equal_parts
-from hetpipe.partitioners._desk import Candidate, Desk, Rule
+from hetpipe.partitioners._desk import Budget, Candidate, Desk, Rule
 from hetpipe.partitioners._drafts import Draft, equal_runs, in_runs
 from hetpipe.partitioners._floor import RULES
 from hetpipe.partitioners._links import Links
@@ -60,8 +60,9 @@ class TestEveryDraft:
         _, candidate, draft = data.draw(st.sampled_from(drafts))
         plan, sketch = draft.plan(problem), desk.appraiser.sketch(draft)
         step = simulate(plan, problem.profile, problem.cluster).step_seconds
-        assert desk.steps.step(draft, sketch) == step
-        assert desk.steps.least(draft, sketch) <= step
+        least = desk.steps.least(draft, sketch)
+        assert Budget(desk.steps).step(draft, least) == step
+        assert least <= step
         assert candidate.bound <= desk.bound(draft, sketch) <= step
         types = desk.appraiser.types
         for found in (candidate.sketch, sketch):

@@ -11,7 +11,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
@@ -22,7 +21,7 @@ from unittest.mock import patch
 import typer
 from rich.console import Console
 
-from bench.planner.run import apart, drawn
+from bench.planner.run import drawn, each_apart
 from bench.tables import geometric_mean, markdown
 from hetpipe import partitioners
 from hetpipe.partitioners import _assembly, _lower, _places, _planner, auto
@@ -120,12 +119,11 @@ def main(
         print(json.dumps(measure(lambda: drawn(first, beyond=beyond), names)))
         return
     each = [["--only", only, *["--wide"] * beyond, "--seed", str(first + i)] for i in range(draws)]
-    with ThreadPoolExecutor(jobs) as pool:
-        for number, row in enumerate(pool.map(lambda words: apart("bench.planner.ablation", words), each)):
-            rows.append({"seed": first + number, **row})
-            console.print({name: found if name == "devices" else found["cost"] for name, found in row.items()})
-            if output is not None:
-                output.write_text(json.dumps(rows, indent=1) + "\n")
+    for number, row in enumerate(each_apart("bench.planner.ablation", each, jobs)):
+        rows.append({"seed": first + number, **row})
+        console.print({name: found if name == "devices" else found["cost"] for name, found in row.items()})
+        if output is not None:
+            output.write_text(json.dumps(rows, indent=1) + "\n")
     console.print(table(rows, names), markup=False)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +18,10 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from bench.planner.run import apart, drawn
+from bench.planner.ablation import planned
+from bench.planner.run import drawn, each_apart
 from bench.tables import markdown
-from hetpipe.partitioners.auto import Auto
-from hetpipe.planning.partition import PartitionError, Problem
-from hetpipe.planning.planner import with_prediction
+from hetpipe.planning.partition import Problem
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.profile import Profile
 
@@ -67,40 +65,25 @@ CASES: dict[str, Callable[[Problem], Problem]] = {
 }
 
 
-def gap(given: Problem) -> float | None:
-    """Of the plan of `auto`; None where there is none."""
-    try:
-        found = with_prediction(Auto()(given), given).predicted
-    except PartitionError:
-        return None
-    assert found is not None
-    return found.gap
-
-
 def main(
-    table: Annotated[Path | None, typer.Argument(help="What bench.planner.run -o wrote.")] = None,
+    table: Annotated[Path, typer.Argument(help="What bench.planner.run -o wrote.")],
     worst: Annotated[int, typer.Option(help="How many of its gaps, the widest first.")] = 10,
     beyond: Annotated[bool, typer.Option("--wide", help="They are of the wider kind.")] = False,
     jobs: Annotated[int, typer.Option(help="Problems at a time.")] = 1,
-    seed: Annotated[int | None, typer.Option("--seed", hidden=True)] = None,
+    seed: Annotated[int, typer.Option(hidden=True)] = 0,
     here: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Print the gap of each, as it is and otherwise."""
-    if here and seed is not None:
+    if here:
         given = drawn(seed, beyond=beyond)
-        print(json.dumps({name: gap(case(given)) for name, case in CASES.items()}))
+        print(json.dumps({name: planned(case(given))["gap"] for name, case in CASES.items()}))
         return
-    if table is None:
-        raise typer.BadParameter("a table is needed: bench.planner.run -o writes one")
     rows = [row for row in json.loads(table.read_text("utf-8")) if row.get("gap") is not None]
-    rows = sorted(rows, key=lambda row: -row["gap"])[:worst]
-    each = [["--seed", row["seed"], *["--wide"] * beyond] for row in rows]
-    with ThreadPoolExecutor(jobs) as pool:
-        lines = []
-        for row, found in zip(rows, pool.map(lambda words: apart("bench.planner.causes", words), each), strict=True):
-            gaps = ["–" if found[name] is None else f"{found[name]:.0%}" for name in CASES]
-            lines.append([row["seed"], f"{row['devices']}", f"{row['types']}", *gaps])
-            console.print(row["seed"], found)
+    rows, lines = sorted(rows, key=lambda row: -row["gap"])[:worst], list[list[str]]()
+    each = [[str(table), "--seed", row["seed"], *["--wide"] * beyond] for row in rows]
+    for row, found in zip(rows, each_apart("bench.planner.causes", each, jobs), strict=True):
+        lines.append([row["seed"], f"{row['devices']}", f"{row['types']}", *(f"{found[name]:.0%}" for name in CASES)])
+        console.print(row["seed"], found)
     console.print(markdown(["seed", "devices", "types", *CASES], lines), markup=False)
 
 

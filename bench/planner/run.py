@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
@@ -174,6 +174,12 @@ def apart(module: str, words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def each_apart(module: str, each: Iterable[Sequence[str]], jobs: int) -> Iterator[dict[str, Any]]:
+    """Several, so many at a time, in their order."""
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(lambda words: apart(module, words), each)
+
+
 def main(
     draws: Annotated[int, typer.Option(help="How many problems are drawn.")] = 20,
     seed: Annotated[int | None, typer.Option(help="Of the first; without it today's date.")] = None,
@@ -202,12 +208,11 @@ def main(
         words = ["--regret", str(regret), *["--wide"] * beyond]
         each = {str(first + i): [*words, "--seed", str(first + i)] for i in range(draws)}
     rows = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for name, row in zip(each, pool.map(lambda words: apart("bench.planner.run", words), each.values()), strict=True):
-            rows.append({"seed": name, **row})
-            console.print(printed(rows[-1]))
-            if output is not None:
-                output.write_text(json.dumps(rows, indent=1) + "\n")
+    for name, row in zip(each, each_apart("bench.planner.run", each.values(), jobs), strict=True):
+        rows.append({"seed": name, **row})
+        console.print(printed(rows[-1]))
+        if output is not None:
+            output.write_text(json.dumps(rows, indent=1) + "\n")
     console.print(summary(rows))
 
 

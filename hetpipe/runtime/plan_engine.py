@@ -238,8 +238,7 @@ class PlanEngine(ABC):
         row, fault = self._given_here(inputs, targets, training=True)
         own = self._sum_of_replica(row)
         sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(own))
-        alone = len(self.plan.replicas) == 1
-        self._denominator = own[-2] or 1.0 if alone else float(self.plan.global_batch)
+        self._denominator = own[-2] or 1.0 if len(self.plan.replicas) == 1 else float(self.plan.global_batch)
         self._begin_step()
         self.sync.begin()
         losses = self._train(sizes, inputs, targets) if sizes else []
@@ -250,7 +249,7 @@ class PlanEngine(ABC):
         self.recorders[0].note("the sum of losses")
         loss, asked, odd, *total = self.world.sum([local, self.ask_to_stop(), odd_here, *row])
         _, denominator = self._heard(total, fault)
-        if not alone and denominator != self._denominator:
+        if denominator != self._denominator:
             self.sync.scale(self._denominator / denominator)
             loss *= self._denominator / denominator
         self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
