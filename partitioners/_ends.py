@@ -17,6 +17,7 @@ from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+EVERY, SAME = 4, 1e-9  # micro-batches after which all may repeat itself; to such a part
 
 
 def last_backwards(costs: PipelineCosts, which: Index, depths: Sequence[int]) -> list[float]:
@@ -41,7 +42,8 @@ def replica_ends(costs: Costs, replica: ReplicaPlan, schedule: ScheduleName) -> 
 def ready() -> None:
     """Compile it, or read it from disk: outside of any time limit."""
     one, none = np.ones((1, 1)), np.zeros((0, 1))
-    get_ready(lambda: run(one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)))
+    given = one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)
+    get_ready(lambda: (run(*given), about(*given)))
 
 
 @inlined
@@ -56,22 +58,75 @@ def _forward(s: int, i: int, clock: Array, arrivals: Array, down: Array, forward
         arrivals[s, i] = down[s] + latency[s]
 
 
+@inlined
+def _warm(clock: Array, arrivals: Array, down: Array, forward: Array, occupied: Array, latency: Array, which: Index,
+          depths: Index) -> None:  # fmt: skip
+    """The forwards before each stage's first backward."""
+    for s in range(len(depths)):
+        for i in range(depths[s]):
+            _forward(s, i, clock, arrivals, down, forward, occupied, latency, which)
+
+
+@inlined
+def _back(i: int, clock: Array, arrivals: Array, down: Array, up: Array, forward: Array, backward: Array, occupied: Array,
+          latency: Array, which: Index, depths: Index) -> None:  # fmt: skip
+    """The backwards of micro-batch i, and on each stage the forward that comes next."""
+    arrival = 0.0
+    for s in range(len(depths) - 1, -1, -1):
+        clock[s] = max(clock[s], arrival) + backward[s, which[i]]
+        if s > 0:
+            up[s] = max(up[s], clock[s]) + occupied[s - 1, which[i]]
+            arrival = up[s] + latency[s - 1]
+    for s in range(len(depths)):
+        if i + depths[s] < len(which):
+            _forward(s, i + depths[s], clock, arrivals, down, forward, occupied, latency, which)
+
+
 @compiled
 def run(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
     n, m = len(depths), len(which)
     arrivals, clock = np.zeros((n, m)), np.zeros(n)  # of activations at the next stage
     down, up = np.zeros(n), np.zeros(n)  # when the links are free
-    for s in range(n):
-        for i in range(depths[s]):
-            _forward(s, i, clock, arrivals, down, forward, occupied, latency, which)
+    _warm(clock, arrivals, down, forward, occupied, latency, which, depths)
     for i in range(m):
-        arrival = 0.0
-        for s in range(n - 1, -1, -1):
-            clock[s] = max(clock[s], arrival) + backward[s, which[i]]
-            if s > 0:
-                up[s] = max(up[s], clock[s]) + occupied[s - 1, which[i]]
-                arrival = up[s] + latency[s - 1]
-        for s in range(n):
-            if i + depths[s] < m:
-                _forward(s, i + depths[s], clock, arrivals, down, forward, occupied, latency, which)
+        _back(i, clock, arrivals, down, up, forward, backward, occupied, latency, which, depths)
+    return clock
+
+
+@inlined
+def _later(i: int, state: Array, before: Array, arrivals: Array, depths: Index) -> float:
+    """How much later all is after micro-batch i than it was `EVERY` before; −1 where not all is as much."""
+    n, later = len(depths), state[0, 0] - before[0, 0]
+    for s in range(n):
+        for x in range(3):
+            if state[x, s] > 0 and abs(state[x, s] - before[x, s] - later) > later * SAME:
+                return -1.0
+        for j in range(i + depths[min(s + 1, n - 1)] + 1, i + depths[s] + 1):
+            if abs(arrivals[s, j] - arrivals[s, j - EVERY] - later) > later * SAME:
+                return -1.0
+    return float(later)
+
+
+@compiled
+def about(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
+    """The same but for rounding: once all repeats itself, as many micro-batches as there are of one size are skipped."""
+    n, m = len(depths), len(which)
+    arrivals, state, before = np.zeros((n, m)), np.zeros((3, n)), np.zeros((3, n))
+    clock, down, up = state[0], state[1], state[2]
+    _warm(clock, arrivals, down, forward, occupied, latency, which, depths)
+    i = 0
+    while i < m:
+        _back(i, clock, arrivals, down, up, forward, backward, occupied, latency, which, depths)
+        times = (m - 2 - depths[0] - i) // EVERY  # that all could repeat itself
+        if times > 0 and i % EVERY == 0:
+            later = _later(i, state, before, arrivals, depths) if i > 0 else -1.0
+            if later >= 0:
+                for s in range(n):
+                    for j in range(i + depths[s], i + depths[min(s + 1, n - 1)], -1):
+                        arrivals[s, j + times * EVERY] = arrivals[s, j] + times * later
+                    for x in range(3):
+                        state[x, s] += times * later
+                i += times * EVERY
+            before[:] = state
+        i += 1
     return clock

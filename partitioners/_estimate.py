@@ -183,7 +183,7 @@ def _seconds(
                 a, c = nodes[r, s], nodes[r, s + 1]
                 least = parts[r, s] * output[ends[i, s + 1]] / min(capacity[0, a], capacity[1, c])
                 held[s, 0], held[s, 1] = max(held[s, 0], least * loads[i, 0]), max(held[s, 1], least * loads[i, 2])
-        done = _ends.run(f, g, held, late, which_size, depths)
+        done = _ends.about(f, g, held, late, which_size, depths)
         size, begin = 1 if loads[i, 2] > 0 else 0, _longest(lines[i, :n], ends[i], optimizer)
         earliest = min(earliest, begin)
         for s in range(n):

@@ -113,7 +113,7 @@ def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, back
 def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array,
               backward: Array, occupied: Array, latency: Array, m: int, q: int, more: float, blocking: bool,
               ) -> tuple[Array, Array, Array, Array, Index, Index]:  # fmt: skip
-    """What `_ends.run` asks of a pipeline."""
+    """What `_ends.about` asks of a pipeline."""
     n = len(line)
     f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
     which, depths = np.zeros(m, np.int64), np.zeros(n, np.int64)
@@ -144,7 +144,7 @@ def ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index,
     f, g, held, delays, which, depths = durations(
         line, inside, ends, recompute, forwards, forward, backward, occupied, latency, m, q, more, blocking
     )
-    done = _ends.run(f, g, held, delays, which, depths)
+    done = _ends.about(f, g, held, delays, which, depths)
     end = longest = 0.0
     for s in range(len(line)):
         v, lo, hi = line[s], ends[s], ends[s + 1]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.partitioners import _ends
 from hetpipe.partitioners._ends import last_backwards
+from hetpipe.partitioners._space import depth
 from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
@@ -74,6 +77,17 @@ def test_compiled_to_the_bit(case: tuple[PipelineCosts, list[int]]) -> None:
     costs, depths = case
     which = np.arange(len(costs.forward[0]))
     assert last_backwards(costs, which, depths) == [stage.backward[-1] for stage in pipeline_times(costs, depths)]
+
+
+@settings(deadline=None)  # numba compiles
+@given(st.integers(1, 6), st.integers(1, 60), st.booleans(), st.sampled_from([1, 2, 3]), st.randoms(use_true_random=False))
+def test_what_repeats_itself_is_skipped(n: int, m: int, rest: bool, forwards: int, random: Random) -> None:
+    times = [[random.choice([0.0, 0.5, 1.0, 1.01, random.random()]) for _ in range(n)] for _ in range(3)]
+    forward, backward, occupied = (np.array([row, row[::-1]]).T.copy() for row in times)
+    costs = forward, backward, occupied[1:].copy(), np.array(times[0])[1:].copy(), np.array([0] * (m - 1) + [int(rest)])
+    depths = np.array([depth(forwards, n - s, m) for s in range(n)])
+    _ends.ready()
+    assert _ends.about(*costs, depths).tolist() == pytest.approx(_ends.run(*costs, depths).tolist(), rel=1e-9)
 
 
 def test_compiled_takes_a_column_for_each_size() -> None:
