@@ -112,7 +112,8 @@ def about(forward: Array, backward: Array, occupied: Array, latency: Array, whic
     """The same but for rounding: once all repeats itself, as many micro-batches as there are of one size are skipped."""
     n, m = len(depths), len(which)
     arrivals, state, before = np.zeros((n, m)), np.zeros((3, n)), np.zeros((3, n))
-    clock, down, up = state[0], state[1], state[2]
+    clock: Array = state[0]
+    down, up = state[1], state[2]
     _warm(clock, arrivals, down, forward, occupied, latency, which, depths)
     i = 0
     while i < m:

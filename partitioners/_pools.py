@@ -12,6 +12,7 @@ from hetpipe.partitioners._groupings import Bounds
 from hetpipe.partitioners._pricing import bound
 from hetpipe.partitioners._space import Array, Counts, Space, families_of, load_of
 
+TABLES = 1_000_000  # stages, by variant, place, kind, first and last layer, that are computed at once
 SPLITS = 3  # a list that is too long is made in at most 2^3 parts
 
 
@@ -53,12 +54,14 @@ class Pools:
     def _all(
         self, c: Counts, variants: list[Variant], threshold: float, limit: int, splits: int = SPLITS
     ) -> Found:
-        """Where the rows are too many at once: half of the variants, and the other half."""
-        found = priced(self.space, c, variants, 2, threshold, limit, self.late)
-        if np.isinf(found.dropped) or len(variants) <= 1 or splits == 0 or self.late():
-            return Found(self.useful(found.pipelines), found.dropped)
-        half = len(variants) // 2
-        parts = [self._all(c, part, threshold, limit, splits - 1) for part in (variants[:half], variants[half:])]
+        """Where the rows, or the tables of their stages, are too many at once: half of the variants, and the other half."""
+        large = len(variants) > 1 and len(variants) * sum(c) * np.count_nonzero(c) * (self.space.L + 1) ** 2 > TABLES
+        if not large:
+            found = priced(self.space, c, variants, 2, threshold, limit, self.late)
+            if np.isinf(found.dropped) or len(variants) <= 1 or splits == 0 or self.late():
+                return Found(self.useful(found.pipelines), found.dropped)
+        half, left = len(variants) // 2, splits if large else splits - 1
+        parts = [self._all(c, part, threshold, limit, left) for part in (variants[:half], variants[half:])]
         merged = joined([part.pipelines for part in parts], sum(c))
         merged = self.useful(merged.pick(np.argsort(merged.bound, kind="stable")))
         return Found(merged, min(part.dropped for part in parts))

@@ -22,7 +22,7 @@ from hetpipe.spec.schedule import ScheduleName
 
 Owner = tuple[int, int, int]  # sort, stage, shard
 ROUNDED = 1 - 1e-9  # other sums than the simulator's
-KNOWN = 500  # pipelines of plans whose transfers share adapters that are kept
+KNOWN = 300_000  # forwards of pipelines whose transfers share adapters: simulations of so many are kept
 
 
 class Pipelines(NamedTuple):
@@ -79,7 +79,7 @@ class Steps:
 
     def played(self, draft: Draft) -> float:
         """Seconds, with all that shares adapters."""
-        if len(self._known) > KNOWN:
+        if sum(run.pipe.forward.size for run in self._known.values()) > KNOWN:
             self._known.clear()
         return play(draft.plan(self.appraiser.problem), self.costs, self._known).step
 

@@ -6,7 +6,7 @@ looked at again: its stages are ready when they are ready alone."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Index = NDArray[np.int64]
+Index = NDArray[np.int32]
 Flags = NDArray[np.bool_]
+Ready = Callable[[int], Sequence[float]]  # when each stage's last backward ends, of a pipeline alone
 CROWDED = 1 + 1e-9  # times what an adapter carries; less is rounding
 
 
 class Pipe(NamedTuple):
     """A pipeline of n stages and m micro-batches: seconds [n, m] of forwards and backwards, and [n − 1, m] that each boundary's
     transfer takes alone, without its latency [n − 1]; warm-up depths and nodes of the stages [n]; bytes/s of a
-    transfer alone [n − 1, m] and how many go side by side [n − 1]; when each stage is ready, if nothing is shared [n]; and when
-    it begins."""
+    transfer alone [n − 1, m] and how many go side by side [n − 1]; and when it begins."""
 
     forward: Array
     backward: Array
@@ -33,7 +33,6 @@ class Pipe(NamedTuple):
     nodes: tuple[int, ...]
     rate: Array
     members: Array
-    ready: Sequence[float]
     begin: float
 
 
@@ -74,11 +73,11 @@ def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Fl
     return load > capacity * CROWDED
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)
 def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, Flags]:
     """Which tasks of a pipeline wait for which [E, 2], and whether for what arrives [E]: forwards [n, m], then backwards [n, m],
     then the transfers of activations and those of gradients [n − 1, m]. A link serves its transfers in order."""
-    n, i = len(depths), np.arange(m)
+    n, i = len(depths), np.arange(m, dtype=np.int32)
     found, arriving = [], []
 
     def wait(before: Index, after: Index, arrival: bool = False) -> None:
@@ -126,7 +125,7 @@ class _Build:
         [X, some] (−1: none)."""
         over = np.where((adapters >= 0) & self.full[adapters], adapters, -1)
         there = carried & (over >= 0).any(axis=1)
-        found = np.where(there, self.flows + np.cumsum(there) - 1, -1)
+        found = np.where(there, self.flows + np.cumsum(there, dtype=np.int32) - 1, np.int32(-1))
         over = over[there]
         self.flows += len(over)
         self.members.append(members[there])
@@ -144,22 +143,23 @@ class _Build:
         )
 
         seconds, latency, begin, flow = (np.concatenate(column) for column in zip(*self.parts, strict=True))
-        edges = np.concatenate([edges for edges, _ in self.edges])
+        edges = np.concatenate([edges for edges, _ in self.edges], dtype=np.int32)
         tasks = Tasks(seconds, latency, begin, flow, edges, np.concatenate([arrival for _, arrival in self.edges]))
-        reach = np.concatenate([[0], np.cumsum(np.concatenate(self.crossings))])
-        crossed = np.concatenate(self.crossed)
+        self.parts, self.edges = [], []  # which may be as large again
+        reach = np.append(0, np.cumsum(np.concatenate(self.crossings))).astype(np.int32)
+        crossed = np.concatenate(self.crossed, dtype=np.int32)
         return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity))
 
 
-def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Shared | None:
+def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: Ready) -> Shared | None:
     """What comes of all of them together; None if no adapter is crowded. The sums of a process come one after the other, in the
-    order of `rings`."""
+    order of `rings`. A pipeline that does not share is `ready` as it is alone."""
     full = crowded(pipes, rings, capacity)
     if not full.any():
         return None
     build = _Build(full)
     first = {r: _add_pipe(build, pipe) for r, pipe in enumerate(pipes) if _shares(pipe, full)}
-    sums, begins = _add_rings(build, rings, pipes, first)
+    sums, begins = _add_rings(build, rings, pipes, first, ready)
     ends = build.ends(capacity)
     found = {}
     for r, at in first.items():
@@ -194,14 +194,14 @@ def _add_pipe(build: _Build, pipe: Pipe) -> int:
     seconds = np.concatenate([pipe.forward.ravel(), pipe.backward.ravel(), *2 * [pipe.occupied.ravel()]])
     latency = np.concatenate([np.zeros(2 * n * m), *2 * [np.repeat(pipe.latency, m)]])
     begin = np.full(len(seconds), pipe.begin)
-    first = build.add(seconds, latency, begin, np.concatenate([np.full(2 * n * m, -1), flow]))
+    first = build.add(seconds, latency, begin, np.concatenate([np.full(2 * n * m, -1, np.int32), flow]))
     edges, arrival = _waits(pipe.depths, m)
     build.edges.append((edges + first, arrival))
     return first
 
 
 def _add_rings(
-    build: _Build, rings: Sequence[Ring], pipes: Sequence[Pipe], first: Mapping[int, int]
+    build: _Build, rings: Sequence[Ring], pipes: Sequence[Pipe], first: Mapping[int, int], ready: Ready
 ) -> tuple[list[int], list[tuple[float, list[int]]]]:
     """A task for each sum; and of each the time, and tasks of backwards, before which it does not begin."""
     last: dict[Hashable, int] = {}
@@ -217,7 +217,7 @@ def _add_rings(
             if r in first:
                 before.append(parts[r, s, ahead])
             else:
-                begin = max(begin, pipes[r].ready[s] - ahead)
+                begin = max(begin, ready(r)[s] - ahead)
         task = build.add(seconds, np.array([ring.latency]), np.array([begin]), flow)
         edges += [(other, task) for other in before]
         arrival += [False] * len(before)
@@ -227,7 +227,7 @@ def _add_rings(
         last.update(dict.fromkeys(ring.processes, task))
         tasks.append(task)
         begins.append((begin, before))
-    build.edges.append((np.array(edges, dtype=np.int64).reshape(-1, 2), np.array(arrival, dtype=np.bool_)))
+    build.edges.append((np.array(edges, dtype=np.int32).reshape(-1, 2), np.array(arrival, dtype=np.bool_)))
     return tasks, begins
 
 
@@ -243,16 +243,16 @@ def _add_parts(
         last = (n + s + 1) * m - 1
         before, arrival = _before_last(pipes[r].depths, m, s)
         seconds = np.maximum(0.0, pipes[r].backward[s, -1] - np.array(list(some)))
-        part = build.add(seconds, np.zeros(number), np.full(number, pipes[r].begin), np.full(number, -1))
-        after = np.repeat(np.arange(part, part + number), len(before))
+        part = build.add(seconds, np.zeros(number), np.full(number, pipes[r].begin), np.full(number, -1, np.int32))
+        after = np.repeat(np.arange(part, part + number, dtype=np.int32), len(before))
         build.edges.append((np.stack([np.tile(before + first[r], number), after], axis=1), np.tile(arrival, number)))
         found |= {(r, s, ahead): first[r] + last if ahead == 0 else part + i for i, ahead in enumerate(some)}
     return found
 
 
-@lru_cache(maxsize=1024)
 def _before_last(depths: tuple[int, ...], m: int, s: int) -> tuple[Index, Flags]:
     """What the last backward of stage s waits for (see `_waits`)."""
-    edges, arrival = _waits(depths, m)
-    here = edges[:, 1] == (len(depths) + s + 1) * m - 1
-    return edges[here, 0], arrival[here]
+    n = len(depths)
+    own = s * m + m - 1 if min(depths[s], m) == 1 else (n + s) * m + m - 2
+    up = [(3 * n - 1 + s) * m + m - 1] if s + 1 < n else []
+    return np.array([own, *up], dtype=np.int32), np.array([False, *[True] * len(up)])

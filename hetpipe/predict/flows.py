@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Index = NDArray[np.int64]
+Index = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 FEW_TASKS = 50_000  # of a process, which Python is through with in the second that it takes to read what is compiled from disk
 ROUNDING = 1 + 1e-12  # rates within this are the same
@@ -112,8 +112,8 @@ def ends(tasks: Tasks, flows: Flows) -> Array:
 def _graph(tasks: Tasks) -> _Graph:
     count, (before, after) = len(tasks.seconds), tasks.edges.T
     order = np.argsort(before, kind="stable")
-    first = np.searchsorted(before[order], np.arange(count + 1))
-    waits = np.bincount(after, minlength=count)
+    first = np.append(0, np.cumsum(np.bincount(before, minlength=count))).astype(np.int32)
+    waits = np.bincount(after, minlength=count).astype(np.int32)
     return _Graph(tasks.seconds, tasks.latency, tasks.begin.copy(), tasks.flow, waits, first, after[order], tasks.arrival[order])
 
 
@@ -122,15 +122,15 @@ def _way(flows: Flows) -> _Way:
     rates, kind = np.unique(flows.rate, return_inverse=True)
 
     def empty(length: int) -> Index:
-        return np.full(length, -1, dtype=np.int64)
+        return np.full(length, -1, dtype=np.int32)
 
     return _Way(
         on_way=empty(F), due=np.zeros(F), place=empty(F), part=empty(F),
         full=empty(A), hit=np.zeros(F, np.bool_), fair=np.zeros(F), task=empty(F),
         left=np.zeros(F), since=np.zeros(F), speed=np.zeros(F), room=np.zeros(A), demand=np.zeros(A),
         dirty=np.zeros(A, np.bool_), head=empty(A), after=empty(E), before=empty(E),
-        flow=np.repeat(np.arange(F), np.diff(flows.reach)), rates=rates, slow=empty(len(rates)), next=empty(F),
-        kind=kind.astype(np.int64),
+        flow=np.repeat(np.arange(F, dtype=np.int32), np.diff(flows.reach)), rates=rates, slow=empty(len(rates)), next=empty(F),
+        kind=kind.astype(np.int32),
     )  # fmt: skip
 
 
@@ -280,8 +280,8 @@ def _settle(graph: _Graph, end: Array, todo: Index, known: int, starts: list[tup
 
 def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
     end = np.full(len(graph.flow), np.nan)
-    todo = np.empty(len(graph.flow), dtype=np.int64)  # tasks that are over, or whose beginning is known
-    adapters = np.empty(len(flows.capacity), dtype=np.int64)
+    todo = np.empty(len(graph.flow), dtype=np.int32)  # tasks that are over, or whose beginning is known
+    adapters = np.empty(len(flows.capacity), dtype=np.int32)
     known, count = 0, 0
     for i in range(len(graph.flow)):
         if graph.waits[i] == 0:
@@ -330,8 +330,8 @@ def ready() -> Callable[[_Graph, Flows, _Way], Array]:
     from hetpipe.predict.compiled import get_ready, twin  # and with them numba, which few tasks do without
 
     run = twin(_run, (_changed, _begin, _leave, _reached, _stop, _slowest, _fill, _rise, _share, _settle))
-    one, none = np.ones(1), np.zeros(0, dtype=np.int64)
-    tasks = Tasks(one, one, one, np.array([-1]), none.reshape(0, 2), none.astype(np.bool_))
-    flows = Flows(none.astype(np.float64), none.astype(np.float64), np.zeros(1, np.int64), none, one)
+    one, none = np.ones(1), np.zeros(0, dtype=np.int32)
+    tasks = Tasks(one, one, one, np.array([-1], np.int32), none.reshape(0, 2), none.astype(np.bool_))
+    flows = Flows(none.astype(np.float64), none.astype(np.float64), np.zeros(1, np.int32), none, one)
     get_ready(lambda: run(_graph(tasks), flows, _way(flows)))
     return run

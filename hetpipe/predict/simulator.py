@@ -6,13 +6,15 @@ it does not wait for those of others."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.predict.contention import Pipe, Ring, share
+from hetpipe.predict.contention import Array, Pipe, Ring, share
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.pipeline import PipelineCosts, StageTimes, pipeline_times
 from hetpipe.predict.sums import Segment, gradients_ahead, sync_segments, sync_times
@@ -123,24 +125,37 @@ def _links(costs: Costs, replica: ReplicaPlan) -> tuple[Link, ...]:
     return tuple(costs.link(a, b) for a, b in (*pairwise(first), *zip(groups, groups, strict=True)))
 
 
-class Run(NamedTuple):
-    """One pipeline as simulated: its durations, its finish times since the step began with its optimizers, and the optimizer of
-    each stage; how long before the end of its
-    stage's last backward each layer's gradients are made (`gradients_ahead`); and what `contention` has to know of it, but on
-    which nodes it is. `wires`, where it shares adapters: when each boundary's link is free again after transfers of activations,
-    and of gradients [2, n − 1, m]."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """One pipeline as simulated: its durations, and the optimizer of each stage; how long before the end of its stage's last
+    backward each layer's gradients are made (`gradients_ahead`); and what `contention` has to know of it, but on which nodes it
+    is. `shared`, where it shares adapters: when forwards and backwards end [2, n, m], and when each boundary's link is free again
+    after transfers of activations, and of gradients [2, n − 1, m]."""
 
     costs: PipelineCosts
-    times: list[StageTimes]
     optimizers: list[float]
     ahead: list[float]
     pipe: Pipe
-    wires: list[list[list[float]]] | None = None
+    shared: tuple[Array, Array] | None = None
 
-    @property
-    def end(self) -> float:
-        """When the last backward ends."""
-        return max(times.backward[-1] for times in self.times)
+    @cached_property
+    def times(self) -> list[StageTimes]:
+        """Finish times since the step began with the optimizers."""
+        if self.shared is not None:
+            return [StageTimes(*stage) for stage in zip(*self.shared[0].tolist(), strict=True)]
+        begin = self.pipe.begin
+        return [
+            StageTimes([begin + x for x in stage.forward], [begin + x for x in stage.backward])
+            for stage in pipeline_times(self.costs, self.pipe.depths)
+        ]
+
+    @cached_property
+    def ready(self) -> list[float]:
+        """When each stage's last backward ends."""
+        if self.shared is not None:
+            found: list[float] = self.shared[0][1, :, -1].tolist()
+            return found
+        return [stage.backward[-1] for stage in self.times]
 
 
 def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
@@ -154,11 +169,6 @@ def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
 def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
     priced = replica_costs(costs, replica)
     optimizers = optimizers_of(costs, replica)
-    begin = max(optimizers)
-    times = [
-        StageTimes([begin + x for x in stage.forward], [begin + x for x in stage.backward])
-        for stage in pipeline_times(priced, depths)
-    ]
     n, m = len(priced.forward), len(priced.forward[0])
     rate, members = np.zeros((n - 1, m)), np.ones(n - 1)
     different, which = np.unique(replica.microbatch_sizes, return_inverse=True)
@@ -169,9 +179,9 @@ def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
             rate[s], members[s] = np.array(each)[which], parts
     pipe = Pipe(
         np.array(priced.forward), np.array(priced.backward), np.array(priced.occupied).reshape(n - 1, m),
-        np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members, [x.backward[-1] for x in times], begin,
+        np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members, max(optimizers),
     )  # fmt: skip
-    return Run(priced, times, optimizers, gradients_ahead(costs, replica), pipe)
+    return Run(costs=priced, optimizers=optimizers, ahead=gradients_ahead(costs, replica), pipe=pipe)
 
 
 Sums = list[tuple[Segment, float, float]]  # each with its start and end
@@ -196,8 +206,8 @@ def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None) -> Pl
             known[key] = _run(costs, replica, replica.depths(plan.schedule))
         runs.append(known[key])
     found = _shared(plan, costs, runs)
-    runs, sums = found or (runs, sync_times(plan, costs, [run.pipe.ready for run in runs], [run.ahead for run in runs]))
-    return Played(runs, sums, max([*(run.end for run in runs), *(end for _, _, end in sums)]))
+    runs, sums = found or (runs, sync_times(plan, costs, [run.ready for run in runs], [run.ahead for run in runs]))
+    return Played(runs, sums, max([*(max(run.ready) for run in runs), *(end for _, _, end in sums)]))
 
 
 def _shared(plan: Plan, costs: Costs, runs: Sequence[Run]) -> tuple[list[Run], Sums] | None:
@@ -220,13 +230,12 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[Run]) -> tuple[list[Run], S
         for x in segments
     ]
     capacity = np.array([rate for node in costs.cluster.nodes for rate in costs.cluster.adapter_rates[node.name]])
-    found = share(pipes, rings, capacity)
+    found = share(pipes, rings, capacity, lambda r: runs[r].ready)
     if found is None:
         return None
     again = list(runs)
-    for r, (actions, wires) in found.pipes.items():
-        times = [StageTimes(*stage) for stage in zip(*actions.tolist(), strict=True)]
-        again[r] = runs[r]._replace(times=times, wires=wires.tolist())
+    for r, shared in found.pipes.items():
+        again[r] = replace(runs[r], shared=shared)
     return again, [(segment, *span) for segment, span in zip(segments, found.sums, strict=True)]
 
 
@@ -247,11 +256,11 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)
     played = play(plan, costs)
-    last = max(played.runs, key=lambda run: run.end)
-    optimizer = max(last.optimizers)
+    last = max(played.runs, key=lambda run: max(run.ready))
+    end, optimizer = max(last.ready), max(last.optimizers)
     return Timeline(
         spans=LazySpans(lambda: _spans(plan.replicas, played.runs, played.sums)), step_seconds=played.step,
-        optimizer_seconds=optimizer, pipeline_seconds=last.end - optimizer, sync_seconds=played.step - last.end,
+        optimizer_seconds=optimizer, pipeline_seconds=end - optimizer, sync_seconds=played.step - end,
         peak_bytes=peak_bytes(plan, costs), warnings=_extrapolations(plan, profile, cluster),
     )  # fmt: skip
 
@@ -292,13 +301,13 @@ def _spans(
 def _sends(r: int, replica: ReplicaPlan, run: Run) -> list[Span]:
     """The transfers of one pipeline, on the device that sends: an output to the next stage, a gradient to the one before, each
     from when its link is free to its arrival."""
-    spans = []
+    spans, wires = [], None if run.shared is None else run.shared[1].tolist()
     for s, (occupied, latency) in enumerate(zip(run.costs.occupied, run.costs.latency, strict=True)):
         for way, (stage, ends) in enumerate(((s, run.times[s].forward), (s + 1, run.times[s + 1].backward))):
             free = 0.0
             for i, (ready, seconds) in enumerate(zip(ends, occupied, strict=True)):
                 start = max(free, ready)
-                free = start + seconds if run.wires is None else run.wires[way][s][i]
+                free = start + seconds if wires is None else wires[way][s][i]
                 if free + latency > start:
                     spans.append(Span(device=replica.stages[stage].device, replica=r, stage=stage, kind="send",
                                       start=start, end=free + latency, microbatch=i))  # fmt: skip
