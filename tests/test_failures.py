@@ -168,5 +168,6 @@ def test_ctrl_c_while_everything_is_imported(tmp_path: Path) -> None:
     for pid in found:
         os.kill(pid, signal.SIGINT)
     ended = finish(process, tmp_path, mark, timeout=PROMPT)
-    assert (ended.code, ended.leftover) == (130, [])
+    assert ended.code in (130, -signal.SIGINT), "a shell says 130 of both"
+    assert ended.leftover == []
     assert "Traceback" not in ended.err
