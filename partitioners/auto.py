@@ -37,7 +37,7 @@ class Auto:
         require_seats(problem)
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
-            problem.progress("loading what numba compiled; the first time it compiles for some 20 s")
+            problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
         for module in (_balance, _estimate, _line_cuts, _places, _relaxed):
             module.ready()
         found = self._searched(problem, Limit(problem.time_limit_seconds or self.time_limit_seconds))
