@@ -31,8 +31,8 @@ from hetpipe.planning.programs import Program
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
-NEAR = 1.004  # times what is ruled out: possible is near enough
-WIDER = 1.25  # most of a range of replicas, times its least
+APART, NEAR = 1.2, 1.004  # possible over ruled out: where all replica counts have their turn, at first; where it ends
+WIDER = 2  # most of a range of replicas, times its least
 GRID = 9  # ranges of samples at first
 NARROW = 1.01  # most of a range of samples, times its least, that is not divided
 ROUNDS = 40  # of prices for one T
@@ -100,26 +100,33 @@ class Lower:
         return min(part.shown for part in self.parts)
 
     def run(self, step: float, effort: float, patience: float = math.inf) -> float:
-        """The bound, after so much more effort; of no use above `step`. After so much of it for one T other replica counts have
-        their turn."""
-        self.left, last = effort, None
+        """The bound, after so much more effort; of no use above `step`. The replica counts at which it rests are looked at until
+        it is known how far it could rise there, then all others are brought as far, and so on, closer each time. After so much of
+        it for one T others have their turn."""
+        self.left, last, apart = effort, None, APART
         for part in self.parts:
             part.stuck = 0
         while self.left > 0 and self.bound < step * (1 - 1e-9) and not self.late():
             upper = min([step, *(x.possible for x in self.parts)])
-            part = min(self.parts, key=lambda x: (x.shown * NEAR >= upper, x.stuck, x.shown))
-            if upper <= part.shown * NEAR:
-                part = min(self.parts, key=lambda x: x.possible)
-                if part.low == part.high or part.possible > upper:
-                    break
+            part = min(self.parts, key=lambda x: (x.possible, x.stuck, x.shown))
+            behind = [x for x in self.parts if x.shown < part.shown]
+            if part.shown * (NEAR if math.isinf(part.possible) else apart) < upper and not (part.stuck and behind):
+                T = math.sqrt(part.shown * upper) if math.isfinite(upper) else part.shown * 2
+            elif behind:
+                T, part = part.shown, min(behind, key=lambda x: (x.stuck, x.shown))
+            elif apart > NEAR:
+                apart = max(NEAR, math.sqrt(apart))
+                continue
+            elif part.low == part.high or part.possible > upper:
+                break
+            else:
                 self._divide(part)
                 continue
             part.prices = last if part.prices is None else part.prices
-            T = math.sqrt(part.shown * upper) if math.isfinite(upper) else part.shown * 2
             self.stop = self.left - patience
             if self.ruled_out(part, T):
                 part.shown, part.stuck = T, 0
-            elif self.left > self.stop:
+            elif self.left > max(0.0, self.stop):
                 part.possible = T
             else:
                 part.stuck += 1
@@ -180,8 +187,8 @@ class Lower:
         self, part: Part, T: float, prices: Array, intervals: list[tuple[int, int]]
     ) -> tuple[float, list[Column], list[tuple[int, int]]]:
         """The least R · ĉ(B / R) / π·A of all R of the part, the cheapest pipelines, and the ranges of samples, divided where it
-        rests. Only ranges on which it rests are priced; of others c is what the work of their samples costs at least, or
-        that of fewer samples."""
+        rests, as long as that could be enough. Only ranges on which it rests are priced; of others c is what the work of their
+        samples costs at least, or that of fewer samples."""
         scale, priced = float(prices @ self.there), dict[int, tuple[float, Column]]()
         each, exact = self.demand.cheapest_sample(prices[: self.devices] @ self.takes) / (T * SLACK), False
         while True:
@@ -200,10 +207,16 @@ class Lower:
             if value <= scale * SLACK and not wide and not exact and part.low <= EXACT:
                 exact = True
                 continue
-            if value > scale * SLACK or not wide or self.left <= 0:
+            if value > scale * SLACK or not wide or self.left <= 0 or self.hopeless(part, priced, scale * SLACK):
                 found = [column for cost, column in priced.values() if math.isfinite(cost)]
                 return value / scale, found, intervals
             intervals = [half for i, x in enumerate(intervals) for half in (halves(*x) if i in wide else [x])]
+
+    def hopeless(self, part: Part, priced: dict[int, tuple[float, Column]], enough: float) -> bool:
+        """Whether pipelines that were priced, of the least samples of their ranges, do the batch for no more: then no division of
+        ranges makes the least sum more than `enough`."""
+        samples, costs = np.array([(low, cost) for low, (cost, _) in priced.items()]).T
+        return least_sum(samples, costs, self.batch, part.low, part.high, part.low <= EXACT)[0] <= enough
 
     def cheapest(
         self, part: Part, T: float, prices: Array, low: int, high: int, below: float
