@@ -56,6 +56,18 @@ def test_the_seconds_of_actions_count_once() -> None:
     assert 0.99 * step < Lower(Types(problem), fluid_bound(problem)).run(1.5 * step, 1e7) <= step * ROUNDING
 
 
+def test_effort_that_ends_says_nothing_of_what_is_possible() -> None:
+    """The T at which it ended was taken as one that can be reached, and no more was tried than that."""
+    layer = {"parameter_bytes": 4_000_000, "output_bytes_per_sample": 10_000}
+    profile = make_profile({"a": [0.1] * 8, "b": [0.25] * 8}, (1, 2, 4), layer)
+    problem = make_problem(make_cluster([{"a": 2}, {"b": 2}] * 4, link={"bandwidth": 1e6, "latency": 0.0}), profile, 64)
+    step = min(checked(problem, plan).step_seconds for plan in simple_plans(problem))
+    lower, again = (Lower(Types(problem), fluid_bound(problem)) for _ in range(2))
+    for effort in np.geomspace(1e3, 1e5, 20):
+        lower.run(math.inf, effort)
+    assert lower.run(step, 1e8) == pytest.approx(again.run(step, 1e8), rel=0.01)
+
+
 @settings(max_examples=25, **UNHURRIED)
 @given(problem=crowds(24).filter(counted))
 def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
