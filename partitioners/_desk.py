@@ -16,6 +16,7 @@ from hetpipe.planning.partition import Problem
 PLAYED = 100_000  # tasks that are simulated of a rule's drafts where adapters are shared
 FEW, MOST = 2, 40  # drafts of which that is at least, and at most
 OFFERS = 500  # drafts of a rule that are looked at one after the other
+LOOKS = 500_000  # devices of a rule's drafts whose step is computed as if nothing was shared
 
 
 class Candidate(NamedTuple):
@@ -87,15 +88,15 @@ class Desk:
 
     def quickest(self, candidates: Iterable[Candidate], below: float = math.inf) -> tuple[float, Draft] | None:
         """Of the drafts that fit and have a smaller step than `below` the quickest, of equals the first in the rule's order; and
-        its step. Least bound first, until the next is above the step in hand. When it is late, no more once there is one. Where
-        adapters are shared, of those that the budget is enough for."""
+        its step. Least bound first, until the next is above the step in hand. When it is late, no more once there is one; nor
+        after so many `LOOKS`. Where adapters are shared, of those that the budget is enough for."""
         best: tuple[float, tuple[int, ...], Draft] | None = None
         some = takewhile(lambda _: math.isinf(below) or not self.late(), candidates)
         waiting: list[tuple[float, tuple[int, ...], int, Entry]] = []
         for number, candidate in enumerate(some):
             waiting.append((candidate.bound, candidate.place, number, Entry(candidate)))
         heapify(waiting)
-        looked, budget, number = 0, Budget(self.steps), len(waiting)
+        looked, left, budget, number = 0, LOOKS, Budget(self.steps), len(waiting)
         while waiting and waiting[0][0] < below and (best is None or waiting[0][:2] < best[:2]):
             if (best is not None or math.isfinite(below)) and self.late():
                 break
@@ -104,9 +105,13 @@ class Desk:
                 looked += 1
                 if looked % 50 == 0:
                     self.say(f"{entry.candidate.draft.name}, {looked} of {number} plans")
-                for more in self._entries(entry.candidate) if self.fits(entry.candidate) else ():
+                if left <= 0 or not self.fits(entry.candidate):
+                    continue
+                for more in self._entries(entry.candidate):
                     heappush(waiting, (more.least, (more.start, *entry.candidate.order), number, more))
-                    number += 1
+                    number, left = number + 1, left - more.candidate.draft.rows.size
+                    if left <= 0:
+                        break
                 continue
             if budget.spent:
                 break
