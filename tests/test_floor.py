@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners import _limit
+from hetpipe.partitioners import _desk, _limit
+from hetpipe.partitioners._appraisal import Sketch
+from hetpipe.partitioners._drafts import Draft
 from hetpipe.partitioners._floor import RULES, cost, simple_plans
 from hetpipe.partitioners._limit import PER_SECOND, Limit
+from hetpipe.partitioners._steps import Steps
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.planning.partition import PartitionError, Problem
@@ -115,6 +118,26 @@ class TestNeverSlower:
         problem = make_problem(make_cluster([{"a": 1}, {"b": 2}] * 100, link=SLOW), profile, 900, backend="fairscale")
         *_, best = simple_plans(problem)
         assert step(problem, Auto()(problem).plan) == step(problem, best)
+
+
+def test_a_rule_has_a_plan_however_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one draft: the first that fits; and `auto`, which looks at as few of each rule, is no slower."""
+    problem, rule, looked = unlike_nodes(), Fasop(), list[float]()
+    least = Steps.least
+
+    def counting(self: Steps, draft: Draft, sketch: Sketch) -> float:
+        looked.append(least(self, draft, sketch))
+        return looked[-1]
+
+    monkeypatch.setattr(Steps, "least", counting)
+    many = step(problem, rule(problem).plan)
+    assert len(looked) > 1
+    monkeypatch.setattr(_desk, "LOOKS", 1)
+    looked.clear()
+    few = step(problem, rule(problem).plan)
+    assert len(looked) == 1
+    assert many <= few
+    assert step(problem, Auto()(problem).plan) <= few
 
 
 class TestTime:
