@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
 APART, NEAR = 1.2, 1.004  # possible over ruled out: where all replica counts have their turn, at first; where it ends
-WIDER = 2  # most of a range of replicas, times its least
+WIDER = 2  # most of a range of replicas is less than so many times its least
 GRID = 9  # ranges of samples at first
 NARROW = 1.01  # most of a range of samples, times its least, that is not divided
 ROUNDS = 40  # of prices for one T
@@ -84,10 +84,11 @@ class Lower:
         _relaxed.ready()
 
     def _ranges(self, least: float) -> list[Part]:
-        """All replica counts; as many as a node has devices or fewer, which may sum inside nodes, apart."""
+        """All replica counts; one, which sums nothing, and as many as a node has devices or fewer, which may sum inside nodes,
+        apart."""
         found, low = list[Part](), 1
         while low <= self.types.most:
-            high = min(self.types.most, max(low, int(low * WIDER)))
+            high = min(self.types.most, max(low, WIDER * low - 1))
             if low <= self.types.largest_node < high:
                 high = self.types.largest_node
             found.append(Part(low, high, least))
