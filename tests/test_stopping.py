@@ -18,7 +18,14 @@ from torch import Tensor
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.cli import exits
-from hetpipe.processes.stopping import RunStopped, StopRequest, heed_signals, stop_if_told
+from hetpipe.processes.stopping import (
+    RunStopped,
+    StopRequest,
+    forget_signals,
+    heed_signals,
+    importing,
+    stop_if_told,
+)
 from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.commands import agents, finish, processes, start
@@ -168,5 +175,29 @@ def test_a_signal_that_somebody_swallows_is_not_lost(number: int, kind: type[Bas
             exits.main(lambda: _as_another_error(number))
         assert ended.value.code == 128 + number
     finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, RunStopped), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_waits_for_imports(number: int, kind: type[BaseException]) -> None:
+    """torch's modules in C++ aborted the process: "terminate called after throwing 'pybind11::error_already_set'"."""
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGTERM, signal.SIGINT)}
+    done = list[str]()
+
+    def told() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        done.append("imported")
+
+    try:
+        heed_signals()
+        with pytest.raises(kind), importing():
+            told()
+        assert done == ["imported"]
+        with pytest.raises(kind), importing():
+            pytest.fail("it has been told to stop")
+    finally:
+        forget_signals()
         for each, handler in before.items():
             signal.signal(each, handler)

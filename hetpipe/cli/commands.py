@@ -27,7 +27,7 @@ from hetpipe.planning import registry
 from hetpipe.planning.front import Front
 from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
-from hetpipe.processes.stopping import stop_if_told
+from hetpipe.processes.stopping import importing
 from hetpipe.show.command import show
 from hetpipe.spec.assumed import is_assumed, told_of
 from hetpipe.spec.catalogue import Catalogue, load_choice
@@ -107,7 +107,7 @@ def profile(
         _say_job(job_file, job)
     with nothing_else(as_json):
         start_server(job.model.name)
-        with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
+        with importing(), Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
             from hetpipe.show.tables import beside_table, profile_table
             from hetpipe.training.start import profile_everywhere
 
@@ -271,11 +271,10 @@ def train(
         show_with(install_watching)
     with nothing_else(as_json):
         start_server(job.model.name)
-        with Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
+        with importing(), Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
             from hetpipe.training.start import train_everywhere, train_rank
             from hetpipe.training.table import train_table
 
-        stop_if_told()
         result = train_everywhere(job, train_rank)
     if result is None:
         return

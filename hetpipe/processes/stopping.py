@@ -4,7 +4,8 @@ seconds left) and Ctrl-C end a run after the step in which it is."""
 from __future__ import annotations
 
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -89,3 +90,13 @@ class StopRequest:
     def _take(self, number: int, _: FrameType | None) -> None:
         signal.signal(number, self._before[number])  # type: ignore[arg-type]
         self.number = self.number or number
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """What a signal asks for waits until modules are imported: raised in the midst of one that is written in C++ it aborts the
+    process (pybind11), or gets lost."""
+    with StopRequest() as request:
+        yield
+    if request.number is not None:
+        _stop(request.number, None)
