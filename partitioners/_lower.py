@@ -214,8 +214,8 @@ class Lower:
             intervals = [half for i, x in enumerate(intervals) for half in (halves(*x) if i in wide else [x])]
 
     def hopeless(self, part: Part, priced: dict[int, tuple[float, Column]], enough: float) -> bool:
-        """Whether pipelines that were priced, of the least samples of their ranges, do the batch for no more: then no division of
-        ranges makes the least sum more than `enough`."""
+        """Whether pipelines that were priced, of the least samples of their ranges, do the batch for no more: then dividing
+        ranges does not make the least sum more than `enough`, but for what a price rises when its range gets narrower."""
         samples, costs = np.array([(low, cost) for low, (cost, _) in priced.items()]).T
         return least_sum(samples, costs, self.batch, part.low, part.high, part.low <= EXACT)[0] <= enough
 
