@@ -27,7 +27,7 @@ Take = tuple[int, ...]  # stages of each kind
 Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
 CLOSE = 1.02  # times the best step: plans of about this are simulated
 PLAYED = 2  # of the plans that one look makes: so many that take about least are simulated
-TASKS = 10_000_000  # of plans whose transfers share adapters: so many are simulated
+TASKS = 4_000_000  # of plans whose transfers share adapters: so many are simulated
 ABOVE = 1.2  # times the best step: what local search may start from
 SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
@@ -74,25 +74,24 @@ class Assembly:
         self.degrees = [kind.degree for kind in types.kinds]
         self.schedule: ScheduleName = "gpipe" if not self.reals.forwards.any() else "1f1b"
 
-    def look(self, R: int, wishes: Sequence[Wish], least: float) -> None:
+    def look(self, R: int, wishes: Sequence[Wish], least: float) -> float:
         """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First of those that all
         can be; then cut anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums
-        wait for fewer others."""
+        wait for fewer others. About what the best takes."""
         alike = [p for p in self.pool(R, wishes, ()) if (R * self.uses(p) <= self.there).all()]
-        for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]:
-            self.make(((p, R),))
+        made = [self.make(((p, R),)) for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]]
         self.play(PLAYED)
         free = self._choice(R, wishes, least, ())
-        if free is None:
-            return
-        self.make(free)
-        near = [Wish(p.take(self.types.V), p.samples, p.b) for p in self.near]
-        used = {p.ends[1:-1]: count for p, count in free if 1 < len(p.stages) < self.L}
-        for cuts in sorted(used, key=lambda x: (len(x), -used[x]))[:SETS]:
-            sorts = self._choice(R, near, least, cuts)
-            if sorts is not None:
-                self.make(sorts)
-        self.play(PLAYED)
+        if free is not None:
+            made.append(self.make(free))
+            near = [Wish(p.take(self.types.V), p.samples, p.b) for p in self.near]
+            used = {p.ends[1:-1]: count for p, count in free if 1 < len(p.stages) < self.L}
+            for cuts in sorted(used, key=lambda x: (len(x), -used[x]))[:SETS]:
+                sorts = self._choice(R, near, least, cuts)
+                if sorts is not None:
+                    made.append(self.make(sorts))
+            self.play(PLAYED)
+        return min((x.about for x in made if x is not None), default=math.inf)
 
     def _choice(self, R: int, wishes: Sequence[Wish], least: float, common: tuple[int, ...]) -> Sorts | None:
         """What is chosen from the least T on at which the linear program is possible."""
@@ -179,6 +178,11 @@ class Assembly:
         insort(self.made, made, key=itemgetter(0))
         return made
 
+    def offer(self, draft: Draft) -> None:
+        """A plan from elsewhere."""
+        if self.desk.fits(self.desk.candidate(0, draft)):
+            self._simulate(draft)
+
     def play(self, most: int, *, last: bool = False) -> None:
         """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Where as
         many tasks as may be are simulated, plans wait for the `last` time."""
@@ -189,10 +193,14 @@ class Assembly:
             unlike.setdefault((about, stages), draft)
         for (about, _), draft in sorted(unlike.items(), key=itemgetter(0))[:most]:
             if about < CLOSE * self.step:
-                least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft))
-                if least < self.step and (step := self.budget.step(draft, least)) < self.step:
-                    self.step, self.draft = step, draft
+                self._simulate(draft)
         self.waiting = []
+
+    def _simulate(self, draft: Draft) -> None:
+        """It may be the best plan."""
+        least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft))
+        if least < self.step and (step := self.budget.step(draft, least)) < self.step:
+            self.step, self.draft = step, draft
 
     def uses(self, p: Pipeline) -> Array:
         """What it takes of all that there is."""

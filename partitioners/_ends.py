@@ -17,7 +17,7 @@ from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-EVERY, SAME = 4, 1e-9  # micro-batches after which all may repeat itself; to such a part
+SAME = 1e-9  # to such a part all has to repeat itself
 
 
 def last_backwards(costs: PipelineCosts, which: Index, depths: Sequence[int]) -> list[float]:
@@ -94,40 +94,44 @@ def run(forward: Array, backward: Array, occupied: Array, latency: Array, which:
 
 
 @inlined
-def _later(i: int, state: Array, before: Array, arrivals: Array, depths: Index) -> float:
-    """How much later all is after micro-batch i than it was `EVERY` before; −1 where not all is as much."""
+def _later(i: int, every: int, state: Array, before: Array, arrivals: Array, depths: Index) -> float:
+    """How much later all is after micro-batch i than it was `every` before; −1 where not all is as much."""
     n, later = len(depths), state[0, 0] - before[0, 0]
     for s in range(n):
         for x in range(3):
             if state[x, s] > 0 and abs(state[x, s] - before[x, s] - later) > later * SAME:
                 return -1.0
         for j in range(i + depths[min(s + 1, n - 1)] + 1, i + depths[s] + 1):
-            if abs(arrivals[s, j] - arrivals[s, j - EVERY] - later) > later * SAME:
+            if abs(arrivals[s, j] - arrivals[s, j - every] - later) > later * SAME:
                 return -1.0
     return float(later)
 
 
 @compiled
 def about(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
-    """The same but for rounding: once all repeats itself, as many micro-batches as there are of one size are skipped."""
+    """The same but for rounding: once all repeats itself, as many micro-batches as there are of one size are skipped. All is
+    compared to what it was at the last power of two (Brent 1980)."""
     n, m = len(depths), len(which)
     arrivals, state, before = np.zeros((n, m)), np.zeros((3, n)), np.zeros((3, n))
     clock: Array = state[0]
     down, up = state[1], state[2]
     _warm(clock, arrivals, down, forward, occupied, latency, which, depths)
-    i = 0
+    i = then = 0
     while i < m:
         _back(i, clock, arrivals, down, up, forward, backward, occupied, latency, which, depths)
-        times = (m - 2 - depths[0] - i) // EVERY  # that all could repeat itself
-        if times > 0 and i % EVERY == 0:
-            later = _later(i, state, before, arrivals, depths) if i > 0 else -1.0
+        every = i - then
+        times = (m - 2 - depths[0] - i) // max(1, every)  # that all could repeat itself
+        if every > 0 and times > 0:
+            later = _later(i, every, state, before, arrivals, depths)
             if later >= 0:
                 for s in range(n):
                     for j in range(i + depths[s], i + depths[min(s + 1, n - 1)], -1):
-                        arrivals[s, j + times * EVERY] = arrivals[s, j] + times * later
+                        arrivals[s, j + times * every] = arrivals[s, j] + times * later
                     for x in range(3):
                         state[x, s] += times * later
-                i += times * EVERY
+                i += times * every
+        if every >= then:
             before[:] = state
+            then = i
         i += 1
     return clock

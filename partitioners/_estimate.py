@@ -1,8 +1,9 @@
 """About what a whole plan takes, compiled, with what shares network adapters: for choosing among thousands of plans.
 
-Pipelines are simulated as if alone, over links of which each has its part of the adapters that it crosses: as many parts as
-activations leave the node of the one stage, or enter that of the other, at the same boundary of other replicas. Gradient sums go
-from the last layer to the first; an adapter serves them in that order. What a plan really takes says the simulator."""
+Pipelines are simulated as if alone, over links that adapters make slower: where one is busy for the whole step, a transfer holds
+the link as long as the adapter takes for all that it carries for each micro-batch of the pipeline; where for half of it, half as
+much longer. Half of that is a wait for the link, which delays what is sent next but not what is sent now. Gradient sums go from
+the last layer to the first; an adapter serves them in that order. What a plan really takes says the simulator."""
 
 from __future__ import annotations
 
@@ -70,30 +71,27 @@ def ready() -> None:
 
 
 @compiled
-def _crossings(
+def _adapters(
     which: Index, nodes: Index, stages: Index, ends: Index, capacity: Array, output: Array, samples: Index
-) -> tuple[Index, Array]:
-    """Of each boundary how many transfers leave a node there, at most of its two nodes [R, n − 1]; and the bytes that each
-    adapter carries one way [nodes]."""
+) -> tuple[Array, Array]:
+    """For how many seconds of a step each adapter carries activations or their gradients, one way [nodes]; and, of each boundary,
+    the busier one of its two nodes, −1 where it is inside of one [R, n − 1]."""
     R, n, count = len(which), nodes.shape[1], capacity.shape[1]
-    leave, enter, carried = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count)
+    busy, found = np.zeros(count), np.full((R, max(0, n - 1)), -1.0)
     for r in range(R):
         i = which[r]
         for s in range(stages[i] - 1):
             a, c = nodes[r, s], nodes[r, s + 1]
             if a != c:
-                leave[a] += 1
-                enter[c] += 1
                 sent = output[ends[i, s + 1]] * samples[i]
-                carried[a] += sent
-                carried[c] += sent
-    found = np.zeros((R, max(0, n - 1)), np.int64)
+                busy[a] += sent / min(capacity[0, a], capacity[1, a])
+                busy[c] += sent / min(capacity[0, c], capacity[1, c])
     for r in range(R):
         for s in range(stages[which[r]] - 1):
             a, c = nodes[r, s], nodes[r, s + 1]
             if a != c:
-                found[r, s] = max(leave[a], enter[c])
-    return found, carried
+                found[r, s] = max(busy[a], busy[c])
+    return busy, found
 
 
 @compiled
@@ -149,6 +147,16 @@ def _longest(line: Index, ends: Index, optimizer: Array) -> float:
     return longest
 
 
+@inlined
+def _share(held: Array, late: Array, crossed: Array, samples: int, load: Index, least: float) -> None:
+    """Make transfers longer, of so many samples, in a pipeline that takes this at least."""
+    for s in range(len(late)):
+        for x, b in enumerate((load[0], load[2])):
+            longer = max(0.0, crossed[s] / samples * b - held[s, x]) * min(1.0, crossed[s] / least)
+            held[s, x] += longer
+            late[s] -= longer / 2 if x == 0 else 0.0
+
+
 @compiled
 def _seconds(
     which: Index, nodes: Index, stages: Index, lines: Index, ends: Index, flags: Index, forwards: Index, loads: Index,
@@ -157,7 +165,7 @@ def _seconds(
 ) -> float:  # fmt: skip
     R, S, L = len(which), len(stages), len(summed) - 1
     samples = loads[:, 0] * loads[:, 1] - (loads[:, 0] - loads[:, 2]) * (loads[:, 2] > 0)
-    parts, carried = _crossings(which, nodes, stages, ends, capacity, output, samples)
+    busy, crossed = _adapters(which, nodes, stages, ends, capacity, output, samples)
     made, kept = np.zeros((R, L)), np.full((S, PATTERNS), -1, np.int64)
     end, earliest = 0.0, np.inf
     for r in range(R):
@@ -167,22 +175,19 @@ def _seconds(
             if kept[i, x] < 0:
                 kept[i, x] = r
                 break
-            if x == PATTERNS - 1 or (parts[kept[i, x]] == parts[r]).all():
+            if x == PATTERNS - 1 or (crossed[kept[i, x]] == crossed[r]).all():
                 alike = kept[i, x]
                 break
         if alike >= 0:
             made[r] = made[alike]
             continue
-        inside = parts[r, : max(0, n - 1)] == 0
+        inside = crossed[r, : max(0, n - 1)] < 0
         f, g, held, late, which_size, depths = durations(
             lines[i, :n], inside, ends[i], flags[i], forwards[i], forward[i], backward[i], occupied[i], latency[i], loads[i, 1],
             loads[i, 2], more, blocking,
         )  # fmt: skip
-        for s in range(n - 1 if not blocking else 0):
-            if parts[r, s] > 1:
-                a, c = nodes[r, s], nodes[r, s + 1]
-                least = parts[r, s] * output[ends[i, s + 1]] / min(capacity[0, a], capacity[1, c])
-                held[s, 0], held[s, 1] = max(held[s, 0], least * loads[i, 0]), max(held[s, 1], least * loads[i, 2])
+        if not blocking:
+            _share(held, late, crossed[r], samples[i], loads[i], loads[i, 1] * (f[:, 0] + g[:, 0]).max())
         done = _ends.about(f, g, held, late, which_size, depths)
         size, begin = 1 if loads[i, 2] > 0 else 0, _longest(lines[i, :n], ends[i], optimizer)
         earliest = min(earliest, begin)
@@ -196,6 +201,6 @@ def _seconds(
                 made[r, l] = done[s] - below - flags[i, s] * (forward[i, size, v, l] - forward[i, size, v, lo])
     if R > 1:
         end = max(end, _summed(which, nodes, stages, ends, made, capacity, summed, rings))
-    for node in range(capacity.shape[1] if not blocking else 0):
-        end = max(end, earliest + carried[node] / min(capacity[0, node], capacity[1, node]))
+    if not blocking:
+        end = max(end, earliest + busy.max())
     return end

@@ -12,6 +12,7 @@ import numpy as np
 
 from hetpipe.files.messages import counted
 from hetpipe.partitioners._assembly import ABOVE, Assembly, Made, Wish
+from hetpipe.partitioners._copies import part, repeated
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._improve import ENDS, Improvement
 from hetpipe.partitioners._limit import never
@@ -26,6 +27,7 @@ SOON, LATER = 4e6, 15e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
 EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
 NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
+MANY = 64  # devices: from there on a plan of a part of them is tried
 NUMBERS = 24  # numbers of replicas for which plans are made
 RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
 BESIDE = 1.25  # times a number of replicas that was better
@@ -44,18 +46,25 @@ class Planner:
 
     def run(self) -> Plan | None:
         """The plan."""
+        if len(self.problem.cluster.devices) >= MANY:
+            self._repeat()
+        self.search()
+        return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
+
+    def search(self) -> None:
+        """Look at plans of all devices."""
         self.desk.say(f"bounding; best step {self.assembly.step:.4g} s")
-        self.lower.run(self.assembly.step, FIRST, SOON)
-        tried, waiting = set[int](), self.numbers()
+        self.lower.run(math.inf, FIRST, SOON)
+        tried, waiting, least = set[int](), self.numbers(), math.inf
         while waiting and len(tried) < NUMBERS and not self.late():
             R, step = waiting.pop(0), self.assembly.step
             if R in tried or not 1 <= R <= self.types.most:
                 continue
             tried.add(R)
             self.desk.say(f"{counted(R, 'replica')}; best step {step:.4g} s")
-            self.assembly.look(R, self.wishes(R), self.lower.bound)
-            if self.assembly.step < step:  # and others about as many
-                waiting = [R - 1, R + 1, round(R / BESIDE), round(R * BESIDE), *waiting]
+            about = self.assembly.look(R, self.wishes(R), self.lower.bound)
+            if about < least or self.assembly.step < step:  # and others about as many
+                waiting, least = [R - 1, R + 1, round(R / BESIDE), round(R * BESIDE), *waiting], min(about, least)
         starts = dict[int, Made]()
         for made in self.assembly.made:
             starts.setdefault(sum(count for _, count in made.sorts), made)
@@ -65,7 +74,17 @@ class Planner:
             self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
             Improvement(self.assembly, TRIES).run(made)
         self.assembly.play(ENDS, last=True)
-        return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
+
+    def _repeat(self) -> None:
+        """Start from the plan of a part of the cluster, so many times."""
+        some = part(self.problem)
+        if some is not None:
+            planner = Planner(some.problem, self.late)
+            planner.search()
+            if planner.assembly.draft is not None:
+                draft = repeated(some, planner.assembly.draft, self.problem.global_batch)
+                if draft is not None:
+                    self.assembly.offer(draft)
 
     def prove(self, step: float, late: Callable[[], bool] = never) -> float:
         """The bound, after more effort, where the best plan of all takes `step`."""
@@ -76,10 +95,10 @@ class Planner:
     def numbers(self) -> list[int]:
         """The replica counts that are worth a look: in turns those at which the bound rests and those whose equal pipelines
         promise most."""
-        parts = [part for part in self.lower.parts if part.R and part.columns]
-        parts.sort(key=lambda part: (min(part.possible, 2 * part.shown), part.R))
+        parts = [x for x in self.lower.parts if x.R and x.columns]
+        parts.sort(key=lambda x: (min(x.possible, 2 * x.shown), x.R))
         found = list[int]()
-        for pair in zip_longest((part.R for part in parts), self.promising()):
+        for pair in zip_longest((x.R for x in parts), self.promising()):
             found += [R for R in pair if R is not None]
         return list(dict.fromkeys(found))[:NUMBERS]
 
@@ -92,20 +111,23 @@ class Planner:
         found = list[tuple[float, int]]()
         for R in ladder:
             share, best = max(1, self.problem.global_batch // R), math.inf
-            for take in (*self.even(R)[:DEALS], *self.filling(share)):
-                if (R * (self.types.limits[0] @ take) > self.types.limits[1]).any():
-                    continue
+            even, nodes = ([x for x in takes if self.all_can(R, x)] for takes in (self.even(R), self._nodes))
+            for take in (*even[:DEALS], *nodes):
                 pipeline = self.assembly.reals.quickest(take, share, R, ())
                 if pipeline is not None:
                     best = min(best, self.assembly.seconds(pipeline, share, R))
             found.append((best, R))
         return [R for best, R in sorted(found) if math.isfinite(best)]
 
+    def all_can(self, R: int, take: tuple[int, ...]) -> bool:
+        """Whether there are the devices for so many pipelines with these stages."""
+        return bool((R * (self.types.limits[0] @ take) <= self.types.limits[1]).all())
+
     def wishes(self, R: int) -> list[Wish]:
         """Of so many replicas: the linear program's, those near an even deal, of one type, and that fill nodes."""
-        part = next(part for part in self.lower.parts if part.low <= R <= part.high)
+        columns = next(x.columns for x in self.lower.parts if x.low <= R <= x.high)
         found = list[Wish]()
-        for x in list(part.columns)[:WISHES]:
+        for x in list(columns)[:WISHES]:
             found += [Wish(x.take, (x.low + x.high) // 2, x.b), Wish(x.take, (x.low + x.high) // 2, x.b, x.line)]
         share = max(1, self.problem.global_batch // R)
         found += [Wish(take, share, 0) for take in (*self.even(R), *self.pure(R), *self.filling(share))]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -20,7 +23,19 @@ def compiled(function: F) -> F:
         on_disk.append(compiler(cache=True)(function))
     except RuntimeError:  # numba found no such folder
         return cast(F, compiler()(function))
+    on_disk[-1]._cache._cache_file._source_stamp = sources()  # numba asks for the time of the function's own file only
     return cast(F, on_disk[-1])
+
+
+@cache
+def sources() -> str:
+    """A digest of all files with compiled functions. What is kept is of no use once one has changed, as functions are compiled
+    into those that call them."""
+    partitioners = find_spec("hetpipe.partitioners")
+    assert partitioners is not None
+    folders = [Path(__file__).parent, *map(Path, partitioners.submodule_search_locations or ())]
+    texts = [path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py"))]
+    return sha256(b"".join(text for text in texts if b"hetpipe.predict.compiled" in text)).hexdigest()
 
 
 def inlined(function: F) -> F:
