@@ -15,7 +15,7 @@ from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make
 from tests.test_counted import counted
 
 
-@settings(max_examples=25, **UNHURRIED)
+@settings(max_examples=15, **UNHURRIED)
 @given(problem=crowds(24).filter(counted))
 def test_copies_are_of_the_same_types_and_do_the_batch(problem: Problem) -> None:
     found = part(problem)

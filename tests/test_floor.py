@@ -69,7 +69,7 @@ class TestNeverSlower:
         assert checked(problem, solution.plan).step_seconds <= step(problem, Fasop()(problem).plan)
         assert solution.plan.partitioner == "auto"
 
-    @settings(max_examples=8, **UNHURRIED)
+    @settings(max_examples=6, **UNHURRIED)
     @given(crowds(most_devices=110))
     def test_than_any_rule(self, problem: Problem) -> None:
         steps = {}
