@@ -78,7 +78,7 @@ class Assembly:
         """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First of those that all
         can be; then cut anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums
         wait for fewer others. About what the best takes."""
-        alike = [p for p in self.pool(R, wishes, ()) if (R * self.uses(p) <= self.there).all()]
+        alike = [p for p in self.pool(R, wishes, ()) if self.all_can(R, p.take(self.types.V))]
         made = [self.make(((p, R),)) for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]]
         self.play(PLAYED)
         free = self._choice(R, wishes, least, ())
@@ -201,6 +201,10 @@ class Assembly:
         least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft))
         if least < self.step and (step := self.budget.step(draft, least)) < self.step:
             self.step, self.draft = step, draft
+
+    def all_can(self, R: int, take: Take) -> bool:
+        """Whether there are the devices for so many pipelines with these stages."""
+        return bool((R * (self.takes @ take) <= self.there).all())
 
     def uses(self, p: Pipeline) -> Array:
         """What it takes of all that there is."""

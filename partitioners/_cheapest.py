@@ -26,7 +26,7 @@ from hetpipe.planning.bounds import fluid_bound, fluid_price
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.catalogue import alike
-from hetpipe.spec.cluster import Cluster, Node
+from hetpipe.spec.cluster import Node
 from hetpipe.spec.plan import Plan
 
 SUBSETS = 600  # bounded at most
@@ -133,12 +133,9 @@ class Cheapest:
                 kept = min(in_node, count - i * in_node)
                 devices = dict(node.devices) if kept == in_node else {next(iter(node.devices)): kept}
                 nodes[node.name] = node.model_copy(update={"devices": devices})
-        fields = {name: getattr(cluster, name) for name in Cluster.model_fields}
-        fields["nodes"] = tuple(nodes[node.name] for node in cluster.nodes if node.name in nodes)
-        fields["links"] = tuple(link for link in cluster.links if set(link.between) <= set(nodes))
         found = replace(
             self.problem,
-            cluster=Cluster(**fields),
+            cluster=cluster.with_nodes(nodes[node.name] for node in cluster.nodes if node.name in nodes),
             deadline_seconds_per_step=None,
             max_price_per_hour=None,
             progress=None,

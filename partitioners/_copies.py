@@ -12,7 +12,7 @@ import numpy as np
 from hetpipe.partitioners._drafts import Draft, Index, in_runs
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.catalogue import alike
-from hetpipe.spec.cluster import Cluster, Node
+from hetpipe.spec.cluster import Node
 
 TIMES = 4
 
@@ -39,16 +39,12 @@ def part(problem: Problem) -> Part | None:
         places += copies
     if not nodes:
         return None
-    order = [name for name in begin if name in nodes]
-    fields = {name: getattr(cluster, name) for name in Cluster.model_fields}
-    fields["nodes"] = tuple(nodes[name] for name in order)
-    fields["links"] = tuple(link for link in cluster.links if nodes.keys() >= set(link.between))
     price = None if problem.max_price_per_hour is None else problem.max_price_per_hour / TIMES
     told = problem.progress
     return Part(
         replace(
             problem,
-            cluster=Cluster(**fields),
+            cluster=cluster.with_nodes(nodes[name] for name in begin if name in nodes),
             global_batch=-(-problem.global_batch // TIMES),
             max_price_per_hour=price,
             progress=None if told is None else lambda text: told(f"on a quarter of the devices: {text}"),

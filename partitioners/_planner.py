@@ -54,7 +54,7 @@ class Planner:
     def search(self) -> None:
         """Look at plans of all devices."""
         self.desk.say(f"bounding; best step {self.assembly.step:.4g} s")
-        self.lower.run(math.inf, FIRST, SOON)
+        self.lower.run(math.inf, FIRST, SOON)  # pipelines of T near a known step are worse wishes
         tried, waiting, least = set[int](), self.numbers(), math.inf
         while waiting and len(tried) < NUMBERS and not self.late():
             R, step = waiting.pop(0), self.assembly.step
@@ -78,13 +78,14 @@ class Planner:
     def _repeat(self) -> None:
         """Start from the plan of a part of the cluster, so many times."""
         some = part(self.problem)
-        if some is not None:
-            planner = Planner(some.problem, self.late)
-            planner.search()
-            if planner.assembly.draft is not None:
-                draft = repeated(some, planner.assembly.draft, self.problem.global_batch)
-                if draft is not None:
-                    self.assembly.offer(draft)
+        if some is None:
+            return
+        planner = Planner(some.problem, self.late)
+        planner.search()
+        found = planner.assembly.draft
+        draft = None if found is None else repeated(some, found, self.problem.global_batch)
+        if draft is not None:
+            self.assembly.offer(draft)
 
     def prove(self, step: float, late: Callable[[], bool] = never) -> float:
         """The bound, after more effort, where the best plan of all takes `step`."""
@@ -111,17 +112,13 @@ class Planner:
         found = list[tuple[float, int]]()
         for R in ladder:
             share, best = max(1, self.problem.global_batch // R), math.inf
-            even, nodes = ([x for x in takes if self.all_can(R, x)] for takes in (self.even(R), self._nodes))
+            even, nodes = ([x for x in takes if self.assembly.all_can(R, x)] for takes in (self.even(R), self._nodes))
             for take in (*even[:DEALS], *nodes):
                 pipeline = self.assembly.reals.quickest(take, share, R, ())
                 if pipeline is not None:
                     best = min(best, self.assembly.seconds(pipeline, share, R))
             found.append((best, R))
         return [R for best, R in sorted(found) if math.isfinite(best)]
-
-    def all_can(self, R: int, take: tuple[int, ...]) -> bool:
-        """Whether there are the devices for so many pipelines with these stages."""
-        return bool((R * (self.types.limits[0] @ take) <= self.types.limits[1]).all())
 
     def wishes(self, R: int) -> list[Wish]:
         """Of so many replicas: the linear program's, those near an even deal, of one type, and that fill nodes."""

@@ -142,12 +142,6 @@ def changed_clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
         yield "twice the link bandwidth", _twice(cluster)
 
 
-def _with_nodes(cluster: Cluster, nodes: Sequence[Node]) -> Cluster:
-    names = {node.name for node in nodes}
-    links = tuple(link for link in cluster.links if set(link.between) <= names)
-    return _changed(cluster, nodes=tuple(nodes), links=links)
-
-
 def _changed(cluster: Cluster, **changes: Any) -> Cluster:
     """A new cluster, with nothing kept of what was computed of the old one."""
     return Cluster(**({name: getattr(cluster, name) for name in Cluster.model_fields} | changes))
@@ -157,11 +151,11 @@ def _one_more(cluster: Cluster, kind: str) -> Cluster | None:
     for i, node in enumerate(cluster.nodes):
         if kind in node.devices and _link_inside(cluster, node):
             grown = node.model_copy(update={"devices": node.devices | {kind: node.devices[kind] + 1}})
-            return _with_nodes(cluster, [*cluster.nodes[:i], grown, *cluster.nodes[i + 1 :]])
+            return cluster.with_nodes([*cluster.nodes[:i], grown, *cluster.nodes[i + 1 :]])
     if cluster.link is None:
         return None
     name = next(f"new{i}" for i in range(len(cluster.nodes) + 1) if f"new{i}" not in {node.name for node in cluster.nodes})
-    return _with_nodes(cluster, [*cluster.nodes, Node(name=name, devices={kind: 1})])
+    return cluster.with_nodes([*cluster.nodes, Node(name=name, devices={kind: 1})])
 
 
 def _link_inside(cluster: Cluster, node: Node) -> bool:
@@ -177,7 +171,7 @@ def _one_less(cluster: Cluster, kind: str) -> Cluster:
     least = min((node for node in cluster.nodes if kind in node.devices), key=lambda node: node.devices[kind])
     left = {name: count - (name == kind) for name, count in least.devices.items() if count > (name == kind)}
     kept = [least.model_copy(update={"devices": left}) if node is least else node for node in cluster.nodes]
-    return _with_nodes(cluster, [node for node in kept if node is not least and node.devices])
+    return cluster.with_nodes([node for node in kept if node is not least and node.devices])
 
 
 def _twice(cluster: Cluster) -> Cluster:

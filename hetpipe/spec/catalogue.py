@@ -173,10 +173,7 @@ def choice_of(source: Catalogue | Cluster) -> Choice:
 
     def part(counts: Counts) -> Cluster:
         kept = {node.name for group, count in zip(groups, counts, strict=True) for node in group[:count]}
-        links = tuple(link for link in source.links if set(link.between) <= kept)
-        nodes = tuple(node for node in source.nodes if node.name in kept)
-        fields = {name: getattr(source, name) for name in Cluster.model_fields}
-        return Cluster(**{**fields, "nodes": nodes, "links": links})
+        return source.with_nodes(node for node in source.nodes if node.name in kept)
 
     return Choice(tuple(names), tuple((0, len(group)) for group in groups), part)
 

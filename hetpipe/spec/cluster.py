@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from math import inf
@@ -297,6 +298,14 @@ class Cluster(Document):
         nodes = tuple(_joined(node, found.get(node.name)) for node in self.nodes)
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return Cluster(**{**fields, "links": kept + known, "nodes": nodes})
+
+    def with_nodes(self, nodes: Iterable[Node]) -> Cluster:
+        """A cluster of these nodes, with the links that are given inside of them and between them."""
+        found = tuple(nodes)
+        names = {node.name for node in found}
+        links = tuple(link for link in self.links if set(link.between) <= names)
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return Cluster(**{**fields, "links": links, "nodes": found})
 
 
 def _joined(node: Node, measured: AdapterOf | None) -> Node:
