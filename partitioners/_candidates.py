@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from hetpipe.partitioners._batch import Index, Pipelines
 from hetpipe.partitioners._floors import Hops, first_sums, hops, idle, without
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._pricing import price
 from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
+from hetpipe.planning.partition import never
 
 
 class Variant(NamedTuple):

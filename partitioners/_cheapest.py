@@ -57,7 +57,8 @@ class Cheapest:
     ) -> None:
         assert problem.deadline_seconds_per_step is not None
         self.problem, self.planner, self.deadline = problem, planner, problem.deadline_seconds_per_step
-        self.limit = None if problem.time_limit_seconds is None else Limit(problem.time_limit_seconds)
+        self.timed = problem.time_limit_seconds is not None
+        self.limit = Limit(problem.time_limit_seconds or math.inf, stopped=problem.stopped)
         self.groups = alike(problem.cluster)
         self.best = min(((cost(problem, plan), plan) for plan in start), key=lambda found: found[0], default=None)
         self.fastest, self.planned = math.inf, 0
@@ -151,7 +152,7 @@ class Cheapest:
 
     def plan(self, subset: Subset) -> None:
         """Plan a subset, and keep its plan if it is in time and cheaper than the one in hand."""
-        seconds = None if self.limit is None else max(0.1, min(EACH_SECONDS, self.limit.left()))
+        seconds = max(0.1, min(EACH_SECONDS, self.limit.left())) if self.timed else None
         self.planned += 1
         self.say(subset)
         try:
@@ -170,11 +171,11 @@ class Cheapest:
 
     def more(self) -> bool:
         """Whether another subset may be planned."""
-        return self.planned < PLANS and not (self.limit is not None and self.limit.late())
+        return self.planned < PLANS and not self.limit.late()
 
     def nothing(self, whole: Subset) -> PartitionError:
         """The error where no plan was found in time."""
-        if not math.isfinite(self.fastest) and self.limit is not None:
+        if not math.isfinite(self.fastest) and (self.timed or self.limit.late()):
             return no_plan_in_time(self.limit.seconds)
         fastest = f"the fastest found takes {self.fastest:.4g} s, and " if math.isfinite(self.fastest) else ""
         return PartitionError(

@@ -50,12 +50,12 @@ class Desk:
     def __init__(
         self,
         problem: Problem,
-        late: Callable[[], bool] = lambda: False,
+        late: Callable[[], bool] | None = None,
         say: Callable[[str], None] | None = None,
         *,
         bounding: bool = True,
     ) -> None:
-        self.problem, self.late, self.bounding = problem, late, bounding
+        self.problem, self.late, self.bounding = problem, late or problem.stopped, bounding
         self.below = math.inf  # slower plans are of no use
         self.appraiser = Appraiser(problem)
         self.steps = Steps(self.appraiser)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners._desk import Desk, Rule
-from hetpipe.partitioners._limit import never
 from hetpipe.partitioners.cephalo import Cephalo
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
@@ -19,7 +18,7 @@ from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.partitioners.zorse import Zorse
-from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.partition import PartitionError, Problem, never
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners._floors import RANKS, common_sizes, compositions, floors
-from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._space import Array, Counts, Load, Space, load_of, measured_sizes
 from hetpipe.partitioners._symmetry import Blocks, Symmetry
+from hetpipe.planning.partition import never
 
 Grouping = tuple[Counts, ...]
 FINE = 1e8  # stages × loads that are bounded one by one; above, on a grid

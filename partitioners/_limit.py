@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
+from hetpipe.planning.partition import never
+
 PER_SECOND = 3_700_000  # partial pipelines (of the compiled loops, or what takes as long) in a second of one core
 CALL, NUMBERS = 400, 11  # what work on arrays takes, in partial pipelines: each time, and so many numbers as one
-
-
-def never() -> bool:
-    """No time limit."""
-    return False
 
 
 class Meter:
@@ -27,10 +25,15 @@ class Meter:
 
 class Limit:
     """Of about so many seconds: by the clock, where somebody asked for it; or by what was `done`, in partial pipelines, so that
-    the load of the machine does not decide what is found."""
+    the load of the machine does not decide what is found. Where somebody `stopped` it, it is over."""
 
-    def __init__(self, seconds: float, done: Callable[[], float] | None = None) -> None:
-        self.seconds, self.done = seconds, done
+    def __init__(
+        self,
+        seconds: float = math.inf,
+        done: Callable[[], float] | None = None,
+        stopped: Callable[[], bool] = never,
+    ) -> None:
+        self.seconds, self.done, self.stopped = seconds, done, stopped
         self.began = self._now()
 
     def _now(self) -> float:
@@ -42,4 +45,8 @@ class Limit:
 
     def late(self, grace: float = 0.0) -> bool:
         """Whether it is over, by more than so many seconds."""
-        return self.left() < -grace
+        return self.stopped() or self.left() < -grace
+
+    def half_over(self) -> bool:
+        """Whether half of it is."""
+        return self.late(-self.seconds / 2)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from hetpipe.partitioners import _relaxed
 from hetpipe.partitioners._demand import Demand
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._limit import never
 from hetpipe.partitioners._types import Types
+from hetpipe.planning.partition import never
 from hetpipe.planning.programs import Program
 
 Array = NDArray[np.float64]

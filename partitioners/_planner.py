@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice, product, zip_longest
 
@@ -15,8 +17,7 @@ from hetpipe.partitioners._assembly import ABOVE, Assembly, Made, Wish
 from hetpipe.partitioners._copies import part, repeated
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._improve import ENDS, Improvement
-from hetpipe.partitioners._limit import never
-from hetpipe.partitioners._lower import Lower
+from hetpipe.partitioners._lower import Lower, Part
 from hetpipe.partitioners._types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
@@ -35,26 +36,45 @@ STARTS, TRIES = 2, 120  # of local search; plans from each
 
 
 class Planner:
-    """Of one problem: a plan, if one is found, and a bound."""
+    """Of one problem: a plan, if one is found, and a bound. Both are searched for side by side, in two threads: what is compiled
+    needs no lock. The search of plans ends when it is `late`, that of the bound goes on `until` this says so; without it, it
+    ends before that of plans begins. Nothing depends on which is faster."""
 
-    def __init__(self, problem: Problem, late: Callable[[], bool] = never) -> None:
-        self.problem, self.late = problem, late
-        self.desk = Desk(problem, late, bounding=False)
+    def __init__(
+        self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None
+    ) -> None:
+        self.problem, self.late, self.until = problem, late or problem.stopped, until
+        self.desk = Desk(problem, self.late, bounding=False)
         self.types = Types(problem)
-        self.lower = Lower(self.types, fluid_bound(problem), late)
+        self.lower = Lower(self.types, fluid_bound(problem), self.late)
         self.assembly = Assembly(self.desk, self.types)
+        self.enough = math.inf  # of the bound
+        self.parts, self.bound = list[Part](), 0.0  # of the bound, when the search of plans began
+        self.beside, self.proof = ThreadPoolExecutor(1), Future[float]()
 
-    def run(self) -> Plan | None:
-        """The plan."""
-        if len(self.problem.cluster.devices) >= MANY:
+    def __enter__(self) -> Planner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.enough = -math.inf
+        self.beside.shutdown()
+
+    def run(self, *, repeat: bool = True) -> Plan | None:
+        """The plan; from `MANY` devices on that of a part is a start, if it may `repeat` one."""
+        self.desk.say("bounding")
+        first = self.beside.submit(self.lower.run, math.inf, FIRST, SOON)  # pipelines of T near a known step are worse wishes
+        if repeat and len(self.problem.cluster.devices) >= MANY:
             self._repeat()
-        self.search()
+        self.bound = first.result()
+        self.parts = [replace(part) for part in self.lower.parts]
+        if (until := self.until) is not None:
+            self.lower.late = lambda: self.lower.bound >= self.enough or until()
+            self.proof = self.beside.submit(self.lower.run, math.inf, SECOND, LATER)
+        self._search()
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
 
-    def search(self) -> None:
+    def _search(self) -> None:
         """Look at plans of all devices."""
-        self.desk.say(f"bounding; best step {self.assembly.step:.4g} s")
-        self.lower.run(math.inf, FIRST, SOON)  # pipelines of T near a known step are worse wishes
         tried, waiting, least = set[int](), self.numbers(), math.inf
         while waiting and len(tried) < NUMBERS and not self.late():
             R, step = waiting.pop(0), self.assembly.step
@@ -62,7 +82,7 @@ class Planner:
                 continue
             tried.add(R)
             self.desk.say(f"{counted(R, 'replica')}; best step {step:.4g} s")
-            about = self.assembly.look(R, self.wishes(R), self.lower.bound)
+            about = self.assembly.look(R, self.wishes(R), self.bound)
             if about < least or self.assembly.step < step:  # and others about as many
                 waiting, least = [R - 1, R + 1, round(R / BESIDE), round(R * BESIDE), *waiting], min(about, least)
         starts = dict[int, Made]()
@@ -80,23 +100,23 @@ class Planner:
         some = part(self.problem)
         if some is None:
             return
-        planner = Planner(some.problem, self.late)
-        planner.search()
+        with Planner(some.problem, self.late) as planner:
+            planner.run(repeat=False)
         found = planner.assembly.draft
         draft = None if found is None else repeated(some, found, self.problem.global_batch)
         if draft is not None:
             self.assembly.offer(draft)
 
-    def prove(self, step: float, late: Callable[[], bool] = never) -> float:
-        """The bound, after more effort, where the best plan of all takes `step`."""
+    def prove(self, step: float) -> float:
+        """The bound, when the effort is done, where the best plan of all takes `step`."""
         self.desk.say(f"bounding; best step {step:.4g} s")
-        self.lower.late = late
-        return self.lower.run(step, SECOND, LATER)
+        self.enough = step
+        return min(step, self.proof.result())
 
     def numbers(self) -> list[int]:
         """The replica counts that are worth a look: in turns those at which the bound rests and those whose equal pipelines
         promise most."""
-        parts = [x for x in self.lower.parts if x.R and x.columns]
+        parts = [x for x in self.parts if x.R and x.columns]
         parts.sort(key=lambda x: (min(x.possible, 2 * x.shown), x.R))
         found = list[int]()
         for pair in zip_longest((x.R for x in parts), self.promising()):
@@ -122,7 +142,7 @@ class Planner:
 
     def wishes(self, R: int) -> list[Wish]:
         """Of so many replicas: the linear program's, those near an even deal, of one type, and that fill nodes."""
-        columns = next(x.columns for x in self.lower.parts if x.low <= R <= x.high)
+        columns = next(x.columns for x in self.parts if x.low <= R <= x.high)
         found = list[Wish]()
         for x in list(columns)[:WISHES]:
             found += [Wish(x.take, (x.low + x.high) // 2, x.b), Wish(x.take, (x.low + x.high) // 2, x.b, x.line)]

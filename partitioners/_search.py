@@ -82,7 +82,9 @@ class Search:
         self.chosen: list[Chosen] = []
         self.given: Plan | None = None
         self.open_bound = math.inf  # the least bound of what was left out
-        self.ends = Limit(time_limit_seconds, self.done if problem.time_limit_seconds is None else None)
+        self.ends = Limit(
+            time_limit_seconds, self.done if problem.time_limit_seconds is None else None, problem.stopped
+        )
         self.late = self.ends.late  # whether the time limit, or so much effort, is over
         self.start(start)
 

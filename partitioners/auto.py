@@ -40,25 +40,27 @@ class Auto:
             problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
         for module in (_balance, _estimate, _line_cuts, _places, _relaxed):
             module.ready()
-        found = self._searched(problem, Limit(problem.time_limit_seconds or self.time_limit_seconds))
+        found = self._searched(problem, Limit(problem.time_limit_seconds or math.inf, stopped=problem.stopped))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
 
     def _searched(self, problem: Problem, limit: Limit) -> Solution:
         """By size, limits and back end."""
-        timed = problem.time_limit_seconds is not None
         if problem.backend == "torch" and problem.deadline_seconds_per_step is None:
             return self._counted(problem, limit)
-        simple = list(simple_plans(problem, late=lambda: timed and limit.left() < limit.seconds / 2))
-        left = max(0.1, limit.left()) if timed else limit.seconds
+        simple = list(simple_plans(problem, late=limit.half_over))
         if not simple:
             refuse(problem)
         try:
-            found = self._joint(problem, left, simple)
+            found = self._joint(problem, self._left(limit), simple)
         except PartitionError:
             if not simple:
                 raise
             found = Solution(plan=simple[-1])
         return replace(found, plan=min([found.plan, *simple], key=lambda plan: cost(problem, plan)))
+
+    def _left(self, limit: Limit) -> float:
+        """Seconds for the joint search."""
+        return self.time_limit_seconds if math.isinf(limit.seconds) else max(0.1, limit.left())
 
     def _joint(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
         """The search of subsets for the cheapest, or over single devices, where these are not too many."""
@@ -73,35 +75,33 @@ class Auto:
 
     def quickly(self, problem: Problem) -> Solution:
         """The plan of the counted planner without a proof, which is that of the best rule if it has none."""
-        limit = Limit(problem.time_limit_seconds or self.time_limit_seconds)
-        timed = problem.time_limit_seconds is not None
-        plan = Planner(problem, late=lambda: timed and limit.late()).run() or next(reversed([*simple_plans(problem)]), None)
+        limit = Limit(problem.time_limit_seconds or math.inf, stopped=problem.stopped)
+        with Planner(problem, limit.late) as planner:
+            plan = planner.run() or next(reversed([*simple_plans(problem)]), None)
         if plan is None:
-            raise no_plan_in_time(limit.seconds) if timed and limit.late() else explain(problem)
+            raise no_plan_in_time(limit.seconds) if limit.late() else explain(problem)
         return Solution(plan=plan)
 
     def _counted(self, problem: Problem, limit: Limit) -> Solution:
         """The counted planner, then the rules; on few devices, and on some more where there is no plan yet, the joint search from
         the best plan, with the better of both bounds. Of a time limit the planner has half."""
-        timed = problem.time_limit_seconds is not None
-        planner = Planner(problem, late=lambda: timed and limit.left() < limit.seconds / 2)
-        plan = planner.run()
-        plans = [] if plan is None else [plan]
-        plans += simple_plans(problem, planner.assembly.step, lambda: timed and limit.late())
-        if not plans:
-            refuse(problem)
-        found, step = None, min((cost(problem, plan) for plan in plans), default=math.inf)
-        few = len(problem.cluster.devices) <= (FEW_DEVICES if plans else 2 * FEW_DEVICES)
-        if few and step > CLOSE * planner.lower.bound:
-            left = max(0.1, limit.left()) if timed else limit.seconds
-            found = Search(problem, self.name, time_limit_seconds=left, start=plans).run()
-            if found.proof == "exhaustive":
-                return found
-            plans.append(found.plan)
-            step = min(step, cost(problem, found.plan))
-        if not plans:
-            raise no_plan_in_time(limit.seconds) if timed and limit.late() else explain(problem)
-        bound = min(step, planner.prove(step, lambda: timed and limit.late()))
+        with Planner(problem, limit.half_over, limit.late) as planner:
+            plan = planner.run()
+            plans = [] if plan is None else [plan]
+            plans += simple_plans(problem, planner.assembly.step, limit.late)
+            if not plans:
+                refuse(problem)
+            found, step = None, min((cost(problem, plan) for plan in plans), default=math.inf)
+            few = len(problem.cluster.devices) <= (FEW_DEVICES if plans else 2 * FEW_DEVICES)
+            if few and step > CLOSE * planner.bound:
+                found = Search(problem, self.name, time_limit_seconds=self._left(limit), start=plans).run()
+                if found.proof == "exhaustive":
+                    return found
+                plans.append(found.plan)
+                step = min(step, cost(problem, found.plan))
+            if not plans:
+                raise no_plan_in_time(limit.seconds) if limit.late() else explain(problem)
+            bound = planner.prove(step)
         if found is not None and (found.lower_bound_seconds or 0.0) >= bound:
             return found
         return Solution(plan=plans[-1], lower_bound_seconds=bound, proof="search-bound")

@@ -10,7 +10,6 @@ after the best step."""
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners._kept import kept
+from hetpipe.partitioners._limit import Limit
 from hetpipe.partitioners._obstacle import explain
 from hetpipe.partitioners._space import (
     allowed_families,
@@ -126,7 +126,7 @@ class Oracle:
             self.ids.setdefault((device.node, device.type), []).append(device.id)
         self.best: tuple[float, float] = (math.inf, math.inf)  # what is minimised, and the step
         self.plan: Plan | None = None
-        self.deadline_at = time.monotonic() + (problem.time_limit_seconds or math.inf)
+        self.late = Limit(problem.time_limit_seconds or math.inf, stopped=problem.stopped).late
 
     def loads(self, line: Line, samples: int) -> set[tuple[int, ...]]:
         """Micro-batch sizes: of each size that was measured on all, and the rest."""
@@ -238,10 +238,6 @@ class Oracle:
                 if all(not (a[0] == b[0] and a[1] < b[1]) for a, b in pairwise(pairs)):
                     self.combine([self.pipelines(*pair) for pair in pairs], price)
 
-    def late(self) -> bool:
-        """Whether the time limit is over."""
-        return time.monotonic() > self.deadline_at
-
     def hopeless(self, part: Priced) -> bool:
         """Whether no plan with this pipeline is better than the best so far."""
         deadline = self.problem.deadline_seconds_per_step
@@ -304,7 +300,7 @@ class Exhaustive:
         oracle.search()
         late = oracle.late()
         if oracle.plan is None and late:
-            raise no_plan_in_time(problem.time_limit_seconds or 0.0)
+            raise no_plan_in_time(problem.time_limit_seconds or math.inf)
         if oracle.plan is None:
             raise explain(problem)
         plan = Plan(

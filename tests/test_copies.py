@@ -30,7 +30,7 @@ def test_copies_are_of_the_same_types_and_do_the_batch(problem: Problem) -> None
         assert len(nodes) == len({node for node, _ in nodes}) == len({node for _, node in nodes})  # what shares a node still does
     assert 0 <= TIMES * found.problem.global_batch - problem.global_batch < TIMES
     planner = Planner(found.problem)
-    planner.search()
+    planner.run(repeat=False)
     draft = planner.assembly.draft
     assume(draft is not None)
     assert draft is not None
@@ -61,7 +61,7 @@ def test_a_plan_of_many_devices_is_no_slower_than_four_of_a_quarter() -> None:
     found = part(problem)
     assert found is not None
     planner, whole = Planner(found.problem), Planner(problem)
-    planner.search()
+    planner.run(repeat=False)
     assert planner.assembly.draft is not None
     copies = repeated(found, planner.assembly.draft, problem.global_batch)
     assert copies is not None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,6 +170,17 @@ class TestTime:
             assert solution.proof != "exhaustive"
             checked(problem, solution.plan)
         assert not any("fasop" in text for text in tried)
+
+    @pytest.mark.parametrize("checks", [0, 1, 10, 100, 1000])
+    def test_who_has_waited_enough_gets_the_plan_in_hand(self, checks: int) -> None:
+        """Whenever that is. (Small problems ask less often than that, and end by themselves.)"""
+        for problem in (unlike_nodes(), few_unlike_nodes()):
+            asked = map(checks.__le__, count())
+            solution = Auto()(replace(problem, stopped=partial(next, asked)))
+            step = checked(problem, solution.plan).step_seconds
+            assert solution.lower_bound_seconds is not None
+            assert solution.lower_bound_seconds <= step
+            assert checks > 0 or solution.proof != "exhaustive"
 
     @pytest.mark.parametrize("counted", [False, True])
     def test_what_ends_a_search(self, monkeypatch: pytest.MonkeyPatch, counted: bool) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 from hetpipe.files.messages import InputError
+from hetpipe.planning.planner import make_plan
+from hetpipe.spec.plan import Plan
 from tests.commands import Command
 from tests.jobs import PLANNING, Folder
 
@@ -52,6 +56,26 @@ def test_a_picture_of_a_plan_is_drawn_by_show(run: Command, folder: Folder) -> N
     assert found.code == 2
     assert found.err == "error: cannot write plan.svg: a plan is written as .json, which 'hetpipe show' draws\n"
     assert not (folder.path / "plan.svg").exists()
+
+
+@pytest.mark.parametrize("partitioner", ["auto", "exhaustive"])
+def test_ctrl_c_while_planning_writes_the_plan_in_hand(
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch, partitioner: str
+) -> None:
+    """Enumeration has none after no time."""
+
+    def interrupted(*arguments: Any, **options: Any) -> Plan:
+        signal.raise_signal(signal.SIGINT)
+        return make_plan(*arguments, **options)
+
+    monkeypatch.setattr("hetpipe.planning.planner.make_plan", interrupted)
+    found = run("plan", *PLANNING, "--global-batch", 12, "--partitioner", partitioner, "-o", "found.json")
+    assert found.code == 130
+    assert (folder.path / "found.json").exists() == (partitioner == "auto")
+    if partitioner == "auto":
+        assert "note: the search did not end: this is the best plan that it had\n" in found.err
+        assert "12 samples a step" in found.out
+        assert Plan.load("found.json").global_batch == 12
 
 
 @pytest.mark.parametrize("section", ["log", "checkpoint"])

@@ -202,6 +202,11 @@ class TestOptions:
             PROFILE, CLUSTER, 6, partitioner="exhaustive"
         )
 
+    def test_stopped_before_any_plan(self) -> None:
+        with pytest.raises(PartitionError, match="no plan was found before the search was stopped, and none") as raised:
+            make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", stopped=lambda: True)
+        assert raised.value.out_of_time
+
     def test_a_first_plan_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
         problem = make_problem(CLUSTER, PROFILE, 6, time_limit_seconds=1e-9)
         assert Search(problem, "auto", time_limit_seconds=1e-9).run().plan.global_batch == 6

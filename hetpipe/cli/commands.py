@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from hetpipe.planning import registry
 from hetpipe.planning.front import Front
 from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
-from hetpipe.processes.stopping import importing
+from hetpipe.processes.stopping import StopRequest, importing
 from hetpipe.show.command import show
 from hetpipe.spec.assumed import is_assumed, told_of
 from hetpipe.spec.catalogue import Catalogue, load_choice
@@ -170,6 +171,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find who computes what: replicas, stages, shares; with a lower bound and the gap to it."""
+    from hetpipe.planning.partition import PartitionError
     from hetpipe.planning.planner import make_plan
     from hetpipe.show.draw import PICTURES
     from hetpipe.show.report import plan_table
@@ -197,8 +199,15 @@ def plan(
     if isinstance(machines, Catalogue) or csv is not None or plans is not None:
         what = f"{cluster} is a catalogue" if isinstance(machines, Catalogue) else "--csv and --plans are for fronts"
         raise InputError(f"{what}: plan over all of its sub-clusters with --pareto")
-    with Activity("planning") as activity:
-        found = make_plan(measured, machines, global_batch, options, progress=activity.say)
+    with Activity("planning") as activity, StopRequest(signal.SIGINT) as request:
+        try:
+            found = make_plan(
+                measured, machines, global_batch, options, progress=activity.say, stopped=request.__bool__
+            )
+        except PartitionError as error:
+            if request and error.out_of_time:
+                raise KeyboardInterrupt from None
+            raise
     if options.memory_reserve is None and is_assumed(machines):
         err.print(f"note: {told_of(machines, measured)}", markup=False)
     if output is not None:
@@ -207,6 +216,9 @@ def plan(
         sys.stdout.write(found.to_json())
     else:
         out.print(plan_table(found, profile=measured, cluster=measured.joined(machines)))
+    if request:
+        err.print("note: the search did not end: this is the best plan that it had", markup=False)
+        raise KeyboardInterrupt
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -34,10 +35,15 @@ class PartitionError(Exception):
         self.missing_bytes, self.needed_bytes, self.out_of_time = missing_bytes, needed_bytes, out_of_time
 
 
+def never() -> bool:
+    """Nobody wants a search to end."""
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What is to be planned, with the options of `PlanOptions`, all decided. `cluster` already has the profile's measured
-    links, and `memory_reserve` is a number (see `Problem.of`)."""
+    links, and `memory_reserve` is a number (see `Problem.of`). When `stopped` says so, searches end with the plan in hand."""
 
     cluster: Cluster
     profile: Profile
@@ -50,6 +56,7 @@ class Problem:
     deadline_seconds_per_step: float | None = None
     time_limit_seconds: float | None = None
     progress: Callable[[str], None] | None = field(default=None, compare=False)
+    stopped: Callable[[], bool] = field(default=never, compare=False)
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -76,6 +83,7 @@ class Problem:
         global_batch: int,
         options: PlanOptions,
         progress: Callable[[str], None] | None = None,
+        stopped: Callable[[], bool] = never,
     ) -> Problem:
         """The problem of these options: of the profile the measurements at the precisions that they choose; on the cluster what
         the framework takes, assumed where neither the file nor a `memory_reserve` says it."""
@@ -84,7 +92,8 @@ class Problem:
         profile = profile.at(options.precisions(profile, cluster))
         if options.memory_reserve is None:
             cluster = with_assumed(cluster, profile)
-        return cls.create(cluster=cluster, profile=profile, global_batch=global_batch, progress=progress, **own)
+        told = {"progress": progress, "stopped": stopped}
+        return cls.create(cluster=cluster, profile=profile, global_batch=global_batch, **told, **own)
 
     @classmethod
     def create(cls, *, cluster: Cluster, profile: Profile, global_batch: int, **options: object) -> Problem:
@@ -105,9 +114,10 @@ class Solution:
 
 
 def no_plan_in_time(seconds: float) -> PartitionError:
-    """The error of a search that its time limit ended before it had any plan."""
+    """The error of a search that its time limit, or who waited (then it is infinite), ended before it had any plan."""
+    end = "before the search was stopped" if math.isinf(seconds) else f"within the time limit of {seconds:g} s"
     return PartitionError(
-        f"no plan was found within the time limit of {seconds:g} s, and none was ruled out; allow more time "
+        f"no plan was found {end}, and none was ruled out; allow more time "
         "(--time-limit, time_limit_seconds)",
         out_of_time=True,
     )

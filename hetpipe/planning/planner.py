@@ -10,7 +10,7 @@ from typing import Any
 from hetpipe.files.messages import InputError
 from hetpipe.planning import registry
 from hetpipe.planning.bounds import fluid_bound, fluid_price
-from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.planning.partition import PartitionError, Problem, Solution, never
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.options import PlanOptions
@@ -27,10 +27,12 @@ def make_plan(
     options: PlanOptions = PlanOptions(),  # noqa: B008
     *,
     progress: Callable[[str], None] | None = None,
+    stopped: Callable[[], bool] = never,
     **changes: Any,
 ) -> Plan:
     """The plan of the partitioner that the options name, with its prediction. `changes` are options by their names:
-    `make_plan(profile, cluster, 64, partitioner="fasop")`. `progress` is told what the search knows so far. InputError if an
+    `make_plan(profile, cluster, 64, partitioner="fasop")`. `progress` is told what the search knows so far; when `stopped`
+    says so, it ends, and the best plan so far is the answer. InputError if an
     argument is wrong, PartitionError if no plan fits, none was found in time, or the partitioner's own breaks a limit."""
     options = options.changed(changes)
     found = registry.partitioner(options.partitioner)
@@ -40,7 +42,7 @@ def make_plan(
             "deadline_seconds_per_step asks for the cheapest plan, but no device type of the cluster has a "
             "price_per_hour"
         )
-    problem = Problem.of(profile, cluster, global_batch, options, progress)
+    problem = Problem.of(profile, cluster, global_batch, options, progress, stopped)
     return with_prediction(found(problem), problem)
 
 

@@ -65,17 +65,18 @@ def stop_if_told() -> None:
 
 
 class StopRequest:
-    """A context in which SIGTERM and SIGINT do not end the process but are remembered: `number` is the signal, None without one.
-    The same signal a second time ends it as ever. (Ctrl-C in torchrun's terminal reaches a rank as both.)"""
+    """A context in which signals of these `kinds` do not end the process but are remembered: `number` is the signal, None without
+    one. The same signal a second time ends it as ever. (Ctrl-C in torchrun's terminal reaches a rank as both.)"""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: int) -> None:
+        self.kinds = kinds or (signal.SIGTERM, signal.SIGINT)
         self.number: int | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
         stop_if_told()
         with suppress(ValueError):  # not the main thread: signals are somebody else's
-            for kind in (signal.SIGTERM, signal.SIGINT):
+            for kind in self.kinds:
                 if signal.getsignal(kind) != signal.SIG_IGN:  # the launcher takes Ctrl-C for its ranks
                     self._before[kind] = signal.signal(kind, self._take)
         return self
