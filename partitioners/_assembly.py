@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -57,10 +58,10 @@ class Made(NamedTuple):
 
 
 class Assembly:
-    """Of one problem."""
+    """Of one problem; pipelines are built by all `workers` at once."""
 
-    def __init__(self, desk: Desk, types: Types) -> None:
-        self.desk, self.types, self.reals = desk, types, Reals(types)
+    def __init__(self, desk: Desk, types: Types, workers: Executor) -> None:
+        self.desk, self.types, self.reals, self.workers = desk, types, Reals(types), workers
         self.estimates = Estimates(self.reals)
         self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
         self.step = math.inf  # of the best plan so far
@@ -119,13 +120,14 @@ class Assembly:
 
     def pool(self, R: int, wishes: Sequence[Wish], common: tuple[int, ...]) -> list[Pipeline]:
         """Those that can be built."""
-        found = dict[Pipeline | None, None]()
-        for x in dict.fromkeys(wishes):
+
+        def built(x: Wish) -> Pipeline | None:
             n = max(1, min(x.samples, self.batch - R + 1))
             if x.line:
-                found[self.reals.of(x.line, n, x.b, R, common)] = None
-            else:
-                found[self.reals.best(x.take, n, x.b, R, common) if x.b else self.reals.quickest(x.take, n, R, common)] = None
+                return self.reals.of(x.line, n, x.b, R, common)
+            return self.reals.best(x.take, n, x.b, R, common) if x.b else self.reals.quickest(x.take, n, R, common)
+
+        found = dict.fromkeys(self.workers.map(built, dict.fromkeys(wishes)))
         return [pipeline for pipeline in found if pipeline is not None]
 
     def program(self, takes: Array, R: int, *, whole: bool = False, **options: float) -> Program:
@@ -198,7 +200,7 @@ class Assembly:
 
     def _simulate(self, draft: Draft) -> None:
         """It may be the best plan."""
-        least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft))
+        least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft), self.step)
         if least < self.step and (step := self.budget.step(draft, least)) < self.step:
             self.step, self.draft = step, draft
 

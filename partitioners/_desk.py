@@ -107,7 +107,7 @@ class Desk:
                     self.say(f"{entry.candidate.draft.name}, {looked} of {number} plans")
                 if left <= 0 or not self.fits(entry.candidate):
                     continue
-                for more in self._entries(entry.candidate):
+                for more in self._entries(entry.candidate, below if best is None else best[0]):
                     heappush(waiting, (more.least, (more.start, *entry.candidate.order), number, more))
                     number, left = number + 1, left - more.candidate.draft.rows.size
                     if left <= 0:
@@ -120,11 +120,11 @@ class Desk:
                 best = step, place, entry.draft
         return None if best is None else (best[0], best[2])
 
-    def _entries(self, candidate: Candidate) -> Iterator[Entry]:
-        """Its drafts, and what each takes at least."""
+    def _entries(self, candidate: Candidate, below: float) -> Iterator[Entry]:
+        """Its drafts, and what each takes at least, if that could be `below` this."""
         for start in candidate.starts:
             draft = self.moved(candidate.draft, start)
-            yield Entry(candidate, draft, start, self.steps.least(draft, self.appraiser.sketch(draft)))
+            yield Entry(candidate, draft, start, self.steps.least(draft, self.appraiser.sketch(draft), below))
 
 
 class Budget:
@@ -167,7 +167,7 @@ class Best:
         candidate = self.desk.candidate(self.count, draft, self.step)
         if candidate.bound >= self.step or not self.desk.fits(candidate):
             return
-        least = self.desk.steps.least(draft, candidate.sketch)
+        least = self.desk.steps.least(draft, candidate.sketch, self.step)
         if least >= self.step:
             return
         step = self.budget.step(draft, least)

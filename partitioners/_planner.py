@@ -47,29 +47,29 @@ class Planner:
         self.desk = Desk(problem, self.late, bounding=False)
         self.types = Types(problem)
         self.lower = Lower(self.types, fluid_bound(problem), self.late)
-        self.assembly = Assembly(self.desk, self.types)
+        self.workers, self.proof = ThreadPoolExecutor(), Future[float]()
+        self.assembly = Assembly(self.desk, self.types, self.workers)
         self.enough = math.inf  # of the bound
         self.parts, self.bound = list[Part](), 0.0  # of the bound, when the search of plans began
-        self.beside, self.proof = ThreadPoolExecutor(1), Future[float]()
 
     def __enter__(self) -> Planner:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.enough = -math.inf
-        self.beside.shutdown()
+        self.workers.shutdown(cancel_futures=True)
 
     def run(self, *, repeat: bool = True) -> Plan | None:
         """The plan; from `MANY` devices on that of a part is a start, if it may `repeat` one."""
         self.desk.say("bounding")
-        first = self.beside.submit(self.lower.run, math.inf, FIRST, SOON)  # pipelines of T near a known step are worse wishes
+        first = self.workers.submit(self.lower.run, math.inf, FIRST, SOON)  # pipelines of T near a known step are worse wishes
         if repeat and len(self.problem.cluster.devices) >= MANY:
             self._repeat()
         self.bound = first.result()
         self.parts = [replace(part) for part in self.lower.parts]
         if (until := self.until) is not None:
             self.lower.late = lambda: self.lower.bound >= self.enough or until()
-            self.proof = self.beside.submit(self.lower.run, math.inf, SECOND, LATER)
+            self.proof = self.workers.submit(self.lower.run, math.inf, SECOND, LATER)
         self._search()
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
 

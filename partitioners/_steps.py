@@ -65,12 +65,18 @@ class Steps:
             if layer.tied is not None:
                 self.tied.setdefault(layer.tied, []).append(l)
 
-    def least(self, draft: Draft, sketch: Sketch) -> float:
-        """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry."""
-        found = self._pipelines(draft, sketch)
+    def least(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
+        """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry. Where
+        pipelines alone do not end `below` this, when one does."""
+        found, rounded = list[Pipelines](), ROUNDED if self.shared else 1.0
+        for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
+            devices = draft.rows[rows][:, sort.work.used]
+            found.append(Pipelines(sort.work, devices, *self._run(sort, draft.schedule, devices[0])))
+            if max(found[-1].ready) * rounded >= below:
+                return max(found[-1].ready) * rounded
         sums = list(self._sums(found))
         alone = self._synced(found, sums)
-        return max(alone, self._carried(found, sums)) * ROUNDED if self.shared else alone
+        return max(alone, self._carried(found, sums)) * rounded if self.shared and alone * rounded < below else alone * rounded
 
     def tasks(self, draft: Draft) -> int:
         """How many tasks (see `contention`) its pipelines are."""
@@ -82,14 +88,6 @@ class Steps:
         if sum(run.pipe.forward.size for run in self._known.values()) > KNOWN:
             self._known.clear()
         return play(draft.plan(self.appraiser.problem), self.costs, self._known).step
-
-    def _pipelines(self, draft: Draft, sketch: Sketch) -> list[Pipelines]:
-        """Those of each sort."""
-        found = []
-        for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
-            devices = draft.rows[rows][:, sort.work.used]
-            found.append(Pipelines(sort.work, devices, *self._run(sort, draft.schedule, devices[0])))
-        return found
 
     def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], list[float], float, Array]:
         """Of one of a sort's pipelines."""

@@ -128,8 +128,8 @@ def test_a_rule_has_a_plan_however_few_are_looked_at(monkeypatch: pytest.MonkeyP
     problem, rule, looked = unlike_nodes(), Fasop(), list[float]()
     least = Steps.least
 
-    def counting(self: Steps, draft: Draft, sketch: Sketch) -> float:
-        looked.append(least(self, draft, sketch))
+    def counting(self: Steps, draft: Draft, sketch: Sketch, below: float) -> float:
+        looked.append(least(self, draft, sketch, below))
         return looked[-1]
 
     monkeypatch.setattr(Steps, "least", counting)

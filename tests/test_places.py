@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def pipeline(stages: tuple[int, ...], ends: tuple[int, ...]) -> Pipeline:
 
 
 def assembly(problem: Problem) -> Assembly:
-    return Assembly(Desk(problem, bounding=False), Types(problem))
+    return Assembly(Desk(problem, bounding=False), Types(problem), ThreadPoolExecutor(1))
 
 
 PROFILE = make_profile({"a": [1.0] * 4, "b": [2.0] * 4}, sizes=(1,))
