@@ -15,6 +15,7 @@ from hetpipe.planning.partition import Problem
 
 PLAYED = 100_000  # tasks that are simulated of a rule's drafts where adapters are shared
 FEW, MOST = 2, 40  # drafts of which that is at least, and at most
+HUGE, EFFORT = 5_000_000, 2e7  # tasks, and speeds of flows, of a draft that is not simulated if another is
 OFFERS = 500  # drafts of a rule that are looked at one after the other
 LOOKS = 500_000  # devices of a rule's drafts whose step is computed as if nothing was shared
 
@@ -89,7 +90,8 @@ class Desk:
     def quickest(self, candidates: Iterable[Candidate], below: float = math.inf) -> tuple[float, Draft] | None:
         """Of the drafts that fit and have a smaller step than `below` the quickest, of equals the first in the rule's order; and
         its step. Least bound first, until the next is above the step in hand. When it is late, no more once there is one; nor
-        after so many `LOOKS`. Where adapters are shared, of those that the budget is enough for."""
+        after so many `LOOKS`. Where adapters are shared, of those that the budget is enough for; where all take too long,
+        that of the fewest tasks."""
         best: tuple[float, tuple[int, ...], Draft] | None = None
         some = takewhile(lambda _: math.isinf(below) or not self.late(), candidates)
         waiting: list[tuple[float, tuple[int, ...], int, Entry]] = []
@@ -118,6 +120,9 @@ class Desk:
             step = budget.step(entry.draft, entry.least)
             if step < below and (best is None or (step, place) < best[:2]):
                 best = step, place, entry.draft
+        if best is None and budget.huge is not None:
+            step = self.steps.played(budget.huge)
+            return (step, budget.huge) if step < below else None
         return None if best is None else (best[0], best[2])
 
     def _entries(self, candidate: Candidate, below: float) -> Iterator[Entry]:
@@ -133,6 +138,7 @@ class Budget:
 
     def __init__(self, steps: Steps, tasks: float = PLAYED, fewest: float = PLAYED / MOST, most: float = PLAYED / FEW) -> None:
         self.steps, self.left, self.fewest, self.most = steps, tasks, fewest, most
+        self.huge: Draft | None = None  # of those that take too long the one of the fewest tasks
 
     @property
     def spent(self) -> bool:
@@ -140,11 +146,16 @@ class Budget:
         return self.left <= 0
 
     def step(self, draft: Draft, least: float) -> float:
-        """Seconds."""
+        """Seconds; infinite where the simulation would take longer than any is worth, if there are others."""
         if not self.steps.shared:
             return least
-        self.left -= max(self.fewest, min(self.most, self.steps.tasks(draft)))
-        return self.steps.played(draft)
+        tasks, step = self.steps.tasks(draft), math.inf
+        if tasks <= HUGE:
+            self.left -= max(self.fewest, min(self.most, tasks))
+            step = self.steps.played(draft, EFFORT)
+        if math.isinf(step) and (self.huge is None or tasks < self.steps.tasks(self.huge)):
+            self.huge = draft
+        return step
 
 
 class Best:

@@ -15,6 +15,7 @@ from hetpipe.partitioners._drafts import Draft, Index, Work
 from hetpipe.partitioners._ends import replica_ends
 from hetpipe.partitioners._traffic import Array, Lane, Ring, Traffic
 from hetpipe.predict.cost import occupied_seconds, rate_alone, ring_seconds
+from hetpipe.predict.flows import EffortError
 from hetpipe.predict.simulator import Run, optimizers_of, play
 from hetpipe.predict.sums import gradients_ahead
 from hetpipe.spec.plan import ReplicaPlan
@@ -83,11 +84,14 @@ class Steps:
         counts = np.bincount(draft.which, minlength=len(draft.works)).tolist()
         return sum(count * (4 * len(work.stages) - 2) * work.m for count, work in zip(counts, draft.works, strict=True))
 
-    def played(self, draft: Draft) -> float:
-        """Seconds, with all that shares adapters."""
+    def played(self, draft: Draft, effort: float = math.inf) -> float:
+        """Seconds, with all that shares adapters; infinite where that takes more effort (see `flows.ends`)."""
         if sum(run.pipe.forward.size for run in self._known.values()) > KNOWN:
             self._known.clear()
-        return play(draft.plan(self.appraiser.problem), self.costs, self._known).step
+        try:
+            return play(draft.plan(self.appraiser.problem), self.costs, self._known, effort).step
+        except EffortError:
+            return math.inf
 
     def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], list[float], float, Array]:
         """Of one of a sort's pipelines."""

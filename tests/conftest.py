@@ -1,10 +1,11 @@
 """For every test: hypothesis without a deadline, since other processes share the cores, and with the same instances in every run
 (`--hypothesis-profile=fuzz` draws new ones); no GPU, so that a job runs on the CPU's devices where there is one, too (what a card
 alone can show is in test_gpu.py); ranks that find this checkout from any folder (Python's fork server imports ahead only what it
-finds by itself); and commands run in this process."""
+finds by itself); Ctrl-C is heeded, which a shell ignores of what it runs in the background; and commands run in this process."""
 
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from tests.jobs import Folder
 settings.register_profile("hetpipe", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile("hetpipe")
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "HETPIPE_TEST_GPUS" not in os.environ:  # else a process of xdist's, to whose starter they were shown
     os.environ["HETPIPE_TEST_GPUS"] = json.dumps(os.environ.get("CUDA_VISIBLE_DEVICES"))

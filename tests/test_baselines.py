@@ -52,7 +52,7 @@ def step(problem: Problem, plan: Plan) -> float:
 
 class TestEveryBaseline:
     @pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: str(b.name))
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(problem=problems(most_devices=4, most_layers=6))
     def test_plans_are_valid_fit_and_obey_the_bound(self, baseline: Partitioner, problem: Problem) -> None:
         plan: Plan | None
@@ -298,7 +298,7 @@ class TestUnevenDataParallel:
 
 class TestAutoIsNeverSlower:
     @pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: str(b.name))
-    @settings(max_examples=15, **UNHURRIED)
+    @settings(max_examples=10, **UNHURRIED)
     @given(problem=problems(most_devices=3, most_layers=5))
     def test_it_starts_from_them(self, baseline: Partitioner, problem: Problem) -> None:
         """Whatever their class: micro-batches that no type was measured at, or of several sizes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,15 @@ def test_python_and_what_is_compiled_find_the_same_bits(case: tuple[Plan, Profil
     handed = list[tuple[flows.Tasks, flows.Flows]]()
     with pytest.MonkeyPatch.context() as patch:
         ends = flows.ends
-        patch.setattr(flows, "ends", lambda tasks, of: handed.append((tasks, of)) or ends(tasks, of))  # type: ignore[func-returns-value]
+        patch.setattr(flows, "ends", lambda *given: handed.append(given[:2]) or ends(*given))  # type: ignore[func-returns-value]
         simulate(*case)
     for tasks, of in handed:
-        python, compiled = (run(flows._graph(tasks), of, flows._way(of)) for run in (flows._run, flows.ready()))
-        assert np.array_equal(python, compiled)
+        for effort in (math.inf, 3.0):
+            python, compiled = (run(flows._graph(tasks), of, flows._way(of), effort) for run in (flows._run, flows.ready()))
+            assert np.array_equal(python, compiled, equal_nan=True)
+        if np.isnan(python).any():
+            with pytest.raises(flows.EffortError, match="more than 3 speeds"):
+                ends(tasks, of, 3.0)
 
 
 def seconds(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[float, float]:

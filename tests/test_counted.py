@@ -36,7 +36,7 @@ def counted(problem: Problem) -> bool:
     return problem.backend == "torch" and problem.deadline_seconds_per_step is None
 
 
-@settings(max_examples=60, **UNHURRIED)
+@settings(max_examples=30, **UNHURRIED)
 @given(problem=SMALL.filter(counted))
 def test_no_plan_is_below_the_bound(problem: Problem) -> None:
     """Of all plans there are, where they can be listed; and it is tried to rule out more than that."""
@@ -68,7 +68,7 @@ def test_effort_that_ends_says_nothing_of_what_is_possible() -> None:
     assert lower.run(step, 1e8) == pytest.approx(again.run(step, 1e8), rel=0.01)
 
 
-@settings(max_examples=15, **UNHURRIED)
+@settings(max_examples=10, **UNHURRIED)
 @given(problem=crowds(24).filter(counted))
 def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
     steps = [checked(problem, plan).step_seconds for plan in simple_plans(problem)]
@@ -82,7 +82,7 @@ def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
     )
 
 
-@settings(max_examples=40, **UNHURRIED)
+@settings(max_examples=20, **UNHURRIED)
 @given(
     problem=st.one_of(SMALL, problems(most_devices=7, tensor_parallel=True), crowds(20, prices=True)).filter(
         counted

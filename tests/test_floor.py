@@ -22,6 +22,7 @@ from hetpipe.partitioners._floor import RULES, cost, simple_plans
 from hetpipe.partitioners._limit import PER_SECOND, Limit
 from hetpipe.partitioners._steps import Steps
 from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
@@ -141,6 +142,17 @@ def test_a_rule_has_a_plan_however_few_are_looked_at(monkeypatch: pytest.MonkeyP
     assert len(looked) == 1
     assert many <= few
     assert step(problem, Auto()(problem).plan) <= few
+
+
+@pytest.mark.parametrize(("name", "most"), [("HUGE", 0), ("EFFORT", 0.0)])
+def test_a_rule_has_a_plan_however_long_a_simulation_takes(monkeypatch: pytest.MonkeyPatch, name: str, most: float) -> None:
+    """It is the one of the fewest tasks; and `auto` is no slower."""
+    problem = unlike_nodes()
+    least = {rule.name: step(problem, rule(problem).plan) for rule in (Fasop(), EvenPipelines())}
+    monkeypatch.setattr(_desk, name, most)
+    few = {rule.name: step(problem, rule(problem).plan) for rule in (Fasop(), EvenPipelines())}
+    assert all(least[name] <= few[name] for name in least)
+    assert step(problem, Auto()(problem).plan) <= min(few.values())
 
 
 class TestTime:

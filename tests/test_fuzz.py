@@ -1,5 +1,5 @@
 """Mutations of every kind of file that is read: what is no such file any more is refused in words, within seconds, and nothing
-else happens. 100 for each kind; `--hypothesis-profile=fuzz` draws 5,000 new ones.
+else happens. 60 for each kind; `--hypothesis-profile=fuzz` draws 5,000 new ones.
 
 Commands run in this process, up to where ranks would start; what ranks read is read by what they call."""
 
@@ -45,7 +45,7 @@ from tests.test_metis import METIS, write_metis
 from tests.zoo import ZOO, transformers_model
 
 MANY = settings.get_current_profile_name() == "fuzz"
-FUZZ = settings(**UNHURRIED, max_examples=5_000 if MANY else 100)
+FUZZ = settings(**UNHURRIED, max_examples=5_000 if MANY else 60)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7_200 if MANY else 300)]
 SECONDS = 10.0  # of processor time
 

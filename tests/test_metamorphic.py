@@ -201,7 +201,7 @@ SMALL = st.booleans().flatmap(
 
 
 class TestBetterIsNeverSlower:
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(st.data())
     def test_auto_and_chain(self, data: st.DataObject) -> None:
         problem = data.draw(SMALL)
@@ -209,14 +209,14 @@ class TestBetterIsNeverSlower:
         for partitioner in (Auto(), Chain()):
             no_slower(step(better, partitioner), step(problem, partitioner))
 
-    @settings(max_examples=12, **UNHURRIED)
+    @settings(max_examples=8, **UNHURRIED)
     @given(st.data())
     def test_exhaustive(self, data: st.DataObject) -> None:
         problem = data.draw(ORIGINAL)
         better = data.draw(data.draw(BETTER)(problem))
         no_slower(step(better, Exhaustive()), step(problem, Exhaustive()))
 
-    @settings(max_examples=12, **UNHURRIED)
+    @settings(max_examples=8, **UNHURRIED)
     @given(st.data())
     def test_the_bound_of_the_counted_planner(self, data: st.DataObject) -> None:
         """It is bisected: exact but for the last part, and for the ranges of samples that are not divided further."""
@@ -318,7 +318,7 @@ def in_other_units(problem: Problem, seconds: float, size: int) -> Problem:
 
 
 class TestNamesOrdersAndUnitsMeanNothing:
-    @settings(max_examples=12, **UNHURRIED)
+    @settings(max_examples=8, **UNHURRIED)
     @given(st.data())
     def test_names_and_orders(self, data: st.DataObject) -> None:
         problem = with_own_links(data.draw(SMALL), data)
@@ -334,7 +334,7 @@ class TestNamesOrdersAndUnitsMeanNothing:
         other = another_order(problem, data)
         same(step(other, Exhaustive()), step(problem, Exhaustive()))
 
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(st.data())
     def test_units(self, data: st.DataObject) -> None:
         """Seconds in other units; bytes too, but where a fraction of a byte is rounded."""
@@ -356,7 +356,7 @@ def affine(problem: Problem) -> bool:
 
 
 class TestMoreWorkIsNeverFaster:
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(st.data())
     def test_a_bigger_batch(self, data: st.DataObject) -> None:
         problem = data.draw(SMALL)

@@ -96,7 +96,7 @@ def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Prob
 
 
 class TestCapacity:
-    @settings(max_examples=40, **UNHURRIED)
+    @settings(max_examples=20, **UNHURRIED)
     @given(st.data())
     def test_a_plan_exists_exactly_where_the_samples_fit(self, data: st.DataObject) -> None:
         problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4, most_batch=5)), data)
@@ -107,7 +107,7 @@ class TestCapacity:
         event(f"fits: {fits}")
         assert planned(problem, Exhaustive()) == fits
 
-    @settings(max_examples=30, **UNHURRIED)
+    @settings(max_examples=15, **UNHURRIED)
     @given(st.data())
     def test_one_pipeline(self, data: st.DataObject) -> None:
         problem = at_the_edge(data.draw(problems(most_devices=4, most_layers=5)), data, one_pipeline=True)
@@ -124,7 +124,7 @@ class TestCapacity:
 
 
 class TestSmallestChange:
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(st.data())
     def test_each_change_is_enough_and_one_less_is_not(self, data: st.DataObject) -> None:
         one = data.draw(st.booleans())
@@ -141,7 +141,7 @@ class TestSmallestChange:
             assert planned(enough, partitioner), name
             assert less is None or not planned(less, partitioner), name
 
-    @settings(max_examples=20, **UNHURRIED)
+    @settings(max_examples=10, **UNHURRIED)
     @given(problems(most_devices=3, most_layers=4))
     def test_the_price(self, problem: Problem) -> None:
         assume(planned(problem, Auto()))
@@ -200,7 +200,7 @@ BASELINES: list[Partitioner] = [
 
 
 class TestBaselines:
-    @settings(max_examples=60, **UNHURRIED)
+    @settings(max_examples=30, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=5), st.sampled_from(BASELINES))
     def test_the_memory_that_a_baseline_names(self, problem: Problem, baseline: Partitioner) -> None:
         try:

@@ -72,25 +72,25 @@ def searched(problem: Problem) -> Solution:
 
 class TestAutoIsTheOracle:
     @pytest.mark.timeout(600)
-    @settings(max_examples=40, **UNHURRIED)
+    @settings(max_examples=20, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6))
     def test_four_devices(self, problem: Problem) -> None:
         agree(problem)
 
     @pytest.mark.timeout(600)
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6, tensor_parallel=True))
     def test_tensor_parallel(self, problem: Problem) -> None:
         agree(problem)
 
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=5))
     def test_bounds_on_a_grid(self, problem: Problem) -> None:
         """Where there are too many loads to bound each: the same plan."""
         with patch.multiple(_groupings, FINE=0, GRID=4):
             agree(problem)
 
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=5), st.integers(1, 4))
     def test_what_is_left_out_is_not_claimed(self, problem: Problem, room: int) -> None:
         """Where rows, deals or combinations are too many: a plan that fits, and a bound that the best plan respects."""
@@ -108,7 +108,7 @@ class TestAutoIsTheOracle:
         least = solution.lower_bound_seconds
         assert least is None or least <= best[0] * (1 + 1e-12)
 
-    @settings(max_examples=15, **UNHURRIED)
+    @settings(max_examples=10, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6))
     def test_auto(self, problem: Problem) -> None:
         """The best plan of the class, or one still faster of those that it starts from."""
@@ -121,7 +121,7 @@ class TestAutoIsTheOracle:
 
     @pytest.mark.slow
     @pytest.mark.timeout(1800)
-    @settings(max_examples=12, **UNHURRIED)
+    @settings(max_examples=8, **UNHURRIED)
     @given(problems(most_devices=5, most_layers=7))
     def test_five_devices_seven_layers(self, problem: Problem) -> None:
         agree(problem)
@@ -133,7 +133,7 @@ class TestAutoIsTheOracle:
     def test_six_devices(self, problem: Problem) -> None:
         agree(problem)
 
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(problems(most_devices=3, most_layers=4), st.data())
     def test_with_prices(self, problem: Problem, data: st.DataObject) -> None:
         free = solve(Exhaustive(), problem)
@@ -160,7 +160,7 @@ def price(problem: Problem, found: tuple[float, Plan]) -> float:
 
 
 class TestOrder:
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6, most_batch=8))
     def test_bound_auto_chain_baselines(self, problem: Problem) -> None:
         best = solve(Auto(), problem)
@@ -178,7 +178,7 @@ class TestOrder:
         if baselines[0] is not None and chain is not None:
             assert chain[0] <= baselines[0][0] * (1 + 1e-12)
 
-    @settings(max_examples=25, **UNHURRIED)
+    @settings(max_examples=12, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6), st.sampled_from(["speed", "memory"]))
     def test_better_devices_are_never_slower(self, problem: Problem, what: str) -> None:
         assume("a" in problem.cluster.device_types)
@@ -211,7 +211,7 @@ class TestOrder:
         assert after is not None
         assert after[0] <= before[0] * (1 + 1e-12)
 
-    @settings(max_examples=12, **UNHURRIED)
+    @settings(max_examples=8, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=6))
     def test_renaming_changes_nothing(self, problem: Problem) -> None:
         text = problem.cluster.to_json().replace('"n0"', '"zeta"').replace('"a"', '"zulu"')

@@ -6,6 +6,7 @@ looked at again: its stages are ready when they are ready alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -134,8 +135,8 @@ class _Build:
         self.crossed.append(over[over >= 0])
         return found
 
-    def ends(self, capacity: Array) -> Array:
-        """When each task ends."""
+    def ends(self, capacity: Array, effort: float) -> Array:
+        """When each task ends; EffortError where that takes more."""
         from hetpipe.predict.flows import (  # and with them numba, which few ranks of a training need
             Flows,
             Tasks,
@@ -148,19 +149,22 @@ class _Build:
         self.parts, self.edges = [], []  # which may be as large again
         reach = np.append(0, np.cumsum(np.concatenate(self.crossings))).astype(np.int32)
         crossed = np.concatenate(self.crossed, dtype=np.int32)
-        return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity))
+        return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity), effort)
 
 
-def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: Ready) -> Shared | None:
+def share(
+    pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: Ready, effort: float = math.inf
+) -> Shared | None:
     """What comes of all of them together; None if no adapter is crowded. The sums of a process come one after the other, in the
-    order of `rings`. A pipeline that does not share is `ready` as it is alone."""
+    order of `rings`. A pipeline that does not share is `ready` as it is alone. EffortError where it takes more `effort` (see
+    `flows.ends`)."""
     full = crowded(pipes, rings, capacity)
     if not full.any():
         return None
     build = _Build(full)
     first = {r: _add_pipe(build, pipe) for r, pipe in enumerate(pipes) if _shares(pipe, full)}
     sums, begins = _add_rings(build, rings, pipes, first, ready)
-    ends = build.ends(capacity)
+    ends = build.ends(capacity, effort)
     found = {}
     for r, at in first.items():
         n, m = pipes[r].forward.shape

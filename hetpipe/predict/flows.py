@@ -7,6 +7,7 @@ ends, so the model goes from one such event to the next: exact, no packets, no t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from heapq import heappop, heappush
@@ -96,16 +97,22 @@ class _Way(NamedTuple):
     kind: Index
 
 
-def ends(tasks: Tasks, flows: Flows) -> Array:
-    """When each task ends [N], its latency left out. Edges make no circle."""
+class EffortError(RuntimeError):
+    """A simulation takes more effort than it is worth."""
+
+
+def ends(tasks: Tasks, flows: Flows, effort: float = math.inf) -> Array:
+    """When each task ends [N], its latency left out. Edges make no circle. EffortError where speeds have to be worked out
+    so often: each time of all flows that share an adapter with one that begins or ends, or with one of these, and so on."""
     global _by_python
     if ready.cache_info().currsize or _by_python + len(tasks.seconds) > FEW_TASKS:
-        found = ready()(_graph(tasks), flows, _way(flows))
+        found = ready()(_graph(tasks), flows, _way(flows), effort)
     else:
         _by_python += len(tasks.seconds)
         with np.errstate(all="ignore"):
-            found = _run(_graph(tasks), flows, _way(flows))
-    assert not np.isnan(found).any()
+            found = _run(_graph(tasks), flows, _way(flows), effort)
+    if np.isnan(found).any():
+        raise EffortError(f"more than {effort:.4g} speeds of flows")
     return found
 
 
@@ -278,7 +285,7 @@ def _settle(graph: _Graph, end: Array, todo: Index, known: int, starts: list[tup
                 known += 1
 
 
-def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
+def _run(graph: _Graph, flows: Flows, way: _Way, effort: float) -> Array:
     end = np.full(len(graph.flow), np.nan)
     todo = np.empty(len(graph.flow), dtype=np.int32)  # tasks that are over, or whose beginning is known
     adapters = np.empty(len(flows.capacity), dtype=np.int32)
@@ -294,7 +301,7 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
         now = starts[0][0] if len(starts) > 0 else np.inf
         for a in range(count):
             now = min(now, way.due[a])
-        if now == np.inf:
+        if now == np.inf or effort < 0:
             return end
         known, touched, a = 0, 0, 0
         while a < count:
@@ -316,6 +323,7 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
             touched = _begin(flows, way, f, adapters, touched)
         gathered, touched = _reached(flows, way, adapters, touched)
         _share(flows, way, gathered, adapters, touched)
+        effort -= gathered
         for a in range(gathered):
             f = way.part[a]
             if way.fair[f] != way.speed[f]:
@@ -325,7 +333,7 @@ def _run(graph: _Graph, flows: Flows, way: _Way) -> Array:
 
 
 @cache
-def ready() -> Callable[[_Graph, Flows, _Way], Array]:
+def ready() -> Callable[[_Graph, Flows, _Way, float], Array]:
     """The same, compiled, or read from disk: outside of any time limit."""
     from hetpipe.predict.compiled import get_ready, twin  # and with them numba, which few tasks do without
 
@@ -333,5 +341,5 @@ def ready() -> Callable[[_Graph, Flows, _Way], Array]:
     one, none = np.ones(1), np.zeros(0, dtype=np.int32)
     tasks = Tasks(one, one, one, np.array([-1], np.int32), none.reshape(0, 2), none.astype(np.bool_))
     flows = Flows(none.astype(np.float64), none.astype(np.float64), np.zeros(1, np.int32), none, one)
-    get_ready(lambda: run(_graph(tasks), flows, _way(flows)))
+    get_ready(lambda: run(_graph(tasks), flows, _way(flows), 1.0))
     return run

@@ -5,6 +5,7 @@ it does not wait for those of others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -195,9 +196,10 @@ class Played(NamedTuple):
     step: float
 
 
-def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None) -> Played:
+def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None, effort: float = math.inf) -> Played:
     """Pipelines and gradient sums. Replicas that are alike, also those `known` from other plans with the same
-    costs, are computed once: alone, and again with all others where they share adapters."""
+    costs, are computed once: alone, and again with all others where they share adapters. EffortError where that
+    takes more `effort` (see `flows.ends`)."""
     known = {} if known is None else known
     runs = list[Run]()
     for replica in plan.replicas:
@@ -205,12 +207,12 @@ def play(plan: Plan, costs: Costs, known: dict[object, Run] | None = None) -> Pl
         if key not in known:
             known[key] = _run(costs, replica, replica.depths(plan.schedule))
         runs.append(known[key])
-    found = _shared(plan, costs, runs)
+    found = _shared(plan, costs, runs, effort)
     runs, sums = found or (runs, sync_times(plan, costs, [run.ready for run in runs], [run.ahead for run in runs]))
     return Played(runs, sums, max([*(max(run.ready) for run in runs), *(end for _, _, end in sums)]))
 
 
-def _shared(plan: Plan, costs: Costs, runs: Sequence[Run]) -> tuple[list[Run], Sums] | None:
+def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], effort: float) -> tuple[list[Run], Sums] | None:
     """Pipelines and sums that share adapters; None where none do."""
     if not costs.cluster.shares_adapters:
         return None
@@ -230,7 +232,7 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[Run]) -> tuple[list[Run], S
         for x in segments
     ]
     capacity = np.array([rate for node in costs.cluster.nodes for rate in costs.cluster.adapter_rates[node.name]])
-    found = share(pipes, rings, capacity, lambda r: runs[r].ready)
+    found = share(pipes, rings, capacity, lambda r: runs[r].ready, effort)
     if found is None:
         return None
     again = list(runs)
