@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,7 +61,7 @@ class Shapes:
     def run(self) -> Iterator[Candidate]:
         """The plans that are better than those before them."""
         for number, shape in enumerate(self.all):
-            if shape.bound >= self.best.step or self.best.spent or (self.best.count and self.desk.late()):
+            if shape.bound >= self.best.step or self.best.spent or (math.isfinite(self.best.step) and self.desk.late()):
                 return
             if number % 20 == 0:
                 self.desk.say(f"{self.name}, {number} of {len(self.all)} shapes")
