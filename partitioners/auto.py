@@ -17,7 +17,7 @@ from hetpipe.partitioners._space import microbatch_sizes, require_seats
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.spec.plan import Plan
 
-FEW_DEVICES = 8  # searched to the end; or the cheapest plan under a deadline, on up to twice as many
+FEW_DEVICES = 8  # searched to the end; without a plan, or for the cheapest under a deadline, twice as many
 MOST_POOLS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables
 CLOSE = 1.0001  # times the bound: nothing is left to search for
 
@@ -27,7 +27,8 @@ class Auto:
     """`_planner` counts devices: a plan and a proven bound. Then all simple rules (`_floor`) are tried for a better one, at
     every size, so it never returns a slower plan than theirs. On up to 8 devices the joint search of `_search` follows, which
     ends with the optimum in the plan class of `_space`, or at its limit. Back ends that run one process a node have the rules and
-    that search only. The cheapest plan under a deadline on more than 16 devices: `_cheapest`, which plans subsets."""
+    that search only. For the cheapest plan under a deadline `_cheapest` plans subsets of more than 8 devices; on up to 16 that
+    search follows."""
 
     name: str = "auto"
     time_limit_seconds: float = 4.0
@@ -47,14 +48,21 @@ class Auto:
         """By size, limits and back end."""
         if problem.backend == "torch" and problem.deadline_seconds_per_step is None:
             return self._counted(problem, limit)
-        simple = list(simple_plans(problem, late=limit.half_over))
+        simple, unfound = list(simple_plans(problem, late=limit.half_over)), None
         if not simple:
             refuse(problem)
+        if problem.backend == "torch" and len(problem.cluster.devices) > FEW_DEVICES:
+            try:
+                simple.append(self._subsets(problem, limit, simple))
+            except PartitionError as error:
+                unfound = error
         try:
-            found = self._joint(problem, self._left(limit), simple)
-        except PartitionError:
+            found = self._joint(problem, limit, simple)
+        except PartitionError as error:
+            if unfound is not None and (error.out_of_time or self._is_large(problem)):
+                error = unfound  # which says what was found, and what none can be below
             if not simple:
-                raise
+                raise error from None
             found = Solution(plan=simple[-1])
         return replace(found, plan=min([found.plan, *simple], key=lambda plan: cost(problem, plan)))
 
@@ -62,16 +70,27 @@ class Auto:
         """Seconds for the joint search."""
         return self.time_limit_seconds if math.isinf(limit.seconds) else max(0.1, limit.left())
 
-    def _joint(self, problem: Problem, seconds: float, simple: Sequence[Plan]) -> Solution:
-        """The search of subsets for the cheapest, or over single devices, where these are not too many."""
-        devices, timed = problem.cluster.devices, problem.time_limit_seconds is not None
-        if problem.backend == "torch" and len(devices) > 2 * FEW_DEVICES:
-            return Cheapest(replace(problem, time_limit_seconds=seconds) if timed else problem, self.quickly, simple).run()
-        if len({(d.node, d.type) for d in devices}) <= MOST_POOLS:
-            return Search(problem, self.name, time_limit_seconds=seconds, start=simple).run()
-        if simple:
-            return Solution(plan=simple[-1])
-        raise explain(problem)
+    def _subsets(self, problem: Problem, limit: Limit, start: Sequence[Plan]) -> Plan:
+        """The cheapest plan of subsets under a deadline. Of a time limit a joint search that follows has half of the rest."""
+        if problem.time_limit_seconds is not None:
+            left = self._left(limit) / (1 if self._is_large(problem) else 2)
+            problem = replace(problem, time_limit_seconds=left)
+        return Cheapest(problem, self.quickly, start).run().plan
+
+    def _is_large(self, problem: Problem) -> bool:
+        """Whether there are too many devices for the joint search, or too many nodes that are unlike."""
+        devices = problem.cluster.devices
+        return (problem.backend == "torch" and len(devices) > 2 * FEW_DEVICES) or (
+            len({(d.node, d.type) for d in devices}) > MOST_POOLS
+        )
+
+    def _joint(self, problem: Problem, limit: Limit, start: Sequence[Plan]) -> Solution:
+        """The search over single devices, where these are not too many."""
+        if not self._is_large(problem):
+            return Search(problem, self.name, time_limit_seconds=self._left(limit), start=start).run()
+        if start:
+            return Solution(plan=start[-1])
+        raise no_plan_in_time(limit.seconds) if limit.late() else explain(problem)
 
     def quickly(self, problem: Problem) -> Solution:
         """The plan of the counted planner without a proof, which is that of the best rule if it has none."""

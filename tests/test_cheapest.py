@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from hetpipe.partitioners import _cheapest, uneven_data_parallel
 from hetpipe.partitioners._cheapest import Cheapest, Subset, spread
-from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.partitioners._floor import cost
+from hetpipe.partitioners.auto import Auto
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.planning.planner import make_plan, with_prediction
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
@@ -149,3 +152,23 @@ def test_auto_uses_it_above_the_exact_search() -> None:
     assert (plan.partitioner, len(plan.device_ids)) == ("auto", 1)
     assert plan.predicted.gap == pytest.approx(0.0)
     assert plan.predicted.proof == "fluid"
+
+
+@pytest.mark.parametrize("counts", [{"a": 5, "b": 7}, {"a": 16}])
+def test_on_few_devices_the_exact_search_starts_from_it(monkeypatch: pytest.MonkeyPatch, counts: dict[str, int]) -> None:
+    """Too many plans to look at all of them, or none at all: the cheapest subset that was found is the answer at least."""
+    profile = make_profile({"a": [1.0] * 6, "b": [1.5] * 6}, sizes=(1, 2), layer={"parameter_bytes": 10**7})
+    problem = make_problem(cluster(counts), profile, 64, deadline_seconds_per_step=200.0)
+    auto = Auto(time_limit_seconds=0.1)
+    least = cost(problem, Cheapest(problem, auto.quickly).run().plan)
+    assert cost(problem, auto(problem).plan) <= least
+
+    def nothing(*_: object) -> Solution:
+        raise no_plan_in_time(4.0)
+
+    monkeypatch.setattr("hetpipe.partitioners.auto.Search.run", nothing)
+    assert cost(problem, auto(problem).plan) == least
+    if len(counts) == 1:  # whose fluid bound a plan reaches
+        return
+    with pytest.raises(PartitionError, match=r"was found; the fastest found takes .* none can take less than"):
+        auto(replace(problem, deadline_seconds_per_step=fluid_bound(problem) * 1.001))
