@@ -112,7 +112,7 @@ def measure(given: Problem, others: bool, regret: float) -> dict[str, Any]:
     if others:
         row["rules"] = rules(given)
         row["ratio"] = least / min(row["rules"].values()) if row["rules"] else None
-    if regret and not row["limits"]:
+    if regret and solution is not None and not row["limits"]:
         longer = searched(given, regret)
         row["longer"], row["regret"] = longer, max(0.0, least / longer - 1)
     return row

@@ -32,8 +32,8 @@ def make_plan(
 ) -> Plan:
     """The plan of the partitioner that the options name, with its prediction. `changes` are options by their names:
     `make_plan(profile, cluster, 64, partitioner="fasop")`. `progress` is told what the search knows so far; when `stopped`
-    says so, it ends, and the best plan so far is the answer. InputError if an
-    argument is wrong, PartitionError if no plan fits, none was found in time, or the partitioner's own breaks a limit."""
+    says so, it ends, and the best plan so far is the answer. InputError if an argument is wrong, PartitionError if no plan fits,
+    none was found in time, or the partitioner's own breaks a limit."""
     options = options.changed(changes)
     found = registry.partitioner(options.partitioner)
     prices = (cluster.device_types[device.type].price_per_hour for device in cluster.devices)

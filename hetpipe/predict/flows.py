@@ -112,6 +112,7 @@ def ends(tasks: Tasks, flows: Flows, effort: float = math.inf) -> Array:
         with np.errstate(all="ignore"):
             found = _run(_graph(tasks), flows, _way(flows), effort)
     if np.isnan(found).any():
+        assert math.isfinite(effort)
         raise EffortError(f"more than {effort:.4g} speeds of flows")
     return found
 
