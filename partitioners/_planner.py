@@ -46,10 +46,9 @@ class Planner:
         self.problem, self.late, self.until = problem, late or problem.stopped, until
         self.desk = Desk(problem, self.late, bounding=False)
         self.types = Types(problem)
-        self.lower = Lower(self.types, fluid_bound(problem), self.late)
+        self.lower, self.enough, self.over = Lower(self.types, fluid_bound(problem), self._settled), math.inf, self.late
         self.workers, self.proof = ThreadPoolExecutor(), Future[float]()
         self.assembly = Assembly(self.desk, self.types, self.workers)
-        self.enough = math.inf  # of the bound
         self.parts, self.bound = list[Part](), 0.0  # of the bound, when the search of plans began
 
     def __enter__(self) -> Planner:
@@ -67,11 +66,15 @@ class Planner:
             self._repeat()
         self.bound = first.result()
         self.parts = [replace(part) for part in self.lower.parts]
-        if (until := self.until) is not None:
-            self.lower.late = lambda: self.lower.bound >= self.enough or until()
+        if self.until is not None:
+            self.over = self.until
             self.proof = self.workers.submit(self.lower.run, math.inf, SECOND, LATER)
         self._search()
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
+
+    def _settled(self) -> bool:
+        """Whether the bound is enough, or its time is over."""
+        return self.lower.bound >= self.enough or self.over()
 
     def _search(self) -> None:
         """Look at plans of all devices."""
