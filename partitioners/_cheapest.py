@@ -57,8 +57,7 @@ class Cheapest:
     ) -> None:
         assert problem.deadline_seconds_per_step is not None
         self.problem, self.planner, self.deadline = problem, planner, problem.deadline_seconds_per_step
-        self.timed = problem.time_limit_seconds is not None
-        self.limit = Limit(problem.time_limit_seconds or math.inf, stopped=problem.stopped)
+        self.limit = Limit.of(problem)
         self.groups = alike(problem.cluster)
         self.best = min(((cost(problem, plan), plan) for plan in start), key=lambda found: found[0], default=None)
         self.fastest, self.planned = math.inf, 0
@@ -152,7 +151,7 @@ class Cheapest:
 
     def plan(self, subset: Subset) -> None:
         """Plan a subset, and keep its plan if it is in time and cheaper than the one in hand."""
-        seconds = max(0.1, min(EACH_SECONDS, self.limit.left())) if self.timed else None
+        seconds = None if math.isinf(self.limit.seconds) else max(0.1, min(EACH_SECONDS, self.limit.left()))
         self.planned += 1
         self.say(subset)
         try:
@@ -175,7 +174,7 @@ class Cheapest:
 
     def nothing(self, whole: Subset) -> PartitionError:
         """The error where no plan was found in time."""
-        if not math.isfinite(self.fastest) and (self.timed or self.limit.late()):
+        if not math.isfinite(self.fastest) and (math.isfinite(self.limit.seconds) or self.limit.late()):
             return no_plan_in_time(self.limit.seconds)
         fastest = f"the fastest found takes {self.fastest:.4g} s, and " if math.isfinite(self.fastest) else ""
         return PartitionError(

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from hetpipe.planning.partition import never
+from hetpipe.planning.partition import Problem, never
 
 PER_SECOND = 3_700_000  # partial pipelines (of the compiled loops, or what takes as long) in a second of one core
 CALL, NUMBERS = 400, 11  # what work on arrays takes, in partial pipelines: each time, and so many numbers as one
@@ -35,6 +35,11 @@ class Limit:
     ) -> None:
         self.seconds, self.done, self.stopped = seconds, done, stopped
         self.began = self._now()
+
+    @classmethod
+    def of(cls, problem: Problem) -> Limit:
+        """That of the problem, by the clock; infinite where it has none."""
+        return cls(problem.time_limit_seconds or math.inf, stopped=problem.stopped)
 
     def _now(self) -> float:
         return time.monotonic() if self.done is None else self.done() / PER_SECOND

@@ -68,16 +68,16 @@ class Steps:
 
     def least(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
         """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry. Where
-        pipelines alone do not end `below` this, when one does."""
+        what comes without adapters is not `below` this, that."""
         found, rounded = list[Pipelines](), ROUNDED if self.shared else 1.0
         for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
             devices = draft.rows[rows][:, sort.work.used]
             found.append(Pipelines(sort.work, devices, *self._run(sort, draft.schedule, devices[0])))
-            if max(found[-1].ready) * rounded >= below:
-                return max(found[-1].ready) * rounded
+            if (ready := max(found[-1].ready) * rounded) >= below:
+                return ready
         sums = list(self._sums(found))
-        alone = self._synced(found, sums)
-        return max(alone, self._carried(found, sums)) * rounded if self.shared and alone * rounded < below else alone * rounded
+        alone = self._synced(found, sums) * rounded
+        return max(alone, self._carried(found, sums) * rounded) if self.shared and alone < below else alone
 
     def tasks(self, draft: Draft) -> int:
         """How many tasks (see `contention`) its pipelines are."""

@@ -41,7 +41,7 @@ class Auto:
             problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
         for module in (_balance, _estimate, _line_cuts, _places, _relaxed):
             module.ready()
-        found = self._searched(problem, Limit(problem.time_limit_seconds or math.inf, stopped=problem.stopped))
+        found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
 
     def _searched(self, problem: Problem, limit: Limit) -> Solution:
@@ -94,7 +94,7 @@ class Auto:
 
     def quickly(self, problem: Problem) -> Solution:
         """The plan of the counted planner without a proof and without copies, which is that of the best rule if it has none."""
-        limit = Limit(problem.time_limit_seconds or math.inf, stopped=problem.stopped)
+        limit = Limit.of(problem)
         with Planner(problem, limit.late) as planner:
             plan = planner.run(repeat=False) or next(reversed([*simple_plans(problem, late=limit.late)]), None)
         if plan is None:

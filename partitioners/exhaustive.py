@@ -126,7 +126,7 @@ class Oracle:
             self.ids.setdefault((device.node, device.type), []).append(device.id)
         self.best: tuple[float, float] = (math.inf, math.inf)  # what is minimised, and the step
         self.plan: Plan | None = None
-        self.late = Limit(problem.time_limit_seconds or math.inf, stopped=problem.stopped).late
+        self.late = Limit.of(problem).late
 
     def loads(self, line: Line, samples: int) -> set[tuple[int, ...]]:
         """Micro-batch sizes: of each size that was measured on all, and the rest."""

@@ -6,7 +6,6 @@ looked at again: its stages are ready when they are ready alone."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -152,9 +151,7 @@ class _Build:
         return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity), effort)
 
 
-def share(
-    pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: Ready, effort: float = math.inf
-) -> Shared | None:
+def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: Ready, effort: float) -> Shared | None:
     """What comes of all of them together; None if no adapter is crowded. The sums of a process come one after the other, in the
     order of `rings`. A pipeline that does not share is `ready` as it is alone. EffortError where it takes more `effort` (see
     `flows.ends`)."""

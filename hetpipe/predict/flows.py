@@ -101,7 +101,7 @@ class EffortError(RuntimeError):
     """A simulation takes more effort than it is worth."""
 
 
-def ends(tasks: Tasks, flows: Flows, effort: float = math.inf) -> Array:
+def ends(tasks: Tasks, flows: Flows, effort: float) -> Array:
     """When each task ends [N], its latency left out. Edges make no circle. EffortError where speeds have to be worked out
     so often: each time of all flows that share an adapter with one that begins or ends, or with one of these, and so on."""
     global _by_python
