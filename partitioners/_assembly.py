@@ -27,13 +27,15 @@ Array = NDArray[np.float64]
 Take = tuple[int, ...]  # stages of each kind
 Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
 CLOSE = 1.02  # times the best step: plans of about this are simulated
-PLAYED = 2  # of the plans that one look makes: so many that take about least are simulated
+WIDE, CHEAP = 1.15, 20_000  # those of up to so many tasks
+DEEP = 1.02  # times what the slowest pipeline takes alone: a plan that takes longer may have deeper warm-ups
+PLAYED = 4  # of the plans that one look makes: so many that take about least are simulated
 TASKS = 10_000_000  # of plans whose transfers share adapters: so many are simulated
 ABOVE = 1.2  # times the best step: what local search may start from
 SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
 LADDER = (1.01, 1.04, 1.1, 1.2)  # times the T of the linear program, until whole numbers are possible
-ALIKE = 3  # pipelines of which all replicas are
+ALIKE = 6  # pipelines of which all replicas are
 SETS = 4  # of cuts that all replicas have
 FINE = 14  # halvings of the time within which shares are done
 MORE = 1.15  # times the samples that a pipeline was cut for: more it is not given
@@ -68,6 +70,7 @@ class Assembly:
         self.draft: Draft | None = None  # that
         self.waiting: list[tuple[float, int, Draft]] = []  # not simulated yet: about what they take, their stages
         self.budget = Budget(desk.steps, TASKS, 0, math.inf)
+        self.played: list[tuple[float, int, Draft]] = []  # plans that were simulated, the best first
         self.made: list[Made] = []  # plans made here, the best first
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
@@ -168,14 +171,18 @@ class Assembly:
         shares = self.shares(sorts, below)
         if shares is None:
             return None
-        found = min(self.drafts(sorts, shares, ways), key=itemgetter(0), default=None)
+        found = None
+        for about, way, draft in sorted(self.drafts(sorts, shares, ways), key=itemgetter(0)):
+            close = about < min(below, self.close(draft))
+            if close and not self.desk.fits(self.desk.candidate(0, draft)):
+                continue
+            if close:
+                self.waiting.append((about, sum(count * len(p.stages) for p, count in sorts), draft))
+            found = about, way
+            break
         if found is None:
             return None
-        about, way, draft = found
-        if about < min(below, CLOSE * self.step):
-            if not self.desk.fits(self.desk.candidate(0, draft)):
-                return None
-            self.waiting.append((about, sum(count * len(p.stages) for p, count in sorts), draft))
+        about, way = found
         made = Made(about, sorts, way)
         insort(self.made, made, key=itemgetter(0))
         return made
@@ -194,14 +201,22 @@ class Assembly:
         for about, stages, draft in self.waiting:
             unlike.setdefault((about, stages), draft)
         for (about, _), draft in sorted(unlike.items(), key=itemgetter(0))[:most]:
-            if about < CLOSE * self.step:
+            if about < self.close(draft):
                 self._simulate(draft)
         self.waiting = []
+
+    def close(self, draft: Draft) -> float:
+        """What it may take, about, to be simulated."""
+        return (WIDE if self.desk.steps.tasks(draft) <= CHEAP else CLOSE) * self.step
 
     def _simulate(self, draft: Draft) -> None:
         """It may be the best plan."""
         least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft), self.step)
-        if least < self.step and (step := self.budget.step(draft, least)) < self.step:
+        if least >= self.step:
+            return
+        step = self.budget.step(draft, least)
+        insort(self.played, (step, len(self.played), draft), key=itemgetter(0, 1))
+        if step < self.step:
             self.step, self.draft = step, draft
 
     def all_can(self, R: int, take: Take) -> bool:
@@ -266,10 +281,15 @@ class Assembly:
         for p, samples in zip(each, shares, strict=True):
             which.append(works.setdefault((p, samples), len(works)))
         degrees = [tuple(self.degrees[v] for v in p.stages) for p, _ in works]
-        drafted = tuple(
-            p.work(samples, self.L, own, n - len(p.stages)) for (p, samples), own in zip(works, degrees, strict=True)
-        )
-        node, kinds = self.desk.appraiser.links.node, np.array(which)
+        node, kinds, R = self.desk.appraiser.links.node, np.array(which), len(each)
+        alone = max(self.seconds(p, samples, R) for p, samples in works)
         for way, rows in self.places.of(sorts, ways):
-            about = self.estimates.seconds(list(works), kinds, node[rows])
-            yield about, way, Draft("auto", self.schedule, rows, drafted, kinds)
+            for forwards in (-1, *self.reals.forwards[1:].tolist()):
+                deep = [(p._replace(forwards=forwards) if forwards >= 0 else p, samples) for p, samples in works]
+                about = self.estimates.seconds(deep, kinds, node[rows])
+                drafted = tuple(
+                    p.work(samples, self.L, own, n - len(p.stages)) for (p, samples), own in zip(deep, degrees, strict=True)
+                )
+                yield about, way, Draft("auto", self.schedule, rows, drafted, kinds)
+                if forwards == -1 and about < DEEP * alone:
+                    break

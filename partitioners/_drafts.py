@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.partitioners._space import depth
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.schedule import ScheduleName, default_depths
@@ -77,6 +78,11 @@ class Work(_Work):
     def in_flight(self, schedule: ScheduleName) -> tuple[int, ...]:
         """Warm-up depth of each stage."""
         return self.depths or default_depths(schedule, len(self.stages), self.m)
+
+    def warmed(self, forwards: int, schedule: ScheduleName) -> Work:
+        """With the warm-up depths of stages that do so many forwards more than the next (`_space.depth`)."""
+        depths = tuple(depth(forwards, place, self.m) for place in range(len(self.stages), 0, -1))
+        return self._replace(depths=() if depths == default_depths(schedule, len(depths), self.m) else depths)
 
     def replica(self, row: Sequence[int], ids: Sequence[str]) -> ReplicaPlan:
         """The pipeline on a row of devices, which are called so."""

@@ -18,6 +18,7 @@ from hetpipe.partitioners._copies import part, repeated
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._improve import ENDS, Improvement
 from hetpipe.partitioners._lower import Lower, Part
+from hetpipe.partitioners._polish import Polish
 from hetpipe.partitioners._types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
@@ -32,6 +33,8 @@ MANY = 64  # devices: from there on a plan of a part of them is tried
 NUMBERS = 24  # numbers of replicas for which plans are made
 RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
 BESIDE = 1.25  # times a number of replicas that was better
+FINALISTS, NEARLY = 3, 1.05  # plans from which the last moves begin; times the best step
+POLISHED, POLISHING = 1000, 2e6  # plans of these moves; tasks simulated
 STARTS, TRIES = 2, 120  # of local search; plans from each
 
 
@@ -97,6 +100,18 @@ class Planner:
             self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
             Improvement(self.assembly, TRIES).run(made)
         self.assembly.play(ENDS, last=True)
+        self._polish()
+
+    def _polish(self) -> None:
+        """Go on from the best plans that were simulated."""
+        polish, step = Polish(self.desk, self.assembly.reals, POLISHED, POLISHING), self.assembly.step
+        for took, _, draft in self.assembly.played[:FINALISTS]:
+            if self.late() or took > NEARLY * step:
+                break
+            self.desk.say(f"last moves; best step {self.assembly.step:.4g} s")
+            better, seconds = polish.run(draft, took)
+            if seconds < self.assembly.step:
+                self.assembly.step, self.assembly.draft = seconds, better
 
     def _repeat(self) -> None:
         """Start from the plan of a part of the cluster, so many times."""

@@ -12,14 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.files.limits import MOST_BATCH
+from hetpipe.partitioners import _line_cuts, _orders
 from hetpipe.partitioners._drafts import Work, in_runs
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._line_cuts import best_line, ended, ready
+from hetpipe.partitioners._line_cuts import best_line, ended
+from hetpipe.partitioners._orders import best_order
 from hetpipe.partitioners._space import FORWARDS, allowed_families, depth
 from hetpipe.partitioners._types import Types
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+STATES, WORST = 2_000, 8  # numbers of each kind up to which the best order is looked for; times an even stage
 FEW_KINDS, SHORT = 3, 8  # of stages: all orders of so many are tried, of one more where there are so few stages
 
 
@@ -84,21 +87,25 @@ class Reals:
         self.orders = list(dict.fromkeys(tuple(way) for order in orders for way in (order, order[::-1])))
         self.limits = np.array([types.limit[kind.at] for kind in types.kinds])
         self.tables = np.stack([types.memory(v) for v in range(types.V)])
-        ready()
+        _line_cuts.ready()
+        _orders.ready()
 
     @kept
     def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:
         """The one that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut at
         `common`; None where there is none, or a kind was not measured at b."""
         measured = all(b in self.types.sizes_of(kind) for kind, count in zip(self.types.kinds, take, strict=True) if count)
-        return self._of(*self._lines(take), samples, b, R, common) if measured and len(common) < sum(take) <= self.L else None
+        possible = measured and len(common) < sum(take) <= self.L
+        return self._of(*self._orders(take, b, samples), samples, b, R, common) if possible else None
 
     @kept
     def quickest(self, take: tuple[int, ...], samples: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
         """The best of all micro-batch sizes; those whose work takes least first, and others only as far as they could be."""
         best, below = None, math.inf
+        if not len(common) < sum(take) <= self.L:
+            return None
         for b in sorted(self.sizes(take, samples), key=lambda b: self._work(take, samples, b)):
-            found = self._of(*self._lines(take), samples, b, R, common, below) if len(common) < sum(take) <= self.L else None
+            found = self._of(*self._orders(take, b, samples), samples, b, R, common, below)
             if found is not None and found.offset + -(-samples // b) * found.period < below:
                 best, below = found, found.offset + -(-samples // b) * found.period
         return best
@@ -147,6 +154,21 @@ class Reals:
             self.types.sums(R), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking, self.problem.sums_early,
         )  # fmt: skip
         return found
+
+    def _orders(self, take: tuple[int, ...], b: int, samples: int) -> tuple[Index, NDArray[np.bool_]]:
+        """As `_lines`, with that whose longest stage is shortest."""
+        lines, insides = self._lines(take)
+        if len(lines) == 1 or math.prod(count + 1 for count in take) > STATES:
+            return lines, insides
+        forward, backward = (x[0] for x in self.loaded(b, samples)[:2])
+        m, b = -(-samples // b), min(b, samples)
+        windows = np.array([min(depth(int(self.forwards[0]), place + 1, m) * b, samples) for place in range(sum(take))])
+        least = 1 / sum(count / (forward[v, -1] + backward[v, -1]) for v, count in enumerate(take) if count)
+        line = best_order(np.array(take), forward, backward, windows, samples, b, self.problem.allow_recompute, self.tables,
+                          self.limits, least, WORST * least)  # fmt: skip
+        if line[0] < 0 or (lines == line).all(axis=1).any():
+            return lines, insides
+        return np.vstack([lines, line]), np.vstack([insides, self._inside(tuple(line.tolist()))])
 
     @kept
     def _lines(self, take: tuple[int, ...]) -> tuple[Index, NDArray[np.bool_]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetpipe.partitioners import _balance, _estimate, _line_cuts, _places, _relaxed
+from hetpipe.partitioners import _balance, _estimate, _line_cuts, _orders, _places, _relaxed
 from hetpipe.partitioners._cheapest import Cheapest
 from hetpipe.partitioners._floor import cost, simple_plans
 from hetpipe.partitioners._limit import Limit
@@ -39,7 +39,7 @@ class Auto:
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
             problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
-        for module in (_balance, _estimate, _line_cuts, _places, _relaxed):
+        for module in (_balance, _estimate, _line_cuts, _orders, _places, _relaxed):
             module.ready()
         found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
