@@ -67,18 +67,17 @@ class Polish:
 
     def shifted(self, draft: Draft) -> Iterator[Draft]:
         """Samples from one pipeline to another."""
-        count = np.bincount(draft.which, minlength=len(draft.works))
+        count, which = np.bincount(draft.which, minlength=len(draft.works)).tolist(), draft.which.tolist()
         for i, j in permutations(range(len(draft.works)), 2):
             p, q = draft.works[i], draft.works[j]
-            b, c = p.runs[0][0], q.runs[0][0]
+            b, c = self.size(p), self.size(q)
             for k in sorted({1, p.samples % b, (p.samples - 1) % b + 1, c, c - q.samples % c, b} - {0}):
                 if k >= p.samples:
                     continue
                 less, more = self.given(p, -k), self.given(q, k)
-                which = draft.which.tolist()
                 yield changed(draft, {which.index(i): less, which.index(j): more})
                 if count[i] > 1 and k * count[i] % count[j] == 0:
-                    more = self.given(q, k * int(count[i]) // int(count[j]))
+                    more = self.given(q, k * count[i] // count[j])
                     works = {i: less, j: more}
                     yield changed(draft, {r: works[w] for r, w in enumerate(which) if w in works})
 
