@@ -14,7 +14,6 @@ import numpy as np
 
 from hetpipe.files.messages import counted
 from hetpipe.partitioners._assembly import ABOVE, Assembly, Made, Wish
-from hetpipe.partitioners._copies import part, repeated
 from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners._improve import ENDS, Improvement
 from hetpipe.partitioners._lower import Lower, Part
@@ -29,7 +28,6 @@ SOON, LATER = 4e6, 15e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
 EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
 NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
-MANY = 64  # devices: from there on a plan of a part of them is tried
 NUMBERS = 24  # numbers of replicas for which plans are made
 RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
 BESIDE = 1.25  # times a number of replicas that was better
@@ -61,13 +59,10 @@ class Planner:
         self.enough = -math.inf
         self.workers.shutdown(cancel_futures=True)
 
-    def run(self, *, repeat: bool = True) -> Plan | None:
-        """The plan; from `MANY` devices on that of a part is a start, if it may `repeat` one."""
+    def run(self) -> Plan | None:
+        """The plan."""
         self.desk.say("bounding")
-        first = self.workers.submit(self.lower.run, math.inf, FIRST, SOON)  # pipelines of T near a known step are worse wishes
-        if repeat and len(self.problem.cluster.devices) >= MANY:
-            self._repeat()
-        self.bound = first.result()
+        self.bound = self.workers.submit(self.lower.run, math.inf, FIRST, SOON).result()  # below T near a step wishes are worse
         self.parts = [replace(part) for part in self.lower.parts]
         if self.until is not None:
             self.over = self.until
@@ -112,18 +107,6 @@ class Planner:
             better, seconds = polish.run(draft, took)
             if seconds < self.assembly.step:
                 self.assembly.step, self.assembly.draft = seconds, better
-
-    def _repeat(self) -> None:
-        """Start from the plan of a part of the cluster, so many times."""
-        some = part(self.problem)
-        if some is None:
-            return
-        with Planner(some.problem, self.late) as planner:
-            planner.run(repeat=False)
-        found = planner.assembly.draft
-        draft = None if found is None else repeated(some, found, self.problem.global_batch)
-        if draft is not None:
-            self.assembly.offer(draft)
 
     def prove(self, step: float) -> float:
         """The bound, when the effort is done, where the best plan of all takes `step`."""

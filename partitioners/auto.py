@@ -96,7 +96,7 @@ class Auto:
         """The plan of the counted planner without a proof and without copies, which is that of the best rule if it has none."""
         limit = Limit.of(problem)
         with Planner(problem, limit.late) as planner:
-            plan = planner.run(repeat=False) or next(reversed([*simple_plans(problem, late=limit.late)]), None)
+            plan = planner.run() or next(reversed([*simple_plans(problem, late=limit.late)]), None)
         if plan is None:
             raise no_plan_in_time(limit.seconds) if limit.late() else explain(problem)
         return Solution(plan=plan)
