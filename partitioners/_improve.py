@@ -1,10 +1,11 @@
-"""Local search from a plan: one sort of its pipelines gets a device more or less, other cuts, another order or micro-batch."""
+"""Local search from a plan: one sort of its pipelines gets a device more or less, or another micro-batch. Cuts and orders
+are those of `_real`, until the last moves (`_polish`)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 
@@ -49,11 +50,6 @@ class Improvement:
                 yield from self.instead(sorts, i, self.reals.best(other, p.samples, p.b, R, p.common), some)
             for b in self.reals.sizes(take, p.samples):
                 yield from self.instead(sorts, i, self.reals.best(take, p.samples, b, R, p.common), count)
-            for line in swapped(p.stages):
-                yield from self.instead(sorts, i, self.reals.of(line, p.samples, p.b, R, p.common), count)
-        for i, (p, count) in enumerate(sorts):
-            for q in self.recut(p):
-                yield merged(sorts, (i,), (q,), count)
 
     def given(self, sorts: Sorts) -> Iterator[Sorts]:
         """One pipeline gives a stage to another, or gets one of another kind for it."""
@@ -100,21 +96,6 @@ class Improvement:
                 q = self.reals.best(tuple(take.tolist()), p.samples, p.b, R, p.common)
                 if q is not None:
                     yield merged(sorts, (i,), (q,), 1)
-
-    def recut(self, p: Pipeline) -> Iterator[Pipeline]:
-        """With one cut a layer up or down; what recomputes stays."""
-        for s in range(1, len(p.ends) - 1):
-            for more in (1, -1):
-                end = p.ends[s] + more
-                if p.ends[s - 1] < end < p.ends[s + 1]:
-                    yield p._replace(ends=(*p.ends[:s], end, *p.ends[s + 1 :]), common=())
-
-
-def swapped(stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """With two neighbours of different kinds the other way round."""
-    for s, (a, b) in enumerate(pairwise(stages)):
-        if a != b:
-            yield (*stages[:s], b, a, *stages[s + 2 :])
 
 
 def merged(sorts: Sorts, places: tuple[int, ...], pipelines: tuple[Pipeline, ...], some: int) -> Sorts:

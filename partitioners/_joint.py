@@ -33,7 +33,6 @@ class Joint:
 
     def step(self, parts: list[Pipelines]) -> Array:
         """Step seconds of the plans whose replica r is row i of parts[r], [K]."""
-        self.space.meter.count(parts[0].number * self.space.L * len(parts))
         synced: Array = np.maximum.reduce([part.ready.max(axis=1) for part in parts])
         if len(parts) > 1 or self.tied:
             most = int(self.degrees.max())
@@ -90,6 +89,7 @@ class Joint:
 
     def _held(self, kinds: list[Index], lo: Index, hi: Index) -> Array:
         """As `Costs.summed_bytes`."""
+        self.space.meter.count(2 * len(lo) * len(kinds))  # `_kinds` of them, too
         held = np.maximum.reduce([self.prefix[k, hi] - self.prefix[k, lo] for k in kinds])
         size: Array = held - (self.tied_prefix[hi] - self.tied_prefix[lo])
         return size
@@ -99,10 +99,11 @@ class Joint:
         if self.degrees.max() == 1:
             yield rows
             return
-        degrees = np.stack([self.degrees[k[rows]] for k in kinds], axis=1)
-        unique, index = np.unique(degrees, axis=0, return_inverse=True)
-        for i in range(len(unique)):
-            yield rows[index.reshape(-1) == i]
+        number, base = np.zeros(len(rows), np.int64), int(self.degrees.max()) + 1
+        for k in kinds:
+            number = number * base + self.degrees[k[rows]]
+        for at in equal(number):
+            yield rows[at]
 
     def _sum(
         self, kinds: list[Index], where: list[tuple[Index, Index]], free: list[Array], made: list[Array], size: Array
@@ -114,6 +115,7 @@ class Joint:
             return last
         degrees = [int(self.degrees[k[0]]) for k in kinds]
         pieces, count = lcm(*degrees), len(kinds)
+        self.space.meter.count(len(size) * (len(self.space.links) + count * pieces))
         seconds = np.where(size > 0, self._ring(kinds, size / pieces / count) * (2 * (count - 1)), 0.0)
         for j in range(pieces):
             shards = [j * t // pieces for t in degrees]
@@ -148,11 +150,10 @@ class Joint:
         held = [np.zeros(part.kinds.shape, dtype=bool) for part in parts]
         for mask, h in zip(held, holder, strict=True):
             np.put_along_axis(mask, h[:, members], True, axis=1)
-        patterns, index = np.unique(np.hstack(held), axis=0, return_inverse=True)
+        patterns = np.hstack(held)
         places = [(r, s) for r, part in enumerate(parts) for s in range(part.kinds.shape[1])]
-        for i, pattern in enumerate(patterns):
-            rows = np.flatnonzero(index.reshape(-1) == i)
-            owners = [place for place, holds in zip(places, pattern.tolist(), strict=True) if holds]
+        for rows in equal(patterns @ (1 << np.arange(len(places)))):
+            owners = [place for place, holds in zip(places, patterns[rows[0]].tolist(), strict=True) if holds]
             if len(owners) < 2:
                 continue
             kinds = [parts[r].kinds[rows, s] for r, s in owners]
@@ -167,3 +168,9 @@ class Joint:
                 )
                 synced[rows[at]] = np.maximum(synced[rows[at]], ends)
         return synced
+
+
+def equal(numbers: Index) -> list[Index]:
+    """Where each of the different numbers is."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
