@@ -95,9 +95,9 @@ class Planner:
             self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
             Improvement(self.assembly, TRIES).run(made)
         self.assembly.play(ENDS, last=True)
-        self._polish()
+        self.polish()
 
-    def _polish(self) -> None:
+    def polish(self) -> None:
         """Go on from the best plans that were simulated."""
         polish, step = Polish(self.desk, self.assembly.reals, POLISHED, POLISHING), self.assembly.step
         for took, _, draft in self.assembly.played[:FINALISTS]:

@@ -56,6 +56,7 @@ PARTS: dict[str, Part] = {
     "cuts that all replicas have": Part(_assembly, {"SETS": 0}),
     "short tiles": Part(_places, {"TILES": ()}),
     "local search": Part(_planner, {"STARTS": 0}, ("_improve",)),
+    "last moves": Part(_planner, {"FINALISTS": 0}, ("_polish",)),
     "16 of 24 numbers of replicas": Part(_planner, {"NUMBERS": 8}),
     "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, ("_floor",)),
 }

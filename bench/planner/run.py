@@ -31,7 +31,7 @@ from bench.planner.draws import measured, wide
 from hetpipe.exchange.importers.options import ImportOptions
 from hetpipe.exchange.importers.sailor import import_sailor
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners import _planner
+from hetpipe.partitioners import _assembly, _planner
 from hetpipe.partitioners._floor import RULES, cost
 from hetpipe.partitioners._planner import Planner
 from hetpipe.partitioners.auto import Auto
@@ -48,7 +48,10 @@ NODE = 8
 INSIDE = {"bandwidth": "100 GB/s", "latency": "10 us"}
 BETWEEN = {"bandwidth": "10 GB/s", "latency": "30 us"}
 LIMITS = ("max_price_per_hour", "deadline_seconds_per_step")
-MORE = {"NUMBERS": 200, "WISHES": 300, "EVEN": 300, "PURE": 200, "DEALS": 40, "RUNGS": 1.05, "STARTS": 500, "TRIES": 10**6}
+MORE = {"NUMBERS": 200, "WISHES": 300, "EVEN": 300, "PURE": 200, "DEALS": 40, "RUNGS": 1.05, "STARTS": 500, "TRIES": 10**6,
+        "FINALISTS": 100, "POLISHED": 10**6, "POLISHING": 1e12}  # fmt: skip
+SIMULATED = {"ALIKE": 12, "PLAYED": 12, "SETS": 8, "TASKS": 10**12}
+POLISHING = 0.4  # of the seconds of a longer search
 console = Console(width=160)
 
 
@@ -130,12 +133,15 @@ def rules(given: Problem) -> dict[str, float]:
 
 
 def searched(given: Problem, seconds: float) -> float:
-    """The best step that so many seconds find: of all numbers of replicas, from many starts."""
-    for name, value in MORE.items():
-        setattr(_planner, name, value)
-    end = time.monotonic() + seconds
-    planner = Planner(given, late=lambda: time.monotonic() > end)
+    """The best step that so many seconds find: of all numbers of replicas, from many starts, then by moves that are simulated."""
+    for module, more in ((_planner, MORE), (_assembly, SIMULATED)):
+        for name, value in more.items():
+            setattr(module, name, value)
+    ends = [time.monotonic() + (1 - POLISHING) * seconds]
+    planner = Planner(given, late=lambda: time.monotonic() > ends[0])
     planner.run()
+    ends[0] = time.monotonic() + POLISHING * seconds
+    planner.polish()
     return planner.assembly.step
 
 
