@@ -93,7 +93,7 @@ class Auto:
         raise no_plan_in_time(limit.seconds) if limit.late() else explain(problem)
 
     def quickly(self, problem: Problem) -> Solution:
-        """The plan of the counted planner without a proof and without copies, which is that of the best rule if it has none."""
+        """The plan of the counted planner without a proof, which is that of the best rule if it has none."""
         limit = Limit.of(problem)
         with Planner(problem, limit.late) as planner:
             plan = planner.run() or next(reversed([*simple_plans(problem, late=limit.late)]), None)
