@@ -21,7 +21,6 @@ from hetpipe.partitioners._places import Places
 from hetpipe.partitioners._real import Pipeline, Reals
 from hetpipe.partitioners._types import Types
 from hetpipe.planning.programs import Program
-from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]
 Take = tuple[int, ...]  # stages of each kind
@@ -76,7 +75,6 @@ class Assembly:
         self.batch, self.L = desk.problem.global_batch, types.L
         self.takes, self.there = types.limits
         self.degrees = [kind.degree for kind in types.kinds]
-        self.schedule: ScheduleName = "gpipe" if not self.reals.forwards.any() else "1f1b"
 
     def look(self, R: int, wishes: Sequence[Wish], least: float) -> float:
         """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First of those that all
@@ -171,26 +169,15 @@ class Assembly:
         shares = self.shares(sorts, below)
         if shares is None:
             return None
-        found = None
         for about, way, draft in sorted(self.drafts(sorts, shares, ways), key=itemgetter(0)):
-            close = about < min(below, self.close(draft))
-            if close and not self.desk.fits(self.desk.candidate(0, draft)):
-                continue
-            if close:
+            if about < min(below, self.close(draft)):
+                if not self.desk.fits(self.desk.candidate(0, draft)):
+                    continue
                 self.waiting.append((about, sum(count * len(p.stages) for p, count in sorts), draft))
-            found = about, way
-            break
-        if found is None:
-            return None
-        about, way = found
-        made = Made(about, sorts, way)
-        insort(self.made, made, key=itemgetter(0))
-        return made
-
-    def offer(self, draft: Draft) -> None:
-        """A plan from elsewhere."""
-        if self.desk.fits(self.desk.candidate(0, draft)):
-            self._simulate(draft)
+            made = Made(about, sorts, way)
+            insort(self.made, made, key=itemgetter(0))
+            return made
+        return None
 
     def play(self, most: int, *, last: bool = False) -> None:
         """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Where as
@@ -290,6 +277,6 @@ class Assembly:
                 drafted = tuple(
                     p.work(samples, self.L, own, n - len(p.stages)) for (p, samples), own in zip(deep, degrees, strict=True)
                 )
-                yield about, way, Draft("auto", self.schedule, rows, drafted, kinds)
+                yield about, way, Draft("auto", self.reals.schedule, rows, drafted, kinds)
                 if forwards == -1 and about < DEEP * alone:
                     break

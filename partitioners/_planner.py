@@ -62,7 +62,7 @@ class Planner:
     def run(self) -> Plan | None:
         """The plan."""
         self.desk.say("bounding")
-        self.bound = self.workers.submit(self.lower.run, math.inf, FIRST, SOON).result()  # below T near a step wishes are worse
+        self.bound = self.lower.run(math.inf, FIRST, SOON)  # with a T near a known step wishes are worse
         self.parts = [replace(part) for part in self.lower.parts]
         if self.until is not None:
             self.over = self.until

@@ -11,7 +11,6 @@ from hetpipe.partitioners._desk import Budget, Desk
 from hetpipe.partitioners._drafts import Draft, Work, in_runs
 from hetpipe.partitioners._real import Reals
 from hetpipe.partitioners._space import depth
-from hetpipe.spec.schedule import ScheduleName
 
 SHORT = 8  # stages, of which any two are exchanged; of longer pipelines neighbours
 BETTER = 1 - 1e-6  # of the step
@@ -24,7 +23,7 @@ class Polish:
     def __init__(self, desk: Desk, reals: Reals, tries: int, tasks: float) -> None:
         self.desk, self.reals, self.left = desk, reals, tries
         self.budget, self.L = Budget(desk.steps, tasks, 0, np.inf), reals.L
-        self.schedule: ScheduleName = "1f1b" if reals.forwards.any() else "gpipe"
+        self.kinds = {(kind.type, kind.degree): v for v, kind in enumerate(reals.types.kinds)}
         self.seen = set[object]()
 
     def run(self, draft: Draft, step: float) -> tuple[Draft, float]:
@@ -91,13 +90,13 @@ class Polish:
 
     def family(self, work: Work) -> int:
         """How many forwards more than the next one a stage does before its first backward, 0: all."""
-        places, own = range(len(work.stages), 0, -1), work.in_flight(self.schedule)
+        places, own = range(len(work.stages), 0, -1), work.in_flight(self.reals.schedule)
         same = (x for x in self.reals.forwards.tolist() if own == tuple(depth(x, place, work.m) for place in places))
         return next(same, 0)
 
     def with_runs(self, work: Work, samples: int, b: int, forwards: int) -> Work:
         """With other micro-batches and warm-up depths."""
-        return work._replace(runs=in_runs(samples, b)).warmed(forwards, self.schedule)
+        return work._replace(runs=in_runs(samples, b)).warmed(forwards, self.reals.schedule)
 
     def recut(self, draft: Draft, i: int) -> Iterator[Draft]:
         """A cut a layer up or down, of one sort of pipelines or of all that are cut there."""
@@ -148,12 +147,13 @@ class Polish:
 
     def resized(self, draft: Draft, i: int, work: Work) -> Iterator[Draft]:
         """Other micro-batches or warm-up depths."""
-        for b, forwards in product(self.sizes(draft, i), self.reals.forwards.tolist()):
+        sizes, line = self.sizes(draft, i), self.line(draft, i)
+        for b, forwards in product(sizes, self.reals.forwards.tolist()):
             other = self.fitted(draft, i, self.with_runs(work, work.samples, b, forwards))
             if other is not None:
                 yield with_works(draft, {i: other})
-        for b in self.sizes(draft, i):
-            found = self.reals.of(self.line(draft, i), work.samples, b, len(draft.rows), ())
+        for b in sizes:
+            found = self.reals.of(line, work.samples, b, len(draft.rows), ())
             if found is not None:
                 yield with_works(draft, {i: found.work(work.samples, self.L, work.groups, len(work.ends) - 1 - len(work.stages))})
 
@@ -167,8 +167,7 @@ class Polish:
         r = int(np.flatnonzero(draft.which == i)[0])
         work, appraiser = draft.works[i], self.desk.appraiser
         names = [appraiser.types[k] for k in appraiser.type_of[draft.rows[r]][work.used].tolist()]
-        kinds = {(kind.type, kind.degree): v for v, kind in enumerate(self.reals.types.kinds)}
-        return tuple(kinds[name, degree] for name, degree in zip(names, work.groups, strict=True))
+        return tuple(self.kinds[name, degree] for name, degree in zip(names, work.groups, strict=True))
 
     def swapped(self, draft: Draft, i: int, work: Work) -> Iterator[Draft]:
         """Two stages of unlike kinds on each other's devices, with the best cuts."""

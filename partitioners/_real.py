@@ -19,6 +19,7 @@ from hetpipe.partitioners._line_cuts import best_line, ended
 from hetpipe.partitioners._orders import best_order
 from hetpipe.partitioners._space import FORWARDS, allowed_families, depth
 from hetpipe.partitioners._types import Types
+from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -79,6 +80,7 @@ class Reals:
     def __init__(self, types: Types) -> None:
         self.types, self.L, self.problem = types, types.L, types.problem
         self.forwards = np.array([FORWARDS.get(family, 0) for family in allowed_families(self.problem)])
+        self.schedule: ScheduleName = "1f1b" if self.forwards.any() else "gpipe"
         runtime = self.problem.cluster.runtime_overhead
         self.more, self.blocking = runtime.action_seconds, not runtime.overlap_transfers
         speed = [types.times(v, types.sizes_of(kind)[0])[:, -1].sum() * kind.degree for v, kind in enumerate(types.kinds)]
@@ -160,9 +162,9 @@ class Reals:
         lines, insides = self._lines(take)
         if len(lines) == 1 or math.prod(count + 1 for count in take) > STATES:
             return lines, insides
-        forward, backward = (x[0] for x in self.loaded(b, samples)[:2])
-        m, b = -(-samples // b), min(b, samples)
-        windows = np.array([min(depth(int(self.forwards[0]), place + 1, m) * b, samples) for place in range(sum(take))])
+        loaded = self.loaded(b, samples)
+        forward, backward, b = loaded.forward[0], loaded.backward[0], loaded.b
+        windows = np.array([min(depth(int(self.forwards[0]), place + 1, loaded.m) * b, samples) for place in range(sum(take))])
         least = 1 / sum(count / (forward[v, -1] + backward[v, -1]) for v, count in enumerate(take) if count)
         line = best_order(np.array(take), forward, backward, windows, samples, b, self.problem.allow_recompute, self.tables,
                           self.limits, least, WORST * least)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
@@ -26,13 +27,9 @@ LOOKED = 40  # neighbours of a draft
 
 def first_draft(problem: Problem) -> Draft | None:
     """The planner's, before any last move."""
-    polished, _planner.POLISHED = _planner.POLISHED, 0
-    try:
-        with Planner(problem) as planner:
-            planner.run()
-            return planner.assembly.draft
-    finally:
-        _planner.POLISHED = polished
+    with patch.object(_planner, "FINALISTS", 0), Planner(problem) as planner:
+        planner.run()
+        return planner.assembly.draft
 
 
 @settings(max_examples=25, **UNHURRIED)
