@@ -102,6 +102,8 @@ def finish(
     try:
         code = process.wait(timeout)
     except subprocess.TimeoutExpired as late:
+        status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        late.add_note(f"its signals: {[line for line in status if line.startswith(('Sig', 'Shd'))]}")
         late.add_note(f"it had printed:\n{(folder / f'{name}.err').read_text(errors='replace')}")
         raise
     finally:

@@ -43,6 +43,7 @@ from hetpipe.spec.cluster import Device
 
 _WRAPPERS = ("failed to run forward:", "Failed to run stage backward:")
 GRACE_SECONDS = 1.5
+LOOK_SECONDS = 1.0  # a signal that comes just as a wait begins does not end it; what it asks for is done after the wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +282,7 @@ class _Watch:
     def run(self) -> list[Any]:
         """Wait for all results; RankFailure as soon as one rank fails and the others have had time to say why."""
         while len(self.exit_codes) < len(self.processes):
-            self.collect(None)
+            self.collect(LOOK_SECONDS)
             if self.failed():
                 deadline = time.monotonic() + GRACE_SECONDS
                 while time.monotonic() < deadline and len(self.exit_codes) < len(self.processes):
@@ -289,8 +290,8 @@ class _Watch:
                 raise self.failure()
         return [self.reports[rank].result for rank in range(len(self.processes))]
 
-    def collect(self, timeout: float | None) -> None:
-        """Read what comes within `timeout` seconds (None: until something comes)."""
+    def collect(self, timeout: float) -> None:
+        """Read what comes within `timeout` seconds."""
         waiting: list[Any] = [self.server.fileno()]
         waiting += [p for rank, p in enumerate(self.pipes) if rank not in self.reports and rank not in self.exit_codes]
         ready = wait(waiting, timeout)

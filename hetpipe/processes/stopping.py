@@ -4,8 +4,9 @@ seconds left) and Ctrl-C end a run after the step in which it is."""
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -75,10 +76,12 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         stop_if_told()
-        with suppress(ValueError):  # not the main thread: signals are somebody else's
-            for kind in self.kinds:
-                if signal.getsignal(kind) != signal.SIG_IGN:  # the launcher takes Ctrl-C for its ranks
-                    self._before[kind] = signal.signal(kind, self._take)
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals are somebody else's
+        for kind in self.kinds:
+            if (handler := signal.getsignal(kind)) != signal.SIG_IGN:  # the launcher takes Ctrl-C for its ranks
+                self._before[kind] = handler  # before `_take` may be called
+                signal.signal(kind, self._take)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -89,8 +92,8 @@ class StopRequest:
         return self.number is not None
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        signal.signal(number, self._before[number])  # type: ignore[arg-type]
         self.number = self.number or number
+        signal.signal(number, self._before[number])  # type: ignore[arg-type]
 
 
 @contextmanager
