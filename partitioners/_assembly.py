@@ -30,6 +30,7 @@ WIDE, CHEAP = 1.15, 20_000  # those of up to so many tasks
 DEEP = 1.02  # times what the slowest pipeline takes alone: a plan that takes longer may have deeper warm-ups
 PLAYED = 4  # of the plans that one look makes: so many that take about least are simulated
 TASKS = 5_000_000  # of plans whose transfers share adapters: so many are simulated
+LONG = 0.125  # of these, which no plan has more of that is simulated before the others are made
 ABOVE = 1.2  # times the best step: what local search may start from
 SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
@@ -67,7 +68,8 @@ class Assembly:
         self.places = Places(types, desk.appraiser.type_of, desk.appraiser.links.node)
         self.step = math.inf  # of the best plan so far
         self.draft: Draft | None = None  # that
-        self.waiting: list[tuple[float, int, Draft]] = []  # not simulated yet: about what they take, their stages
+        self.fresh: list[tuple[float, int, Draft]] = []  # made since the last simulation: about what they take, their stages
+        self.waiting: list[tuple[float, int, Draft]] = []  # those that wait for the end
         self.budget = Budget(desk.steps, TASKS, 0, math.inf)
         self.played: list[tuple[float, int, Draft]] = []  # plans that were simulated, the best first
         self.made: list[Made] = []  # plans made here, the best first
@@ -81,19 +83,20 @@ class Assembly:
         can be; then cut anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums
         wait for fewer others. About what the best takes."""
         alike = [p for p in self.pool(R, wishes, ()) if self.all_can(R, p.take(self.types.V))]
-        made = [self.make(((p, R),)) for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]]
-        self.play(PLAYED)
+        for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]:
+            self.make(((p, R),))
+        about = self.play(PLAYED)
         free = self._choice(R, wishes, least, ())
         if free is not None:
-            made.append(self.make(free))
+            self.make(free)
             near = [Wish(p.take(self.types.V), p.samples, p.b) for p in self.near]
             used = {p.ends[1:-1]: count for p, count in free if 1 < len(p.stages) < self.L}
             for cuts in sorted(used, key=lambda x: (len(x), -used[x]))[:SETS]:
                 sorts = self._choice(R, near, least, cuts)
                 if sorts is not None:
-                    made.append(self.make(sorts))
-            self.play(PLAYED)
-        return min((x.about for x in made if x is not None), default=math.inf)
+                    self.make(sorts)
+            about = min(about, self.play(PLAYED))
+        return about
 
     def _choice(self, R: int, wishes: Sequence[Wish], least: float, common: tuple[int, ...]) -> Sorts | None:
         """What is chosen from the least T on at which the linear program is possible."""
@@ -173,38 +176,43 @@ class Assembly:
             if about < min(below, self.close(draft)):
                 if not self.desk.fits(self.desk.candidate(0, draft)):
                     continue
-                self.waiting.append((about, sum(count * len(p.stages) for p, count in sorts), draft))
+                self.fresh.append((about, sum(count * len(p.stages) for p, count in sorts), draft))
             made = Made(about, sorts, way)
             insort(self.made, made, key=itemgetter(0))
             return made
         return None
 
-    def play(self, most: int, *, last: bool = False) -> None:
-        """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Where as
-        many tasks as may be are simulated, plans wait for the `last` time."""
-        if self.budget.spent and not last:
-            return
+    def play(self, most: int, *, last: bool = False) -> float:
+        """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Those of
+        many tasks, and all when as many tasks as may be are simulated, wait for the `last` time. About what the best takes."""
         unlike = dict[tuple[float, int], Draft]()
-        for about, stages, draft in self.waiting:
+        for about, stages, draft in [*self.waiting, *self.fresh] if last else self.fresh:
             unlike.setdefault((about, stages), draft)
-        for (about, _), draft in sorted(unlike.items(), key=itemgetter(0))[:most]:
+        self.fresh, best = [], math.inf
+        for (about, stages), draft in sorted(unlike.items(), key=itemgetter(0))[:most]:
             if about < self.close(draft):
-                self._simulate(draft)
-        self.waiting = []
+                waits = self.budget.spent or self.desk.steps.tasks(draft) > LONG * TASKS
+                if waits and self.desk.steps.shared and not last:
+                    self.waiting.append((about, stages, draft))
+                    best = min(best, about)
+                else:
+                    best = min(best, self._simulate(draft))
+        return best
 
     def close(self, draft: Draft) -> float:
         """What it may take, about, to be simulated."""
         return (WIDE if self.desk.steps.tasks(draft) <= CHEAP else CLOSE) * self.step
 
-    def _simulate(self, draft: Draft) -> None:
-        """It may be the best plan."""
+    def _simulate(self, draft: Draft) -> float:
+        """It may be the best plan. What it takes, or at least, where that is more than the best."""
         least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft), self.step)
         if least >= self.step:
-            return
+            return least
         step = self.budget.step(draft, least)
         insort(self.played, (step, len(self.played), draft), key=itemgetter(0, 1))
         if step < self.step:
             self.step, self.draft = step, draft
+        return step
 
     def all_can(self, R: int, take: Take) -> bool:
         """Whether there are the devices for so many pipelines with these stages."""

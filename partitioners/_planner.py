@@ -30,7 +30,7 @@ EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
 NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
 NUMBERS = 24  # numbers of replicas for which plans are made
 RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
-BESIDE = 1.25  # times a number of replicas that was better
+BESIDE, NEXT = 1.25, 32  # times a number of replicas that was better, and a part of it: its neighbours
 FINALISTS, NEARLY = 3, 1.05  # plans from which the last moves begin; times the best step
 POLISHED, POLISHING = 1000, 2e6  # plans of these moves; tasks simulated
 STARTS, TRIES = 2, 120  # of local search; plans from each
@@ -76,16 +76,18 @@ class Planner:
 
     def _search(self) -> None:
         """Look at plans of all devices."""
-        tried, waiting, least = set[int](), self.numbers(), math.inf
-        while waiting and len(tried) < NUMBERS and not self.late():
-            R, step = waiting.pop(0), self.assembly.step
+        tried, near, far, least = set[int](), list[int](), self.numbers(), math.inf
+        while (near or far) and len(tried) < NUMBERS and not self.late():
+            in_turn = near if near and (len(tried) % 2 or not far) else far
+            R, step = in_turn.pop(0), self.assembly.step
             if R in tried or not 1 <= R <= self.types.most:
                 continue
             tried.add(R)
             self.desk.say(f"{counted(R, 'replica')}; best step {step:.4g} s")
             about = self.assembly.look(R, self.wishes(R), self.bound)
             if about < least or self.assembly.step < step:  # and others about as many
-                waiting, least = [R - 1, R + 1, round(R / BESIDE), round(R * BESIDE), *waiting], min(about, least)
+                by = max(1, R // NEXT)
+                near, least = [R - by, R + by, round(R / BESIDE), round(R * BESIDE), *near], min(about, least)
         starts = dict[int, Made]()
         for made in self.assembly.made:
             starts.setdefault(sum(count for _, count in made.sorts), made)
