@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,16 +76,27 @@ def processes(mark: str) -> list[int]:
     return sorted(found)
 
 
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """Ctrl-C and SIGTERM do afterwards what they did before: a command that ended in this process leaves them ignored, and
+    whatever is started later would ignore them, too."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def start(
     arguments: Sequence[str], folder: Path, mark: str, name: str = "command"
 ) -> subprocess.Popen[bytes]:
-    """Start `python arguments…` in a folder; what it prints goes to name.out and name.err there. It heeds Ctrl-C, as a command
-    that is typed does, also where this process was started in the background and so ignores it."""
-    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    """Start `python arguments…` in a folder; what it prints goes to name.out and name.err there. It heeds Ctrl-C and SIGTERM, as
+    a command that is typed does, also where this process ignores them: one that was started in the background, or ran a command."""
+    with signals_kept():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return _start(arguments, folder, mark, name)
-    finally:
-        signal.signal(signal.SIGINT, heeded)
 
 
 def _start(arguments: Sequence[str], folder: Path, mark: str, name: str) -> subprocess.Popen[bytes]:

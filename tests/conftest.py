@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import typer
 from hypothesis import settings
 from rich.console import Console
 
-from tests.commands import Command, Said
+from tests.commands import Command, Said, signals_kept
 from tests.jobs import Folder
 
 settings.register_profile("hetpipe", deadline=None, print_blob=True, derandomize=True)
@@ -48,6 +48,13 @@ def command_line() -> Callable[[], object]:
     from hetpipe.cli import commands as cli
 
     return typer.main.get_command(cli.app)
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Each test leaves them as they were."""
+    with signals_kept():
+        yield
 
 
 @pytest.fixture

@@ -156,34 +156,28 @@ def _as_another_error(number: int) -> None:
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, RunStopped), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_that_somebody_swallows_is_not_lost(number: int, kind: type[BaseException]) -> None:
     """A module that was being imported had `except Exception`, or a destructor ran: the run went on as if nothing was said."""
-    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        heed_signals()
+    heed_signals()
+    stop_if_told()
+    with contextlib.suppress(kind):
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+    with pytest.raises(kind):
         stop_if_told()
-        with contextlib.suppress(kind):
-            os.kill(os.getpid(), number)
-            time.sleep(1)
-        with pytest.raises(kind):
-            stop_if_told()
-        with pytest.raises(kind), StopRequest():
-            raise AssertionError
-        assert not issubclass(kind, Exception)
-        with pytest.raises(SystemExit) as ended:
-            exits.main(lambda: pytest.fail("as if nothing was said"))
-        assert ended.value.code == 128 + number
-        stop_if_told()  # that was done
-        with pytest.raises(SystemExit) as ended:
-            exits.main(lambda: _as_another_error(number))
-        assert ended.value.code == 128 + number
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    with pytest.raises(kind), StopRequest():
+        raise AssertionError
+    assert not issubclass(kind, Exception)
+    with pytest.raises(SystemExit) as ended:
+        exits.main(lambda: pytest.fail("as if nothing was said"))
+    assert ended.value.code == 128 + number
+    stop_if_told()  # that was done
+    with pytest.raises(SystemExit) as ended:
+        exits.main(lambda: _as_another_error(number))
+    assert ended.value.code == 128 + number
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, RunStopped), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_waits_for_imports(number: int, kind: type[BaseException]) -> None:
     """torch's modules in C++ aborted the process: "terminate called after throwing 'pybind11::error_already_set'"."""
-    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGTERM, signal.SIGINT)}
     done = list[str]()
 
     def told() -> None:
@@ -191,14 +185,10 @@ def test_a_signal_waits_for_imports(number: int, kind: type[BaseException]) -> N
         time.sleep(0.01)
         done.append("imported")
 
-    try:
-        heed_signals()
-        with pytest.raises(kind), importing():
-            told()
-        assert done == ["imported"]
-        with pytest.raises(kind), importing():
-            pytest.fail("it has been told to stop")
-    finally:
-        forget_signals()
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    heed_signals()
+    with pytest.raises(kind), importing():
+        told()
+    assert done == ["imported"]
+    with pytest.raises(kind), importing():
+        pytest.fail("it has been told to stop")
+    forget_signals()
