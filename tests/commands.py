@@ -92,7 +92,8 @@ def start(
     arguments: Sequence[str], folder: Path, mark: str, name: str = "command"
 ) -> subprocess.Popen[bytes]:
     """Start `python arguments…` in a folder; what it prints goes to name.out and name.err there. It heeds Ctrl-C and SIGTERM, as
-    a command that is typed does, also where this process ignores them: one that was started in the background, or ran a command."""
+    a command that is typed does, also where this process ignores them: started in the background, or after a command that
+    ended in it."""
     with signals_kept():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
