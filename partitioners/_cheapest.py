@@ -175,7 +175,7 @@ class Cheapest:
     def nothing(self, whole: Subset) -> PartitionError:
         """The error where no plan was found in time."""
         if not math.isfinite(self.fastest) and (math.isfinite(self.limit.seconds) or self.limit.late()):
-            return no_plan_in_time(self.limit.seconds)
+            return no_plan_in_time(self.problem)
         fastest = f"the fastest found takes {self.fastest:.4g} s, and " if math.isfinite(self.fastest) else ""
         return PartitionError(
             f"no plan with a step of at most {self.deadline} s was found; {fastest}none can take less than {whole.bound:.4g} s. "

@@ -233,7 +233,7 @@ class Search:
     def solution(self) -> Solution:
         """What was found, with what was proven."""
         if not self.found and self.late() and math.isfinite(self.open_bound):
-            raise no_plan_in_time(self.time_limit)
+            raise no_plan_in_time(self.problem)
         if self.chosen:
             plan = build_plan(self.space, self.chosen, self.name)
         elif self.given is not None:

@@ -90,7 +90,7 @@ class Auto:
             return Search(problem, self.name, time_limit_seconds=self._left(limit), start=start).run()
         if start:
             return Solution(plan=start[-1])
-        raise no_plan_in_time(limit.seconds) if limit.late() else explain(problem)
+        raise no_plan_in_time(problem) if limit.late() else explain(problem)
 
     def quickly(self, problem: Problem) -> Solution:
         """The plan of the counted planner without a proof, which is that of the best rule if it has none."""
@@ -98,7 +98,7 @@ class Auto:
         with Planner(problem, limit.late) as planner:
             plan = planner.run() or next(reversed([*simple_plans(problem, late=limit.late)]), None)
         if plan is None:
-            raise no_plan_in_time(limit.seconds) if limit.late() else explain(problem)
+            raise no_plan_in_time(problem) if limit.late() else explain(problem)
         return Solution(plan=plan)
 
     def _counted(self, problem: Problem, limit: Limit) -> Solution:
@@ -119,7 +119,7 @@ class Auto:
                 plans.append(found.plan)
                 step = min(step, cost(problem, found.plan))
             if not plans:
-                raise no_plan_in_time(limit.seconds) if limit.late() else explain(problem)
+                raise no_plan_in_time(problem) if limit.late() else explain(problem)
             bound = planner.prove(step)
         if found is not None and (found.lower_bound_seconds or 0.0) >= bound:
             return found

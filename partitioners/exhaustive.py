@@ -300,7 +300,7 @@ class Exhaustive:
         oracle.search()
         late = oracle.late()
         if oracle.plan is None and late:
-            raise no_plan_in_time(problem.time_limit_seconds or math.inf)
+            raise no_plan_in_time(problem)
         if oracle.plan is None:
             raise explain(problem)
         plan = Plan(

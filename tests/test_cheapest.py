@@ -164,7 +164,7 @@ def test_on_few_devices_the_exact_search_starts_from_it(monkeypatch: pytest.Monk
     assert cost(problem, auto(problem).plan) <= least
 
     def nothing(*_: object) -> Solution:
-        raise no_plan_in_time(4.0)
+        raise no_plan_in_time(problem)
 
     monkeypatch.setattr("hetpipe.partitioners.auto.Search.run", nothing)
     assert cost(problem, auto(problem).plan) == least

@@ -214,6 +214,9 @@ class TestOptions:
         with pytest.raises(PartitionError, match="no plan was found within the time limit") as raised:
             Search(problem, "auto", time_limit_seconds=1e-9).run()
         assert raised.value.out_of_time
+        unlimited = make_problem(CLUSTER, PROFILE, 6)
+        with pytest.raises(PartitionError, match="no plan was found by as much search as there is without a time limit"):
+            Search(unlimited, "auto", time_limit_seconds=-1.0).run()  # no effort at all
 
     def test_deadline_without_prices(self) -> None:
         with pytest.raises(InputError, match="no device type of the cluster has a price_per_hour"):

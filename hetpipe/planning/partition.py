@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -113,9 +112,14 @@ class Solution:
     proof: Proof | None = None
 
 
-def no_plan_in_time(seconds: float) -> PartitionError:
-    """The error of a search that its time limit, or who waited (then it is infinite), ended before it had any plan."""
-    end = "before the search was stopped" if math.isinf(seconds) else f"within the time limit of {seconds:g} s"
+def no_plan_in_time(problem: Problem) -> PartitionError:
+    """The error of a search that its time limit, who waited, or without a limit its effort ended before it had any plan."""
+    if problem.stopped():
+        end = "before the search was stopped"
+    elif problem.time_limit_seconds is not None:
+        end = f"within the time limit of {problem.time_limit_seconds:g} s"
+    else:
+        end = "by as much search as there is without a time limit"
     return PartitionError(
         f"no plan was found {end}, and none was ruled out; allow more time "
         "(--time-limit, time_limit_seconds)",
