@@ -142,6 +142,7 @@ def test_before_the_first_step_nothing_is_lost_and_nothing_stays(tmp_path: Path)
         ended = finish(process, tmp_path, str(tmp_path), timeout=60)
         assert (ended.code in (128 + how, -how), ended.leftover) == (True, []), (how, after, ended)
         assert "Traceback" not in ended.err, (how, after, ended.err)
+        assert ended.code < 0 or "stopped by " in ended.last, (how, after, ended.err)
     assert not list_checkpoints(folder.path / "saved")
 
 

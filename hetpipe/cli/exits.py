@@ -24,6 +24,8 @@ from hetpipe.processes.pulse import LAUNCHED, PeerLostError, first_to_say, is_ec
 from hetpipe.processes.stopping import RunStopped, forget_signals, heed_signals, stop_if_told
 from hetpipe.processes.whereabouts import resume
 
+_CTRL_C = 128 + signal.SIGINT
+
 
 def main(run: Callable[[], object]) -> NoReturn:
     """Run a command line and end the process with its exit code."""
@@ -45,8 +47,10 @@ def main(run: Callable[[], object]) -> NoReturn:
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if code == _CTRL_C:  # what typer makes of a KeyboardInterrupt
+            say("stopped by Ctrl-C")
     except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
+        code = _CTRL_C
         say("stopped by Ctrl-C")
     except (Exception, RunStopped) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
