@@ -108,6 +108,6 @@ class Pipelines(NamedTuple):
         """K."""
         return len(self.bound)
 
-    def pick(self, rows: Index | NDArray[np.bool_]) -> Pipelines:
+    def pick(self, rows: Index | NDArray[np.bool_] | slice) -> Pipelines:
         """Some of the rows."""
         return Pipelines._make(column[rows] for column in self)

@@ -74,15 +74,16 @@ class Pools:
         np.minimum.at(table, samples, found.pipelines.bound)
         return table
 
-    def rows(self, c: Counts, R: int) -> Pipelines:
-        """The listed pipelines with their bounds in plans of R replicas, least first."""
+    def rows(self, c: Counts, R: int, threshold: float) -> Pipelines:
+        """The listed pipelines with their bounds in plans of R replicas, those below the threshold, least first."""
         key = (c, R)
         if key not in self._bounded:
             first, kinds = self.bounds.symmetry.turned(c)
             found = self._known[first].pipelines
             found = found._replace(kinds=np.argsort(kinds)[found.kinds])
-            found = found._replace(bound=bound(self.space, found, R)) if found.number else found
-            self._bounded[key] = found.pick(np.argsort(found.bound, kind="stable"))
+            found = found._replace(bound=bound(self.space, found, R))
+            order = np.argsort(found.bound, kind="stable")
+            self._bounded[key] = found.pick(order[: np.searchsorted(found.bound[order], threshold)])
         return self._bounded[key]
 
     def few(self, c: Counts, shares: range, R: int, limit: int) -> Pipelines:

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from hetpipe.partitioners._batch import Durations, Index, Pipelines, ready_times
 from hetpipe.partitioners._space import Array, Family, Load, Space, depth_of
 
+EACH = 4  # numbers that each layer of a pipeline is worth
+ROWS = 8192  # pipelines at a time
+
 
 def price(
     space: Space,
@@ -36,7 +39,7 @@ def price(
         delay = np.zeros_like(delay)
     times = Durations((full[0], last[0]), (full[1], last[1]), (full[2], last[2]), delay)
     most = int(m[0])
-    space.meter.count(len(m) * n * most)
+    space.meter.count(len(m) * (n * most + EACH * space.L))
     begin = _of_stages(space.optimizer, kinds, cuts).max(axis=1)
     ready = begin[:, None] + ready_times(times, tuple(depth_of(family, n - s, most) for s in range(n)), m).T
     samples = np.array([load.samples for load in loads])
@@ -52,6 +55,13 @@ def price(
 def bound(space: Space, rows: Pipelines, R: int) -> Array:
     """Lower bounds on the step of any plan of R or more replicas that holds these pipelines, [K]: of the layers of a stage up to
     any of them no sum begins before backward has made that one's gradients."""
+    space.meter.count(rows.number * space.L * EACH)
+    parts = [_bound(space, rows.pick(slice(at, at + ROWS)), R) for at in range(0, rows.number, ROWS)]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _bound(space: Space, rows: Pipelines, R: int) -> Array:
+    """The same of not too many."""
     least: Array = rows.ready.max(axis=1)
     if R > 1:
         layers, holder, sums = np.arange(space.L), rows.holder, np.zeros(rows.made.shape)

@@ -323,7 +323,7 @@ class Search:
                     return
                 self.pools.list_all(c, first, self.widest(), ROWS)
             self.left_out(self.pools.dropped(c), price)
-        pools = [self.pools.rows(c, R) for c in item.grouping]
+        pools = [self.pools.rows(c, R, self.widest()) for c in item.grouping]
         for most in (4, None):
             self.combine(item.grouping, pools, most)
 
