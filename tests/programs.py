@@ -21,6 +21,7 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse, select
 from hetpipe.layers.weights import materialise
+from hetpipe.processes.pulse import beats
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
@@ -195,6 +196,8 @@ def stumble_in_training(world: World, folder: str, what: str) -> None:
     engine = open_engine(world, plan, layers, inputs, inputs, Loss(function=mse))
     assert engine is not None
     describe_with(engine.place, lambda: engine.doing)
+    while world.rank not in (heard := beats()) or not heard[world.rank].place:  # it is said in another thread
+        time.sleep(0.01)
     mine = inputs[:8] if engine.replica == 0 else inputs[8:]
     engine.step(mine, mine)
 
