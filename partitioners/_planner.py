@@ -4,6 +4,7 @@ local search from the best (`_improve`)."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -127,13 +128,15 @@ class Planner:
         return list(dict.fromkeys(found))[:NUMBERS]
 
     def promising(self) -> list[int]:
-        """Replica counts, by about what the best of some plans of equal pipelines takes."""
+        """Replica counts, some of which leave few devices idle, by about what the best of some plans of equal pipelines takes."""
+        counts = Counter(device.type for device in self.problem.cluster.devices).values()
         ladder, R = list[int](), 1
         while self.types.most >= R:
-            ladder.append(R)
-            R = max(R + 1, round(R * RUNGS))
+            above = max(R + 1, round(R * RUNGS))
+            ladder += [R, min(range(R, min(above, self.types.most + 1)), key=lambda R: sum(n % R for n in counts))]
+            R = above
         found = list[tuple[float, int]]()
-        for R in ladder:
+        for R in dict.fromkeys(ladder):
             share, best = max(1, self.problem.global_batch // R), math.inf
             even, nodes = ([x for x in takes if self.assembly.all_can(R, x)] for takes in (self.even(R), self._nodes))
             for take in (*even[:DEALS], *nodes):
