@@ -185,10 +185,12 @@ class Assembly:
     def play(self, most: int, *, last: bool = False) -> float:
         """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Those of
         many tasks, and all when as many tasks as may be are simulated, wait for the `last` time. About what the best takes."""
-        unlike = dict[tuple[float, int], Draft]()
-        for about, stages, draft in [*self.waiting, *self.fresh] if last else self.fresh:
+        unlike, best = dict[tuple[float, int], Draft](), math.inf
+        if last:
+            self.fresh, self.waiting = [*self.waiting, *self.fresh], []
+        for about, stages, draft in self.fresh:
             unlike.setdefault((about, stages), draft)
-        self.fresh, best = [], math.inf
+        self.fresh = []
         for (about, stages), draft in sorted(unlike.items(), key=itemgetter(0))[:most]:
             if about < self.close(draft):
                 waits = self.budget.spent or self.desk.steps.tasks(draft) > LONG * TASKS

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hetpipe.partitioners._batch import Index, Pipelines
 from hetpipe.partitioners._floors import Hops, first_sums, hops, idle, without
 from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._pricing import price
+from hetpipe.partitioners._pricing import ROWS, price
 from hetpipe.partitioners._space import Array, Counts, Family, Load, Space, StageTables
 from hetpipe.planning.partition import never
 
@@ -268,7 +268,7 @@ def priced(
         return Found(empty(sum(comp)), np.inf)
     enumeration = Enumeration(space, comp, variants, R)
     rows, dropped = enumeration.rows(threshold, limit, late)
-    found = joined([enumeration.price(chunk) for chunk in rows.chunks(8192)], enumeration.n)
+    found = joined([enumeration.price(chunk) for chunk in rows.chunks(ROWS)], enumeration.n)
     found = found.pick(found.bound < threshold)
     return Found(found.pick(np.argsort(found.bound, kind="stable")), dropped)
 

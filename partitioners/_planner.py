@@ -133,7 +133,8 @@ class Planner:
         ladder, R = list[int](), 1
         while self.types.most >= R:
             above = max(R + 1, round(R * RUNGS))
-            ladder += [R, min(range(R, min(above, self.types.most + 1)), key=lambda R: sum(n % R for n in counts))]
+            rung = range(R, min(above, self.types.most + 1))
+            ladder += [R, min(rung, key=lambda r: sum(n % r for n in counts))]
             R = above
         found = list[tuple[float, int]]()
         for R in dict.fromkeys(ladder):

@@ -174,6 +174,13 @@ def test_there_is_a_plan_however_little_may_be_simulated(monkeypatch: pytest.Mon
     assert checked(problem, plan).step_seconds == pytest.approx(planner.assembly.step, rel=1e-12)
 
 
+def test_replica_counts_that_leave_no_device_idle_are_promising() -> None:
+    """A ladder of numbers a fifth apart would miss them: 29 and 35, 60 and 72."""
+    profile = make_profile({"a": [0.1] * 4}, (1, 2), {"parameter_bytes": 10**5, "output_bytes_per_sample": 1000})
+    problem = make_problem(make_cluster([{"a": 8}] * 8), profile, 128)
+    assert {16, 32, 64} <= set(Planner(problem).promising())
+
+
 def test_slow_devices_stay_out() -> None:
     """They would hold up any pipeline that they are in, and replicas of their own are not worth the sums."""
     profile = make_profile(

@@ -24,8 +24,6 @@ from hetpipe.processes.pulse import LAUNCHED, PeerLostError, first_to_say, is_ec
 from hetpipe.processes.stopping import RunStopped, forget_signals, heed_signals, stop_if_told
 from hetpipe.processes.whereabouts import resume
 
-_CTRL_C = 128 + signal.SIGINT
-
 
 def main(run: Callable[[], object]) -> NoReturn:
     """Run a command line and end the process with its exit code."""
@@ -45,13 +43,11 @@ def main(run: Callable[[], object]) -> NoReturn:
             stop_if_told()  # `class` makes a RuntimeError of what a signal raises in a __set_name__, and imports make others
             raise
         code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if code == _CTRL_C:  # what typer makes of a KeyboardInterrupt
-            say("stopped by Ctrl-C")
-    except KeyboardInterrupt:
-        code = _CTRL_C
-        say("stopped by Ctrl-C")
+    except (SystemExit, KeyboardInterrupt) as stop:  # typer makes the former of the latter
+        given = stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT
+        code = given if isinstance(given, int) else int(given is not None)
+        if code == 128 + signal.SIGINT:
+            _say_once("stopped by Ctrl-C")
     except (Exception, RunStopped) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
         code = exit_code(error)
@@ -103,8 +99,7 @@ def how_to_resume(where: str) -> str:
 def _print(words: str, error: Exception | RunStopped) -> None:
     """Write them: once in each agent's log, with the line of code that raised it (HETPIPE_LOG=debug: the whole traceback)."""
     if isinstance(error, RunStopped):
-        if first_to_say(words):
-            say(words)
+        _say_once(words)
         return
     report = error.report if isinstance(error, RankFailure) else report_of(error, 0)
     if report is not None and (exit_code(error) == 1 or debugging()):
@@ -113,8 +108,12 @@ def _print(words: str, error: Exception | RunStopped) -> None:
         elif report.line and not _of_another(error):
             say(f"{report.line}  (HETPIPE_LOG=debug shows the whole traceback)")
     _tell_torchrun(words)
+    _say_once(words, "error: ", logging.ERROR)
+
+
+def _say_once(words: str, before: str = "", level: int = logging.INFO) -> None:
     if first_to_say(words):
-        say(f"error: {words}", logging.ERROR)
+        say(f"{before}{words}", level)
 
 
 def _tell_torchrun(words: str) -> None:
