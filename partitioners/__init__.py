@@ -1,1 +1,14 @@
-"""Planning algorithms, one a file, behind the `Partitioner` protocol of `hetpipe/planning/partition.py`."""
+"""Planning algorithms, one a file, behind the `Partitioner` protocol of `hetpipe/planning/partition.py`. Folders are rooms that
+they share; imports go down this list:
+
+auto, chain, exhaustive
+counted, exact
+pipelines, compositions
+bound
+cephalo, equal_parameters, even, even_data_parallel, even_pipelines, fasop, memory_layers, torchgpipe_balance, type_blind,
+    uneven_data_parallel, zorse
+rules
+fitting
+judging
+plan_class
+"""

@@ -6,14 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetpipe.partitioners import _balance, _estimate, _line_cuts, _orders, _places, _relaxed
-from hetpipe.partitioners._cheapest import Cheapest
-from hetpipe.partitioners._floor import cost, simple_plans
-from hetpipe.partitioners._limit import Limit
-from hetpipe.partitioners._obstacle import explain, refuse
-from hetpipe.partitioners._planner import Planner
-from hetpipe.partitioners._search import Search
-from hetpipe.partitioners._space import microbatch_sizes, require_seats
+from hetpipe.partitioners.bound import relaxed
+from hetpipe.partitioners.counted import estimate, places
+from hetpipe.partitioners.counted.cheapest import Cheapest
+from hetpipe.partitioners.counted.floor import cost, simple_plans
+from hetpipe.partitioners.counted.planner import Planner
+from hetpipe.partitioners.exact.search import Search
+from hetpipe.partitioners.fitting.obstacle import explain, refuse
+from hetpipe.partitioners.pipelines import line_cuts, stage_orders
+from hetpipe.partitioners.plan_class.limit import Limit
+from hetpipe.partitioners.plan_class.space import microbatch_sizes, require_seats
+from hetpipe.partitioners.rules import balance
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.spec.plan import Plan
 
@@ -24,10 +27,10 @@ CLOSE = 1.0001  # times the bound: nothing is left to search for
 
 @dataclass(frozen=True)
 class Auto:
-    """`_planner` counts devices: a plan and a proven bound. Then all simple rules (`_floor`) are tried for a better one, at
-    every size, so it never returns a slower plan than theirs. On up to 8 devices the joint search of `_search` follows, which
-    ends with the optimum in the plan class of `_space`, or at its limit. Back ends that run one process a node have the rules and
-    that search only. For the cheapest plan under a deadline `_cheapest` plans subsets of more than 8 devices; on up to 16 that
+    """`planner` counts devices: a plan and a proven bound. Then all simple rules (`floor`) are tried for a better one, at
+    every size, so it never returns a slower plan than theirs. On up to 8 devices the joint search of `search` follows, which
+    ends with the optimum in the plan class of `space`, or at its limit. Back ends that run one process a node have the rules and
+    that search only. For the cheapest plan under a deadline `cheapest` plans subsets of more than 8 devices; on up to 16 that
     search follows."""
 
     name: str = "auto"
@@ -39,7 +42,7 @@ class Auto:
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
             problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
-        for module in (_balance, _estimate, _line_cuts, _orders, _places, _relaxed):
+        for module in (balance, estimate, line_cuts, places, relaxed, stage_orders):
             module.ready()
         found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetpipe.partitioners._baseline import recompute_choices, solve
-from hetpipe.partitioners._desk import Candidate, Desk
-from hetpipe.partitioners._drafts import Draft, Index, Work, in_runs
-from hetpipe.partitioners._grids import schedule_of
-from hetpipe.partitioners._space import Array
+from hetpipe.partitioners.judging.desk import Candidate, Desk
+from hetpipe.partitioners.judging.drafts import Draft, Index, Work, in_runs
+from hetpipe.partitioners.plan_class.space import Array
+from hetpipe.partitioners.rules.baseline import recompute_choices, solve
+from hetpipe.partitioners.rules.grids import schedule_of
 from hetpipe.planning.partition import Problem, Solution
 from hetpipe.planning.shares import proportional_shares
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners._baseline import equal_parts, recompute_choices, solve
-from hetpipe.partitioners._desk import Best, Candidate, Desk
-from hetpipe.partitioners._drafts import Draft, Index, Work, in_runs
-from hetpipe.partitioners._grids import ends_of, runs
-from hetpipe.partitioners._lines import Line, Lines, Used
+from hetpipe.partitioners.judging.desk import Best, Candidate, Desk
+from hetpipe.partitioners.judging.drafts import Draft, Index, Work, in_runs
+from hetpipe.partitioners.rules.baseline import equal_parts, recompute_choices, solve
+from hetpipe.partitioners.rules.grids import ends_of, runs
+from hetpipe.partitioners.rules.lines import Line, Lines, Used
 from hetpipe.planning.partition import Problem, Solution
 
 

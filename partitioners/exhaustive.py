@@ -1,10 +1,10 @@
-"""`exhaustive`: the oracle. Every plan of the class in `_space`, priced one by one with the simulator's own
+"""`exhaustive`: the oracle. Every plan of the class in `space`, priced one by one with the simulator's own
 functions.
 
 No bounds and no cleverness but four: interchangeable devices are told apart only by their kind; a pipeline
 is simulated once however many plans hold it; of pipelines that differ in nothing but when their stages are ready
 and their gradients made, one that is later at all of them is left out, and so is recompute where a stage fits
-without (`_space` says why neither loses an optimum); and a combination is skipped if one of its pipelines alone ends
+without (`space` says why neither loses an optimum); and a combination is skipped if one of its pipelines alone ends
 after the best step."""
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from operator import sub
 from typing import NamedTuple
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._limit import Limit
-from hetpipe.partitioners._obstacle import explain
-from hetpipe.partitioners._space import (
+from hetpipe.partitioners.fitting.obstacle import explain
+from hetpipe.partitioners.plan_class.kept import kept
+from hetpipe.partitioners.plan_class.limit import Limit
+from hetpipe.partitioners.plan_class.space import (
     allowed_families,
     depth_of,
     families_of,

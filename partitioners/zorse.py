@@ -10,13 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners._baseline import common_sizes, recompute_choices, solve
-from hetpipe.partitioners._desk import Candidate, Desk
-from hetpipe.partitioners._drafts import Draft, Work, in_runs
-from hetpipe.partitioners._grids import ends_of, in_proportion, runs, schedule_of
-from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._min_cut import splits
-from hetpipe.partitioners._space import Array
+from hetpipe.partitioners.judging.desk import Candidate, Desk
+from hetpipe.partitioners.judging.drafts import Draft, Work, in_runs
+from hetpipe.partitioners.plan_class.kept import kept
+from hetpipe.partitioners.plan_class.space import Array
+from hetpipe.partitioners.rules.baseline import common_sizes, recompute_choices, solve
+from hetpipe.partitioners.rules.grids import ends_of, in_proportion, runs, schedule_of
+from hetpipe.partitioners.rules.min_cut import splits
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 MOST_NODES = 32  # of which cuts are computed

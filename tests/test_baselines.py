@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners._grids import in_proportion, layouts
-from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.cephalo import Cephalo
 from hetpipe.partitioners.equal_parameters import EqualParameters, balanced
 from hetpipe.partitioners.even_pipelines import EvenPipelines
+from hetpipe.partitioners.exact.search import Search
 from hetpipe.partitioners.fasop import Fasop, greedy, placements
 from hetpipe.partitioners.memory_layers import MemoryLayers
+from hetpipe.partitioners.rules.grids import in_proportion, layouts
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance, block_partition
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel, limited_shares

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpipe.partitioners import _cheapest, uneven_data_parallel
-from hetpipe.partitioners._cheapest import Cheapest, Subset, spread
-from hetpipe.partitioners._floor import cost
+from hetpipe.partitioners import uneven_data_parallel
 from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.counted import cheapest
+from hetpipe.partitioners.counted.cheapest import Cheapest, Subset, spread
+from hetpipe.partitioners.counted.floor import cost
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.planning.planner import make_plan, with_prediction
@@ -50,7 +51,7 @@ def brute(batch: int, deadline: float) -> float:
 
 @pytest.mark.parametrize("deadline", [30.0, 60.0, 200.0])
 def test_finds_the_cheapest_subset(deadline: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cheapest, "NEAR", 1.0)
+    monkeypatch.setattr(cheapest, "NEAR", 1.0)
     problem = make_problem(make_cluster(NODES, price=PRICE), PROFILE, 13, deadline_seconds_per_step=deadline)
     found = with_prediction(Cheapest(problem, every_device).run(), problem).predicted
     assert found is not None
@@ -119,7 +120,7 @@ def test_many_counts_are_thinned() -> None:
     found = list(
         Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device).counts()
     )
-    assert 150 < len(found) <= _cheapest.SUBSETS
+    assert 150 < len(found) <= cheapest.SUBSETS
     assert (64, 64) in found
 
 
@@ -131,7 +132,7 @@ def test_any_counts_are_thinned(groups: list[tuple[str, int]]) -> None:
     )
     search = Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device)
     found, every = list(search.counts()), [search.sizes(group) for group in search.groups]
-    assert 0 < len(set(found)) == len(found) <= _cheapest.SUBSETS
+    assert 0 < len(set(found)) == len(found) <= cheapest.SUBSETS
     assert all(
         any(counts) and all(c in own for c, own in zip(counts, every, strict=True)) for counts in found
     )

@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners import _assembly
-from hetpipe.partitioners._floor import simple_plans
-from hetpipe.partitioners._lower import Lower, least_sum
-from hetpipe.partitioners._planner import Planner
-from hetpipe.partitioners._space import microbatch_sizes, require_seats
-from hetpipe.partitioners._types import Types
+from hetpipe.partitioners.bound.lower import Lower, least_sum
+from hetpipe.partitioners.counted import assembly
+from hetpipe.partitioners.counted.floor import simple_plans
+from hetpipe.partitioners.counted.planner import Planner
 from hetpipe.partitioners.exhaustive import Exhaustive
+from hetpipe.partitioners.plan_class.space import microbatch_sizes, require_seats
+from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.cluster import RuntimeOverhead
@@ -164,7 +164,7 @@ def test_all_but_a_node_stay_idle() -> None:
 
 def test_there_is_a_plan_however_little_may_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where adapters are shared; the best of the last is."""
-    monkeypatch.setattr(_assembly, "TASKS", 0)
+    monkeypatch.setattr(assembly, "TASKS", 0)
     profile = make_profile({"a": [0.1] * 8}, (1, 2), {"parameter_bytes": 10**5, "output_bytes_per_sample": 1000})
     problem = make_problem(make_cluster([{"a": 4}] * 3, link={"bandwidth": 1e5, "latency": 0.0}), profile, 32)
     planner = Planner(problem)

@@ -129,8 +129,8 @@ def test_every_constant_of_the_planner_is_in_its_table() -> None:
         for of, name, value in re.findall(r"`(?:(\w+)\.)?([A-Z][A-Z_]*)`([^`]*)", line.split(" | ")[0]):
             stem = of or stem
             told[stem, name] = value.strip(",; ")
-    for file in (ROOT / "partitioners").glob("*.py"):
-        module = import_module(f"hetpipe.partitioners.{file.stem}")
+    for file in (ROOT / "partitioners").rglob("[!_]*.py"):
+        module = import_module(".".join(("hetpipe", *file.relative_to(ROOT).with_suffix("").parts)))
         names = [x for x in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(x, ast.Name)]
         for name in {x.id for x in names if isinstance(x.ctx, ast.Store) and x.id.isupper()}:
             value = getattr(module, name, None)

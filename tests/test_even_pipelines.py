@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners._balance import shortest_cuts
-from hetpipe.partitioners._desk import Desk
 from hetpipe.partitioners.even_pipelines import EvenPipelines, Shapes
+from hetpipe.partitioners.judging.desk import Desk
+from hetpipe.partitioners.rules.balance import shortest_cuts
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.plan import Plan
 from tests.plans import checked

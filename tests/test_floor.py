@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners import _desk, _limit
-from hetpipe.partitioners._appraisal import Sketch
-from hetpipe.partitioners._drafts import Draft
-from hetpipe.partitioners._floor import RULES, cost, simple_plans
-from hetpipe.partitioners._limit import PER_SECOND, Limit
-from hetpipe.partitioners._steps import Steps
 from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.counted.floor import RULES, cost, simple_plans
 from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.fasop import Fasop
+from hetpipe.partitioners.judging import desk
+from hetpipe.partitioners.judging.appraisal import Sketch
+from hetpipe.partitioners.judging.drafts import Draft
+from hetpipe.partitioners.judging.steps import Steps
+from hetpipe.partitioners.plan_class.limit import PER_SECOND, Limit
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 from hetpipe.planning.registry import partitioner
@@ -136,7 +136,7 @@ def test_a_rule_has_a_plan_however_few_are_looked_at(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Steps, "least", counting)
     many = step(problem, rule(problem).plan)
     assert len(looked) > 1
-    monkeypatch.setattr(_desk, "LOOKS", 1)
+    monkeypatch.setattr(desk, "LOOKS", 1)
     looked.clear()
     few = step(problem, rule(problem).plan)
     assert len(looked) == 1
@@ -149,7 +149,7 @@ def test_a_rule_has_a_plan_however_long_a_simulation_takes(monkeypatch: pytest.M
     """It is the one of the fewest tasks; and `auto` is no slower."""
     problem = unlike_nodes()
     least = {rule.name: step(problem, rule(problem).plan) for rule in (Fasop(), EvenPipelines())}
-    monkeypatch.setattr(_desk, name, most)
+    monkeypatch.setattr(desk, name, most)
     few = {rule.name: step(problem, rule(problem).plan) for rule in (Fasop(), EvenPipelines())}
     assert all(least[name] <= few[name] for name in least)
     assert step(problem, Auto()(problem).plan) <= min(few.values())
@@ -159,7 +159,7 @@ class TestTime:
     def busy(self, monkeypatch: pytest.MonkeyPatch, times: float) -> None:
         """A clock that runs so many times as fast beside the work: a machine that is as busy."""
         clock = SimpleNamespace(monotonic=lambda: times * time.monotonic())
-        monkeypatch.setattr(_limit, "time", clock)
+        monkeypatch.setattr("hetpipe.partitioners.plan_class.limit.time", clock)
 
     def test_the_load_of_the_machine_decides_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Few devices are searched with a counted effort."""
@@ -198,7 +198,7 @@ class TestTime:
     def test_what_ends_a_search(self, monkeypatch: pytest.MonkeyPatch, counted: bool) -> None:
         """A limit of a second, by the clock or by effort."""
         clock, done = [100.0], [7.0]
-        monkeypatch.setattr(_limit, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        monkeypatch.setattr("hetpipe.partitioners.plan_class.limit.time", SimpleNamespace(monotonic=lambda: clock[0]))
         limit = Limit(1.0, (lambda: done[0] * PER_SECOND) if counted else None)
         own, other = (done, clock) if counted else (clock, done)
         other[0] += 50.0

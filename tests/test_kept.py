@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 
-from hetpipe.partitioners._kept import kept
-from hetpipe.partitioners._space import Space
-from hetpipe.partitioners._types import Types
 from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.plan_class.kept import kept
+from hetpipe.partitioners.plan_class.space import Space
+from hetpipe.partitioners.plan_class.types import Types
 from tests.strategies import make_cluster, make_problem, make_profile, mixed
 
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners._types import Types
 from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.spec.profile import Profile
 from tests.plans import ROUNDING, checked

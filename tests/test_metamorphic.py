@@ -27,12 +27,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners._capacity import Capacity
-from hetpipe.partitioners._lower import NEAR, Lower
-from hetpipe.partitioners._types import Types
 from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.bound.lower import NEAR, Lower
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.exhaustive import Exhaustive
+from hetpipe.partitioners.fitting.capacity import Capacity
+from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
 from hetpipe.predict.simulator import simulate

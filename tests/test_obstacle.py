@@ -11,17 +11,17 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners._capacity import Capacity
-from hetpipe.partitioners._obstacle import explain, refuse, with_spares
-from hetpipe.partitioners._search import Search
-from hetpipe.partitioners._shortage import with_memory
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
+from hetpipe.partitioners.exact.search import Search
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.fasop import Fasop
+from hetpipe.partitioners.fitting.capacity import Capacity
+from hetpipe.partitioners.fitting.obstacle import explain, refuse, with_spares
+from hetpipe.partitioners.fitting.shortage import with_memory
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind

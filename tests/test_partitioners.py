@@ -10,13 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners import _deals, _groupings, _search
-from hetpipe.partitioners._floor import simple_plans
-from hetpipe.partitioners._search import Search
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
+from hetpipe.partitioners.compositions import groupings
+from hetpipe.partitioners.counted.floor import simple_plans
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
+from hetpipe.partitioners.exact import deals, search
+from hetpipe.partitioners.exact.search import Search
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem, Solution
@@ -87,7 +88,7 @@ class TestAutoIsTheOracle:
     @given(problems(most_devices=4, most_layers=5))
     def test_bounds_on_a_grid(self, problem: Problem) -> None:
         """Where there are too many loads to bound each: the same plan."""
-        with patch.multiple(_groupings, FINE=0, GRID=4):
+        with patch.multiple(groupings, FINE=0, GRID=4):
             agree(problem)
 
     @settings(max_examples=12, **UNHURRIED)
@@ -96,8 +97,8 @@ class TestAutoIsTheOracle:
         """Where rows, deals or combinations are too many: a plan that fits, and a bound that the best plan respects."""
         best = solve(Exhaustive(), problem)
         with (
-            patch.multiple(_search, ROWS=room, SEED_ROWS=1, SEEDS=1),
-            patch.multiple(_deals, MOST_DEALS=room, COMBINATIONS=room),
+            patch.multiple(search, ROWS=room, SEED_ROWS=1, SEEDS=1),
+            patch.multiple(deals, MOST_DEALS=room, COMBINATIONS=room),
         ):
             try:
                 solution = Search(problem, "auto").run()

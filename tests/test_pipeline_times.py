@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners import _ends
-from hetpipe.partitioners._ends import last_backwards
-from hetpipe.partitioners._space import depth
+from hetpipe.partitioners.judging import pipeline_ends
+from hetpipe.partitioners.judging.pipeline_ends import last_backwards
+from hetpipe.partitioners.plan_class.space import depth
 from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
@@ -86,8 +86,8 @@ def test_what_repeats_itself_is_skipped(n: int, m: int, rest: bool, forwards: in
     forward, backward, occupied = (np.array([row, row[::-1]]).T.copy() for row in times)
     costs = forward, backward, occupied[1:].copy(), np.array(times[0])[1:].copy(), np.array([0] * (m - 1) + [int(rest)])
     depths = np.array([depth(forwards, n - s, m) for s in range(n)])
-    _ends.ready()
-    assert _ends.about(*costs, depths).tolist() == pytest.approx(_ends.run(*costs, depths).tolist(), rel=1e-9)
+    pipeline_ends.ready()
+    assert pipeline_ends.about(*costs, depths).tolist() == pytest.approx(pipeline_ends.run(*costs, depths).tolist(), rel=1e-9)
 
 
 def test_compiled_takes_a_column_for_each_size() -> None:

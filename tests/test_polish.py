@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners import _planner
-from hetpipe.partitioners._desk import Desk
-from hetpipe.partitioners._drafts import Draft, Work, in_runs
-from hetpipe.partitioners._planner import Planner
-from hetpipe.partitioners._polish import Polish
-from hetpipe.partitioners._real import Reals
-from hetpipe.partitioners._types import Types
+from hetpipe.partitioners.counted import planner
+from hetpipe.partitioners.counted.planner import Planner
+from hetpipe.partitioners.counted.polish import Polish
+from hetpipe.partitioners.judging.desk import Desk
+from hetpipe.partitioners.judging.drafts import Draft, Work, in_runs
+from hetpipe.partitioners.pipelines.real import Reals
+from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.simulator import simulate
 from tests.plans import checked
@@ -27,9 +27,9 @@ LOOKED = 40  # neighbours of a draft
 
 def first_draft(problem: Problem) -> Draft | None:
     """The planner's, before any last move."""
-    with patch.object(_planner, "FINALISTS", 0), Planner(problem) as planner:
-        planner.run()
-        return planner.assembly.draft
+    with patch.object(planner, "FINALISTS", 0), Planner(problem) as whole:
+        whole.run()
+        return whole.assembly.draft
 
 
 @settings(max_examples=25, **UNHURRIED)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners._min_cut import min_cut, splits
 from hetpipe.partitioners.cephalo import Cephalo, least_maximum
+from hetpipe.partitioners.rules.min_cut import min_cut, splits
 from hetpipe.partitioners.zorse import Zorse
 from hetpipe.planning.partition import PartitionError
 from tests.plans import cuts

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 from tests.rooms import HOME, ROOT, floors, up, with_picture
 
 
@@ -19,3 +22,19 @@ def test_every_room_is_on_a_floor_and_has_at_most_ten_files() -> None:
 def test_contributing_shows_the_rooms_as_they_are() -> None:
     text = HOME.read_text()
     assert with_picture(text) == text, "run: make rooms"
+
+
+def test_imports_among_the_planners_go_down_the_list_of_their_docstring() -> None:
+    """With at most ten files in a room. A name is a room's, or that of a file beside them."""
+    home, height = ROOT / "partitioners", dict[str, int]()
+    docstring = ast.get_docstring(ast.parse((home / "__init__.py").read_text())) or ""
+    for number, line in enumerate(re.split(r"\n(?! )", docstring.partition(":\n\n")[2])):
+        height |= dict.fromkeys(line.replace(",", " ").split(), -number)
+    assert {path.stem for path in home.iterdir() if not path.name.startswith("_")} == height.keys()
+    for file in home.rglob("*.py"):
+        here = height.get(file.relative_to(home).with_suffix("").parts[0], 1)
+        assert len(list(file.parent.glob("[!_]*.py"))) <= 10 or file.parent == home, file.parent
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hetpipe.partitioners"):
+                below = (node.module or "").split(".")[2]
+                assert below == file.parent.name or height[below] < here, (file, below)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners._batch import Durations, ready_times
+from hetpipe.partitioners.exact.batch import Durations, ready_times
 from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline

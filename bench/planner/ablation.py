@@ -24,15 +24,17 @@ from rich.console import Console
 from bench.planner.run import drawn, each_apart
 from bench.tables import geometric_mean, markdown
 from hetpipe import partitioners
-from hetpipe.partitioners import _assembly, _lower, _places, _planner, auto
-from hetpipe.partitioners._floor import cost
+from hetpipe.partitioners import auto
+from hetpipe.partitioners.bound import lower
+from hetpipe.partitioners.counted import assembly, places, planner
+from hetpipe.partitioners.counted.floor import cost
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 
-FOLDER = Path(partitioners.__file__).parent
+FILES = {path.stem: path for path in Path(partitioners.__file__).parent.rglob("*.py")}
 WHOLE = "all parts"
-EXACT = ("_search", "_joint", "_groupings", "_floors", "_candidates", "_deals", "_pools", "_long", "_packing", "_plans",
-         "_pricing", "_batch", "_symmetry")  # fmt: skip
+EXACT = ("search", "joint", "groupings", "floors", "candidates", "deals", "pools", "long", "packing", "plans",
+         "pricing", "batch", "symmetry")  # fmt: skip
 console = Console(width=160)
 
 
@@ -46,19 +48,19 @@ class Part(NamedTuple):
 
 PARTS: dict[str, Part] = {
     "the exact search": Part(auto, {"FEW_DEVICES": 0}, EXACT),
-    "the bound, and pipelines from it": Part(_planner, {"FIRST": 0.0, "SECOND": 0.0}, ("_lower", "_relaxed", "_demand")),
-    "pipelines from the bound": Part(_planner, {"WISHES": 0}),
-    "the second bound": Part(_planner, {"SECOND": 0.0}),
-    "nodes and adapters in the bound": Part(_lower.Lower, {"nodes_matter": lambda *_: False}),
-    "pipelines near an even deal": Part(_planner, {"EVEN": 0}),
-    "pipelines of one type": Part(_planner, {"PURE": 0}),
-    "integer programs": Part(_assembly.Assembly, {"_choice": lambda *_: None}),
-    "cuts that all replicas have": Part(_assembly, {"SETS": 0}),
-    "short tiles": Part(_places, {"TILES": ()}),
-    "local search": Part(_planner, {"STARTS": 0}, ("_improve",)),
-    "last moves": Part(_planner, {"FINALISTS": 0}, ("_polish",)),
-    "16 of 24 numbers of replicas": Part(_planner, {"NUMBERS": 8}),
-    "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, ("_floor",)),
+    "the bound, and pipelines from it": Part(planner, {"FIRST": 0.0, "SECOND": 0.0}, ("lower", "relaxed", "demand")),
+    "pipelines from the bound": Part(planner, {"WISHES": 0}),
+    "the second bound": Part(planner, {"SECOND": 0.0}),
+    "nodes and adapters in the bound": Part(lower.Lower, {"nodes_matter": lambda *_: False}),
+    "pipelines near an even deal": Part(planner, {"EVEN": 0}),
+    "pipelines of one type": Part(planner, {"PURE": 0}),
+    "integer programs": Part(assembly.Assembly, {"_choice": lambda *_: None}),
+    "cuts that all replicas have": Part(assembly, {"SETS": 0}),
+    "short tiles": Part(places, {"TILES": ()}),
+    "local search": Part(planner, {"STARTS": 0}, ("improve",)),
+    "last moves": Part(planner, {"FINALISTS": 0}, ("polish",)),
+    "16 of 24 numbers of replicas": Part(planner, {"NUMBERS": 8}),
+    "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, ("floor",)),
 }
 
 
@@ -94,7 +96,7 @@ def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     lines = []
     for name in (WHOLE, *names):
         modules = PARTS[name].modules if name in PARTS else ()
-        count = sum(len((FOLDER / f"{module}.py").read_text("utf-8").splitlines()) for module in modules)
+        count = sum(len(FILES[module].read_text("utf-8").splitlines()) for module in modules)
         steps = [row[name]["cost"] / row[WHOLE]["cost"] for row in some]
         none, steps = sum(map(math.isinf, steps)), [step for step in steps if math.isfinite(step)]
         seconds = sum(row[name]["seconds"] for row in some) / sum(row[WHOLE]["seconds"] for row in some)

@@ -31,10 +31,10 @@ from bench.planner.draws import measured, wide
 from hetpipe.exchange.importers.options import ImportOptions
 from hetpipe.exchange.importers.sailor import import_sailor
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners import _assembly, _planner
-from hetpipe.partitioners._floor import RULES, cost
-from hetpipe.partitioners._planner import Planner
 from hetpipe.partitioners.auto import Auto
+from hetpipe.partitioners.counted import assembly, planner
+from hetpipe.partitioners.counted.floor import RULES, cost
+from hetpipe.partitioners.counted.planner import Planner
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 from hetpipe.planning.registry import partitioner
@@ -134,15 +134,15 @@ def rules(given: Problem) -> dict[str, float]:
 
 def searched(given: Problem, seconds: float) -> float:
     """The best step that so many seconds find: of all numbers of replicas, from many starts, then by moves that are simulated."""
-    for module, more in ((_planner, MORE), (_assembly, SIMULATED)):
+    for module, more in ((planner, MORE), (assembly, SIMULATED)):
         for name, value in more.items():
             setattr(module, name, value)
     ends = [time.monotonic() + (1 - POLISHING) * seconds]
-    planner = Planner(given, late=lambda: time.monotonic() > ends[0])
-    planner.run()
+    search = Planner(given, late=lambda: time.monotonic() > ends[0])
+    search.run()
     ends[0] = time.monotonic() + POLISHING * seconds
-    planner.polish()
-    return planner.assembly.step
+    search.polish()
+    return search.assembly.step
 
 
 def spread(rows: list[dict[str, Any]], name: str, shown: str) -> list[str]:

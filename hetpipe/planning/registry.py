@@ -122,11 +122,11 @@ def _check(what: str, name: str, known: list[str]) -> None:
 
 
 def _names(package: str, *, dash: bool = False) -> list[str]:
-    """Modules of a package whose names do not begin with an underscore, and entry points of that group."""
+    """Modules of a package whose names do not begin with an underscore, without its folders, and entry points of that group."""
     modules = [
         info.name
         for info in pkgutil.iter_modules(import_module(package).__path__)
-        if not info.name.startswith("_")
+        if not (info.ispkg or info.name.startswith("_"))
     ]
     return sorted({*(name.replace("_", "-") if dash else name for name in modules), *_points(package)})
 

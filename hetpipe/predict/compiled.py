@@ -34,7 +34,7 @@ def sources() -> str:
     partitioners = find_spec("hetpipe.partitioners")
     assert partitioners is not None
     folders = [Path(__file__).parent, *map(Path, partitioners.submodule_search_locations or ())]
-    texts = [path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py"))]
+    texts = [path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py"))]
     return sha256(b"".join(text for text in texts if b"hetpipe.predict.compiled" in text)).hexdigest()
 
 

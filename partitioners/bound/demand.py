@@ -1,0 +1,129 @@
+"""What a pipeline of so many samples takes at least, as the arrays of `relaxed`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.partitioners.bound.relaxed import Load, Memory
+from hetpipe.partitioners.plan_class.kept import kept
+from hetpipe.partitioners.plan_class.space import allowed_families, measured_sizes
+from hetpipe.partitioners.plan_class.types import Types
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+class Demand:
+    """Of the pipelines of one problem."""
+
+    def __init__(self, types: Types) -> None:
+        self.types, self.problem, self.L = types, types.problem, types.L
+        runtime = self.problem.cluster.runtime_overhead
+        self.more, self.blocking = runtime.action_seconds, not runtime.overlap_transfers
+        self.gpipe = allowed_families(self.problem) == ("gpipe",)
+        self.sizes, large = list[int](), list[set[int]]()
+        for b in measured_sizes(self.problem):  # with those of the whole batch or more it is one micro-batch
+            there = set(self.usable(b).tolist())
+            if there and (b < self.problem.global_batch or not any(there <= others for others in large)):
+                self.sizes.append(b)
+                large += [there] * (b >= self.problem.global_batch)
+
+    @kept
+    def usable(self, b: int) -> Index:
+        """Kinds that were measured at b."""
+        return np.array(
+            [v for v, kind in enumerate(self.types.kinds) if b in self.types.sizes_of(kind)], dtype=np.int64
+        )
+
+    @cached_property
+    def _least(self) -> Array:
+        """The least seconds of a sample in each layer on each kind [V, L], in micro-batches of any size."""
+        kinds = enumerate(self.types.kinds)
+        each = [[self.types.layer_times(v, x, x).sum(axis=0) / x for x in (1, *self.types.sizes_of(kind))] for v, kind in kinds]
+        return np.array([np.min(rows, axis=0) for rows in each])
+
+    def cheapest_sample(self, prices: Array) -> float:
+        """The least price of all seconds that a sample takes, at a price for each kind's second [V]."""
+        return float((prices[:, None] * self._least).min(axis=0).sum())
+
+    @kept
+    def _times(self, b: int, size: int) -> Array:
+        """The least forward and backward of all layers before each [2, V, L + 1] of `size` to b samples, on kinds that were
+        measured at b."""
+        if not size:
+            return np.zeros((2, len(self.usable(b)), self.L + 1))
+        each = [self.types.layer_times(v, size, b) for v in self.usable(b).tolist()]
+        return _prefixes(each)
+
+    @kept
+    def memory(self, b: int) -> Memory:
+        """Of the kinds that were measured at b. (A peak is a whole number of bytes, rounded.)"""
+        usable = self.usable(b).tolist()
+        limits = np.array([self.types.limit[self.types.at[v]] + 1.0 for v in usable])
+        tables = np.ascontiguousarray(np.stack([self.types.memory(v) for v in usable]).transpose(0, 2, 3, 1))
+        return Memory(tables, limits, self.problem.allow_recompute)
+
+    @kept
+    def _longest(self, b: int) -> Array:
+        """The most that a micro-batch of b samples or fewer takes, as `_times`."""
+        kinds = [(v, self.types.sizes_of(self.types.kinds[v])) for v in self.usable(b).tolist()]
+        layers = [[np.diff(self.types.times(v, x)) for x in sizes if x <= b] for v, sizes in kinds]
+        each = [np.max(rows, axis=0) for rows in layers]
+        return _prefixes(each)
+
+    def load(self, b: int, low: int, high: int, nodes: bool) -> Load:
+        """Pipelines of `low` to `high` samples in micro-batches of b: m = ⌊low / b⌋ full ones, and one of q = low mod b samples
+        or more. The first forward is of b samples, or of q where m = 0; the last backward of q or more, and where `high` is not
+        `low` and m > 0, of any number. If `nodes` do not matter, all goes over the best link there is."""
+        m, q = divmod(low, b)
+        first = b if m else q
+        last = first if not m else (q or b) if low == high else 1
+        full, rest = self._times(b, b), self._times(b, q)
+        work, actions = m * full + rest if m else rest, m + (q > 0)
+        wires = m * self._held(b) + (self._held(q) if q else 0.0) if m else self._held(q)
+        wire, inside = self._apart(wires, nodes)
+        return Load(
+            work=work.sum(axis=0), backward=work[1], again=work[0], work_more=2 * self.more * actions,
+            once_more=2 * self.more, longest=self._longest(b), hiding=(rest if q else full) * self.problem.sums_early,
+            wire=wire, wire_inside=inside, b=b, samples=low, **self._ends(b, first, last, nodes),
+        )  # fmt: skip
+
+    @kept
+    def _ends(self, b: int, first: int, last: int, nodes: bool) -> dict[str, Array]:
+        """What only the first micro-batch, of so many samples, and the last one say."""
+        begin, end = (self._times(b, size) for size in (first, last))
+        beyond = [np.diff(x.sum(axis=0)).min(axis=0)[::-1].cumsum()[::-1] for x in (begin, end)]
+        hop, inside = self._apart(self._links(first).sum(axis=0) + self._links(last).sum(axis=0), nodes)
+        return {
+            "once": begin[0] + end[1], "once_again": end[0], "ahead": begin[0], "hop": hop, "hop_inside": inside,
+            "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
+        }  # fmt: skip
+
+    @kept
+    def _links(self, size: int) -> Array:
+        """`Types.transfer`, that between nodes and those inside one after the other [2, 1 + K·K, L + 1]."""
+        between, inside = self.types.transfer(size)
+        return np.concatenate([between[:, None], inside.reshape(2, -1, self.L + 1)], axis=1)
+
+    @kept
+    def _held(self, size: int) -> Array:
+        """How long a transfer holds its link, or its devices where it blocks them [1 + K·K, L + 1]."""
+        links = self._links(size)
+        found: Array = links.sum(axis=0) if self.blocking else links[0]
+        return found
+
+    def _apart(self, links: Array, nodes: bool) -> tuple[Array, Array]:
+        """Between nodes and inside; if `nodes` do not matter, all goes over the best link there is."""
+        if nodes:
+            return links[0], links[1:].reshape(self.types.K, self.types.K, -1)
+        return links.min(axis=0), np.full((1, 1, self.L + 1), np.inf)
+
+
+def _prefixes(each: Sequence[Array]) -> Array:
+    """Sums of all layers before each [2, V, L + 1] of [V][2, L]."""
+    found = np.concatenate([np.zeros((len(each), 2, 1)), np.cumsum(each, axis=2)], axis=2).swapaxes(0, 1)
+    return np.ascontiguousarray(found)  # else loops are compiled once more

@@ -1,0 +1,64 @@
+"""The floor under `auto`: the best plan of each of the simple rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from hetpipe.files.messages import InputError
+from hetpipe.partitioners.cephalo import Cephalo
+from hetpipe.partitioners.equal_parameters import EqualParameters
+from hetpipe.partitioners.even import Even
+from hetpipe.partitioners.even_data_parallel import EvenDataParallel
+from hetpipe.partitioners.even_pipelines import EvenPipelines
+from hetpipe.partitioners.fasop import Fasop
+from hetpipe.partitioners.judging.desk import Desk, Rule
+from hetpipe.partitioners.memory_layers import MemoryLayers
+from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
+from hetpipe.partitioners.type_blind import TypeBlind
+from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
+from hetpipe.partitioners.zorse import Zorse
+from hetpipe.planning.partition import PartitionError, Problem, never
+from hetpipe.predict.simulator import simulate
+from hetpipe.spec.plan import Plan
+
+RULES: tuple[Rule, ...] = (
+    UnevenDataParallel(), EvenDataParallel(), TypeBlind(), MemoryLayers(), Fasop(), Even(), EqualParameters(),
+    TorchgpipeBalance(), EvenPipelines(), Cephalo(), Zorse(),
+)  # fmt: skip
+
+
+def simple_plans(problem: Problem, below: float = math.inf, late: Callable[[], bool] = never) -> Iterator[Plan]:
+    """The best plans of other partitioners, each with a step below that of the one before, the first `below` this; when it is
+    `late`, no more once there is one. They do not heed prices and deadlines: where there is such a limit, the best plan of each
+    that keeps it."""
+    limited = problem.max_price_per_hour is not None or problem.deadline_seconds_per_step is not None
+    told = problem.progress or (lambda _: None)
+    desk = Desk(problem, late, lambda text: told(f"trying the simple rules: {text}"))
+    for rule in RULES:
+        desk.say(rule.name)
+        desk.below = math.inf if limited else below
+        try:
+            found = desk.quickest(rule.candidates(desk), desk.below)
+        except (PartitionError, InputError):  # it has none; the search says what is missing
+            continue
+        if found is None:
+            continue
+        step, plan = found[0], found[1].plan(problem)
+        if not limited:
+            below = step
+            yield plan
+        elif cost(problem, plan, step) < below:
+            yield plan
+        if late():
+            return
+
+
+def cost(problem: Problem, plan: Plan, step: float | None = None) -> float:
+    """What is minimised: the step, or under a deadline its price (per hour × seconds); infinite where the plan breaks a limit."""
+    step = simulate(plan, problem.profile, problem.cluster).step_seconds if step is None else step
+    price = sum(problem.cluster.type_of(device).price_per_hour for device in plan.device_ids)
+    most, deadline = problem.max_price_per_hour, problem.deadline_seconds_per_step
+    if (most is not None and price > most) or (deadline is not None and step > deadline):
+        return math.inf
+    return step if deadline is None else price * step

@@ -1,0 +1,204 @@
+"""The search of `auto`: a bound (`lower`) whose pipelines are wishes, plans of what can be built of them (`assembly`), and
+local search from the best (`improve`)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice, product, zip_longest
+
+import numpy as np
+
+from hetpipe.files.messages import counted
+from hetpipe.partitioners.bound.lower import Lower, Part
+from hetpipe.partitioners.counted.assembly import ABOVE, Assembly, Made, Wish
+from hetpipe.partitioners.counted.improve import ENDS, Improvement
+from hetpipe.partitioners.counted.polish import Polish
+from hetpipe.partitioners.judging.desk import Desk
+from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.planning.bounds import fluid_bound
+from hetpipe.planning.partition import Problem
+from hetpipe.spec.plan import Plan
+
+FIRST, SECOND = 15e6, 45e6  # effort of the bound before and after there are plans, in labels joined
+SOON, LATER = 4e6, 15e6  # of these for one T
+WISHES = 50  # of the linear program's pipelines for one number of replicas
+EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
+NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
+NUMBERS = 24  # numbers of replicas for which plans are made
+RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
+BESIDE, NEXT = 1.25, 32  # times a number of replicas that was better, and a part of it: its neighbours
+FINALISTS, NEARLY = 3, 1.05  # plans from which the last moves begin; times the best step
+POLISHED, POLISHING = 1000, 2e6  # plans of these moves; tasks simulated
+STARTS, TRIES = 2, 120  # of local search; plans from each
+
+
+class Planner:
+    """Of one problem: a plan, if one is found, and a bound. Both are searched for side by side, in two threads: what is compiled
+    needs no lock. The search of plans ends when it is `late`, that of the bound goes on `until` this says so; without it, it
+    ends before that of plans begins. Nothing depends on which is faster."""
+
+    def __init__(
+        self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None
+    ) -> None:
+        self.problem, self.late, self.until = problem, late or problem.stopped, until
+        self.desk = Desk(problem, self.late, bounding=False)
+        self.types = Types(problem)
+        self.lower, self.enough, self.over = Lower(self.types, fluid_bound(problem), self._settled), math.inf, self.late
+        self.workers, self.proof = ThreadPoolExecutor(), Future[float]()
+        self.assembly = Assembly(self.desk, self.types, self.workers)
+        self.parts, self.bound = list[Part](), 0.0  # of the bound, when the search of plans began
+
+    def __enter__(self) -> Planner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.enough = -math.inf
+        self.workers.shutdown(cancel_futures=True)
+
+    def run(self) -> Plan | None:
+        """The plan."""
+        self.desk.say("bounding")
+        self.bound = self.lower.run(math.inf, FIRST, SOON)  # with a T near a known step wishes are worse
+        self.parts = [replace(part) for part in self.lower.parts]
+        if self.until is not None:
+            self.over = self.until
+            self.proof = self.workers.submit(self.lower.run, math.inf, SECOND, LATER)
+        self._search()
+        return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
+
+    def _settled(self) -> bool:
+        """Whether the bound is enough, or its time is over."""
+        return self.lower.bound >= self.enough or self.over()
+
+    def _search(self) -> None:
+        """Look at plans of all devices."""
+        tried, near, far, least = set[int](), list[int](), self.numbers(), math.inf
+        while (near or far) and len(tried) < NUMBERS and not self.late():
+            in_turn = near if near and (len(tried) % 2 or not far) else far
+            R, step = in_turn.pop(0), self.assembly.step
+            if R in tried or not 1 <= R <= self.types.most:
+                continue
+            tried.add(R)
+            self.desk.say(f"{counted(R, 'replica')}; best step {step:.4g} s")
+            about = self.assembly.look(R, self.wishes(R), self.bound)
+            if about < least or self.assembly.step < step:  # and others about as many
+                by = max(1, R // NEXT)
+                near, least = [R - by, R + by, round(R / BESIDE), round(R * BESIDE), *near], min(about, least)
+        starts = dict[int, Made]()
+        for made in self.assembly.made:
+            starts.setdefault(sum(count for _, count in made.sorts), made)
+        for made in list(starts.values())[:STARTS]:
+            if self.late():
+                break
+            self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
+            Improvement(self.assembly, TRIES).run(made)
+        self.assembly.play(ENDS, last=True)
+        self.polish()
+
+    def polish(self) -> None:
+        """Go on from the best plans that were simulated."""
+        polish, step = Polish(self.desk, self.assembly.reals, POLISHED, POLISHING), self.assembly.step
+        for took, _, draft in self.assembly.played[:FINALISTS]:
+            if self.late() or took > NEARLY * step:
+                break
+            self.desk.say(f"last moves; best step {self.assembly.step:.4g} s")
+            better, seconds = polish.run(draft, took)
+            if seconds < self.assembly.step:
+                self.assembly.step, self.assembly.draft = seconds, better
+
+    def prove(self, step: float) -> float:
+        """The bound, when the effort is done, where the best plan of all takes `step`."""
+        self.desk.say(f"bounding; best step {step:.4g} s")
+        self.enough = step
+        return min(step, self.proof.result())
+
+    def numbers(self) -> list[int]:
+        """The replica counts that are worth a look: in turns those at which the bound rests and those whose equal pipelines
+        promise most."""
+        parts = [x for x in self.parts if x.R and x.columns]
+        parts.sort(key=lambda x: (min(x.possible, 2 * x.shown), x.R))
+        found = list[int]()
+        for pair in zip_longest((x.R for x in parts), self.promising()):
+            found += [R for R in pair if R is not None]
+        return list(dict.fromkeys(found))[:NUMBERS]
+
+    def promising(self) -> list[int]:
+        """Replica counts, some of which leave few devices idle, by about what the best of some plans of equal pipelines takes."""
+        counts = Counter(device.type for device in self.problem.cluster.devices).values()
+        ladder, R = list[int](), 1
+        while self.types.most >= R:
+            above = max(R + 1, round(R * RUNGS))
+            rung = range(R, min(above, self.types.most + 1))
+            ladder += [R, min(rung, key=lambda r: sum(n % r for n in counts))]
+            R = above
+        found = list[tuple[float, int]]()
+        for R in dict.fromkeys(ladder):
+            share, best = max(1, self.problem.global_batch // R), math.inf
+            even, nodes = ([x for x in takes if self.assembly.all_can(R, x)] for takes in (self.even(R), self._nodes))
+            for take in (*even[:DEALS], *nodes):
+                pipeline = self.assembly.reals.quickest(take, share, R, ())
+                if pipeline is not None:
+                    best = min(best, self.assembly.seconds(pipeline, share, R))
+            found.append((best, R))
+        return [R for best, R in sorted(found) if math.isfinite(best)]
+
+    def wishes(self, R: int) -> list[Wish]:
+        """Of so many replicas: the linear program's, those near an even deal, of one type, and that fill nodes."""
+        columns = next(x.columns for x in self.parts if x.low <= R <= x.high)
+        found = list[Wish]()
+        for x in list(columns)[:WISHES]:
+            found += [Wish(x.take, (x.low + x.high) // 2, x.b), Wish(x.take, (x.low + x.high) // 2, x.b, x.line)]
+        share = max(1, self.problem.global_batch // R)
+        found += [Wish(take, share, 0) for take in (*self.even(R), *self.pure(R), *self.filling(share))]
+        return list(dict.fromkeys(found))
+
+    @cached_property
+    def _nodes(self) -> list[tuple[int, ...]]:
+        """Of each node that is unlike the others a part, all, and several: what sends little from node to node."""
+        kinds, found = self.types.kinds, dict[tuple[int, ...], None]()
+        shapes = list({tuple(sorted(node.devices.items())): node.devices for node in self.problem.cluster.nodes}.values())
+        for devices, degree, times in product(shapes, sorted({kind.degree for kind in kinds}), NODES):
+            each = [int(times * devices.get(kind.type, 0)) // degree if kind.degree == degree else 0 for kind in kinds]
+            if 0 < sum(each) <= self.types.L:
+                found[tuple(each)] = None
+        return list(found)
+
+    def filling(self, share: int) -> list[tuple[int, ...]]:
+        """What fills nodes and could do so many samples in about the best step so far."""
+        return [take for take in self._nodes if self.assembly.reals.least(take, share) < ABOVE * self.assembly.step]
+
+    def pure(self, R: int) -> list[tuple[int, ...]]:
+        """Of one type only, of which up to R replicas use all devices."""
+        there, found = self.types.limits[1], dict[tuple[int, ...], None]()
+        for v in range(self.types.V):
+            for r in range(1, R + 1):
+                count = int(there[v] / r)
+                if 0 < count <= self.types.L:
+                    found[tuple(count if v == x else 0 for x in range(self.types.V))] = None
+        return list(found)[:PURE]
+
+    def even(self, R: int) -> list[tuple[int, ...]]:
+        """Of each type none, or groups of one degree, as many as there are for each of R replicas, or one more; what
+        uses about all devices first."""
+        there, each = self.types.limits[1], list[list[tuple[int, int]]]()
+        for at in range(self.types.K):
+            options = [(v, round_(there[v] / R)) for v, kind in enumerate(self.types.kinds) if kind.at == at
+                       for round_ in (math.floor, math.ceil)]  # fmt: skip
+            each.append(
+                list(dict.fromkeys([(0, 0), *((v, count) for v, count in options if 0 < count <= there[v])]))
+            )
+        found = dict[tuple[int, ...], int]()
+        for choice in islice(product(*each), 50 * EVEN):
+            take = np.zeros(self.types.V, dtype=np.int64)
+            for v, count in choice:
+                take[v] += count
+            if 0 < take.sum() <= self.types.L:
+                devices = sum(count * self.types.kinds[v].degree for v, count in choice)
+                found.setdefault(tuple(take.tolist()), devices)
+        every = len(self.problem.cluster.devices)
+        return sorted(found, key=lambda take: abs(every - R * found[take]))[:EVEN]

@@ -1,0 +1,6 @@
+"""All plans of few devices that could be better than the one in hand. Read in this order:
+
+batch (the simulator for many candidates at once), pricing (complete pipelines simulated), candidates (all pipelines of
+a composition), pools (those of all compositions), long (pipelines longer than those bounded), deals (samples dealt to
+replicas), joint (replicas side by side), plans (from rows to a Plan), search (groupings, least bound first).
+"""

@@ -1,0 +1,247 @@
+"""The best cuts of pipelines whose stages' kinds are given, and how long these take: compiled loops. Arrays of times are those of
+`real.Loaded`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.partitioners.judging import pipeline_ends
+from hetpipe.partitioners.plan_class.memory import fit
+from hetpipe.partitioners.plan_class.space import depth
+from hetpipe.predict.compiled import compiled, get_ready, inlined
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+MOVED, FARTHEST, NEARLY = 8000, 1.3, 0.9999  # n·n·m up to which cuts are moved; from how much slower ones; by how much
+LEAN = (0.0, 1.0)  # how much of what is before and after a stage counts when cuts are chosen
+CLIMBS = 3  # of so many orders the best cuts are moved
+HALVINGS = 30  # of the longest stage that is allowed
+WAITING = 1.02  # times the least that its work takes: a pipeline that takes longer waits, and deeper warm-ups are tried
+
+
+@cache
+def ready() -> None:
+    """Compile it, or read it from disk: outside of any time limit."""
+    pipeline_ends.ready()
+    times, sent = np.ones((2, 1, 2)), np.ones((2, 1, 1, 2, 2))
+    loaded, one, square = (times, times, sent, np.ones((1, 1, 2)), 1, 1, 0), np.ones(1, np.int64), np.ones((1, 2, 2))
+    line, inside, ends = np.zeros((1, 1), np.int64), np.zeros((1, 0), np.bool_), np.arange(2)
+
+    def first_use() -> None:
+        tables = np.zeros((1, 6, 2, 2))
+        best_line(line, inside, *loaded, 1, one, tables, np.ones(1), square, square, ends, ends + 1, 0.0, False, True, True, 1.0)
+        ended(line[0], inside[0], ends, one, 1, *loaded, square, square, ends, 0.0, False, True)
+
+    get_ready(first_use)
+
+
+_depth, _fit = inlined(depth), inlined(fit)
+
+
+@compiled
+def _within(T: float, line: Index, forward: Array, backward: Array, sums: Array, first: Index, lean: float, tables: Array,
+            limits: Array, windows: Index, samples: int, largest: int, again: bool, stop: Index, ends: Index,
+            recompute: Index) -> float:  # fmt: skip
+    """When the last stage of the cuts that are found ends, -1 where there are none."""
+    n, L, rounds = len(line), forward.shape[1] - 1, samples / largest
+    lo, most, ahead, back = 0, 0.0, 0.0, 0.0
+    for s in range(n):
+        v, last, own, f_own = line[s], lo, 0.0, 0.0
+        for hi in range(lo + 1, min(stop[lo], L - (n - 1 - s)) + 1):
+            f = forward[v, hi] - forward[v, lo]
+            g = backward[v, hi] - backward[v, lo]
+            around = lean * (ahead + max(back, sums[v, first[lo], hi]))
+            if rounds * (f + g) + around > T:
+                break
+            fit = _fit(v, lo, hi, windows[s], samples, largest, again, tables, limits)
+            end = rounds * (f + g + fit * f) + around
+            if fit >= 0 and end <= T:
+                last, own, f_own, g_own, recompute[s] = hi, end, f, g + fit * f, fit
+        if last == lo:
+            return -1.0
+        most = max(most, own)
+        ahead, back, lo = ahead + f_own, back + g_own, last
+        ends[s + 1] = lo
+    return most if lo == L else -1.0
+
+
+@compiled
+def _cut(T: float, line: Index, forward: Array, backward: Array, sums: Array, first: Index, lean: float, tables: Array,
+         limits: Array, windows: Index, samples: int, largest: int, again: bool, stop: Index, best: Index,
+         found: Index) -> bool:  # fmt: skip
+    """Whether there are cuts with which each stage ends within T; into `best` the ends of the stages, of which the last to end is
+    early, and into `found` which recompute. The time that is allowed is bisected; within it each stage in turn takes as many
+    layers as it can."""
+    n = len(line)
+    ends, flags = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+    high = 0.0  # that is enough for any
+    for v in line:
+        high = max(high, (samples / largest + n) * (2 * forward[v, -1] + backward[v, -1]) + sums[v, 0, -1])
+    high = _within(min(T, high), line, forward, backward, sums, first, lean, tables, limits, windows, samples, largest, again,
+                   stop, best, found)  # fmt: skip
+    low = 0.0
+    for _ in range(HALVINGS if high > 0 else 0):
+        if high - low <= 1e-4 * high:
+            break
+        middle = (low + high) / 2
+        most = _within(middle, line, forward, backward, sums, first, lean, tables, limits, windows, samples, largest, again, stop,
+                       ends, flags)  # fmt: skip
+        if most < 0:
+            low = middle
+        else:
+            high = most
+            best[:] = ends
+            found[:] = flags
+    return high >= 0
+
+
+@inlined
+def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, backward: Array, sums: Array,
+          early: bool) -> float:  # fmt: skip
+    """What the sums from layer `first` on take after the last backward, in which those of the layers that are done may begin
+    `early`."""
+    late = 0.0 if early else float(sums[v, first, hi])
+    for l in range(lo, hi if early else lo):  # noqa: E741
+        late = max(late, sums[v, first, l + 1] - (backward[v, l] - backward[v, lo]) - again * (forward[v, l] - forward[v, lo]))
+    return late
+
+
+@compiled
+def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array,
+              backward: Array, occupied: Array, latency: Array, m: int, q: int, more: float, blocking: bool,
+              ) -> tuple[Array, Array, Array, Array, Index, Index]:  # fmt: skip
+    """What `pipeline_ends.about` asks of a pipeline."""
+    n = len(line)
+    f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
+    which, depths = np.zeros(m, np.int64), np.zeros(n, np.int64)
+    if q > 0:
+        which[m - 1] = 1
+    for s in range(n):
+        v, lo, hi = line[s], ends[s], ends[s + 1]
+        depths[s] = _depth(forwards, n - s, m)
+        for i in range(2):
+            f[s, i] += forward[i, v, hi] - forward[i, v, lo] + more
+            g[s, i] += backward[i, v, hi] - backward[i, v, lo] + recompute[s] * (forward[i, v, hi] - forward[i, v, lo]) + more
+        if s + 1 < n:
+            w, near = line[s + 1], 1 if inside[s] else 0
+            for i in range(2):
+                if blocking:
+                    sending = occupied[i, v, w, near, hi] + latency[v, w, near]
+                    f[s, i], f[s + 1, i] = f[s, i] + sending, f[s + 1, i] + sending
+                    g[s, i], g[s + 1, i] = g[s, i] + sending, g[s + 1, i] + sending
+                else:
+                    held[s, i], late[s] = occupied[i, v, w, near, hi], latency[v, w, near]
+    return f, g, held, late, which, depths
+
+
+@compiled
+def ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array, backward: Array,
+           occupied: Array, latency: Array, b: int, m: int, q: int, sums: Array, optimizer: Array, first: Index, more: float,
+           blocking: bool, early: bool) -> float:  # fmt: skip
+    """Seconds until its gradient sums have ended, which begin in the last backward if `early`, and of its longest optimizer."""
+    f, g, held, delays, which, depths = durations(
+        line, inside, ends, recompute, forwards, forward, backward, occupied, latency, m, q, more, blocking
+    )
+    done = pipeline_ends.about(f, g, held, delays, which, depths)
+    end = longest = 0.0
+    for s in range(len(line)):
+        v, lo, hi = line[s], ends[s], ends[s + 1]
+        after = _late(first[lo], v, lo, hi, recompute[s], forward[which[-1]], backward[which[-1]], sums, early)
+        end, longest = max(end, done[s] + after), max(longest, optimizer[v, lo, hi])
+    return end + longest
+
+
+@compiled
+def _climbed(
+    seconds: float, line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, windows: Index,
+    forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int, q: int, samples: int, tables: Array,
+    limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index, more: float, blocking: bool, again: bool,
+    early: bool,
+) -> float:  # fmt: skip
+    """When it ends with other cuts, of which each is moved by a layer as long as that is better."""
+    moved = True
+    while moved:
+        moved = False
+        for s in range(1, len(line)):
+            for step in (1, -1):
+                end, before, after = ends[s] + step, recompute[s - 1], recompute[s]
+                if not ends[s - 1] < end < ends[s + 1] or end > stop[ends[s - 1]] or ends[s + 1] > stop[end]:
+                    continue
+                recompute[s - 1] = _fit(line[s - 1], ends[s - 1], end, windows[s - 1], samples, b, again, tables, limits)
+                recompute[s] = _fit(line[s], end, ends[s + 1], windows[s], samples, b, again, tables, limits)
+                ends[s] = end
+                found = np.inf
+                if min(recompute[s - 1], recompute[s]) >= 0:
+                    found = ended(line, inside, ends, recompute, forwards, forward, backward, occupied, latency, b, m, q, sums,
+                                   optimizer, first, more, blocking, early)  # fmt: skip
+                if found < seconds * NEARLY:
+                    seconds, moved = found, True
+                else:
+                    ends[s], recompute[s - 1], recompute[s] = end - step, before, after
+    return seconds
+
+
+@compiled
+def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forward: Array, backward: Array,
+           occupied: Array, m: int, more: float) -> tuple[float, float]:  # fmt: skip
+    """About the least that m micro-batches take, and the longest stage or transfer."""
+    before = ideal = period = 0.0
+    for s in range(len(line)):
+        v, lo, hi = line[s], ends[s], ends[s + 1]
+        f = forward[v, hi] - forward[v, lo]
+        own = f * (1 + recompute[s]) + backward[v, hi] - backward[v, lo] + 2 * more
+        if s + 1 < len(line):
+            period = max(period, occupied[v, line[s + 1], 1 if inside[s] else 0, hi])
+        ideal, period, before = max(ideal, before + m * own), max(period, own), before + own
+    return ideal, period
+
+
+@compiled
+def best_line(
+    lines: Index, insides: NDArray[np.bool_], forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int,
+    q: int, samples: int, families: Index, tables: Array, limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index,
+    more: float, blocking: bool, again: bool, early: bool, below: float,
+) -> tuple[int, int, float, float, Index, Index]:  # fmt: skip
+    """The number of the best line, −1 if there is none; its family; when it ends; its longest stage; its ends; which
+    recompute."""
+    n, some = lines.shape[1], len(lines) * len(LEAN) * len(families)
+    ends, flags, windows = np.zeros((some + 1, n + 1), np.int64), np.zeros((some + 1, n), np.int64), np.zeros(n, np.int64)
+    seconds, tried, which = np.full(some + 1, np.inf), 0, np.zeros((some + 1, 2), np.int64)
+    least, farthest = below, FARTHEST if n * n * m <= MOVED else 1.0
+    for o in range(len(lines)):
+        line = lines[o]
+        for lean in LEAN:
+            for forwards in families:
+                for s in range(n):
+                    windows[s] = min(_depth(forwards, n - s, m) * b, samples)
+                if not _cut(least * farthest, line, forward[0], backward[0], sums, first, lean, tables, limits, windows, samples,
+                            b, again, stop, ends[tried], flags[tried]):  # fmt: skip
+                    break
+                ideal, _ = _ideal(line, insides[o], ends[tried], flags[tried], forward[0], backward[0], occupied[0], m, more)
+                if ideal >= least * farthest:
+                    break
+                found = ended(line, insides[o], ends[tried], flags[tried], forwards, forward, backward, occupied, latency, b, m,
+                               q, sums, optimizer, first, more, blocking, early)  # fmt: skip
+                after = _late(first[0], line[0], 0, ends[tried, 1], flags[tried, 0], forward[0], backward[0], sums, early)
+                which[tried, 0], which[tried, 1], seconds[tried] = o, forwards, found
+                least, tried = min(least, found), tried + 1
+                if found <= (ideal + after) * WAITING:
+                    break
+    if n * n * m <= MOVED:
+        for x in np.argsort(seconds[:tried])[:CLIMBS]:
+            o, forwards = which[x]
+            for s in range(n):
+                windows[s] = min(_depth(forwards, n - s, m) * b, samples)
+            seconds[x] = _climbed(
+                seconds[x], lines[o], insides[o], ends[x], flags[x], forwards, windows, forward, backward, occupied, latency, b,
+                m, q, samples, tables, limits, sums, optimizer, first, stop, more, blocking, again, early,
+            )  # fmt: skip
+    x = seconds.argmin()
+    if seconds[x] == np.inf:
+        return -1, 0, np.inf, 0.0, ends[0], flags[0]
+    o, forwards = which[x]
+    _, period = _ideal(lines[o], insides[o], ends[x], flags[x], forward[0], backward[0], occupied[0], m, more)
+    return o, forwards, seconds[x], period, ends[x], flags[x]

@@ -1,0 +1,257 @@
+"""A cluster as numbers of devices of each type, and the kinds of stage that they offer: one device, or a tensor-parallel
+group."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpipe.partitioners.plan_class.kept import kept
+from hetpipe.partitioners.plan_class.memory import memory_tables, span
+from hetpipe.partitioners.plan_class.wires import link_floor, link_seconds
+from hetpipe.planning.partition import Problem
+from hetpipe.predict.cost import Costs
+from hetpipe.spec.cluster import Link
+from hetpipe.spec.profile import Measurement
+
+Array = NDArray[np.float64]
+
+
+class Kind(NamedTuple):
+    """What a stage can be put on: `degree` devices of type number `at` that split its tensors."""
+
+    at: int
+    type: str
+    degree: int
+
+
+class Types:
+    """Of one problem: K types, V kinds of stage, L layers.
+
+    **A relaxation.** Every pair of types is given, apart, the least occupied seconds and the least latency of all links that
+    could join them (`transfer`), and gradients are summed over the best links there are (`sums`): what is shown impossible with
+    these is impossible on the cluster."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.cluster = problem, problem.cluster
+        self.costs, self.L = Costs(problem.profile, problem.cluster), len(problem.profile.layers)
+        nodes, kinds = self.cluster.nodes, self.cluster.device_types
+        self.types = list(dict.fromkeys(device.type for device in self.cluster.devices))
+        self.limit = [kinds[name].memory * (1 - problem.memory_reserve) for name in self.types]
+        self.prices = [kinds[name].price_per_hour for name in self.types]
+        self.node_size = [max(node.devices.get(name, 0) for node in nodes) for name in self.types]
+        self.kinds = [
+            Kind(i, name, x.tensor_parallel)
+            for i, name in enumerate(self.types)
+            for x in problem.profile.measurements
+            if x.device_type == name and x.tensor_parallel <= self.node_size[i]
+        ]
+        self.V, self.K = len(self.kinds), len(self.types)
+        self.at = np.array([kind.at for kind in self.kinds])
+        self.most = min(len(self.cluster.devices), problem.global_batch)
+        self.optimizer = np.stack([span(np.array(self._measured(v).optimizer_seconds)) for v in range(self.V)])
+
+    @cached_property
+    def limits(self) -> tuple[Array, Array]:
+        """What stages of each kind take [N, V] of what there is [N]: of each type, in pieces of each degree, the groups that
+        fit into its nodes; and money, if there is a limit."""
+        takes, there = list[list[float]](), list[float]()
+        for kind in self.kinds:
+            takes.append(
+                [
+                    x.degree // kind.degree if x.at == kind.at and x.degree >= kind.degree else 0
+                    for x in self.kinds
+                ]
+            )
+            there.append(
+                float(sum(node.devices.get(kind.type, 0) // kind.degree for node in self.cluster.nodes))
+            )
+        if self.problem.max_price_per_hour is not None:
+            takes.append([self.prices[kind.at] * kind.degree for kind in self.kinds])
+            there.append(self.problem.max_price_per_hour * (1 + 1e-12))
+        return np.array(takes, dtype=np.float64), np.array(there)
+
+    def sizes_of(self, kind: Kind) -> tuple[int, ...]:
+        """Micro-batch sizes that were measured."""
+        return self.problem.profile.measurement(kind.type, kind.degree).microbatch_sizes
+
+    def _measured(self, v: int) -> Measurement:
+        return self.problem.profile.measurement(self.kinds[v].type, self.kinds[v].degree)
+
+    @kept
+    def times(self, v: int, size: int) -> Array:
+        """Forward and backward of all layers before each [2, L + 1], of a micro-batch."""
+        kind = self.kinds[v]
+        return np.stack(self.costs.time_prefix(kind.type, size, kind.degree))
+
+    @kept
+    def layer_times(self, v: int, size: int, largest: int) -> Array:
+        """The least forward and backward of each layer [2, L] of a micro-batch of `size` to `largest` samples. (Between measured
+        sizes times are linear; below the first size this follows the line where the profile's times end at zero.)"""
+        measurement = self._measured(v)
+        sizes = [size, largest, *(x for x in measurement.microbatch_sizes if size < x < largest)]
+        first = measurement.microbatch_sizes[0]
+
+        def at(x: int) -> Array:
+            if x >= first:
+                return np.array(measurement.times(x))
+            here, after = np.array(measurement.times(first)), np.array(measurement.times(first + 1))
+            return here - (first - x) * (after - here)
+
+        found: Array = np.minimum.reduce([at(x) for x in dict.fromkeys(sizes)])
+        return found
+
+    @kept
+    def memory(self, v: int) -> Array:
+        """As `memory_tables`."""
+        return memory_tables(self.costs, self.L, self.kinds[v].type, self.kinds[v].degree)
+
+    @cached_property
+    def _names(self) -> list[set[str]]:
+        return [
+            {node.name for node in self.cluster.nodes if node.devices.get(name, 0)} for name in self.types
+        ]
+
+    @cached_property
+    def between(self) -> list[Link]:
+        """The different links between nodes."""
+        if len(self.cluster.nodes) < 2:
+            return []
+        found = [] if self.cluster.link is None else [self.cluster.link]
+        found += [
+            Link(**x.model_dump(exclude={"between"})) for x in self.cluster.links if len(set(x.between)) > 1
+        ]
+        if not found:
+            self.cluster.link_between(*(node.name for node in self.cluster.nodes[:2]))  # says what is missing
+        return list(dict.fromkeys(found))
+
+    @cached_property
+    def inside(self) -> dict[tuple[int, int], list[Link]]:
+        """The different links inside of nodes that have devices of both types, or two of the one."""
+        found: dict[tuple[int, int], dict[Link, None]] = {}
+        for node in self.cluster.nodes:
+            here = [(i, node.devices[name]) for i, name in enumerate(self.types) if node.devices.get(name, 0)]
+            if sum(count for _, count in here) > 1:
+                link = self.cluster.link_between(node.name, node.name)
+                for i, count in here:
+                    for j, _ in here:
+                        if i != j or count > 1:
+                            found.setdefault((i, j), {})[link] = None
+        return {pair: list(links) for pair, links in found.items()}
+
+    @kept
+    def joins(self, i: int, j: int) -> list[Link]:
+        """Links that could join a device of one type to one of the other."""
+        apart = len(self._names[i] | self._names[j]) > 1
+        return self.inside.get((i, j), []) + (self.between if apart else [])
+
+    @kept
+    def _occupied(self, link: Link, size: int) -> Array:
+        """Seconds that each boundary's transfer holds a link, in up to so many parts [parts, L + 1]."""
+        most = max(kind.degree for kind in self.kinds)
+        bytes_of = np.concatenate([[0.0], self.problem.profile.output_bytes * size])
+        parts = bytes_of / np.arange(1, most + 1)[:, None]
+        own = np.maximum(link_seconds(link, parts) - link.seconds(0), 0.0)
+        found: Array = np.minimum.accumulate(own, axis=0)
+        return found
+
+    @kept
+    def transfer(self, size: int) -> tuple[Array, Array]:
+        """The least seconds that a transfer of each boundary's output for `size` samples holds its link, and the least latency,
+        between two nodes [2, L + 1], and on one [2, K, K, L + 1]; infinite where no two devices can be joined."""
+        most = max(kind.degree for kind in self.kinds)
+        inside = np.full((2, self.K, self.K, self.L + 1), np.inf)
+        for (i, j), links in self.inside.items():
+            inside[:, i, j] = self._fastest(links, size, most)
+        return self._fastest(self.between, size, most), inside
+
+    def _fastest(self, links: list[Link], size: int, parts: int) -> Array:
+        """Of these links, apart, the least occupied seconds and the least latency [2, L + 1]."""
+        if not links:
+            return np.full((2, self.L + 1), np.inf)
+        occupied = np.minimum.reduce([self._occupied(link, size)[parts - 1] for link in links])
+        return np.stack([occupied, np.full(self.L + 1, min(link.seconds(0) for link in links))])
+
+    @cached_property
+    def summed(self) -> Array:
+        """Least parameter bytes of layers [lo, hi) that are summed with their segments [L + 1, L + 1]; tied ones are summed
+        apart."""
+        profile, layers = self.problem.profile, self.problem.profile.layers
+        tied = np.array([x.tied_parameter_bytes if x.tied else 0 for x in layers], dtype=np.float64)
+        shards = [kind.degree * profile.parameter_bytes(kind.degree, kind.type) for kind in self.kinds]
+        return span(np.maximum(np.min(shards, axis=0) - tied, 0.0))
+
+    @kept
+    def sums(self, R: int) -> Array:
+        """Lower bound [V, lo, hi] on the seconds of a stage's gradient sums beside R − 1 or more other replicas, wherever they
+        are."""
+        found: Array = np.minimum(self.sums_over(R, False), self.sums_over(R, True))
+        return np.where(np.isfinite(found), found, 0.0)
+
+    @kept
+    def sums_over(self, R: int, inside: bool) -> Array:
+        """The same of owners that are on one node, or not all on one; infinite where there are no such. A stage's segments have
+        R owners each and run one after the other; over a link of latency a and rate w they take 2(R − 1)(j·a + size / (R·w))
+        for j ≥ 1 segments (Patarasu and Yuan 2009), which grows with R. A device of a group of t holds a t-th. The slowest link
+        of a ring over several nodes is no faster than the best between nodes."""
+        found = np.full((self.V, self.L + 1, self.L + 1), np.inf)
+        for v, kind in enumerate(self.kinds):
+            here = [link for j in range(self.K) for link in self.inside.get((kind.at, j), [])]
+            links = (here if self.nodes[kind.at] >= R else []) if inside else self.between
+            size = self.summed / kind.degree
+            if R == 1:
+                found[v] = np.inf if inside else 0.0
+            elif links:
+                least = np.minimum.reduce([link_floor(link, size / R) for link in links])
+                found[v] = np.where(size > 0, 2 * (R - 1) * least, 0.0)
+        return found
+
+    @cached_property
+    def nodes(self) -> list[int]:
+        """Most devices of a node that has one of each type."""
+        every = self.cluster.nodes
+        return [
+            max(sum(node.devices.values()) for node in every if node.devices.get(name, 0))
+            for name in self.types
+        ]
+
+    @cached_property
+    def adapters(self) -> tuple[Array, Array] | None:
+        """Of nodes with devices of each type how many there are, and the most bytes/s that the adapters of one carry out [K].
+        None where nothing shares them, or links between nodes are measured: what those carry may be less than its bytes
+        (`rate_alone`)."""
+        if not self.cluster.shares_adapters or any(link.points is not None for link in self.between):
+            return None
+        rates = [[self.cluster.adapter_rates[name][0] for name in names] for names in self._names]
+        return np.array([len(row) for row in rates], dtype=np.float64), np.array([max(row) for row in rates])
+
+    @property
+    def largest_node(self) -> int:
+        """Most devices of any node."""
+        return max(self.nodes)
+
+    @kept
+    def insides(self, line: tuple[int, ...]) -> tuple[bool, ...]:
+        """Whether each stage and the next are on one node, if stages of a type fill nodes one after the other."""
+        found, taken = list[bool](), self.kinds[line[0]].degree
+        for a, b in pairwise(line):
+            here, after = self.kinds[a], self.kinds[b]
+            room = here.at == after.at and taken + after.degree <= self.node_size[here.at]
+            found.append(room)
+            taken = taken + after.degree if room else after.degree
+        return tuple(found)
+
+    @kept
+    def sent(self, a: int, b: int, size: int, inside: bool) -> Array:
+        """What a transfer of each boundary's output between stages of these kinds takes, about: seconds that it holds its link
+        [L + 1], and then its latency; infinite where there is no such link."""
+        i, j = self.at[a], self.at[b]
+        links = (self.inside.get((i, j), []) if inside else self.between) or self.joins(i, j)
+        parts = min(self.kinds[a].degree, self.kinds[b].degree)
+        each = [np.append(self._occupied(link, size)[parts - 1], link.seconds(0)) for link in links]
+        return min(each, key=lambda x: float(x.sum()), default=np.full(self.L + 2, np.inf))
+
