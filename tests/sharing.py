@@ -96,7 +96,7 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
             elif device in segment.owners:
                 made.append((("made", r, s, min(i for i in held if lo <= i < hi)), False))
         nodes, k = Counter(node[d] for d in segment.owners), len(segment.owners)
-        link = max(costs.links_among(nodes), key=lambda x: x.seconds(segment.size_bytes / k))
+        link = max(costs.links_among(nodes), key=lambda x: (x.seconds(segment.size_bytes / k), x.seconds(0)))
         latency = 2 * (k - 1) * link.seconds(0) if segment.size_bytes > 0 else 0.0
         rate = alone(link, segment.size_bytes / k)
         seconds = 2 * (k - 1) * link.seconds(segment.size_bytes / k) - latency if segment.size_bytes > 0 else 0.0

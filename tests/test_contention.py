@@ -51,7 +51,7 @@ def test_python_and_what_is_compiled_find_the_same_bits(case: tuple[Plan, Profil
         simulate(*case)
     for tasks, of in handed:
         for effort in (math.inf, 3.0):
-            python, compiled = (run(flows._graph(tasks), of, flows._way(of), effort) for run in (flows._run, flows.ready()))
+            python, compiled = (run(tasks, of, flows._way(of), effort) for run in (flows._run, flows.ready()))
             assert np.array_equal(python, compiled, equal_nan=True)
         if np.isnan(python).any():
             with pytest.raises(flows.EffortError, match="more than 3 speeds"):

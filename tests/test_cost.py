@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hetpipe.predict.cost import Costs, most_in_flight
+from hetpipe.predict.cost import Costs, RingParts, most_in_flight
 from hetpipe.predict.sums import owner_segments, sync_segments
+from hetpipe.spec.cluster import LinkBetween
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.strategies import make_cluster, make_profile
 
@@ -105,6 +107,14 @@ class TestLinks:
         assert mixed.all_reduce_seconds(["n0/0", "n0/1", "n1/0"], 300) == pytest.approx(4 * 1.5)
         assert mixed.all_reduce_seconds(["n0/0", "n0/1"], 300) == pytest.approx(2 * 150e-9)
         assert mixed.all_reduce_seconds(["n0/0"], 300) == 0.0
+
+    def test_a_ring_is_the_same_from_any_device_on(self) -> None:
+        """Also of links that take as long and wait longer."""
+        even = make_cluster([{"a": 1}] * 3, link={"bandwidth": 100.0, "latency": 0.0})
+        waits = LinkBetween(between=("n0", "n1"), bandwidth=200.0, latency=0.5)
+        mixed = Costs(make_profile({"a": [1.0]}), even.with_links((waits,)))
+        rings = {mixed.ring(devices, 300, {"n0": 2, "n1": 0, "n2": 1}) for devices in permutations(["n0/0", "n1/0", "n2/0"])}
+        assert rings == {RingParts((0, 1, 2), 2.0, 2.0, 200.0)}
 
 
 class TestSegments:

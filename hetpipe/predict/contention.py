@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,9 @@ CROWDED = 1 + 1e-9  # times what an adapter carries; less is rounding
 
 
 class Pipe(NamedTuple):
-    """A pipeline of n stages and m micro-batches: seconds [n, m] of forwards and backwards, and [n − 1, m] that each boundary's
-    transfer takes alone, without its latency [n − 1]; warm-up depths and nodes of the stages [n]; bytes/s of a
-    transfer alone [n − 1, m] and how many go side by side [n − 1]; and when it begins."""
+    """A pipeline of n stages and m micro-batches, each of one of K sizes, `which` [m]. By size the seconds [n, K] of forwards and
+    backwards, and [n − 1, K] that each boundary's transfer takes alone, without its latency [n − 1]; warm-up depths and nodes of
+    the stages [n]; bytes/s of a transfer alone [n − 1, K] and how many go side by side [n − 1]; and when it begins."""
 
     forward: Array
     backward: Array
@@ -34,6 +34,7 @@ class Pipe(NamedTuple):
     rate: Array
     members: Array
     begin: float
+    which: Index
 
 
 class Ring(NamedTuple):
@@ -74,14 +75,16 @@ def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Fl
 
 
 @lru_cache(maxsize=8)
-def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, Flags]:
-    """Which tasks of a pipeline wait for which [E, 2], and whether for what arrives [E]: forwards [n, m], then backwards [n, m],
-    then the transfers of activations and those of gradients [n − 1, m]. A link serves its transfers in order."""
+def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, Index, Flags]:
+    """How many tasks of a pipeline wait for each; which, for those of the first, then those of the second, and so on [E]; and
+    whether for what arrives [E]. Tasks are forwards [n, m], then backwards [n, m], then the transfers of activations and those of
+    gradients [n − 1, m]. A link serves its transfers in order."""
     n, i = len(depths), np.arange(m, dtype=np.int32)
-    found, arriving = [], []
+    awaited, waiting, arriving = list[Index](), list[Index](), list[Flags]()
 
     def wait(before: Index, after: Index, arrival: bool = False) -> None:
-        found.append(np.stack([before, after], axis=1))
+        awaited.append(before)
+        waiting.append(after)
         arriving.append(np.full(len(before), arrival))
 
     for s, depth in enumerate(min(depth, m) for depth in depths):
@@ -98,15 +101,22 @@ def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, Flags]:
             wait(down, forward + m, arrival=True)
             wait(backward + m, up)
             wait(up, backward, arrival=True)
-    return np.concatenate(found), np.concatenate(arriving)
+    before = np.concatenate(awaited)
+    order = np.argsort(before, kind="stable")
+    counts = np.bincount(before, minlength=(4 * n - 2) * m).astype(np.int32)
+    return counts, np.concatenate(waiting)[order], np.concatenate(arriving)[order]
 
 
 class _Build:
-    """Tasks and flows, as they are added."""
+    """Tasks and flows, as they are added. What waits for the tasks is as in `_waits`: `counts`, `after` and `arrivals`; and
+    `edges` are pairs of a task and one that waits for it besides."""
 
     def __init__(self, full: Flags) -> None:
         self.full, self.count, self.flows = full, 0, 0
-        self.parts: list[tuple[Array, Array, Array, Index]] = []
+        self.columns: list[list[NDArray[Any]]] = [[], [], [], []]
+        self.counts: list[Index] = []
+        self.after: list[Index] = [np.zeros(0, np.int32)]
+        self.arrivals: list[Flags] = [np.zeros(0, np.bool_)]
         self.edges: list[tuple[Index, Flags]] = []
         self.members: list[Array] = []
         self.rates: list[Array] = []
@@ -114,15 +124,17 @@ class _Build:
         self.crossed: list[Index] = []
 
     def add(self, seconds: Array, latency: Array, begin: Array, flow: Index) -> int:
-        """Tasks; the number of the first."""
-        first = self.count
-        self.parts.append((seconds, latency, begin, flow))
+        """Tasks, for which none waits yet; the number of the first."""
+        columns: tuple[Array | Index, ...] = seconds, latency, begin, flow
+        for column, values in zip(self.columns, columns, strict=True):
+            column.append(values)
+        self.counts.append(np.zeros(len(seconds), np.int32))
         self.count += len(seconds)
-        return first
+        return self.count - len(seconds)
 
     def flow(self, carried: Flags, members: Array, rate: Array, adapters: Index) -> Index:
-        """The flow of each of X transfers [X], or −1: where something is `carried` [X] over a crowded one of the `adapters`
-        [X, some] (−1: none)."""
+        """The flow of each of X sorts of transfers [X], or −1: where something is `carried` [X] over a crowded one of the
+        `adapters` [X, some] (−1: none)."""
         over = np.where((adapters >= 0) & self.full[adapters], adapters, -1)
         there = carried & (over >= 0).any(axis=1)
         found = np.where(there, self.flows + np.cumsum(there, dtype=np.int32) - 1, np.int32(-1))
@@ -142,13 +154,24 @@ class _Build:
             ends,
         )
 
-        seconds, latency, begin, flow = (np.concatenate(column) for column in zip(*self.parts, strict=True))
-        edges = np.concatenate([edges for edges, _ in self.edges], dtype=np.int32)
-        tasks = Tasks(seconds, latency, begin, flow, edges, np.concatenate([arrival for _, arrival in self.edges]))
-        self.parts, self.edges = [], []  # which may be as large again
+        counts, arrival = _joined(self.counts), np.concatenate([arrival for _, arrival in self.edges])
+        before, behind = np.concatenate([edges for edges, _ in self.edges]).T
+        order = np.argsort(before, kind="stable")
+        at = np.cumsum(counts)[before[order]]
+        after = np.insert(_joined(self.after), at, behind[order])
+        first = np.append(0, np.cumsum(counts + np.bincount(before, minlength=self.count))).astype(np.int32)
+        seconds, latency, begin, flow = (_joined(column) for column in self.columns)
+        tasks = Tasks(seconds, latency, begin, flow, first, after, np.insert(_joined(self.arrivals), at, arrival[order]))
         reach = np.append(0, np.cumsum(np.concatenate(self.crossings))).astype(np.int32)
         crossed = np.concatenate(self.crossed, dtype=np.int32)
         return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity), effort)
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """All of them, which are forgotten: they may be as large again."""
+    whole = np.concatenate(parts)
+    parts.clear()
+    return whole
 
 
 def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: Ready, effort: float) -> Shared | None:
@@ -164,7 +187,7 @@ def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: 
     ends = build.ends(capacity, effort)
     found = {}
     for r, at in first.items():
-        n, m = pipes[r].forward.shape
+        n, m = len(pipes[r].forward), len(pipes[r].which)
         actions, wires = np.split(ends[at : at + (4 * n - 2) * m], [2 * n * m])
         found[r] = actions.reshape(2, n, m), wires.reshape(2, n - 1, m)
     free, spans = dict[Hashable, float](), []
@@ -186,18 +209,20 @@ def _shares(pipe: Pipe, full: Flags) -> bool:
 
 def _add_pipe(build: _Build, pipe: Pipe) -> int:
     """Its tasks in the order of `_waits`; the number of the first."""
-    n, m = pipe.forward.shape
+    (n, sizes), m = pipe.forward.shape, len(pipe.which)
     a, b = np.array(pipe.nodes[:-1]), np.array(pipe.nodes[1:])
     adapters = np.stack([[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]).transpose(0, 2, 1)  # [ways, n − 1, out and in]
-    each = np.where((a != b)[:, None], adapters, -1).reshape(-1, 2).repeat(m, axis=0)
+    each = np.where((a != b)[:, None], adapters, -1).reshape(-1, 2).repeat(sizes, axis=0)
     carried = ((pipe.occupied > 0) & (pipe.rate > 0)).ravel()
-    flow = build.flow(np.tile(carried, 2), np.tile(pipe.members.repeat(m), 2), np.tile(pipe.rate.ravel(), 2), each)
-    seconds = np.concatenate([pipe.forward.ravel(), pipe.backward.ravel(), *2 * [pipe.occupied.ravel()]])
+    flow = build.flow(np.tile(carried, 2), np.tile(pipe.members.repeat(sizes), 2), np.tile(pipe.rate.ravel(), 2), each)
+    flow = flow.reshape(-1, sizes)[:, pipe.which].ravel()
+    seconds = np.concatenate([pipe.forward, pipe.backward, pipe.occupied, pipe.occupied])[:, pipe.which].ravel()
     latency = np.concatenate([np.zeros(2 * n * m), *2 * [np.repeat(pipe.latency, m)]])
     begin = np.full(len(seconds), pipe.begin)
     first = build.add(seconds, latency, begin, np.concatenate([np.full(2 * n * m, -1, np.int32), flow]))
-    edges, arrival = _waits(pipe.depths, m)
-    build.edges.append((edges + first, arrival))
+    build.counts[-1], after, arrival = _waits(pipe.depths, m)
+    build.after.append(after + np.int32(first))
+    build.arrivals.append(arrival)
     return first
 
 
@@ -240,10 +265,10 @@ def _add_parts(
     for r, s, ahead in dict.fromkeys(made for ring in rings for made in ring.made if made[0] in first):
         needed.setdefault((r, s), {})[ahead] = None
     for (r, s), some in needed.items():
-        (n, m), number = pipes[r].forward.shape, len(some)
+        n, m, number = len(pipes[r].forward), len(pipes[r].which), len(some)
         last = (n + s + 1) * m - 1
         before, arrival = _before_last(pipes[r].depths, m, s)
-        seconds = np.maximum(0.0, pipes[r].backward[s, -1] - np.array(list(some)))
+        seconds = np.maximum(0.0, pipes[r].backward[s, pipes[r].which[-1]] - np.array(list(some)))
         part = build.add(seconds, np.zeros(number), np.full(number, pipes[r].begin), np.full(number, -1, np.int32))
         after = np.repeat(np.arange(part, part + number, dtype=np.int32), len(before))
         build.edges.append((np.stack([np.tile(before + first[r], number), after], axis=1), np.tile(arrival, number)))

@@ -94,7 +94,7 @@ class Costs:
         tied = [layer.tied_parameter_bytes if layer.tied else 0 for layer in profile.layers]
         self._tied_bytes = _prefix(np.array(tied, dtype=np.float64))
         self._buckets: dict[object, list[Bucket]] = {}
-        self._among: tuple[object, tuple[int, Counter[str], set[Link]]] = (None, (0, Counter(), set()))
+        self._among: tuple[object, tuple[int, Counter[str], list[Link]]] = (None, (0, Counter(), []))
         pairs = (frozenset(link.between) for link in cluster.links)
         self._pairs = [pair for pair in pairs if len(pair) == 2]
         self._tied = [(l, layer) for l, layer in enumerate(profile.layers) if layer.tied is not None]  # noqa: E741
@@ -261,26 +261,26 @@ class Costs:
         round leaves and enters every node once."""
         k, nodes, links = self._joined(devices)
         seconds = self.all_reduce_seconds(devices, size_bytes)
-        link = max(links, key=lambda link: link.seconds(size_bytes / k))
+        link = max(links, key=lambda link: (link.seconds(size_bytes / k), link.seconds(0)))
         latency, rate = 2 * (k - 1) * link.seconds(0), rate_alone(link, size_bytes / k)
         if len(nodes) == 1 or rate == 0:
             return RingParts((), seconds, 0.0, 0.0)
-        return RingParts(tuple(node_number[node] for node in nodes), seconds - latency, latency, rate)
+        return RingParts(tuple(sorted(node_number[node] for node in nodes)), seconds - latency, latency, rate)
 
-    def _joined(self, devices: Sequence[str]) -> tuple[int, Counter[str], set[Link]]:
+    def _joined(self, devices: Sequence[str]) -> tuple[int, Counter[str], list[Link]]:
         """How many devices these are, on which nodes, and the links among them: kept, as they sum bucket after bucket."""
         if self._among[0] is not devices:
-            nodes = Counter(self.cluster.device(d).node for d in set(devices))
-            self._among = devices, (nodes.total(), nodes, self.links_among(nodes) if nodes.total() > 1 else set())
+            nodes = Counter(self.cluster.device(d).node for d in dict.fromkeys(devices))
+            self._among = devices, (nodes.total(), nodes, self.links_among(nodes) if nodes.total() > 1 else [])
         return self._among[1]
 
-    def links_among(self, nodes: Mapping[str, int]) -> set[Link]:
+    def links_among(self, nodes: Mapping[str, int]) -> list[Link]:
         """The different links between devices of these nodes, of which each has so many."""
-        own = {pair for pair in self._pairs if pair <= nodes.keys()}
-        pairs = [(a, a) for a, count in nodes.items() if count > 1] + [tuple(pair) for pair in own]
+        own = dict.fromkeys(pair for pair in self._pairs if pair <= nodes.keys())
+        pairs = [(a, a) for a, count in nodes.items() if count > 1] + [tuple(sorted(pair)) for pair in own]
         if len(own) < comb(len(nodes), 2):  # the others have the link of the cluster
             pairs.append(next(pair for pair in combinations(nodes, 2) if frozenset(pair) not in own))
-        return {self.cluster.link_between(a, b) for a, b in pairs}
+        return list(dict.fromkeys(self.cluster.link_between(a, b) for a, b in pairs))
 
 
 def _receive_buffers(

@@ -25,14 +25,15 @@ ROUNDING = 1 + 1e-12  # rates within this are the same
 
 class Tasks(NamedTuple):
     """N tasks, each with its `seconds` (of a flow: alone), the `latency` after which those behind it have what it brings, the
-    time before which it does not `begin`, and its flow, or −1. Edges are pairs of a task and one that waits for it:
-    until its end, or (`arrival`) until the latency is over as well."""
+    time before which it does not `begin`, and its flow, or −1. Those that wait for task i are after[first[i]:first[i + 1]]:
+    until its end, or (`arrival`) until the latency is over as well. Tasks of one flow wait for one another."""
 
     seconds: Array
     latency: Array
     begin: Array
     flow: Index
-    edges: Index  # [E, 2]
+    first: Index  # [N + 1]
+    after: Index  # [E]
     arrival: Flags  # [E]
 
 
@@ -48,19 +49,6 @@ class Flows(NamedTuple):
 
 
 _by_python = 0  # tasks so far
-
-
-class _Graph(NamedTuple):
-    """Tasks as `_run` takes them: how many each waits for, and those that wait for task i, after[first[i]:first[i + 1]]."""
-
-    seconds: Array
-    latency: Array
-    begin: Array
-    flow: Index
-    waits: Index
-    first: Index
-    after: Index
-    arrival: Flags
 
 
 class _Way(NamedTuple):
@@ -106,23 +94,15 @@ def ends(tasks: Tasks, flows: Flows, effort: float) -> Array:
     so often: each time of all flows that share an adapter with one that begins or ends, or with one of these, and so on."""
     global _by_python
     if ready.cache_info().currsize or _by_python + len(tasks.seconds) > FEW_TASKS:
-        found = ready()(_graph(tasks), flows, _way(flows), effort)
+        found = ready()(tasks, flows, _way(flows), effort)
     else:
         _by_python += len(tasks.seconds)
         with np.errstate(all="ignore"):
-            found = _run(_graph(tasks), flows, _way(flows), effort)
+            found = _run(tasks, flows, _way(flows), effort)
     if np.isnan(found).any():
         assert math.isfinite(effort)
         raise EffortError(f"more than {effort:.4g} speeds of flows")
     return found
-
-
-def _graph(tasks: Tasks) -> _Graph:
-    count, (before, after) = len(tasks.seconds), tasks.edges.T
-    order = np.argsort(before, kind="stable")
-    first = np.append(0, np.cumsum(np.bincount(before, minlength=count))).astype(np.int32)
-    waits = np.bincount(after, minlength=count).astype(np.int32)
-    return _Graph(tasks.seconds, tasks.latency, tasks.begin.copy(), tasks.flow, waits, first, after[order], tasks.arrival[order])
 
 
 def _way(flows: Flows) -> _Way:
@@ -267,38 +247,43 @@ def _share(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) 
         k = _slowest(way, k)
 
 
-def _settle(graph: _Graph, end: Array, todo: Index, known: int, starts: list[tuple[float, int]]) -> None:
+def _settle(
+    tasks: Tasks, begin: Array, waits: Index, end: Array, todo: Index, known: int, starts: list[tuple[float, int]]
+) -> None:
     """Ends of all tasks that follow from the `known` first of `todo` without a further event; flows among them go to `starts`."""
     while known > 0:
         known -= 1
         i = todo[known]
         if np.isnan(end[i]):
-            if graph.flow[i] >= 0:
-                heappush(starts, (graph.begin[i], i))
+            if tasks.flow[i] >= 0:
+                heappush(starts, (begin[i], i))
                 continue
-            end[i] = graph.begin[i] + graph.seconds[i]
-        for e in range(graph.first[i], graph.first[i + 1]):
-            j = graph.after[e]
-            graph.begin[j] = max(graph.begin[j], end[i] + graph.latency[i] if graph.arrival[e] else end[i])
-            graph.waits[j] -= 1
-            if graph.waits[j] == 0:
+            end[i] = begin[i] + tasks.seconds[i]
+        for e in range(tasks.first[i], tasks.first[i + 1]):
+            j = tasks.after[e]
+            begin[j] = max(begin[j], end[i] + tasks.latency[i] if tasks.arrival[e] else end[i])
+            waits[j] -= 1
+            if waits[j] == 0:
                 todo[known] = j
                 known += 1
 
 
-def _run(graph: _Graph, flows: Flows, way: _Way, effort: float) -> Array:
-    end = np.full(len(graph.flow), np.nan)
-    todo = np.empty(len(graph.flow), dtype=np.int32)  # tasks that are over, or whose beginning is known
+def _run(tasks: Tasks, flows: Flows, way: _Way, effort: float) -> Array:
+    begin, end = tasks.begin.copy(), np.full(len(tasks.flow), np.nan)
+    waits = np.zeros(len(tasks.flow), dtype=np.int32)  # for how many tasks each still has to
+    for e in range(len(tasks.after)):
+        waits[tasks.after[e]] += 1
+    todo = np.empty(len(tasks.flow), dtype=np.int32)  # tasks that are over, or whose beginning is known
     adapters = np.empty(len(flows.capacity), dtype=np.int32)
     known, count = 0, 0
-    for i in range(len(graph.flow)):
-        if graph.waits[i] == 0:
+    for i in range(len(tasks.flow)):
+        if waits[i] == 0:
             todo[known] = i
             known += 1
     starts = [(0.0, todo[0])]  # of flows to come
     starts.pop()
     while True:
-        _settle(graph, end, todo, known, starts)
+        _settle(tasks, begin, waits, end, todo, known, starts)
         now = starts[0][0] if len(starts) > 0 else np.inf
         for a in range(count):
             now = min(now, way.due[a])
@@ -317,9 +302,9 @@ def _run(graph: _Graph, flows: Flows, way: _Way, effort: float) -> Array:
             touched = _leave(flows, way, f, adapters, touched)
         while len(starts) > 0 and starts[0][0] <= now:
             i = heappop(starts)[1]
-            f = graph.flow[i]
-            way.on_way[count], way.due[count], way.place[f] = f, now + graph.seconds[i], count
-            way.task[f], way.left[f], way.since[f], way.speed[f] = i, graph.seconds[i], now, 1.0
+            f = tasks.flow[i]
+            way.on_way[count], way.due[count], way.place[f] = f, now + tasks.seconds[i], count
+            way.task[f], way.left[f], way.since[f], way.speed[f] = i, tasks.seconds[i], now, 1.0
             count += 1
             touched = _begin(flows, way, f, adapters, touched)
         gathered, touched = _reached(flows, way, adapters, touched)
@@ -334,13 +319,13 @@ def _run(graph: _Graph, flows: Flows, way: _Way, effort: float) -> Array:
 
 
 @cache
-def ready() -> Callable[[_Graph, Flows, _Way, float], Array]:
+def ready() -> Callable[[Tasks, Flows, _Way, float], Array]:
     """The same, compiled, or read from disk: outside of any time limit."""
     from hetpipe.predict.compiled import get_ready, twin  # and with them numba, which few tasks do without
 
     run = twin(_run, (_changed, _begin, _leave, _reached, _stop, _slowest, _fill, _rise, _share, _settle))
     one, none = np.ones(1), np.zeros(0, dtype=np.int32)
-    tasks = Tasks(one, one, one, np.array([-1], np.int32), none.reshape(0, 2), none.astype(np.bool_))
+    tasks = Tasks(one, one, one, np.array([-1], np.int32), np.zeros(2, np.int32), none, none.astype(np.bool_))
     flows = Flows(none.astype(np.float64), none.astype(np.float64), np.zeros(1, np.int32), none, one)
-    get_ready(lambda: run(_graph(tasks), flows, _way(flows), 1.0))
+    get_ready(lambda: run(tasks, flows, _way(flows), 1.0))
     return run

@@ -170,17 +170,21 @@ def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
 def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
     priced = replica_costs(costs, replica)
     optimizers = optimizers_of(costs, replica)
-    n, m = len(priced.forward), len(priced.forward[0])
-    rate, members = np.zeros((n - 1, m)), np.ones(n - 1)
-    different, which = np.unique(replica.microbatch_sizes, return_inverse=True)
+    different, one, which = np.unique(replica.microbatch_sizes, return_index=True, return_inverse=True)
+    n, sizes = len(priced.forward), len(different)
+    rate, members = np.zeros((n - 1, sizes)), np.ones(n - 1)
     for s, (a, b) in enumerate(pairwise(replica.stages)):
         if costs.cluster.runtime_overhead.overlap_transfers:  # else they are part of actions, and share nothing
             parts = min(len(a.devices), len(b.devices))
             each = [costs.transfer_rate(a.device, b.device, a.layers[1], size, parts) for size in different.tolist()]
-            rate[s], members[s] = np.array(each)[which], parts
+            rate[s], members[s] = each, parts
+    forward, backward, occupied = (
+        np.array([[row[i] for i in one.tolist()] for row in rows]).reshape(-1, sizes)
+        for rows in (priced.forward, priced.backward, priced.occupied)
+    )
     pipe = Pipe(
-        np.array(priced.forward), np.array(priced.backward), np.array(priced.occupied).reshape(n - 1, m),
-        np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members, max(optimizers),
+        forward, backward, occupied, np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members,
+        max(optimizers), which.astype(np.int32),
     )  # fmt: skip
     return Run(costs=priced, optimizers=optimizers, ahead=gradients_ahead(costs, replica), pipe=pipe)
 

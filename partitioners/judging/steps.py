@@ -86,7 +86,7 @@ class Steps:
 
     def played(self, draft: Draft, effort: float = math.inf) -> float:
         """Seconds, with all that shares adapters; infinite where that takes more effort (see `flows.ends`)."""
-        if sum(run.pipe.forward.size for run in self._known.values()) > KNOWN:
+        if sum(len(run.pipe.depths) * len(run.pipe.which) for run in self._known.values()) > KNOWN:
             self._known.clear()
         try:
             return play(draft.plan(self.appraiser.problem), self.costs, self._known, effort).step
