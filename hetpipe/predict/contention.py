@@ -6,9 +6,9 @@ looked at again: its stages are ready when they are ready alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,16 +107,32 @@ def _waits(depths: tuple[int, ...], m: int) -> tuple[Index, Index, Flags]:
     return counts, np.concatenate(waiting)[order], np.concatenate(arriving)[order]
 
 
+def _edges(n: int, m: int) -> int:
+    """How many pairs `_waits` has."""
+    return n * (2 * m - 1) + (n - 1) * (6 * m - 2)
+
+
+class _Rows(NamedTuple):
+    """G rows of m tasks, each of one of K sizes, `which` [m]. By size their seconds and flows [G, K]; of all in a row the latency
+    and the time before which they do not begin [G]. `waits` is as `_waits` has it."""
+
+    seconds: Array
+    latency: Array
+    begin: Array
+    flow: Index
+    which: Index
+    waits: tuple[Index, Index, Flags] | None = None
+
+
 class _Build:
-    """Tasks and flows, as they are added. What waits for the tasks is as in `_waits`: `counts`, `after` and `arrivals`; and
-    `edges` are pairs of a task and one that waits for it besides."""
+    """Tasks and flows, as they are added: those of pipelines, then single ones. `edges` are pairs of a task and one that waits
+    for it, beside those inside of pipelines."""
 
     def __init__(self, full: Flags) -> None:
-        self.full, self.count, self.flows = full, 0, 0
-        self.columns: list[list[NDArray[Any]]] = [[], [], [], []]
-        self.counts: list[Index] = []
-        self.after: list[Index] = [np.zeros(0, np.int32)]
-        self.arrivals: list[Flags] = [np.zeros(0, np.bool_)]
+        self.full, self.flows = full, 0
+        self.count: int = 0  # of tasks
+        self.pipes: list[tuple[Pipe, Index]] = []
+        self.single = [(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.int32))]
         self.edges: list[tuple[Index, Flags]] = []
         self.members: list[Array] = []
         self.rates: list[Array] = []
@@ -124,11 +140,8 @@ class _Build:
         self.crossed: list[Index] = []
 
     def add(self, seconds: Array, latency: Array, begin: Array, flow: Index) -> int:
-        """Tasks, for which none waits yet; the number of the first."""
-        columns: tuple[Array | Index, ...] = seconds, latency, begin, flow
-        for column, values in zip(self.columns, columns, strict=True):
-            column.append(values)
-        self.counts.append(np.zeros(len(seconds), np.int32))
+        """Single tasks; the number of the first."""
+        self.single.append((seconds, latency, begin, flow))
         self.count += len(seconds)
         return self.count - len(seconds)
 
@@ -154,24 +167,43 @@ class _Build:
             ends,
         )
 
-        counts, arrival = _joined(self.counts), np.concatenate([arrival for _, arrival in self.edges])
-        before, behind = np.concatenate([edges for edges, _ in self.edges]).T
-        order = np.argsort(before, kind="stable")
-        at = np.cumsum(counts)[before[order]]
-        after = np.insert(_joined(self.after), at, behind[order])
-        first = np.append(0, np.cumsum(counts + np.bincount(before, minlength=self.count))).astype(np.int32)
-        seconds, latency, begin, flow = (_joined(column) for column in self.columns)
-        tasks = Tasks(seconds, latency, begin, flow, first, after, np.insert(_joined(self.arrivals), at, arrival[order]))
         reach = np.append(0, np.cumsum(np.concatenate(self.crossings))).astype(np.int32)
         crossed = np.concatenate(self.crossed, dtype=np.int32)
-        return ends(tasks, Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity), effort)
+        flows = Flows(np.concatenate(self.members), np.concatenate(self.rates), reach, crossed, capacity)
+        return ends(Tasks(*self._tasks()), flows, effort)
 
+    def _tasks(self) -> tuple[Array, Array, Array, Index, Index, Index, Flags]:
+        """As `Tasks` has them, each array made once: of 1,024 devices there are millions."""
+        edges, arriving = (np.concatenate(column) for column in zip(*self.edges, strict=True))
+        order = np.argsort(edges[:, 0], kind="stable")
+        (before, behind), arriving = edges[order].T, arriving[order]
+        E = len(edges) + sum(_edges(len(pipe.forward), len(pipe.which)) for pipe, _ in self.pipes)
+        seconds, latency, begin = np.empty(self.count), np.empty(self.count), np.empty(self.count)
+        flow, first = np.empty(self.count, np.int32), np.zeros(self.count + 1, np.int32)
+        after, arrival, task, edge = np.empty(E, np.int32), np.empty(E, np.bool_), 0, 0
+        for rows in self._rows():
+            here = slice(task, task + len(rows.latency) * len(rows.which))
+            seconds[here], flow[here] = rows.seconds[:, rows.which].ravel(), rows.flow[:, rows.which].ravel()
+            latency[here], begin[here] = rows.latency.repeat(len(rows.which)), rows.begin.repeat(len(rows.which))
+            counts, within, arrives = rows.waits or (np.zeros(len(rows.latency), np.int32), flow[:0], arrival[:0])
+            some = slice(*np.searchsorted(before, (here.start, here.stop)))
+            at, own = np.cumsum(counts)[before[some] - task], np.bincount(before[some] - task, minlength=len(counts))
+            first[task + 1 : here.stop + 1] = edge + np.cumsum(counts + own)
+            there = slice(edge, edge + len(within) + len(at))
+            after[there], arrival[there] = np.insert(within + task, at, behind[some]), np.insert(arrives, at, arriving[some])
+            task, edge = here.stop, there.stop
+        return seconds, latency, begin, flow, first, after, arrival
 
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """All of them, which are forgotten: they may be as large again."""
-    whole = np.concatenate(parts)
-    parts.clear()
-    return whole
+    def _rows(self) -> Iterator[_Rows]:
+        for pipe, flow in self.pipes:
+            (n, sizes), m = pipe.forward.shape, len(pipe.which)
+            yield _Rows(
+                np.concatenate([pipe.forward, pipe.backward, pipe.occupied, pipe.occupied]),
+                np.concatenate([np.zeros(2 * n), pipe.latency, pipe.latency]), np.full(4 * n - 2, pipe.begin),
+                np.concatenate([np.full((2 * n, sizes), -1, np.int32), flow]), pipe.which, _waits(pipe.depths, m),
+            )  # fmt: skip
+        seconds, latency, begin, flow = (np.concatenate(column) for column in zip(*self.single, strict=True))
+        yield _Rows(seconds[:, None], latency, begin, flow[:, None], np.zeros(1, np.int32))
 
 
 def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: Ready, effort: float) -> Shared | None:
@@ -215,14 +247,9 @@ def _add_pipe(build: _Build, pipe: Pipe) -> int:
     each = np.where((a != b)[:, None], adapters, -1).reshape(-1, 2).repeat(sizes, axis=0)
     carried = ((pipe.occupied > 0) & (pipe.rate > 0)).ravel()
     flow = build.flow(np.tile(carried, 2), np.tile(pipe.members.repeat(sizes), 2), np.tile(pipe.rate.ravel(), 2), each)
-    flow = flow.reshape(-1, sizes)[:, pipe.which].ravel()
-    seconds = np.concatenate([pipe.forward, pipe.backward, pipe.occupied, pipe.occupied])[:, pipe.which].ravel()
-    latency = np.concatenate([np.zeros(2 * n * m), *2 * [np.repeat(pipe.latency, m)]])
-    begin = np.full(len(seconds), pipe.begin)
-    first = build.add(seconds, latency, begin, np.concatenate([np.full(2 * n * m, -1, np.int32), flow]))
-    build.counts[-1], after, arrival = _waits(pipe.depths, m)
-    build.after.append(after + np.int32(first))
-    build.arrivals.append(arrival)
+    build.pipes.append((pipe, flow.reshape(-1, sizes)))
+    first = build.count
+    build.count += (4 * n - 2) * m
     return first
 
 
