@@ -6,8 +6,9 @@ hour) × (its fluid bound), and is no use if that bound is over the deadline or 
 
 1. Plan the whole cluster: if even that is too slow, so is every subset (as far as its search goes).
 2. Plan the subset that is expected to be cheapest, next that of the rest, until none could be cheaper, the price is near the
-   least possible, or so many are planned (`PLANS`). A subset's step is expected at its fluid bound times the ratio that the
-   plans so far have had to theirs; of those that promise about the same, small and large ones take turns.
+   least possible, or so many are planned (`PLANS`; `IN_VAIN`, while none is in time). A subset's step is expected at its fluid
+   bound times the ratio that the plans so far have had to theirs; of those that promise about the same, small and large ones
+   take turns.
 
 Which plans there are is up to the planner of the subsets, so the plan need not be the cheapest of all; what no plan at all can
 cost less than is `hetpipe.planning.bounds.fluid_price`, which comes with every plan."""
@@ -30,7 +31,7 @@ from hetpipe.spec.cluster import Node
 from hetpipe.spec.plan import Plan
 
 SUBSETS = 600  # bounded at most
-PLANS = 12  # subsets planned at most
+PLANS, IN_VAIN = 8, 4  # subsets planned at most; while none is in time
 EACH_SECONDS = 5.0  # for one of them, where there is a time limit
 NEAR = 1.005  # a price this near to the least that any plan can have is good enough
 Counts = tuple[int, ...]
@@ -170,7 +171,7 @@ class Cheapest:
 
     def more(self) -> bool:
         """Whether another subset may be planned."""
-        return self.planned < PLANS and not self.limit.late()
+        return self.planned < (IN_VAIN if self.best is None else PLANS) and not self.limit.late()
 
     def nothing(self, whole: Subset) -> PartitionError:
         """The error where no plan was found in time."""
