@@ -90,8 +90,9 @@ class EffortError(RuntimeError):
 
 
 def ends(tasks: Tasks, flows: Flows, effort: float) -> Array:
-    """When each task ends [N], its latency left out. Edges make no circle. EffortError where speeds have to be worked out
-    so often: each time of all flows that share an adapter with one that begins or ends, or with one of these, and so on."""
+    """When each task ends [N], its latency left out; and in place of `begin`, when each could begin. Edges make no circle.
+    EffortError where speeds have to be worked out so often: each time of all flows that share an adapter with one that
+    begins or ends, or with one of these, and so on."""
     global _by_python
     if ready.cache_info().currsize or _by_python + len(tasks.seconds) > FEW_TASKS:
         found = ready()(tasks, flows, _way(flows), effort)
@@ -247,21 +248,19 @@ def _share(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) 
         k = _slowest(way, k)
 
 
-def _settle(
-    tasks: Tasks, begin: Array, waits: Index, end: Array, todo: Index, known: int, starts: list[tuple[float, int]]
-) -> None:
+def _settle(tasks: Tasks, waits: Index, end: Array, todo: Index, known: int, starts: list[tuple[float, int]]) -> None:
     """Ends of all tasks that follow from the `known` first of `todo` without a further event; flows among them go to `starts`."""
     while known > 0:
         known -= 1
         i = todo[known]
         if np.isnan(end[i]):
             if tasks.flow[i] >= 0:
-                heappush(starts, (begin[i], i))
+                heappush(starts, (tasks.begin[i], i))
                 continue
-            end[i] = begin[i] + tasks.seconds[i]
+            end[i] = tasks.begin[i] + tasks.seconds[i]
         for e in range(tasks.first[i], tasks.first[i + 1]):
             j = tasks.after[e]
-            begin[j] = max(begin[j], end[i] + tasks.latency[i] if tasks.arrival[e] else end[i])
+            tasks.begin[j] = max(tasks.begin[j], end[i] + tasks.latency[i] if tasks.arrival[e] else end[i])
             waits[j] -= 1
             if waits[j] == 0:
                 todo[known] = j
@@ -269,7 +268,7 @@ def _settle(
 
 
 def _run(tasks: Tasks, flows: Flows, way: _Way, effort: float) -> Array:
-    begin, end = tasks.begin.copy(), np.full(len(tasks.flow), np.nan)
+    end = np.full(len(tasks.flow), np.nan)
     waits = np.zeros(len(tasks.flow), dtype=np.int32)  # for how many tasks each still has to
     for e in range(len(tasks.after)):
         waits[tasks.after[e]] += 1
@@ -283,7 +282,7 @@ def _run(tasks: Tasks, flows: Flows, way: _Way, effort: float) -> Array:
     starts = [(0.0, todo[0])]  # of flows to come
     starts.pop()
     while True:
-        _settle(tasks, begin, waits, end, todo, known, starts)
+        _settle(tasks, waits, end, todo, known, starts)
         now = starts[0][0] if len(starts) > 0 else np.inf
         for a in range(count):
             now = min(now, way.due[a])

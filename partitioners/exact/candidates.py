@@ -20,6 +20,8 @@ from hetpipe.partitioners.plan_class.kept import kept
 from hetpipe.partitioners.plan_class.space import Array, Counts, Family, Load, Space, StageTables
 from hetpipe.planning.partition import never
 
+SMALL = np.int16  # of rows, of which there may be millions: kinds, layers and numbers of stages
+
 
 class Variant(NamedTuple):
     """What a pipeline is given, and its family of warm-up depths."""
@@ -157,9 +159,9 @@ class Enumeration:
         prefixes = self.prefixes()
         rows = Rows(
             np.arange(V),
-            np.zeros((V, 0), np.int64),
-            np.full((V, 1), L),
-            np.zeros((V, K), np.int64),
+            np.zeros((V, 0), SMALL),
+            np.full((V, 1), L, SMALL),
+            np.zeros((V, K), SMALL),
             *(np.zeros(V) for _ in range(4)),
         )
         dropped = np.inf
@@ -204,11 +206,11 @@ class Enumeration:
         start = lo + (0 if last else 1)
         used = rows.used[i]
         used[:, k] += 1
-        kinds = np.column_stack([rows.kinds[i], np.full(len(i), k)])
+        kinds = np.column_stack([rows.kinds[i], np.full(len(i), k, SMALL)])
         return Rows(
             v[i],
             kinds,
-            np.column_stack([rows.cuts[i], start]),
+            np.column_stack([rows.cuts[i], start.astype(SMALL)]),
             used,
             g[i, lo],
             u[i, lo],
@@ -239,11 +241,8 @@ class Enumeration:
                     where = mine.variant[at], mine.cuts[at, place], mine.cuts[at, place - 1]
                     recompute[at, place - 1] = self.stage(k, place).recompute[where]
             loads = [self.variants[v].load for v in mine.variant.tolist()]
-            parts.append(
-                price(
-                    self.space, family, loads, mine.kinds[:, ::-1], mine.cuts[:, ::-1], recompute[:, ::-1], self.R
-                )
-            )
+            kinds, cuts = (x[:, ::-1].astype(np.int64) for x in (mine.kinds, mine.cuts))
+            parts.append(price(self.space, family, loads, kinds, cuts, recompute[:, ::-1], self.R))
         return joined(parts, self.n)
 
 
