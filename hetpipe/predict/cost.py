@@ -275,7 +275,8 @@ class Costs:
         return self._among[1]
 
     def links_among(self, nodes: Mapping[str, int]) -> list[Link]:
-        """The different links between devices of these nodes, of which each has so many."""
+        """The different links between devices of these nodes, of which each has so many; as sets have no order that all
+        processes share, in that of the nodes and the cluster file."""
         own = dict.fromkeys(pair for pair in self._pairs if pair <= nodes.keys())
         pairs = [(a, a) for a, count in nodes.items() if count > 1] + [tuple(sorted(pair)) for pair in own]
         if len(own) < comb(len(nodes), 2):  # the others have the link of the cluster

@@ -27,9 +27,13 @@ from hetpipe.spec.profile import Profile
 
 def replica_costs(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
     """The durations of one replica of a plan (see `costs_by_size`)."""
-    found = costs_by_size(costs, replica)
-    place = {size: i for i, size in enumerate(sorted(set(replica.microbatch_sizes)))}
-    which = [place[size] for size in replica.microbatch_sizes]
+    return _of_each(costs_by_size(costs, replica), replica.microbatch_sizes)
+
+
+def _of_each(found: PipelineCosts, sizes: Sequence[int]) -> PipelineCosts:
+    """The durations of every micro-batch, from those of each different size."""
+    place = {size: i for i, size in enumerate(sorted(set(sizes)))}
+    which = [place[size] for size in sizes]
 
     def each(rows: Sequence[Sequence[float]]) -> list[list[float]]:
         """One value for each micro-batch."""
@@ -168,24 +172,20 @@ def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
 
 
 def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
-    priced = replica_costs(costs, replica)
-    optimizers = optimizers_of(costs, replica)
-    different, one, which = np.unique(replica.microbatch_sizes, return_index=True, return_inverse=True)
-    n, sizes = len(priced.forward), len(different)
+    by_size, optimizers = costs_by_size(costs, replica), optimizers_of(costs, replica)
+    different, which = np.unique(replica.microbatch_sizes, return_inverse=True)
+    n, sizes = len(replica.stages), len(different)
     rate, members = np.zeros((n - 1, sizes)), np.ones(n - 1)
     for s, (a, b) in enumerate(pairwise(replica.stages)):
         if costs.cluster.runtime_overhead.overlap_transfers:  # else they are part of actions, and share nothing
             parts = min(len(a.devices), len(b.devices))
             each = [costs.transfer_rate(a.device, b.device, a.layers[1], size, parts) for size in different.tolist()]
             rate[s], members[s] = each, parts
-    forward, backward, occupied = (
-        np.array([[row[i] for i in one.tolist()] for row in rows]).reshape(-1, sizes)
-        for rows in (priced.forward, priced.backward, priced.occupied)
-    )
     pipe = Pipe(
-        forward, backward, occupied, np.array(priced.latency, dtype=np.float64), tuple(depths), (), rate, members,
-        max(optimizers), which.astype(np.int32),
+        np.array(by_size.forward), np.array(by_size.backward), np.array(by_size.occupied).reshape(n - 1, sizes),
+        np.array(by_size.latency, dtype=np.float64), tuple(depths), (), rate, members, max(optimizers), which.astype(np.int32),
     )  # fmt: skip
+    priced = _of_each(by_size, replica.microbatch_sizes)
     return Run(costs=priced, optimizers=optimizers, ahead=gradients_ahead(costs, replica), pipe=pipe)
 
 
