@@ -19,6 +19,7 @@ from hetpipe.building.build import (
 )
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.layers.model import Loss, Tensors, evaluating
+from hetpipe.layers.randomness import drawing
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.progress import Activity
 from hetpipe.runtime.base import Evaluation, Metric
@@ -99,8 +100,9 @@ def _train(job: Job) -> Truth:
     steps = section.steps or (section.epochs or 0) * sampler.batches_per_epoch
     with Activity("training on one device", total=steps) as activity:
         for step in range(steps):
-            torch.manual_seed(section.seed * 1_000_003 + step)
-            losses.append(engine.step(*_rows(data.train, next(batches), job)))
+            batch = next(batches)
+            with drawing(section.seed, 0, step + 1):  # as a plan of one device does
+                losses.append(engine.step(*_rows(data.train, batch, job, section.seed, sampler.epoch)))
             if section.clip_norm is not None:
                 engine.clip_grad_norm_(section.clip_norm)
             optimizer.step()
@@ -114,13 +116,13 @@ def _train(job: Job) -> Truth:
         return Truth(losses, None)
     metric, parts = build_metric(model.loss), list[Evaluation]()
     for batch in torch.split(torch.arange(count), section.global_batch):
-        parts.append(engine.evaluate(*_rows(data.test, batch, job), metric))
+        parts.append(engine.evaluate(*_rows(data.test, batch, job, section.seed, "test"), metric))
     weight, counted = sum(p.weight for p in parts), sum(p.counted for p in parts)
     hits = sum((p.metric or 0.0) * p.counted for p in parts)
     mean = hits / (counted or 1.0) if metric is not None else None
     return Truth(losses, Evaluation(sum(p.loss * p.weight for p in parts) / (weight or 1.0), mean, weight, counted))
 
 
-def _rows(data: Any, numbers: torch.Tensor, job: Job) -> tuple[Any, Any]:
-    inputs, targets = fetch(data, numbers)
+def _rows(data: Any, numbers: torch.Tensor, job: Job, *place: int | str) -> tuple[Any, Any]:
+    inputs, targets = fetch(data, numbers, *place)
     return as_dtype(inputs, DTYPES[job.train.dtype]), as_dtype(targets, DTYPES[job.train.dtype])

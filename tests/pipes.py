@@ -195,14 +195,14 @@ def _copies(world: World, backend: Backend) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(engine.parameters(), lr=0.1)
     engine.step(words, labels)
     optimizer.step()
-    engine.sync.check_equal()
+    engine.check_replicas()
     state = engine.stage.state_dict()
     equal = torch.equal(state["0.weight"], state["9.weight"])
     apart = state["0.weight"].data_ptr() != state["9.weight"].data_ptr()
     with torch.no_grad():
         engine.stage[9].weight[0, 0] += 1e-9
     with pytest.raises(ReplicaMismatchError) as caught:
-        engine.sync.check_equal()
+        engine.check_replicas()
     engine.close()
     return {
         "equal": equal,

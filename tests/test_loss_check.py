@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,10 @@ from torch.nn import functional as F
 
 import hetpipe
 from hetpipe.files.messages import InputError
-from hetpipe.layers.loss_check import check_labels, check_loss
-from hetpipe.layers.loss_trial import Trial, telling_rows
-from hetpipe.layers.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy, mse
+from hetpipe.layers.model import Loss, LossWeight, Model, Tensors, as_tuple, cross_entropy, mse
 from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.trials.loss_check import check_labels, check_loss
+from hetpipe.layers.trials.loss_trial import Trial, telling_rows
 from hetpipe.spec.plan import Backend
 from tests.ranks import make_plan
 
@@ -36,8 +37,12 @@ def spec(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = 
 LOGITS, WORDS, NUMBERS = spec(12, 4), spec(6, 5, 7), spec(6, 3)
 
 
+MODEL = Model(name="m", layers=nn.Sequential(OrderedDict(head=nn.Linear(1, 1))), inputs=POINTS, targets=POINTS,
+              loss=Loss(function=mse))  # fmt: skip
+
+
 def tried(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples") -> str | None:
-    trial = Trial(loss=Loss(function=function, weight=weight), layer="'head' (Linear)", output=output, rows=output[0].shape[0],
+    trial = Trial(model=MODEL, loss=Loss(function=function, weight=weight), output=output, rows=output[0].shape[0],
                   targets=targets)  # fmt: skip
     check_labels(trial, "the sample")
     return check_loss(trial)

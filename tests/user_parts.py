@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
@@ -172,3 +174,34 @@ def failing(how: str, step: int = 4, only_rank: int = 1) -> nn.Sequential:
     """6 layers; the fourth fails."""
     fourth = Failing(how, step, only_rank)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), fourth, nn.ReLU(), nn.Linear(16, 4))
+
+
+class _Drawn(Dataset[Any]):
+    """A number of each sample is hidden, which one is drawn anew each time: it is the target. `how`: by which generator."""
+
+    def __init__(self, samples: int, how: str) -> None:
+        self.points, self.how = torch.randn(samples, 8), how
+        self.own = np.random.default_rng()
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        how = ("torch", "numpy", "python")[index % 3] if self.how == "each" else self.how
+        draws = {"torch": lambda: int(torch.randint(4, ())), "numpy": lambda: int(np.random.randint(4)),
+                 "python": lambda: random.randrange(4), "own": lambda: int(self.own.integers(4))}  # fmt: skip
+        hidden = draws[how]()
+        x = self.points[index].clone()
+        x[hidden] = 5.0
+        return x, hidden
+
+
+class _DrawnTogether(_Drawn):
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
+        return [self[index] for index in indices]
+
+
+def drawn(samples: int = 50, how: str = "each", together: bool = False) -> DataSplits:
+    """Points that are drawn, too, when the data are built."""
+    kind = _DrawnTogether if together else _Drawn
+    return DataSplits(train=kind(samples, how), test=kind(20, how))

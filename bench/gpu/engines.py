@@ -129,6 +129,7 @@ def step_seconds(subject: Subject, step: Callable[[Tensor, Tensor], float], laye
     """Median seconds of a step and of AdamW's after it, two steps before them not counted."""
     optimizer, (inputs, targets) = torch.optim.AdamW(layers.parameters(), lr=1e-4), subject.batch()
     seconds = []
+    layers.zero_grad()  # whatever was done before
     for _ in range(2 + subject.steps):
         synchronize(subject.device)
         began = time.perf_counter()

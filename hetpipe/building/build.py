@@ -14,9 +14,10 @@ from hetpipe.building.data import MapDataset, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.batch_norm import check_batch_norm
-from hetpipe.layers.loss_check import check_sample
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
+from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
 from hetpipe.spec.job import Job, LossSection, Named, SchedulerSection, TorchNamed
@@ -65,9 +66,9 @@ def _function(section: Named, find: Callable[[str], Callable[..., Any]]) -> Call
 
 def build_data(job: Job) -> DataSplits:
     """The job's training and test samples."""
-    splits = _call(
-        _function(job.data, registry.dataset), job.data.args, f"data {job.data.label!r}", theirs=job.data.target is not None
-    )
+    function, theirs = _function(job.data, registry.dataset), job.data.target is not None
+    with drawing("data"):  # the same on every rank, and after a resume
+        splits = _call(function, job.data.args, f"data {job.data.label!r}", theirs=theirs)
     if isinstance(splits, tuple) and len(splits) == 2:
         splits = DataSplits(train=splits[0], test=splits[1])
     if not isinstance(splits, DataSplits):
@@ -138,10 +139,9 @@ def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, s
 
 def build_layers(job: Job) -> Any:
     """What the job's model function returns: an nn.Sequential, if it is right."""
-    torch.manual_seed(job.train.seed)
-    layers = _call(
-        _function(job.model, registry.model), job.model.args, f"model {job.model.label!r}", theirs=job.model.target is not None
-    )
+    function, theirs = _function(job.model, registry.model), job.model.target is not None
+    with drawing(job.train.seed):
+        layers = _call(function, job.model.args, f"model {job.model.label!r}", theirs=theirs)
     return layers.to(DTYPES[job.train.dtype]) if isinstance(layers, nn.Sequential) else layers
 
 
@@ -151,7 +151,7 @@ def build_model(job: Job, data: MapDataset) -> Model:
     layers = build_layers(job)
     numbers = sorted({round(i * (len(data) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})  # type: ignore[arg-type]
     try:
-        inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor(numbers)))
+        inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor(numbers), job.train.seed, 0))
     except (TypeError, ValueError) as error:
         raise InputError(f"data {job.data.label!r}: {error}") from error
     first = slice(0, 1)

@@ -1,7 +1,8 @@
 """Which samples make up which step: seeded, resumable, each sample exactly once an epoch, split unequally.
 
-Every rank computes the same indices from the same seed and takes its own part of them, so nothing is sent and
-nothing can disagree. The sizes of the parts are decided in `hetpipe/planning/shares.py`.
+Every rank computes the same indices from the same seed and takes its own part of them, so nothing is sent and nothing can
+disagree; and what a data set draws for a sample, it draws under a seed of that sample's. The sizes of the parts are decided in
+`hetpipe/planning/shares.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.randomness import Generators, drawing
 
 
 class SamplerState(TypedDict):
@@ -123,15 +125,15 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def fetch(dataset: MapDataset, indices: Tensor) -> tuple[Any, Any]:
-    """The samples of int64 [b] indices as (inputs, targets), collated by torch's rules along dimension 0.
+def fetch(dataset: MapDataset, indices: Tensor, *place: int | str) -> tuple[Any, Any]:
+    """The samples of int64 [b] indices as (inputs, targets), collated by torch's rules along dimension 0. What the data set draws
+    for a sample from torch's, numpy's or Python's generator is decided by `place` (seed, epoch) and the sample's index.
 
     For no indices the tensors have the shapes and types of sample 0 but zero samples.
     """
     numbers: list[int] = indices.tolist()
     wanted = numbers or [0]
-    many = getattr(dataset, "__getitems__", None)
-    samples = many(wanted) if many is not None else [dataset[number] for number in wanted]
+    samples = _read(dataset, wanted, place)
     for number, sample in zip(wanted, samples, strict=False):
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise InputError(
@@ -142,6 +144,24 @@ def fetch(dataset: MapDataset, indices: Tensor) -> tuple[Any, Any]:
     except (RuntimeError, TypeError, ValueError) as error:
         raise InputError(_differing(type(dataset).__name__, wanted, samples) or f"samples cannot be batched: {error}") from error
     return (inputs, targets) if numbers else (emptied(inputs), emptied(targets))
+
+
+def _read(dataset: MapDataset, numbers: Sequence[int], place: tuple[int | str, ...]) -> list[Any]:
+    """Each sample under a seed of its own; where nothing is drawn, all but the first at once."""
+    many = getattr(dataset, "__getitems__", None)
+
+    def read(part: Sequence[int], *seed: int | str) -> tuple[list[Any], bool]:
+        with drawing(*seed):
+            before = Generators.now()
+            samples = list(many(part)) if many is not None else [dataset[number] for number in part]
+            return samples, before.moved
+
+    found, draws = read(numbers[:1], *place, numbers[0])
+    if len(numbers) > 1 and not draws:
+        others, draws = read(numbers[1:], *place)
+        if not draws:
+            return found + others
+    return found + [sample for number in numbers[1:] for sample in read([number], *place, number)[0]]
 
 
 def _differing(dataset: str, numbers: Sequence[int], samples: Sequence[Any]) -> str | None:

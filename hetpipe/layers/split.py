@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.batch_norm import BATCH_NORMS
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
+from hetpipe.layers.randomness import drawing
 from hetpipe.layers.weights import tensors_of
 
 
@@ -192,16 +193,15 @@ class _LinearOfOneType(TorchFunctionMode):
 
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Random state and buffers are afterwards what they were, and autocast, which keeps the weights that it has cast, keeps none
+    """Generators and buffers are afterwards what they were, and autocast, which keeps the weights that it has cast, keeps none
     of those that were cast here."""
-    state, keeps = torch.get_rng_state(), torch.is_autocast_cache_enabled()
+    keeps = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with unchanged_buffers(module):
+        with unchanged_buffers(module), drawing("trace"):
             yield
     finally:
         torch.set_autocast_cache_enabled(keeps)
-        torch.set_rng_state(state)
 
 
 def trace_boundaries(

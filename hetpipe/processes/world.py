@@ -55,6 +55,19 @@ class World:
         result: list[float] = tensor.tolist()
         return result
 
+    def sum_later(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """What `sum` gives, as a function that waits for it: it is added up meanwhile."""
+        tensor = torch.tensor(list(values), dtype=torch.float64)
+        work = dist.all_reduce(tensor, group=self.control, async_op=True) if len(self.ranks) > 1 else None
+
+        def result() -> list[float]:
+            if work is not None:
+                work.wait()
+            found: list[float] = tensor.tolist()
+            return found
+
+        return result
+
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in rank order, on every process."""
         if len(self.ranks) == 1:

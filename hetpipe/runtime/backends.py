@@ -14,8 +14,9 @@ from hetpipe.layers.model import Model
 from hetpipe.layers.split import refuse_skips, tied_layers
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.world import World
+from hetpipe.runtime.holder import refuse_unexecutable
 from hetpipe.runtime.pipes.one_process import Library, OneProcessEngine
-from hetpipe.runtime.plan_engine import PlanEngine, refuse_unexecutable
+from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.cluster import Cluster, Device

@@ -31,7 +31,8 @@ class ReplicaMismatchError(RuntimeError):
 
 def is_finite(*tensors: Tensor) -> bool:
     """Whether all numbers of these tensors are. (Their sums tell: one pass, and one number to wait for.)"""
-    sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in tensors if t.is_floating_point()]
+    numbers = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
+    sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in numbers if t.is_floating_point()]
     return not sums or bool(torch.isfinite(_together(sums)).all())
 
 
@@ -103,20 +104,37 @@ class _Bucket:
             for parameter, view in zip(self.parameters, self.views, strict=True):
                 parameter.grad = view
 
+    def go_on(self, factor: float, *, holds: bool) -> None:
+        """The gradients that there are, times `factor`, are a part of those that come: on the one of their owners that `holds`
+        them, since all of them will be summed."""
+        self.seen = 0
+        if self.summed is not None:
+            self._gather()
+            if not holds:
+                self.summed.zero_()  # (times 0, what is infinite would be no number)
+        for gradient in self.gradients() if holds else ():
+            gradient.mul_(factor)
+
     def home(self) -> Tensor:
         """All gradients are in their places, and the numbers of what took part."""
         assert self.summed is not None
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is not view:  # something replaced it
-                if parameter.grad is not None:
-                    view.copy_(parameter.grad)
-                parameter.grad = view
+        self._gather()
         used = self.summed[-len(self.parameters) :]
         if len(self.touched) == len(self.parameters):
             used.fill_(1.0)  # (copying numbers to a GPU waits for all that it was given)
         else:
             used.copy_(torch.tensor([p in self.touched for p in self.parameters]))
         return self.summed
+
+    def _gather(self) -> None:
+        """Gradients that something has replaced, or dropped, are in their places."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is not view:
+                if parameter.grad is not None:
+                    view.copy_(parameter.grad)
+                else:
+                    view.zero_()
+                parameter.grad = view
 
 
 def _cut(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -149,7 +167,7 @@ class GradientSync:
                  device: torch.device | None = None,
                  copies: Mapping[nn.Parameter, Sequence[nn.Parameter]] | None = None) -> None:  # fmt: skip
         self.rank = rank
-        self._device = device
+        self._groups, self._process_groups, self._device = groups, process_groups, device
         self._copies = copies or {}
         self._work: list[tuple[_Work, Tensor, Tensor]] = []  # what runs, what it sums, where that belongs
         self._last = False  # a backward that runs now is the last of a step
@@ -171,13 +189,21 @@ class GradientSync:
         """Bytes of all gradients on this rank."""
         return sum(p.numel() * p.element_size() for bucket in self._buckets for p in bucket.parameters)
 
-    def begin(self) -> None:
-        """A new step: there are no gradients."""
+    def begin(self, kept: float | None = None) -> None:
+        """A new step: there are no gradients; or, times `kept`, those that there are, to which its own are added."""
         self._work.clear()
-        self.forget()
+        self._last = False
         self._next = 0
+        if kept is None:
+            self.forget()
+        for copies in self._copies.values():
+            for copy in copies:
+                copy.grad = None  # it has had the sum
         for bucket in self._buckets:
-            bucket.begin()
+            if kept is None:
+                bucket.begin()
+            else:
+                bucket.go_on(kept, holds=min(bucket.group.ranks) == self.rank)
 
     def last_backward(self) -> None:
         """The next backward is the last of the step: a gradient that it has made is complete."""
@@ -259,25 +285,27 @@ class GradientSync:
         for gradient in (*(g for bucket in self._buckets for g in bucket.gradients()), *copied):
             gradient.mul_(factor)
 
-    def check_equal(self) -> None:
-        """Compare a hash of each group's parameters over its owners; ReplicaMismatchError naming the group if they differ. The
-        hashes are made where the parameters are, and are all that leaves a device."""
+    def difference(self) -> str | None:
+        """What is said where the owners of a group hold different parameters, by a hash of them. The hashes are made where the
+        parameters are, and are all that leaves a device. Collective over each group."""
         different = None
-        for bucket in self._buckets:
-            if any(not torch.equal(copy.to(p.device), p) for p in bucket.parameters for copy in self._copies.get(p, ())):
-                different = different or bucket.group
-            if bucket.process_group is None:
+        for group in self._groups:
+            if any(not torch.equal(copy.to(p.device), p) for p in group.parameters for copy in self._copies.get(p, ())):
+                different = different or group
+            process_group = self._process_groups.get(tuple(sorted(set(group.ranks))))
+            if process_group is None or not group.parameters:
                 continue
-            own = fingerprint([parameter.detach() for parameter in bucket.parameters])
+            own = fingerprint([parameter.detach() for parameter in group.parameters])
             extremes = torch.stack([own, -own]).to(self._device or own.device)
-            dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=bucket.process_group)
+            dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=process_group)
             if different is None and int(extremes[0]) != -int(extremes[1]):
-                different = bucket.group
-        if different is not None:  # only now: the other owners are still in the comparisons
-            raise ReplicaMismatchError(
-                f"the replicas of {different.name} (ranks {list(different.ranks)}) hold different parameters: something "
-                "changed them outside the optimizer step, or the optimizers differ; restart from the last checkpoint"
-            )
+                different = group
+        if different is None:
+            return None
+        return (
+            f"the replicas of {different.name} (ranks {list(different.ranks)}) hold different parameters: something "
+            "changed them outside the optimizer step, or the optimizers differ; restart from the last checkpoint"
+        )
 
     def forget(self) -> None:
         """No parameter has a gradient."""

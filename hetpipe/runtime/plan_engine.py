@@ -5,53 +5,53 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hetpipe.files.messages import InputError, listed
-from hetpipe.layers.model import Model, Tensors, Wanted, batch_size, evaluating, select
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, as_value, evaluating
+from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import TensorSpec
-from hetpipe.layers.weights import load_state, plain_name, state_of
-from hetpipe.planning.shares import shares_for
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.rendezvous import give_back_at_exit
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
-from hetpipe.runtime.given import Given
-from hetpipe.runtime.gradients import GradientSync, is_finite
-from hetpipe.runtime.recorder import Recorder
+from hetpipe.runtime.checks.agreement import Complaint, Row, digest, marks_of, raise_first
+from hetpipe.runtime.checks.given import Given
+from hetpipe.runtime.checks.handover import Handover
+from hetpipe.runtime.checks.trained import Trained
+from hetpipe.runtime.gradients import GradientSync, ReplicaMismatchError
+from hetpipe.runtime.holder import Holder
 from hetpipe.spec.plan import Plan
 
-Score = Callable[[Tensors, Wanted], None]
-Span = tuple[str, int, int, str, int, float, float]  # device, replica, stage, kind, micro-batch, start, end
+OnOutput = Callable[[Tensors, int], None]  # of a micro-batch, by its number
+CHECK_REPLICAS_EVERY = 100  # steps, unless a job says otherwise
 
 
-class PlanEngine(ABC):
+class PlanEngine(Holder, ABC):
     """Trains a model by a plan, this process holding some stages of one replica. All ranks of `world` construct it and call it
-    in the same order. `stage` has the layers of this process under their names in the whole model."""
+    in the same order."""
 
-    stage: nn.Sequential
     sync: GradientSync
-    recorders: list[Recorder]  # one for each stage of this process
-    device: torch.device  # the process's first
 
     def __init__(self, model: Model, plan: Plan, world: World) -> None:
-        self.plan, self.world, self.loss = plan, world, model.loss
-        plan.check(layers=len(model.layers))
-        refuse_unexecutable(plan)
-        self._model = model
-        self.replica, self.index = _position(plan, world)
-        self._replica_plan = plan.replicas[self.replica]
-        self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
-        self._denominator = 1.0  # what losses are divided by
-        self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
-        self.steps = 0  # begun so far
+        super().__init__(model, plan, world)
+        self.loss = model.loss
+        self.seed = 0  # of what layers draw: with the rank and the step
+        self.check_replicas_every = CHECK_REPLICAS_EVERY
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
         self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
         self.finite = True  # whether the loss and all gradients of the last step are: the same on all
+        self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
+        self._called = 0  # steps of this engine
+        self._faults: list[str] = []  # of this rank, found in the midst of a step
+        self._weights: list[float] | None = None  # of the steps that add up their gradients
+        self._whole: Callable[[], float] = lambda: 1.0  # what all of a step's targets weigh, and those of such steps before it
         give_back_at_exit(self)
 
     @abstractmethod
@@ -59,124 +59,56 @@ class PlanEngine(ABC):
         """Forward and backward of these micro-batches; the losses that are known here."""
 
     @abstractmethod
-    def _score(
-        self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
-    ) -> None:
-        """Forward of these micro-batches without gradients, with `score(output, wanted)` for each where the outputs are."""
+    def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
+        """Forward of these micro-batches without gradients, with `on_output(output, number)` where the outputs are."""
 
     @abstractmethod
     def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
         """What crosses all boundaries with a micro-batch of this size (see `trace_boundaries`)."""
 
     @property
-    def _loss_device(self) -> torch.device:
-        """Where the loss is computed."""
-        return self.device
+    def _devices(self) -> Sequence[torch.device]:
+        """All of this process; the loss is computed on the last."""
+        return [self.device]
 
-    @cached_property
-    def _given(self) -> Given:
-        return Given(self._model, self.loss, self.stage, self.replica, self.name)
-
-    @property
-    def name(self) -> str:
-        """`rank 3, replica 0 stage 1, device n0/1`, for messages."""
-        return f"rank {self.world.rank}, {self.place}"
+    def _watch(self) -> None:
+        """The stage is there: from now on it is looked at whether it stays as it is."""
+        self._given = Given(self._model, self.loss, self.stage, self.replica, self.name)
+        self._trained = Trained(self.stage)
+        self._handover = Handover(list(self.stage.parameters()))
 
     @property
-    def place(self) -> str:
-        """`replica 0 stage 1, device n0/1`."""
-        return f"replica {self.replica} stage {self.index}, device {self.world.device_id}"
+    def _looks(self) -> bool:
+        """Whether this step is one of those (1, 2, 4, 8, …) in which all is looked at that would take too long in each."""
+        return self._called & (self._called - 1) == 0
 
-    @property
-    def doing(self) -> str:
-        """The action that began last, and in which step, for messages."""
-        current = max(self.recorders, key=lambda r: r.began).current
-        return f"{current} of step {self.steps}" if self.steps else current
+    @contextmanager
+    def _by_itself(self, *place: int | str) -> Iterator[None]:
+        """Whatever the caller has switched off (torch.no_grad, torch.inference_mode) or drawn: in here gradients are made, and
+        what layers draw is decided by the engine's seed, the rank and this place."""
+        devices = self._devices
+        with torch.inference_mode(False), torch.enable_grad(), drawing(self.seed, self.world.rank, *place, devices=devices):
+            yield
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """This process's parameters; one without elements if it has none, since torch's optimizers refuse an empty list."""
-        own = list(self.stage.parameters())
-        return iter(own or [nn.Parameter(torch.empty(0, device=self.device))])
+    def _mean_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
+        loss = self.loss.share(output, wanted.targets, wanted.weight or 1.0, wanted.weight)
+        if torch.is_grad_enabled():
+            self._faults += self._given.faults_of_loss(loss, output, whole=self._looks)
+        return loss
 
-    @property
-    def layers(self) -> nn.Sequential:
-        """The whole model; only this process's layers have their values here."""
-        return self._model.layers
+    def _seed(self, wanted: Wanted) -> float:
+        """The gradient of the whole batch's loss by that of a micro-batch."""
+        self.recorders[0].note("the wait for what the other replicas' targets weigh")
+        return wanted.weight / self._whole()
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This process's parameters with their names in the whole model, in which nothing is called compiled."""
-        return ((plain_name(name), parameter) for name, parameter in self.stage.named_parameters())
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """This process's parameters and buffers by their names in the whole model; all processes together have all of them."""
-        return state_of(self.stage)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before
-        anything is changed, where it lacks a tensor of this process, has one that the model has not, or one of another shape."""
-        own, state = state_of(self.stage), {plain_name(name): tensor for name, tensor in state.items()}
-        strange = state.keys() - state_of(self.layers).keys()
-        faults = [f"it has {name!r}, which the model has not" for name in sorted(strange)]
-        for name, tensor in own.items():
-            if name not in state:
-                faults.append(f"it has no {name!r}")
-            elif state[name].shape != tensor.shape:
-                faults.append(f"{name!r} has shape {tuple(state[name].shape)}, in the model {tuple(tensor.shape)}")
-        if faults:
-            raise InputError(f"{self.name}: this is not a state of the model:\n{listed(faults)}")
-        load_state(self.stage, {name: state[name] for name in own})
-
-    def parameters_are_finite(self) -> bool:
-        """Whether all numbers of the model's parameters are, on all devices. Collective."""
-        return self.world.sum([not is_finite(*(p.detach() for p in self.stage.parameters()))])[0] == 0
-
-    def share(self, batch: Tensors) -> Tensors:
-        """This replica's rows of a global batch, for `step`: its planned samples, or its part of a smaller (last) batch."""
-        shares = [sum(sizes) for sizes in shares_for(self.plan, batch_size(batch))]
-        begin = sum(shares[: self.replica])
-        return select(batch, slice(begin, begin + shares[self.replica]))
-
-    def _places(self) -> list[tuple[str, int, Recorder]]:
-        """(device, stage, recorder) of each stage of this process."""
-        stages = self._replica_plan.stages[self.index : self.index + len(self.recorders)]
-        return [
-            (stage.device, self.index + s, recorder)
-            for s, (stage, recorder) in enumerate(zip(stages, self.recorders, strict=True))
-        ]
-
-    def spans(self) -> list[Span]:
-        """The actions of the step just done, in seconds since it began."""
-        return [
-            (device, self.replica, s, *span)
-            for device, s, recorder in self._places()
-            for span in recorder.end_step()
-        ]
-
-    def usage(self) -> list[tuple[str, int | None, float]]:
-        """(device, peak bytes where they are known, seconds of overrun) of each stage of this process."""
-        return [
-            (device, recorder.peak_bytes, recorder.pacer.overrun_seconds)
-            for device, _, recorder in self._places()
-        ]
-
-    def _share_of_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
-        return self.loss.share(output, wanted.targets, self._denominator, wanted.weight)
-
-    def _agree(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[list[int], float]:
-        """(samples of each replica, global denominator). Collective."""
-        row, fault = self._given_here(inputs, targets, training=training)
-        return self._heard(self.world.sum(row), fault)
-
-    def _given_here(
-        self, inputs: Tensors | None, targets: Tensors | None, *, training: bool
-    ) -> tuple[list[float], str | None]:
-        """What this rank adds to the agreement: the samples of each replica's inputs (counted by its first stage) and of its
-        targets (by its last), their weight, whether any of it is wrong; and what."""
-        count = len(self.plan.replicas)
-        given, counted, weight, fault = [0.0] * count, [0.0] * count, 0.0, None
+    def _told(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[Row, Complaint]:
+        """What this rank says of its part of a batch, and in full where something is wrong."""
+        row, fault, marks = Row.empty(len(self.plan.replicas)), None, tuple[int, ...]()
+        given, counted = row.given, row.counted
         try:
             if training:
                 self._given.check_norms()
+                self._trained.check()
             if self.is_first:
                 given[self.replica] = self._given.rows(inputs, "inputs")
                 if inputs is not None and given[self.replica] and not self.is_last:
@@ -184,27 +116,27 @@ class PlanEngine(ABC):
             if self.is_last:
                 counted[self.replica] = self._given.rows(targets, "targets")
                 if targets is not None and counted[self.replica]:
-                    weight = self._weigh(targets, training=training)
+                    row.weight = self._weigh(targets, training=training)
             most = self._replica_plan.samples
             if training and given[self.replica] > most:
                 raise InputError(
                     f"replica {self.replica} was given {given[self.replica]:.0f} samples, but the plan gives it at most {most}; "
                     "its memory was planned for that"
                 )
+            if self.is_first != self.is_last and inputs is not None and targets is not None:
+                marks = marks_of(inputs, targets, whole=training and self._looks)
+                row.ends, row.digest = float(bool(marks)), (1 if self.is_first else -1) * float(digest(marks))
         except InputError as error:
             fault = str(error)
-        return [*given, *counted, weight, fault is not None], fault
+        row.faults = float(fault is not None)
+        return row, Complaint(self.replica, self.is_first, fault, marks)
 
-    def _heard(self, total: Sequence[float], fault: str | None) -> tuple[list[int], float]:
-        """(samples of each replica, global denominator) by the sum over all ranks. InputError on every rank if what any of them
-        was given is wrong."""
-        count = len(self.plan.replicas)
-        if total[-1]:
-            raise InputError(next(text for text in self.world.gather(fault) if text is not None))
-        given, counted = total[:count], total[count : 2 * count]
-        for r, (a, b) in enumerate(zip(given, counted, strict=True)):
-            _check_ends(r, a, b)
-        return [int(x) for x in given], total[-2] or 1.0
+    def _hear(self, total: Row, own: Complaint) -> None:
+        """InputError on every rank if what any of them was given is wrong, by the sum over all. Collective."""
+        if total.faults:
+            raise_first(self.world.gather(own))
+        if 0 < total.adding < len(self.world.ranks):
+            raise InputError("some ranks are in 'with engine.accumulate():', and others are not: every rank must enter it")
 
     def _weigh(self, targets: Tensors, *, training: bool) -> float:
         """What the loss of these targets weighs, once they and it are known to do."""
@@ -216,59 +148,96 @@ class PlanEngine(ABC):
             except InputError:  # told where it matters: a stage of all layers need not know what leaves them
                 self._outputs[training] = None
         if (output := self._outputs[training]) is not None:
-            self._given.check_loss(output, rows, targets, self._loss_device)
+            self._given.check_loss(output, rows, targets, self._devices[-1], again=training and self._looks)
         return self.loss.count(targets)
 
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """One global batch: every rank gives its replica's share (first stage: inputs; last stage: targets; a replica without
-        samples: None or empty). Returns the loss of the whole global batch; gradients are ready on return."""
+        samples: None or empty). Returns the loss of the whole global batch; gradients are ready on return. What layers draw is
+        decided by (seed, rank, step); the generators of torch, numpy and Python are afterwards as they were. InputError on
+        every rank where something is wrong with any of it; then no parameter has a gradient."""
         self.steps += 1
+        self._called += 1
         try:
-            with peers_named():
+            with peers_named(), self._by_itself(self.steps):
                 return self._step(inputs, targets)
         except BaseException:
-            self.sync.forget()  # no optimizer takes a gradient of half a step, or of the step before
+            self.zero_grad()  # no optimizer takes a gradient of half a step, or of the step before
             raise
 
     def _step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
-        """The stages of a replica agree on their share before they send each other anything. No replica waits for another's
-        optimizer: of several, losses are divided by the samples of the plan's batch, what each was given and what it weighs is
-        said with the loss, in one message, and gradients of a batch of another weight are corrected then."""
+        """The stages of a replica agree on their share before they send each other anything. What the whole batch weighs, by
+        which losses are divided, is added up meanwhile: no replica waits for another's optimizer before its first backward of a
+        loss. All else that ranks were given is said with the loss, in one message."""
+        if self._called > 1 and (self.steps - 1) % self.check_replicas_every == 0:
+            self.recorders[0].note("the comparison of replicas")
+            self.check_replicas()
         self.recorders[0].note("the agreement on shares")
-        row, fault = self._given_here(inputs, targets, training=True)
-        own = self._sum_of_replica(row)
-        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(own))
-        self._denominator = own[-2] or 1.0 if len(self.plan.replicas) == 1 else float(self.plan.global_batch)
+        row, own = self._told(inputs, targets, training=True)
+        row.adding = float(self._weights is not None)
+        self._handover.begin(kept=bool(self._weights))
+        weight = self.world.sum_later([row.weight])
+        before = sum(self._weights or ())
+        self._whole = cache(lambda: (before + weight()[0]) or 1.0)
+        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
+        self._faults.clear()
         self._begin_step()
-        self.sync.begin()
+        self.sync.begin(before / self._whole() if self._weights else None)
         losses = self._train(sizes, inputs, targets) if sizes else []
         self.recorders[0].note("the sum of gradients")
         self.sync.finish()
         odd_here = not self.sync.is_finite()  # before the loss is waited for: a card that still computes is given this, too
-        local = float(torch.stack([loss.detach().double() for loss in losses]).sum()) if losses else 0.0
+        local = float(torch.stack(losses).sum()) if losses else 0.0
         self.recorders[0].note("the sum of losses")
-        loss, asked, odd, *total = self.world.sum([local, self.ask_to_stop(), odd_here, *row])
-        _, denominator = self._heard(total, fault)
-        if denominator != self._denominator:
-            self.sync.scale(self._denominator / denominator)
-            loss *= self._denominator / denominator
+        if self._faults:  # found in the midst of it
+            row.faults, own = 1.0, replace(own, fault=own.fault or self._faults[0])
+        loss, asked, odd, *numbers = self.world.sum([local, self.ask_to_stop(), odd_here, *row.numbers()])
+        total = Row.of(numbers)
+        self._hear(total, own)
+        total.check_ends()
+        loss /= total.weight or 1.0
+        if self._weights is not None:
+            self._weights.append(total.weight)
         self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
+        if self.finite:
+            self._handover.made()
         self.recorders[0].note("what follows the gradients")
         return loss
 
-    def _own_share(self, total: Sequence[float]) -> int:
+    def _own_share(self, row: Row) -> int:
         """The samples that this replica trains, by what its ranks were given in total; none if any of that is wrong, as all are
         told at the end of the step."""
-        given, counted = total[self.replica], total[len(self.plan.replicas) + self.replica]
-        return int(given) if given == counted and not total[-1] else 0
+        total = Row.of(self._sum_of_replica(row.numbers()))
+        if total.ends == 2 and total.digest:
+            row.faults = total.faults = 1.0
+        given, counted = total.given[self.replica], total.counted[self.replica]
+        return int(given) if given == counted and not total.faults else 0
 
-    def _sum_of_replica(self, row: Sequence[float]) -> Sequence[float]:
+    def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:
         """The sum over the ranks of this replica."""
-        return row
+        return numbers
 
     def _begin_step(self) -> None:
         for recorder in self.recorders:
             recorder.begin_step()
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """The steps in here add up: after each, gradients are those of the batches of all of them so far as one batch, each
+        sample (or token) counted once. Without it a step drops the gradients of the step before, which an optimizer must have
+        taken. Every rank enters it."""
+        if self._weights is not None:
+            raise InputError("engine.accumulate() is in use already: it cannot be entered again")
+        self._weights = []
+        try:
+            yield
+        finally:
+            self._weights = None
+
+    def zero_grad(self) -> None:
+        """No parameter has a gradient."""
+        self.sync.forget()
+        self._handover.forget()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale all gradients by the one global norm (each layer once however many replicas hold it). Returns the norm before. As
@@ -277,34 +246,73 @@ class PlanEngine(ABC):
         factor = max_norm / (norm + 1e-6)
         if not factor >= 1.0:
             self.sync.scale(factor)
+            self._handover.made()
         return norm
 
     def grad_norm(self) -> float:
         """The global gradient norm: squares summed in float64, the same bits on every rank."""
         return math.sqrt(self.world.sum([self.sync.square_norm()])[0])
 
+    def check_replicas(self) -> None:
+        """ReplicaMismatchError on every rank if replicas of a layer hold different parameters. Collective."""
+        told = next((message for message in self.world.gather(self.sync.difference()) if message is not None), None)
+        if told is not None:
+            raise ReplicaMismatchError(told)
+
     def evaluate(
         self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
     ) -> Evaluation:
-        """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch, on every rank."""
+        """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch, on every rank.
+        `metric(output, targets)` returns (sum, count) of a micro-batch, as (correct predictions, predictions)."""
         sums = [0.0, 0.0, 0.0, 0.0]
         with evaluating(self.stage):
             self.forward_only(inputs, targets, self._scorer(metric, sums))
         loss, weight, hits, count = self.world.sum(sums)
-        return Evaluation(loss, hits / max(1.0, count) if metric is not None else None, weight, count)
+        return Evaluation(loss / (weight or 1.0), hits / max(1.0, count) if metric is not None else None, weight, count)
 
-    def forward_only(self, inputs: Tensors | None, targets: Tensors | None, score: Score = lambda *_: None) -> None:
+    def forward_only(
+        self, inputs: Tensors | None, targets: Tensors | None, score: Callable[[Tensors, Wanted], None] = lambda *_: None
+    ) -> None:
         """Run a batch forward without gradients, every module in the mode it is in; `score(output, wanted)` for each micro-batch
         where the outputs are. Collective."""
-        shares, self._denominator = self._agree(inputs, targets, training=False)
-        sizes = even_sizes(max(self._replica_plan.microbatch_sizes), shares[self.replica])
+        with self._by_itself("forward", self.steps):
+            total = self._agree(inputs, targets)
+            total.check_ends()
+            sizes = self._sizes(total)
+            wanted = self.loss.wanted(targets, sizes, self._devices[-1]) if targets is not None and self.is_last else []
+            self._forward(sizes, inputs, lambda output, i: score(output, wanted[i]))
+
+    def __call__(self, inputs: Tensors | None) -> Tensors | None:
+        """What the model gives for these inputs (of this replica; None or empty: it has none), forward only, in evaluation mode:
+        on the rank of the replica's last stage; None on the others. Every rank calls it."""
+        found: list[tuple[Tensor, ...]] = []
+        with evaluating(self.stage), self._by_itself("forward", self.steps):
+            sizes = self._sizes(self._agree(inputs, None))
+            self._forward(sizes, inputs, lambda output, _: found.append(as_tuple(output)))
+        return as_value([torch.cat(column) for column in zip(*found, strict=True)]) if found else None
+
+    def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> Row:
+        """What all ranks were given. Collective."""
+        row, own = self._told(inputs, targets, training=False)
+        total = Row.of(self.world.sum(row.numbers()))
+        pipelines = [given > 0 and len(r.stages) > 1 for given, r in zip(total.given, self.plan.replicas, strict=True)]
+        if total.digest and total.ends == 2 * sum(pipelines):
+            total.faults += 1.0
+        self._hear(total, own)
+        return total
+
+    def _sizes(self, total: Row) -> tuple[int, ...]:
+        return even_sizes(max(self._replica_plan.microbatch_sizes), int(total.given[self.replica]))
+
+    def _forward(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
         self._begin_step()
         if sizes:
-            self._score(sizes, inputs, targets, score)
+            with torch.no_grad():
+                self._infer(sizes, inputs, on_output)
 
-    def _scorer(self, metric: Metric | None, sums: list[float]) -> Score:
+    def _scorer(self, metric: Metric | None, sums: list[float]) -> Callable[[Tensors, Wanted], None]:
         def score(output: Tensors, wanted: Wanted) -> None:
-            sums[0] += float(self._share_of_loss(output, wanted))
+            sums[0] += float(self._mean_loss(output, wanted)) * wanted.weight
             sums[1] += wanted.weight
             if metric is not None:
                 hits, count = metric(output, wanted.targets)
@@ -315,38 +323,5 @@ class PlanEngine(ABC):
 
     def close(self) -> None:
         """Give hooks and buffers back."""
+        self._handover.close()
         self.sync.close()
-
-
-def _check_ends(replica: int, given: float, counted: float) -> None:
-    if given != counted:
-        raise InputError(
-            f"replica {replica}: its first stage was given {given:.0f} samples of inputs, its last stage {counted:.0f} of "
-            "targets; give both the same share"
-        )
-
-
-def _position(plan: Plan, world: World) -> tuple[int, int]:
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            if world.device_id in stage.devices:
-                return r, s
-    raise InputError(f"device {world.device_id} has no part in the plan, which uses {list(plan.device_ids)}")
-
-
-def refuse_unexecutable(plan: Plan) -> None:
-    """Tensor-parallel stages and precisions are planned and priced, but not yet executed."""
-    lower = {kind: precision for kind, precision in (plan.precision or {}).items() if precision != "fp32"}
-    if lower:
-        told = ", ".join(f"{precision} on {kind!r}" for kind, precision in lower.items())
-        raise InputError(
-            f"the plan computes in {told}; a precision of each device type can be planned and simulated, but not yet trained: "
-            "training computes in fp32. Plan with --precision fp32"
-        )
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            if len(stage.devices) > 1:
-                raise InputError(
-                    f"replica {r} stage {s} is tensor-parallel over {list(stage.devices)}; such stages can be planned and "
-                    "simulated, but not yet trained"
-                )

@@ -26,7 +26,8 @@ from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.stopping import RunStopped, StopRequest
 from hetpipe.processes.whereabouts import resume
 from hetpipe.runtime.base import Evaluation
-from hetpipe.runtime.finite import NonFiniteError, origin
+from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
+from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import Job
 from hetpipe.training.metrics import Metrics, state_bytes
@@ -34,6 +35,10 @@ from hetpipe.training.runlog import WARMUP_STEPS, TrainResult, progress_text
 from hetpipe.training.session import Session
 from hetpipe.training.watch import look
 
+ADVICE = (
+    "What a data set draws from torch's, numpy's or Python's own generator is the same wherever the sample is fetched; what it "
+    "takes from elsewhere (a generator of its own, a clock, a file that is written meanwhile) is not: draw from these"
+)
 EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
 
 
@@ -65,6 +70,7 @@ class Loop:
             StopRequest() as stop,
         ):
             engine.steps, engine.ask_to_stop = start, lambda: bool(stop)
+            engine.check_replicas_every = self.section.check_replicas_every
             for step in range(start, self.total):
                 self.metrics.begin_step()
                 loss, norm = self._step(step, next(batches))
@@ -80,9 +86,12 @@ class Loop:
         return self.result
 
     def _step(self, step: int, batch: torch.Tensor) -> tuple[float, float | None]:
-        torch.manual_seed((self.section.seed + self.engine.world.rank) * 1_000_003 + step)
-        share = self._share(self.session.data.train, batch)
-        loss, norm = self.engine.step(*share), None
+        share = self._share(self.session.data.train, batch, self.sampler.seed, self.sampler.epoch)
+        try:
+            loss, norm = self.engine.step(*share), None
+        except DifferentSamplesError as error:
+            number = int(batch[self.engine.row_of(len(batch), error.replica, error.row)])
+            raise different_samples(error.replica, error.row, f"sample {number} of the data", ADVICE) from None
         if self._goes_on(step + 1, loss, share):
             if self.section.clip_norm is not None:
                 norm = self.engine.clip_grad_norm_(self.section.clip_norm)
@@ -106,13 +115,14 @@ class Loop:
             "train.optimizer.lr or train.clip_norm may help; train.on_nonfinite: skip leaves such a step out"
         )
 
-    def _share(self, dataset: Any, batch: torch.Tensor) -> tuple[Tensors | None, Tensors | None]:
-        """This rank's inputs and targets of a global batch: the first stage's, the last stage's, both, or none."""
+    def _share(self, dataset: Any, batch: torch.Tensor, *place: int | str) -> tuple[Tensors | None, Tensors | None]:
+        """This rank's inputs and targets of a global batch: the first stage's, the last stage's, both, or none. `place`: see
+        `fetch`."""
         own = self.engine.share(batch)
         assert isinstance(own, torch.Tensor)
         if not (self.engine.is_first or self.engine.is_last) or len(own) == 0:
             return None, None
-        inputs, targets = fetch(dataset, own)
+        inputs, targets = fetch(dataset, own, *place)
         dtype = DTYPES[self.section.dtype]
         return as_dtype(inputs, dtype), as_dtype(targets, dtype)
 
@@ -130,8 +140,8 @@ class Loop:
     def _after(self, done: int, loss: float, norm: float | None, activity: Activity) -> None:
         """Check, log and save; its time is not part of the step."""
         began, engine, last = time.perf_counter(), self.engine, done == self.total
-        if done % self.section.check_replicas_every == 0:
-            engine.sync.check_equal()
+        if last:
+            engine.check_replicas()
         self.metrics.pause(began)
         self.metrics.after(
             done, last=last, learning_rate=self.optimizer.param_groups[0]["lr"], norm=norm, epoch=self.sampler.epoch
@@ -157,7 +167,7 @@ class Loop:
         batches = torch.split(torch.arange(count), self.section.global_batch)
         with self._activity("evaluating", len(batches)) as activity:
             for batch in batches:
-                found = self.engine.evaluate(*self._share(test, batch), metric)
+                found = self.engine.evaluate(*self._share(test, batch, self.sampler.seed, "test"), metric)
                 losses, weight = losses + found.loss * found.weight, weight + found.weight
                 hits, counted = hits + (found.metric or 0.0) * found.counted, counted + found.counted
                 activity.advance(f"loss {losses / (weight or 1.0):.4f}")

@@ -8,6 +8,7 @@ from torch import nn
 from hetpipe.files.messages import InputError, natural_key
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
+from hetpipe.layers.randomness import drawing
 from hetpipe.processes.world import connect, create_world
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica
 from hetpipe.runtime.gradients import ReplicaMismatchError
@@ -31,7 +32,7 @@ def _nodes_of(plan: Plan) -> tuple[Node, ...]:
 
 def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
          ignore_index: int = -100, cluster: Cluster | None = None, backend: Backend = "torch",
-         batch_norm: BatchNorm | None = None) -> PlanEngine:  # fmt: skip
+         batch_norm: BatchNorm | None = None, seed: int | None = None) -> PlanEngine:  # fmt: skip
     """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
     replica (fairscale, torchgpipe; each on one host, in the order of the plan).
 
@@ -43,36 +44,34 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     Modules stay in the mode they are in: what `.eval()` froze stays frozen, and `engine.evaluate` puts every mode back.
     `batch_norm` accepts that BatchNorm that trains normalises each micro-batch by itself: "per_microbatch", or "deferred" for
     running statistics of the whole batch (fairscale and torchgpipe only); without it, InputError.
+    What layers draw is decided by `seed` (by default the main rank's, as torch.manual_seed has set it), the rank and the step;
+    the generators of torch, numpy and Python are left as they were, here and in each step.
     """
-    check_backend(backend, plan)
-    check_cluster(backend, cluster)
-    connect(use_cuda=torch.cuda.is_available())
-    nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
-    shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
-    world = create_world(shown)
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
-    whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
-                  batch_norm=batch_norm)  # fmt: skip
-    check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
-    plan = plan.model_copy(update={"backend": backend})
-    engine = join(Setting(world=world, cluster=shown, model=whole), plan, None)
-    if engine is None:
-        wanted = "replica" if drives_a_replica(backend) else "device"
-        raise InputError(
-            f"rank {world.rank} has no part in the plan, which uses {list(plan.device_ids)}; start one process per {wanted} of it"
-        )
-    check_same_model(engine)
+    seed = torch.initial_seed() if seed is None else seed
+    with drawing("wrap"):
+        check_backend(backend, plan)
+        check_cluster(backend, cluster)
+        connect(use_cuda=torch.cuda.is_available())
+        nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
+        shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
+        world = create_world(shown)
+        whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss, batch_norm=batch_norm)
+        check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
+        plan = plan.model_copy(update={"backend": backend})
+        engine = join(Setting(world=world, cluster=shown, model=whole, seed=world.first(seed)), plan, None)
+        if engine is None:
+            per = "replica" if drives_a_replica(backend) else "device"
+            raise InputError(f"rank {world.rank} has no part in the plan, which uses {list(plan.device_ids)}; start one process "
+                             f"per {per} of it")  # fmt: skip
+        check_same_model(engine)
     return engine
 
 
 def check_same_model(engine: PlanEngine) -> None:
     """InputError on every rank if replicas of a layer differ. (One pipeline has each layer once: any weights are one model.)"""
-    different = None
     try:
-        engine.sync.check_equal()
+        engine.check_replicas()
     except ReplicaMismatchError as error:
-        different = str(error)
-    found = [message for message in engine.world.gather(different) if message is not None]
-    if found:
         raise InputError("the ranks built different models; call torch.manual_seed with the same seed on every rank "
-                         f"before building it, or load the same weights ({found[0]})")  # fmt: skip
+                         f"before building it, or load the same weights ({error})") from None  # fmt: skip

@@ -38,12 +38,14 @@ from hetpipe.spec.profile import Profile
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Who trains what where: all that measuring, planning and joining need. `found`: no file declares the cluster."""
+    """Who trains what where: all that measuring, planning and joining need. `found`: no file declares the cluster. `seed`: of
+    what layers draw."""
 
     world: World
     cluster: Cluster
     model: Model
     found: bool = False
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,9 @@ def open_session(job: Job) -> Session:
         data = build_data(job)
         activity.say(f"building the model {job.model.label!r}")
         model = build_model(job, data.train)
-    return Session(job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None)
+    return Session(
+        job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed
+    )
 
 
 def prepare(
@@ -202,6 +206,7 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
     with Activity("starting: loading the layers", shown=setting.world.is_main):
         engine = open_engine(backend, model, plan, world, device, emulation)
     if engine is not None:
+        engine.seed = setting.seed
         describe_with(engine.place, lambda: engine.doing)
     return engine
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model, Tensors, Wanted, evaluating, move, named_layers, split_rows
+from hetpipe.layers.model import Model, Tensors, evaluating, move, named_layers, split_rows
 from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.pipes.batch_norm import DeferredStatistics
 from hetpipe.runtime.pipes.pipe_stage import PipeCall, callers_autocast, skipping_stage
-from hetpipe.runtime.plan_engine import PlanEngine, Score
+from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
 from hetpipe.runtime.recorder import GpipeRecorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.spec.plan import Plan
@@ -78,6 +78,7 @@ class OneProcessEngine(PlanEngine):
         self._statistics = DeferredStatistics(self.stage) if model.batch_norm == "deferred" else None
         self.sync = self._gradient_sync(groups, copies)
         self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
+        self._watch()
 
     def _gradient_sync(
         self, groups: PlanGroups, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]]
@@ -113,13 +114,14 @@ class OneProcessEngine(PlanEngine):
         return self._specs[size, training]
 
     @property
-    def _loss_device(self) -> torch.device:
-        return self.devices[-1]
+    def _devices(self) -> Sequence[torch.device]:
+        return self.devices
 
-    def _call(self, sizes: Sequence[int], inputs: Tensors, targets: Tensors,
-              consume: Callable[[Tensors, Wanted], Tensor], *, training: bool) -> Tensor:  # fmt: skip
-        call = PipeCall(split_rows(move(inputs, self.devices[0]), sizes), self.loss.wanted(targets, sizes, self.devices[-1]),
-                        self._needed(sizes) if training else None, consume, callers_autocast())  # fmt: skip
+    def _call(
+        self, sizes: Sequence[int], inputs: Tensors, consume: Callable[[Tensors, int], Tensor], *, training: bool
+    ) -> Tensor:
+        call = PipeCall(split_rows(move(inputs, self.devices[0]), sizes), self._needed(sizes) if training else None, consume,
+                        callers_autocast())  # fmt: skip
         for part in self._parts:
             part.begin(call)
         try:
@@ -131,13 +133,14 @@ class OneProcessEngine(PlanEngine):
 
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
         assert inputs is not None and targets is not None
-        losses = self._call(sizes, inputs, targets, self._share_of_loss, training=True)
+        wanted = self.loss.wanted(targets, sizes, self.devices[-1])
+        losses = self._call(sizes, inputs, lambda output, i: self._mean_loss(output, wanted[i]), training=True)
         if self._statistics is not None:
             self._statistics.pause()
-        losses.sum().backward()
+        losses.backward(torch.tensor([self._seed(w) for w in wanted], dtype=losses.dtype, device=losses.device))
         for clock in self._clocks:
             clock.close()
-        return list(losses.detach().unbind())
+        return [loss.double() * w.weight for loss, w in zip(losses.detach(), wanted, strict=True)]
 
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """One global batch: every process gives its replica's share of both (a replica without samples: None or empty). Returns
@@ -149,20 +152,17 @@ class OneProcessEngine(PlanEngine):
         self._statistics.commit(self.world)
         return loss
 
-    def _score(
-        self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
-    ) -> None:
-        assert inputs is not None and targets is not None
+    def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
+        assert inputs is not None
+        starts = range(0, len(sizes), self._chunks)
+        parts = [sizes[at : at + self._chunks] for at in starts]
+        for at, part, x in zip(starts, parts, split_rows(inputs, [sum(part) for part in parts]), strict=True):
 
-        def consume(output: Tensors, wanted: Wanted) -> Tensor:
-            score(output, wanted)
-            return torch.zeros(1, device=self.devices[-1])
+            def consume(output: Tensors, i: int, at: int = at) -> Tensor:
+                on_output(output, at + i)
+                return torch.zeros(1, device=self.devices[-1])
 
-        parts = [sizes[at : at + self._chunks] for at in range(0, len(sizes), self._chunks)]
-        rows = [sum(part) for part in parts]
-        with torch.no_grad():
-            for part, x, y in zip(parts, split_rows(inputs, rows), split_rows(targets, rows), strict=True):
-                self._call(part, x, y, consume, training=False)
+            self._call(part, x, consume, training=False)
 
     def close(self) -> None:
         """Give hooks, buffers and the library's threads back."""

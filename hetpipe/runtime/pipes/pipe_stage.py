@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from hetpipe.layers.model import Tensors, Wanted, as_tuple, as_value, batch_size
+from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
 from hetpipe.layers.split import Stage
 from hetpipe.runtime.recorder import GpipeRecorder
 
@@ -21,14 +21,13 @@ _FLOATS = {1: torch.float16, 2: torch.float16, 4: torch.float32, 8: torch.float6
 
 @dataclass
 class PipeCall:
-    """What all stages share during one call of the library. `inputs` and `targets` of each micro-batch; `needed`: behind each
-    stage but the last, which tensors a gradient comes back for (None: no gradients at all); `consume(output, targets)`
-    gives what the last stage returns."""
+    """What all stages share during one call of the library. `inputs` of each micro-batch; `needed`: behind each stage but the
+    last, which tensors a gradient comes back for (None: no gradients at all); `consume(output, number)` gives what the last
+    stage returns for a micro-batch."""
 
     inputs: Sequence[Tensors]
-    targets: Sequence[Wanted]
     needed: Sequence[Sequence[bool]] | None
-    consume: Callable[[Tensors, Wanted], Tensor]
+    consume: Callable[[Tensors, int], Tensor]
     autocast: Callable[[torch.device], AbstractContextManager[Any]]
     types: dict[tuple[int, int], list[torch.dtype]] = field(default_factory=dict)
 
@@ -71,7 +70,7 @@ class PipeStage(nn.Module):
             _hook(tensors, recorder.touch, "all")
         with call.autocast(recorder.device):
             output = self.stage(*tensors)
-            result = call.consume(output, call.targets[i]).reshape(1) if self.last else output
+            result = call.consume(output, i).reshape(1) if self.last else output
         if register_hooks:
             _hook(as_tuple(result), lambda _: recorder.begin_backward(self.index, i), "any")
         recorder.finish("F", i, batch_size(call.inputs[i]))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
-from hetpipe.layers.model import Model, Tensors, Wanted, evaluating, move, split_rows
+from hetpipe.layers.model import Model, Tensors, evaluating, move, split_rows
 from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import GradientSync
-from hetpipe.runtime.plan_engine import PlanEngine, Score
+from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.stages.executor import Ends, StageRun
@@ -49,6 +49,7 @@ class TorchEngine(PlanEngine):
         self._runs: dict[tuple[tuple[int, ...], bool], StageRun] = {}
         self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
         self._autocast: torch.dtype | None = None
+        self._watch()
 
     def _gradient_sync(self, groups: PlanGroups) -> GradientSync:
         lo, hi = self._stage_plan.layers
@@ -115,8 +116,9 @@ class TorchEngine(PlanEngine):
                 depths=depths,
                 ends=self._ends(sizes, training=training),
                 recorder=self.recorder,
-                loss=self._share_of_loss if training else None,
+                loss=self._mean_loss if training else None,
                 last_backward=self.sync.last_backward,
+                seed=self._seed,
             )
         return self._runs[key]
 
@@ -133,27 +135,20 @@ class TorchEngine(PlanEngine):
     def _release(self, key: tuple[tuple[int, ...], bool]) -> None:
         self._runs.pop(key).close()
 
-    def _sum_of_replica(self, row: Sequence[float]) -> Sequence[float]:
-        return self._lanes.sum(row) if len(self._ranks) > 1 else row
+    def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:
+        return self._lanes.sum(numbers) if len(self._ranks) > 1 else numbers
 
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
-        wanted, self._last_size = self._wanted(sizes, targets), sizes[-1]
-        return self._run(sizes, training=True).run(self._microbatches(sizes, inputs), wanted)
+        wanted = self.loss.wanted(targets, sizes, self.device) if targets is not None and self.is_last else None
+        self._last_size = sizes[-1]
+        losses = self._run(sizes, training=True).run(self._microbatches(sizes, inputs), wanted)
+        return [loss.double() * w.weight for loss, w in zip(losses, wanted or (), strict=True)]
 
     def _microbatches(self, sizes: tuple[int, ...], inputs: Tensors | None) -> list[Tensors] | None:
         return split_rows(move(inputs, self.device), sizes) if inputs is not None and self.is_first else None
 
-    def _wanted(self, sizes: tuple[int, ...], targets: Tensors | None) -> list[Wanted] | None:
-        return self.loss.wanted(targets, sizes, self.device) if targets is not None and self.is_last else None
-
-    def _score(
-        self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, score: Score
-    ) -> None:
-        wanted = self._wanted(sizes, targets) or []
-        with torch.no_grad():
-            self._run(sizes, training=False).run(
-                self._microbatches(sizes, inputs), None, lambda output, i: score(output, wanted[i])
-            )
+    def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
+        self._run(sizes, training=False).run(self._microbatches(sizes, inputs), None, on_output)
 
     def close(self) -> None:
         """Give hooks and buffers back."""

@@ -47,13 +47,14 @@ class _Flight(NamedTuple):
 class StageRun:
     """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given), or only forward.
     `ranks` are the global ranks of all stages in order; `ends` has what enters and leaves with each micro-batch; `last_backward`
-    is called before the last backward."""
+    is called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's."""
 
     def __init__(self, module: Stage, *, index: int, ranks: Sequence[int], lanes: Lanes, sizes: Sequence[int],
                  depths: Sequence[int] | None, ends: Sequence[Ends], recorder: Recorder,
-                 loss: Callable[[Tensors, Wanted], Tensor] | None, last_backward: Callable[[], None]) -> None:  # fmt: skip
+                 loss: Callable[[Tensors, Wanted], Tensor] | None, last_backward: Callable[[], None],
+                 seed: Callable[[Wanted], float] = lambda _: 1.0) -> None:  # fmt: skip
         self.module, self.index, self.sizes, self.ends = module, index, sizes, ends
-        self.recorder, self.loss, self._last_backward = recorder, loss, last_backward
+        self.recorder, self.loss, self._last_backward, self._seed = recorder, loss, last_backward, seed
         self.is_first, self.is_last = index == 0, index == len(ranks) - 1
         self.trains, m = depths is not None, len(sizes)
         if depths is not None:
@@ -92,7 +93,7 @@ class StageRun:
             if kind == "F":
                 self._forward(Action(self.index, "F", i), inputs, targets, on_output)
             elif kind == "B":
-                self._backward(Action(self.index, "B", i))
+                self._backward(Action(self.index, "B", i), targets)
             elif (lane := comes.get(kind)) is not None:
                 lane.post()
             elif (out := leaves.get(kind)) is not None:
@@ -144,18 +145,22 @@ class StageRun:
             if self._outputs is not None:
                 self._outputs.settle(i + 1 - FORWARD_ONLY)
 
-    def _backward(self, action: Action) -> None:
+    def _backward(self, action: Action, targets: Sequence[Wanted] | None) -> None:
         i, recorder = action.microbatch, self.recorder
-        flight, gradients = self._flying.popleft(), None
+        flight = self._flying.popleft()
+        gradients: tuple[Tensor, ...] | None = None
+        if self.is_last:
+            assert targets is not None
+            gradients = (torch.full_like(flight.ends[0], self._seed(targets[i])),)
         if self._gradients is not None and self._outputs is not None:
             recorder.note(f"the wait for the gradient of {action}")
             gradients = self._gradients.take()
             self._outputs.settle(i + 1)
         recorder.begin(str(action))
         ends = flight.ends
-        if gradients is not None:  # what nothing later uses takes no part in backward
+        if not self.is_last:  # what nothing later uses takes no part in backward
             ends = tuple(t for t, spec in zip(ends, self.ends[i][1], strict=True) if spec.requires_grad)
-        pairs = [(t, None if gradients is None else gradients[g]) for g, t in enumerate(ends) if t.requires_grad]
+        pairs = [(t, g) for t, g in zip(ends, gradients or (), strict=True) if t.requires_grad]
         if i == len(self.sizes) - 1:
             self._last_backward()
         if pairs:

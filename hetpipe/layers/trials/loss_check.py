@@ -14,10 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, cut
-from hetpipe.layers.loss_trial import Trial, draws, layer_name, with_few_rows
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
+from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import TensorSpec, fake_tensors, type_name, unchanged_buffers
+from hetpipe.layers.trials.loss_trial import Trial, draws, masked, with_few_rows
 
+DETACHED = (
+    "the loss requires no gradient: what it returns does not depend on the model's output, or was detached from it "
+    "(.item(), .detach(), torch.no_grad(), argmax)"
+)
 CUT = "A batch is cut into micro-batches, so gradients would be wrong."
 GIVE = (
     "For a weighted mean give what it divides by, as a function of the targets (in the job's loss section "
@@ -31,7 +36,7 @@ def check_sample(model: Model, output: Sequence[TensorSpec], who: str, targets: 
     """InputError if the loss does not do, or one of these targets (by default the model's sample's; `numbers` are those of their
     samples, who has them is `who`) is no class. `output` is what the last layer gives for the model's sample."""
     targets = model.targets if targets is None else targets
-    trial = Trial(loss=model.loss, layer=layer_name(model), output=output, rows=batch_size(model.inputs), targets=targets)
+    trial = Trial(model=model, loss=model.loss, output=output, rows=batch_size(model.inputs), targets=targets)
     check_labels(trial, who, numbers)
     check_loss(trial)
 
@@ -84,8 +89,11 @@ def check_loss(trial: Trial, devices: Sequence[torch.device] = (torch.device("cp
     for device in devices:
         for drawn in draws(found, device):
             try:
-                with _unchanged(found.loss, device):
-                    return _tried(found, drawn, device)
+                with _unchanged(found.loss):
+                    note = _tried(found, drawn, device)
+                    if note is None:
+                        _try_masked(found, drawn, device)
+                    return note
             except _NotFinite as odd:
                 error = error or odd
             except Exception as failed:  # whatever a function says of numbers that it does not like
@@ -103,20 +111,11 @@ class _NotFinite(Exception):
 
 
 @contextmanager
-def _unchanged(loss: Loss, device: torch.device) -> Iterator[None]:
-    """Random state, and the buffers of a loss that has some, are afterwards what they were."""
-    owner = getattr(loss.function, "__self__", loss.function)
-    buffers = unchanged_buffers(owner) if isinstance(owner, nn.Module) else nullcontext()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), buffers:
+def _unchanged(loss: Loss) -> Iterator[None]:
+    """The buffers of a loss that has some are afterwards what they were."""
+    owner = _owner(loss)
+    with unchanged_buffers(owner) if owner is not None else nullcontext():
         yield
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """Of these two devices only: torch.manual_seed would seed all GPUs anew."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
 
 
 def _said(error: Exception) -> str:
@@ -131,11 +130,14 @@ def _tried(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -
     def loss_of(begin: int, end: int, seed: int = 0) -> Tensor:
         rows = [slice(begin * len(t) // trial.rows, end * len(t) // trial.rows) for t in as_tuple(output)]
         part = as_value([t[own].clone() for t, own in zip(as_tuple(output), rows, strict=True)])
-        _seed(seed, device)
-        return trial.loss.function(part, as_value([t[begin:end].clone() for t in as_tuple(targets)]))
+        with drawing(seed, devices=[device]):
+            return trial.loss.function(part, as_value([t[begin:end].clone() for t in as_tuple(targets)]))
 
     whole = loss_of(0, trial.rows)
     _refuse_no_number(trial, whole)
+    if held := held_by_loss(whole, as_tuple(output)):
+        raise InputError(holds(held, trial.loss, trial.model))
+    state = _state(trial.loss)
     value = _finite(whole)
     if _finite(loss_of(0, trial.rows, seed=1)) != value:
         return "it gives another number each time"
@@ -147,7 +149,67 @@ def _tried(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -
         if abs(value - _mean(values, weights)) > tolerance:
             parts = select(targets, slice(0, middle)), select(targets, slice(middle, None))
             raise InputError(_no_mean(trial, parts, values, weights, tolerance))
+    if changed := [name for name, buffer in _state(trial.loss).items() if name in state and not torch.equal(buffer, state[name])]:
+        raise InputError(f"the loss keeps state (its buffer {changed[0]!r} changes in each call), and is called once for each "
+                         "micro-batch, on the ranks of last stages only: let it depend on its arguments alone")  # fmt: skip
     return None if cuts else "only one of the samples that were looked at counts"
+
+
+def _try_masked(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -> None:
+    """InputError if the loss is no mean where targets are masked out of which these have none: later batches may have some."""
+    for targets in masked(drawn[1]):
+        try:
+            _tried(trial, (drawn[0], targets), device)
+        except InputError as error:
+            if error.__cause__ is None:
+                raise InputError(f"on targets of which a part was set to 0, as a mask may be in later batches, {error}") from None
+        except Exception:  # what a loss says of targets that are none
+            continue
+
+
+def _state(loss: Loss) -> dict[str, Tensor]:
+    """The values of the buffers of a loss that has some."""
+    owner = _owner(loss)
+    return {name: buffer.clone() for name, buffer in owner.named_buffers()} if owner is not None else {}
+
+
+def _owner(loss: Loss) -> nn.Module | None:
+    owner = getattr(loss.function, "__self__", loss.function)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def held_by_loss(loss: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that would get a gradient from this loss beside those of the model's outputs."""
+    stops, own = {t.grad_fn for t in outputs}, {id(t) for t in outputs}
+    pending, seen, found = [loss.grad_fn], set[Any](), list[Tensor]()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen or node in stops:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of a leaf's
+        if isinstance(variable, Tensor) and id(variable) not in own:
+            found.append(variable)
+        pending += [parent for parent, _ in node.next_functions]
+    return found
+
+
+def holds(held: Sequence[Tensor], loss: Loss, model: Model) -> str:
+    """What is said of a loss that has parameters."""
+    owner = _owner(loss)
+    for parameters, whose in ((owner.named_parameters() if owner is not None else (), "its own"),
+                              (model.layers.named_parameters(), "the model's")):  # fmt: skip
+        names = [name for name, parameter in parameters if parameter is held[0]]
+        if names:
+            what = f"{whose} parameter {names[0]!r}"
+            break
+    else:
+        what = f"a parameter of shape {tuple(held[0].shape)}"
+    return (
+        f"the loss depends on {what} beside the model's output: it would get a gradient on each last stage by itself, which "
+        "nobody sums, and be in no optimizer. Make what has parameters the last layer of the model; a penalty on weights is the "
+        "optimizer's weight_decay"
+    )
 
 
 def _finite(loss: Tensor) -> float:
@@ -184,10 +246,7 @@ def _refuse_no_number(trial: Trial, value: object) -> None:
     if not value.is_floating_point():
         raise InputError(f"the loss must return a floating-point number, found one of {type_name(value.dtype)}")
     if any(spec.requires_grad for spec in trial.output) and not value.requires_grad:
-        raise InputError(
-            "the loss requires no gradient: what it returns does not depend on the model's output, or was detached from it "
-            "(.item(), .detach(), torch.no_grad(), argmax)"
-        )
+        raise InputError(DETACHED)
 
 
 def _refuse_class_weights(trial: Trial) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import may_normalise_batches, needs_a_choice, normalises_batches
-from hetpipe.layers.loss_check import check_labels, check_loss
-from hetpipe.layers.loss_trial import Trial, layer_name
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, batch_size
 from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.trials.loss_check import DETACHED, check_labels, check_loss, held_by_loss, holds
+from hetpipe.layers.trials.loss_trial import Trial
 from hetpipe.processes.progress import warn
 
 
@@ -23,7 +23,7 @@ class Given:
         self._model, self._loss, self._replica, self._who = model, loss, f"replica {replica}", who
         self._quiet = replica > 0
         self._norms = may_normalise_batches(layers) if model.batch_norm is None else []
-        self._tried = False
+        self._tried = self._noted = False
 
     def rows(self, value: Tensors | None, what: str) -> int:
         """How many samples `value` has."""
@@ -60,17 +60,28 @@ class Given:
                 "the loss function leaves no target out, give ignore_index a number that no target has"
             )
 
-    def check_loss(self, output: Sequence[TensorSpec], rows: int, targets: Tensors, device: torch.device) -> None:
-        """InputError if a target is no class or, the first time, if the loss does not do (see `loss_check`). `output`
+    def check_loss(
+        self, output: Sequence[TensorSpec], rows: int, targets: Tensors, device: torch.device, *, again: bool
+    ) -> None:
+        """InputError if a target is no class or, the first time and `again`, if the loss does not do (see `loss_check`). `output`
         is what the last layer gives for so many rows, on this device."""
-        trial = Trial(loss=self._loss, layer=layer_name(self._model), output=output, rows=rows, targets=targets)
+        trial = Trial(model=self._model, loss=self._loss, output=output, rows=rows, targets=targets)
         check_labels(trial, f"{self._replica}'s share of the batch")
-        if self._tried:
+        if self._tried and not again:
             return
         self._tried = True
         note = check_loss(trial, list(dict.fromkeys([torch.device("cpu"), device])))
-        if note is not None and not self._quiet:
+        if note is not None and not self._quiet and not self._noted:
+            self._noted = True
             warn(f"note: whether the loss is a mean over its batch could not be tried: {note}")
+
+    def faults_of_loss(self, loss: Tensor, output: Tensors, *, whole: bool) -> list[str]:
+        """What is wrong with the loss of a micro-batch; by its graph, if the `whole` of it is to be looked at."""
+        outputs = [t for t in as_tuple(output) if t.requires_grad]
+        if outputs and not loss.requires_grad:
+            return [f"{self._who}: {DETACHED}"]
+        held = held_by_loss(loss, outputs) if whole else []
+        return [f"{self._who}: {holds(held, self._loss, self._model)}"] if held else []
 
 
 def _shapes(batch: Tensors | None) -> list[tuple[int, ...]]:

@@ -19,15 +19,21 @@ DISTINCT_ROWS = 256  # of a batch, among which rows that differ are looked for
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A loss, what the last layer (`layer` names it) gives for `rows` samples, and targets of real samples, with all their
-    positions or not (`whole`)."""
+    """A loss, what the model's last layer gives for `rows` samples, and targets of real samples, with all their positions or not
+    (`whole`)."""
 
+    model: Model
     loss: Loss
-    layer: str
     output: Sequence[TensorSpec]
     rows: int
     targets: Tensors
     whole: bool = True
+
+    @property
+    def layer(self) -> str:
+        """The last layer: `'head' (Linear)`."""
+        name, layer = named_layers(self.model.layers)[-1]
+        return f"{name!r} ({type(layer).__name__})"
 
     @property
     def what(self) -> str:
@@ -115,6 +121,21 @@ def _varied(trial: Trial) -> Iterator[Tensors]:
     yield trial.targets
 
 
+def masked(targets: Tensors) -> Iterator[Tensors]:
+    """The same targets, but for a part of the second half of the rows that is 0: of each tensor that could be a mask (of zeros
+    and ones only), and of labels of several positions, of which 0 may be one that a loss leaves out."""
+    parts = as_tuple(targets)
+    for place, tensor in enumerate(parts):
+        if tensor.is_complex() or tensor.numel() < 2:
+            continue
+        labels = tensor.ndim > 1 and not tensor.is_floating_point() and bool((tensor >= 0).all())
+        if labels or bool(((tensor == 0) | (tensor == 1)).all()):
+            changed = tensor.clone()
+            later = changed[len(changed) // 2 :].view(len(changed) - len(changed) // 2, -1)
+            (later.T if later.shape[1] > 1 else later)[1::2] = 0
+            yield as_value([*parts[:place], changed, *parts[place + 1 :]])
+
+
 def _drawn(spec: TensorSpec, kind: Callable[[Tensor], Tensor], draw: torch.Generator) -> Tensor:
     if spec.dtype.is_floating_point:
         return kind(torch.randn(spec.shape, generator=draw)).to(spec.dtype).requires_grad_(spec.requires_grad)
@@ -123,12 +144,6 @@ def _drawn(spec: TensorSpec, kind: Callable[[Tensor], Tensor], draw: torch.Gener
     numbers = torch.randint(0, 2, spec.shape, generator=draw)
     numbers.reshape(len(numbers), -1)[:, 0] = 1  # a mask leaves something of each sample
     return numbers.to(spec.dtype)
-
-
-def layer_name(model: Model) -> str:
-    """The last layer: `'head' (Linear)`."""
-    name, layer = named_layers(model.layers)[-1]
-    return f"{name!r} ({type(layer).__name__})"
 
 
 def _range(labels: Tensor) -> str:

@@ -1,0 +1,129 @@
+"""What the ranks tell each other of a batch before they train it, so that whatever is wrong with it is said by all of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Tensors, as_tuple, batch_size
+
+ROW_BYTES = 1 << 16  # of each tensor of a sample that are looked at in every step
+ADVICE = (
+    "Let both fetch the same samples in the same order (a loader that shuffles, or a data set that draws, from a torch.Generator "
+    "that is seeded alike on all ranks), or give None for what a rank does not read"
+)
+
+
+@dataclass
+class Row:
+    """What one rank says, or several in sum: the samples of each replica's inputs (`given`, by its first stage) and targets
+    (`counted`, by its last); what the targets weigh; the `digest` of the samples that a first stage was given, less that of a
+    last stage, and how many `ends` gave theirs; how many are `adding` up steps; and how many have something to complain of."""
+
+    given: list[float]
+    counted: list[float]
+    weight: float = 0.0
+    digest: float = 0.0
+    ends: float = 0.0
+    adding: float = 0.0
+    faults: float = 0.0
+
+    @classmethod
+    def empty(cls, replicas: int) -> Row:
+        """Of a rank that has nothing to say."""
+        return cls([0.0] * replicas, [0.0] * replicas)
+
+    def numbers(self) -> list[float]:
+        """For a message."""
+        return [*self.given, *self.counted, *(getattr(self, field.name) for field in fields(self)[2:])]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Row:
+        """The inverse of `numbers`."""
+        replicas = (len(numbers) - len(fields(cls)) + 2) // 2
+        return cls(list(numbers[:replicas]), list(numbers[replicas : 2 * replicas]), *numbers[2 * replicas :])
+
+    def check_ends(self) -> None:
+        """InputError if a replica's two ends were given other numbers of samples."""
+        for replica, (given, counted) in enumerate(zip(self.given, self.counted, strict=True)):
+            if given != counted:
+                raise InputError(
+                    f"replica {replica}: its first stage was given {given:.0f} samples of inputs, its last stage {counted:.0f} "
+                    "of targets; give both the same share"
+                )
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What one rank says where something is wrong: its own fault, and the marks of the samples that it was given, by which all
+    ranks see where two ends of a replica were given different ones."""
+
+    replica: int
+    first: bool
+    fault: str | None
+    marks: tuple[int, ...]
+
+
+class DifferentSamplesError(InputError):
+    """The two ends of a replica were given different samples; `row` is the first of its share."""
+
+    replica = row = 0
+
+
+def different_samples(replica: int, row: int, sample: str, advice: str) -> DifferentSamplesError:
+    """The error, of a sample by its name."""
+    error = DifferentSamplesError(
+        f"the two ends of replica {replica} were given different samples: {sample} is not the same on its first stage, which "
+        f"reads the inputs, and on its last, which reads the targets. {advice}"
+    )
+    error.replica, error.row = replica, row
+    return error
+
+
+def raise_first(complaints: Sequence[Complaint]) -> None:
+    """InputError about the first fault of any rank, or the first sample that differs."""
+    for complaint in complaints:
+        if complaint.fault is not None:
+            raise InputError(complaint.fault)
+    for first in complaints:
+        for last in complaints:
+            if first.first and not last.first and first.replica == last.replica and first.marks and last.marks:
+                for row, (a, b) in enumerate(zip(first.marks, last.marks, strict=False)):
+                    if a != b:
+                        raise different_samples(first.replica, row, f"sample {row} of its share", ADVICE)
+    raise AssertionError("nobody says what is wrong")
+
+
+def marks_of(inputs: Tensors, targets: Tensors, *, whole: bool) -> tuple[int, ...]:
+    """A hash of each sample, of its first bytes where it has many, or of the `whole`; tensors of GPUs, which would be waited for,
+    count only then."""
+    rows = batch_size(inputs)
+    marks = [0] * rows
+    for tensor in (*as_tuple(inputs), *as_tuple(targets)):
+        if tensor.ndim == 0 or len(tensor) != rows or (tensor.device.type != "cpu" and not whole):
+            continue
+        for row, content in enumerate(_bytes(tensor)):
+            marks[row] = zlib.crc32(content if whole or len(content) <= ROW_BYTES else _some(content), marks[row])
+    return tuple(marks)
+
+
+def digest(marks: Sequence[int]) -> int:
+    """A hash of all of them, below 2³²."""
+    return zlib.crc32(repr(marks).encode())
+
+
+def _bytes(tensor: Tensor) -> Sequence[memoryview]:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(len(tensor), -1)
+    return [memoryview(row) for row in plain.view(torch.uint8).numpy()] if plain.numel() else []
+
+
+def _some(content: memoryview) -> bytes:
+    """ROW_BYTES of it, in pieces from all over."""
+    piece = ROW_BYTES // 16
+    starts = [k * (len(content) - piece) // 15 for k in range(16)]
+    return b"".join(content[start : start + piece] for start in starts)

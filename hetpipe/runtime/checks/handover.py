@@ -1,0 +1,95 @@
+"""Gradients go to an optimizer once, and as they were made. Both are looked at: a second step while the gradients of the first
+are still there would lose them, and what changes the gradients of a rank by what it sees of them there changes them otherwise on
+other ranks, as torch's own clipping does, which takes the norm of this rank's layers for that of all."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hetpipe.files.messages import InputError
+from hetpipe.processes.progress import warn
+from hetpipe.processes.pulse import first_to_say
+
+CHANGED = (
+    "note: gradients were changed between engine.step and the optimizer's step. If that was torch.nn.utils.clip_grad_norm_: it "
+    "sees the layers of its own rank only, and so clips by another norm on each; call engine.clip_grad_norm_(max_norm), which "
+    "clips by that of the whole model"
+)
+LOST = (
+    "the optimizer is given the gradients of the last engine.step only: those of the one before it were taken by no optimizer, "
+    "and are lost. To add up the gradients of several steps, call them in 'with engine.accumulate():'; to drop those of one on "
+    "purpose, call engine.zero_grad() after it"
+)
+
+
+class Handover:
+    """Looks at what becomes of the gradients of these parameters."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._ids = {id(p) for p in self._parameters}
+        self._marks: list[tuple[nn.Parameter, int, Tensor, int]] = []  # with its version, its gradient, and that one's version
+        self._lost = self._taken = self._told = False
+        own = weakref.ref(self)  # the hooks must not keep an engine's process groups
+        self._handles = [
+            register_optimizer_step_pre_hook(partial(_before, own)), register_optimizer_step_post_hook(partial(_after, own))
+        ]  # fmt: skip
+
+    def begin(self, *, kept: bool) -> None:
+        """Another step begins, which drops the gradients of the one before, or keeps them."""
+        unused = bool(self._marks) and not self._taken and all(p._version == version for p, version, _, _ in self._marks)
+        self._lost = not kept and (self._lost or (unused and not self._differ()))
+        self._marks, self._taken = [], False
+
+    def made(self) -> None:
+        """The gradients of a step are ready for an optimizer, as they are now."""
+        self._marks = [(p, p._version, p.grad, p.grad._version) for p in self._parameters if p.grad is not None]
+
+    def _differ(self) -> bool:
+        return any(p.grad is not gradient or gradient._version != version for p, _, gradient, version in self._marks)
+
+    def has(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer has one of the parameters."""
+        return any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"])
+
+    def before(self) -> None:
+        """An optimizer is about to take the gradients. InputError if it is not given all that there were."""
+        if self._lost and not self._taken:
+            raise InputError(LOST)
+        if not self._taken and not self._told and self._differ():
+            self._told = True
+            if first_to_say(CHANGED):
+                warn(CHANGED)
+
+    def after(self) -> None:
+        """An optimizer has taken them."""
+        self._taken, self._lost = True, False
+
+    def forget(self) -> None:
+        """There are none, and none is missed."""
+        self._marks, self._lost = [], False
+
+    def close(self) -> None:
+        """Look no longer."""
+        self.forget()
+        for handle in self._handles:
+            handle.remove()
+
+
+def _before(own: weakref.ref[Handover], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    handover = own()
+    if handover is not None and handover.has(optimizer):
+        handover.before()
+
+
+def _after(own: weakref.ref[Handover], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    handover = own()
+    if handover is not None and handover.has(optimizer):
+        handover.after()

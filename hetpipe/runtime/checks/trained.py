@@ -1,0 +1,54 @@
+"""What is trained, as it was when the engine was built: for just that are gradients summed, and sent from stage to stage."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hetpipe.files.messages import InputError, cut
+from hetpipe.layers.weights import plain_name
+
+
+class Trained:
+    """The parameters of these layers, and which of them require gradients."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        self._layers, self._modules = layers, list(layers.modules())
+        self._seen = self._now()
+        self._names = _named(layers)
+        self._required = {name: p.requires_grad for name, p in self._names.items()}
+
+    def _now(self) -> list[tuple[object, bool]]:
+        """Each parameter, and each module that is in another: the objects themselves, as an id may be another's later."""
+        parameters = [(p, p.requires_grad) for module in self._modules for p in module._parameters.values() if p is not None]
+        return [*parameters, *((child, True) for module in self._modules for child in module._modules.values())]
+
+    def check(self) -> None:
+        """InputError where that has changed."""
+        now = self._now()
+        if len(now) == len(self._seen) and all(a is b and x == y for (a, x), (b, y) in zip(now, self._seen, strict=True)):
+            return
+        told = []
+        for name, parameter in _named(self._layers).items():
+            if name not in self._names:
+                told.append(f"{name!r} is new")
+            elif parameter is not self._names[name]:
+                told.append(f"{name!r} is another tensor (.copy_ changes the values of the one that there was)")
+            elif parameter.requires_grad != self._required[name]:
+                told.append(f"{name!r} was {_state(self._required[name])}, and is {_state(parameter.requires_grad)}")
+        told += [f"{name!r} is gone" for name in self._names.keys() - _named(self._layers).keys()]
+        if not told:  # modules without parameters have changed
+            self._seen, self._modules = now, list(self._layers.modules())
+            return
+        raise InputError(
+            f"what is trained has changed since the engine was made: {cut('; '.join(told))}. Sums of gradients, and what stages "
+            "send each other, are for the parameters that there were: close the engine (engine.close()), wrap the model again, "
+            "and make a new optimizer"
+        )
+
+
+def _named(layers: nn.Module) -> dict[str, nn.Parameter]:
+    return {plain_name(name): p for name, p in layers.named_parameters(remove_duplicate=False)}
+
+
+def _state(required: bool) -> str:
+    return "trained" if required else "frozen"

@@ -1,0 +1,161 @@
+"""What a process of a plan holds: its layers, under the names that they have in the whole model, and where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError, listed
+from hetpipe.layers.model import Model, Tensors, batch_size, select
+from hetpipe.layers.weights import load_state, plain_name, state_of
+from hetpipe.planning.shares import shares_for
+from hetpipe.processes.world import World
+from hetpipe.runtime.gradients import is_finite
+from hetpipe.runtime.recorder import Recorder
+from hetpipe.spec.plan import Plan
+
+Span = tuple[str, int, int, str, int, float, float]  # device, replica, stage, kind, micro-batch, start, end
+NOTHING = "nothing"  # the name of the parameter of a process that has none
+
+
+class Holder:
+    """A process of a plan, which has some stages of one replica. `stage` has the layers of this process under their names in the
+    whole model."""
+
+    stage: nn.Sequential
+    recorders: list[Recorder]  # one for each stage of this process
+    device: torch.device  # the process's first
+
+    def __init__(self, model: Model, plan: Plan, world: World) -> None:
+        self.plan, self.world = plan, world
+        plan.check(layers=len(model.layers))
+        refuse_unexecutable(plan)
+        self._model = model
+        self.replica, self.index = _position(plan, world)
+        self._replica_plan = plan.replicas[self.replica]
+        self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
+        self.steps = 0  # begun so far
+
+    @property
+    def name(self) -> str:
+        """`rank 3, replica 0 stage 1, device n0/1`, for messages."""
+        return f"rank {self.world.rank}, {self.place}"
+
+    @property
+    def place(self) -> str:
+        """`replica 0 stage 1, device n0/1`."""
+        return f"replica {self.replica} stage {self.index}, device {self.world.device_id}"
+
+    @property
+    def doing(self) -> str:
+        """The action that began last, and in which step, for messages."""
+        current = max(self.recorders, key=lambda r: r.began).current
+        return f"{current} of step {self.steps}" if self.steps else current
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This process's parameters; one without elements if it has none, since torch's optimizers refuse an empty list."""
+        return iter(list(self.stage.parameters()) or [self._nothing])
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This process's parameters, as `parameters` has them, with their names in the whole model, in which nothing is called
+        compiled."""
+        own = [(plain_name(name), parameter) for name, parameter in self.stage.named_parameters()]
+        return iter(own or [(NOTHING, self._nothing)])
+
+    @cached_property
+    def _nothing(self) -> nn.Parameter:
+        return nn.Parameter(torch.empty(0, device=self.device))
+
+    @property
+    def layers(self) -> nn.Sequential:
+        """The whole model; only this process's layers have their values here."""
+        return self._model.layers
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This process's parameters and buffers by their names in the whole model; all processes together have all of them."""
+        return state_of(self.stage)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before
+        anything is changed, where it lacks a tensor of this process, has one that the model has not, or one of another shape."""
+        own, state = state_of(self.stage), {plain_name(name): tensor for name, tensor in state.items()}
+        strange = state.keys() - state_of(self.layers).keys()
+        faults = [f"it has {name!r}, which the model has not" for name in sorted(strange)]
+        for name, tensor in own.items():
+            if name not in state:
+                faults.append(f"it has no {name!r}")
+            elif state[name].shape != tensor.shape:
+                faults.append(f"{name!r} has shape {tuple(state[name].shape)}, in the model {tuple(tensor.shape)}")
+        if faults:
+            raise InputError(f"{self.name}: this is not a state of the model:\n{listed(faults)}")
+        load_state(self.stage, {name: state[name] for name in own})
+
+    def parameters_are_finite(self) -> bool:
+        """Whether all numbers of the model's parameters are, on all devices. Collective."""
+        return self.world.sum([not is_finite(*(p.detach() for p in self.stage.parameters()))])[0] == 0
+
+    def share(self, batch: Tensors) -> Tensors:
+        """This replica's rows of a global batch, for `step`: its planned samples, or its part of a smaller (last) batch."""
+        begin, end = self._rows(batch_size(batch), self.replica)
+        return select(batch, slice(begin, end))
+
+    def _rows(self, samples: int, replica: int) -> tuple[int, int]:
+        shares = [sum(sizes) for sizes in shares_for(self.plan, samples)]
+        begin = sum(shares[:replica])
+        return begin, begin + shares[replica]
+
+    def row_of(self, samples: int, replica: int, row: int) -> int:
+        """Which row of a batch of so many samples is this one of a replica's share."""
+        return self._rows(samples, replica)[0] + row
+
+    def _places(self) -> list[tuple[str, int, Recorder]]:
+        """(device, stage, recorder) of each stage of this process."""
+        stages = self._replica_plan.stages[self.index : self.index + len(self.recorders)]
+        return [
+            (stage.device, self.index + s, recorder)
+            for s, (stage, recorder) in enumerate(zip(stages, self.recorders, strict=True))
+        ]
+
+    def spans(self) -> list[Span]:
+        """The actions of the step just done, in seconds since it began."""
+        return [
+            (device, self.replica, s, *span)
+            for device, s, recorder in self._places()
+            for span in recorder.end_step()
+        ]
+
+    def usage(self) -> list[tuple[str, int | None, float]]:
+        """(device, peak bytes where they are known, seconds of overrun) of each stage of this process."""
+        return [
+            (device, recorder.peak_bytes, recorder.pacer.overrun_seconds)
+            for device, _, recorder in self._places()
+        ]
+
+
+def _position(plan: Plan, world: World) -> tuple[int, int]:
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            if world.device_id in stage.devices:
+                return r, s
+    raise InputError(f"device {world.device_id} has no part in the plan, which uses {list(plan.device_ids)}")
+
+
+def refuse_unexecutable(plan: Plan) -> None:
+    """Tensor-parallel stages and precisions are planned and priced, but not yet executed."""
+    lower = {kind: precision for kind, precision in (plan.precision or {}).items() if precision != "fp32"}
+    if lower:
+        told = ", ".join(f"{precision} on {kind!r}" for kind, precision in lower.items())
+        raise InputError(
+            f"the plan computes in {told}; a precision of each device type can be planned and simulated, but not yet trained: "
+            "training computes in fp32. Plan with --precision fp32"
+        )
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            if len(stage.devices) > 1:
+                raise InputError(
+                    f"replica {r} stage {s} is tensor-parallel over {list(stage.devices)}; such stages can be planned and "
+                    "simulated, but not yet trained"
+                )

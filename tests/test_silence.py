@@ -1,0 +1,172 @@
+"""Loops of one's own in which nothing goes wrong without a word: what is drawn, added up, changed behind the engine, or given
+otherwise to two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from bench.reference import ReferenceEngine
+from hetpipe.layers.device import one_thread
+from hetpipe.layers.model import Loss, as_tuple, cross_entropy
+from hetpipe.processes.launch import start_ranks
+from tests.nets import batch, build
+from tests.ranks import cluster_of, run_ranks
+from tests.silence import EPOCHS, PLAN, SHARES, Points, everything, loop_over, shuffled
+from tests.test_autowrap import unequal
+
+
+@pytest.fixture(scope="module")
+def ran() -> list[dict[str, Any]]:
+    """What three ranks found: a pipeline of two beside one device."""
+    return run_ranks(everything, cluster_of(2, 1))
+
+
+def everywhere(ran: list[dict[str, Any]], part: str, what: str) -> Any:
+    """What all ranks were told alike."""
+    found = [result[part][what] for result in ran]
+    assert all(other == found[0] for other in found), found
+    return found[0]
+
+
+def test_steps_leave_the_generators_alone_and_draw_by_seed_rank_and_step(ran: list[dict[str, Any]]) -> None:
+    """Dropout on a stage moved torch's generator there, and a shuffled loader read other samples at either end."""
+    assert not any(result["draw"]["moved"] for result in ran)
+    first, again = everywhere(ran, "draw", "losses")
+    assert first == again, "the same under whatever the user's generators are"
+    assert len(set(first)) == 3
+    drawn = [result["draw"]["drawn"] for result in ran]
+    assert all(once == twice for once, twice in drawn)
+    whole = [row for once, _ in drawn for row in once]
+    assert len(whole) == (3 + 1) * (2 + 2), "layer 7 lies on ranks 1 and 2, with two micro-batches of all of these"
+    assert len({number for row in whole for number in row}) == 3 * len(whole), "no rank and no step draws what another has drawn"
+
+
+def test_steps_add_up_to_the_gradient_of_all_their_batches(ran: list[dict[str, Any]]) -> None:
+    """Two steps before one of the optimizer kept the gradients of the second."""
+    model = build("tied")
+    batches = [tuple(as_tuple(x)[0] for x in batch("tied", sum(SHARES), step)) for step in range(3)]
+    reference = ReferenceEngine(model, Loss(function=cross_entropy, weight="tokens"))
+    with one_thread(torch.device("cpu")):
+        losses = [reference.step(*one) for one in batches]
+        reference.step(*(torch.cat(column) for column in zip(*batches, strict=True)))
+    truth = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
+    for result in ran:
+        assert result["add up"]["losses"] == pytest.approx(losses, abs=1e-12)
+        for name, gradient in result["add up"]["gradients"].items():
+            wanted = truth[name]
+            assert wanted is not None
+            assert torch.allclose(gradient, wanted, rtol=0, atol=1e-12), name
+    assert everywhere(ran, "add up", "norm") == pytest.approx(reference.clip_grad_norm_(1e9), abs=1e-12)
+    assert "cannot be entered again" in everywhere(ran, "add up", "again")
+
+
+def test_gradients_that_no_optimizer_took_are_told(ran: list[dict[str, Any]]) -> None:
+    message = everywhere(ran, "add up", "lost")
+    assert message.startswith("the optimizer is given the gradients of the last engine.step only")
+    assert "with engine.accumulate():" in message
+    assert "engine.zero_grad()" in message
+
+
+def test_torchs_own_clipping_is_told_once(ran: list[dict[str, Any]]) -> None:
+    assert everywhere(ran, "add up", "quiet") == []
+    both, alone = ran[0]["add up"]["clipped"] + ran[1]["add up"]["clipped"], ran[2]["add up"]["clipped"]
+    for (line,) in (both, alone):  # once a host
+        assert "If that was torch.nn.utils.clip_grad_norm_" in line
+        assert "call engine.clip_grad_norm_(max_norm)" in line
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("thaw", "'3.norm.weight' was frozen, and is trained; '3.norm.bias' was frozen, and is trained; '3.linear.weight' was"),
+        ("freeze", "'5.linear.weight' was trained, and is frozen"),
+        ("replace", "'5.linear.weight' is another tensor (.copy_ changes the values of the one that there was)"),
+        ("add", "'5.adapter.weight' is new; '5.adapter.bias' is new"),
+        ("assign", "'0.norm.weight' is another tensor"),
+    ],
+)
+def test_what_is_trained_must_stay_what_it_was(ran: list[dict[str, Any]], what: str, change: str) -> None:
+    """Whether one rank changed it, or all: it was in no sum of gradients, without a word."""
+    message = everywhere(ran, "change", what)
+    assert message.startswith(f"what is trained has changed since the engine was made: {change}")
+    assert "close the engine (engine.close()), wrap the model again, and make a new optimizer" in message
+
+
+def test_replicas_are_compared_in_a_loop_of_ones_own(ran: list[dict[str, Any]]) -> None:
+    assert [everywhere(ran, "change", f"edited, step {step}") for step in (0, 1)] == [None, None]
+    message = everywhere(ran, "change", "edited, step 2")
+    assert message.startswith("the replicas of layers 0:6 (ranks [0, 2]) hold different parameters")
+
+
+def test_samples_that_differ_at_the_two_ends_are_told(ran: list[dict[str, Any]]) -> None:
+    for what in ("swapped", "swapped in an evaluation"):
+        message = everywhere(ran, "change", what)
+        assert message.startswith("the two ends of replica 0 were given different samples: sample 2 of its share is not the same")
+    assert everywhere(ran, "change", "others") is None
+
+
+def test_a_loss_with_parameters_is_refused(ran: list[dict[str, Any]]) -> None:
+    """Their gradients stayed on each last stage."""
+    own, closure, penalty = (everywhere(ran, "lose", what) for what in ("own", "closure", "penalty"))
+    assert "the loss depends on its own parameter 'scale' beside the model's output" in own
+    assert "the loss depends on a parameter of shape (3,) beside the model's output" in closure
+    assert "the loss depends on the model's parameter '9.linear.weight' beside the model's output" in penalty
+    assert all("Make what has parameters the last layer of the model" in message for message in (own, closure, penalty))
+
+
+def test_a_loss_is_looked_at_again_in_later_steps(ran: list[dict[str, Any]]) -> None:
+    """It was tried on the first batch only: masks of later ones made gradients wrong."""
+    for what, message in (("detached", "the loss requires no gradient"), ("masked", "the loss is no mean weighed by samples")):
+        first, second, third, fourth = everywhere(ran, "lose", what)
+        assert (first, second) == (None, None)
+        assert message in fourth
+        assert (third is not None) == (what == "detached"), "that is looked at in each step; and the mean in 1, 2, 4, …"
+        assert everywhere(ran, "lose", f"{what}, gradients") == []
+
+
+def test_predictions_and_inference_mode(ran: list[dict[str, Any]]) -> None:
+    net = torch.nn.Sequential(*list(build("blocks"))[:6])
+    inputs = as_tuple(batch("blocks", 8, 0)[0])[0]
+    outputs = [result["predict"]["output"] for result in ran]
+    assert outputs[0] is None
+    assert torch.allclose(torch.cat(outputs[1:]), net(inputs), rtol=0, atol=1e-12)
+    for result in ran:
+        found = result["predict"]
+        assert found["evaluation"] == found["plain"] == pytest.approx(found["losses"][0], abs=1e-12)
+        assert found["losses"][1] < found["losses"][0]
+        assert (found["inferred"] is None) == (found["output"] is None)
+        assert found["inferred"] is None or torch.equal(found["inferred"], found["output"])
+
+
+def one_device(dropout: float) -> tuple[list[float], list[list[int]]]:
+    """The losses, and the samples of each batch, of a plain loop over a shuffled loader."""
+    model, loader, seen = loop_over(dropout)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.2), []
+    for _ in range(EPOCHS):
+        for x, y, number in loader:
+            seen.append(number.tolist())
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    return losses, seen
+
+
+@pytest.mark.parametrize("way", ["wrap", "auto"])
+def test_a_shuffled_loader_gives_all_ranks_one_devices_samples_in_its_order(way: str, tmp_path: Path) -> None:
+    """Dropout on one stage, or measuring on one rank, moved the generator from which the order is drawn."""
+    plan, cluster = (PLAN, cluster_of(2, 1)) if way == "wrap" else (None, unequal())
+    runs = start_ranks(shuffled, (plan, cluster, str(tmp_path)), cluster.devices)
+    with one_thread(torch.device("cpu")):
+        losses, order = one_device(0.0)
+    assert len(DataLoader(Points())) * EPOCHS == sum(map(len, order))
+    for result in runs:
+        assert [run["order"] for run in result] == [order] * len(result), "also the one that measures, and with Dropout"
+        assert result[0]["losses"] == result[1]["losses"] == pytest.approx(losses, abs=1e-9)
+        assert result[2]["losses"] == result[3]["losses"] != result[0]["losses"]
