@@ -1,4 +1,4 @@
-"""`equal-parameters`: one pipeline over all devices in cluster order, equal parameter bytes on each."""
+"""`equal-parameters`: one pipeline over all devices in cluster order, equal bytes of parameters that train on each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def balanced(weights: Sequence[float], n: int) -> list[int]:
 @dataclass(frozen=True)
 class EqualParameters:
     """What DeepSpeed's PipelineModule does by default, `partition_method="parameters"` (DeepSpeed, tutorial "Pipeline
-    Parallelism", section "Load Balancing Pipeline Modules"): it balances the parameters per stage and knows neither the speed
+    Parallelism", section "Load Balancing Pipeline Modules"): it balances trained parameters per stage and knows neither the speed
     nor the memory of a device. 1F1B; the micro-batch size, and recompute everywhere or nowhere, that simulate fastest."""
 
     name: str = "equal-parameters"
@@ -65,7 +65,7 @@ class EqualParameters:
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """All that are tried."""
-        weights = [float(x) for x in desk.problem.profile.parameter_bytes()]
+        weights = [float(x) for x in desk.problem.profile.trained_bytes()]
         rows = one_line(desk.problem)
         ends = balanced(weights, rows.size)
         for place, draft in enumerate(grid_drafts(desk, self.name, rows, lambda types, b: ends)):

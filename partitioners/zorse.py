@@ -76,7 +76,7 @@ def _groupings(desk: Desk) -> Iterator[list[list[int]]]:
     counts = np.array([len(group) for group in members], dtype=float)
     weights = rates * np.outer(counts, counts)
     np.fill_diagonal(weights, 0.0)
-    layer_bytes = float(desk.problem.profile.parameter_bytes().max())
+    layer_bytes = float(desk.problem.profile.trained_bytes().max())
     for parts in splits(weights):
         groups = [[device for node in part for device in members[node]] for part in parts]
         each = [costs.all_reduce_seconds([desk.appraiser.ids[d] for d in group], layer_bytes) for group in groups]

@@ -172,6 +172,18 @@ def split(draw: st.DrawFn, profile: Profile) -> Profile:
 
 
 @st.composite
+def frozen(draw: st.DrawFn, layers: list[dict[str, Any]]) -> None:
+    """Of each layer's parameters none, a part or all train; what layers share trains in all of them or in none."""
+    ties = draw(st.booleans())
+    for layer in layers:
+        shared = layer.get("tied_parameter_bytes", 0)
+        tied, own = shared * ties, layer["parameter_bytes"] - shared
+        layer["trained_bytes"] = tied + draw(st.sampled_from([0, 0, own, draw(st.integers(0, own))]))
+        if shared:
+            layer["tied_trained_bytes"] = tied
+
+
+@st.composite
 def profiles(draw: st.DrawFn, kinds: Sequence[str] = ("a", "b", "c"), most_layers: int = 7) -> Profile:
     """Up to seven uneven layers, sometimes with two tied; measured sizes {1}, {1, 2} or {1, 3}; uneven speed
     by layer."""
@@ -190,6 +202,8 @@ def profiles(draw: st.DrawFn, kinds: Sequence[str] = ("a", "b", "c"), most_layer
         shared = min(layers[0]["parameter_bytes"], layers[-1]["parameter_bytes"])
         for i in (0, -1):
             layers[i] |= {"tied": "wte", "tied_parameter_bytes": shared}
+    if draw(st.integers(0, 2)) == 0:
+        draw(frozen(layers))
     times = {kind: draw(st.lists(_seconds(), min_size=count, max_size=count)) for kind in kinds}
     return make_profile(
         times,
@@ -246,8 +260,11 @@ def crowds(draw: st.DrawFn, most_devices: int, prices: bool = False) -> Problem:
     layer = {"parameter_bytes": draw(st.sampled_from([100, 1000])), "output_bytes_per_sample": draw(st.sampled_from([10, 100])),
              "saved_bytes_per_sample": 50}  # fmt: skip
     times = [draw(_seconds(0.05, 0.2)) for _ in range(draw(st.integers(2, 9)))]
+    trained = draw(st.sampled_from([None, None, 0, 30]))
+    layers = [{} if trained is None else {"trained_bytes": trained}] * (len(times) - 1) + [{}]  # all of the last one trains
     speeds = {kind: draw(st.sampled_from([1.0, 1.7, 4.0])) for kind in kinds}
-    profile = make_profile({kind: [speed * t for t in times] for kind, speed in speeds.items()}, (1, 2, 4), layer, fixed=0.3)
+    rows = {kind: [speed * t for t in times] for kind, speed in speeds.items()}
+    profile = make_profile(rows, (1, 2, 4), layer, layers, fixed=0.3)
     options = draw(st.sampled_from([{}, {}, {}, {"schedule": "gpipe"}, {"schedule": "1f1b"}, {"backend": "fairscale"}]))
     batch = draw(st.sampled_from([1, 2, 7])) * len(cluster.devices) + draw(st.integers(0, 3))
     return make_problem(cluster, profile, batch, **({} if prices else options))

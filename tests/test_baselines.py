@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,13 @@ class TestEqualParameters:
         profile = make_profile({"a": [1.0] * 5, "b": [9.0] * 5}, layers=layers)
         plan = EqualParameters()(make_problem(make_cluster([{"a": 1, "b": 1}]), profile, 4)).plan
         assert cuts(plan) == [(0, 1), (1, 5)]
+
+    def test_what_does_not_train_weighs_nothing(self) -> None:
+        layers: list[dict[str, Any]] = [{"parameter_bytes": size} for size in (600, 100, 100, 100, 300)]
+        layers[0] |= {"trained_bytes": 10}
+        profile = make_profile({"a": [1.0] * 5, "b": [9.0] * 5}, layers=layers)
+        plan = EqualParameters()(make_problem(make_cluster([{"a": 1, "b": 1}]), profile, 4)).plan
+        assert cuts(plan) == [(0, 4), (4, 5)]
 
 
 class TestTorchgpipeBalance:

@@ -67,6 +67,7 @@ def test_the_cache_knows_what_changes_a_profile(tmp_path: Path, monkeypatch: pyt
     others = [
         path(nn.Linear(8, 9), nn.ReLU()),
         path(nn.Linear(8, 8), nn.GELU()),
+        path(nn.Linear(8, 8).requires_grad_(False), nn.ReLU()),
         path(name="other"),
         path(nn.Linear(8, 8), Repeated(2)),
         path(nn.Linear(8, 8), Repeated(4)),

@@ -83,8 +83,27 @@ class TestMemory:
             layer | {"tied": "wte", "tied_parameter_bytes": 100} if i != 1 else layer
             for i, layer in enumerate(LAYERS)
         ]
-        assert costs(tied).parameter_bytes("a", 0, 3) == 500
-        assert costs(tied).parameter_bytes("a", 0, 2) == 300
+        assert costs(tied).parameter_bytes("a", 0, 3) == (500, 500)
+        assert costs(tied).parameter_bytes("a", 0, 2) == (300, 300)
+
+    def test_what_does_not_train_has_neither_gradients_nor_state(self) -> None:
+        """Of layer 1 nothing trains, of layer 2 a third: 500 parameters, and 100 gradients with twice as much of AdamW."""
+        layers = [LAYERS[0], LAYERS[1] | {"trained_bytes": 0}, LAYERS[2] | {"trained_bytes": 100}]
+        assert costs(layers).parameter_bytes("a", 1, 3) == (500, 100)
+        assert costs(layers).stage_memory("a", 1, 3, samples=4).static == 500 + 3 * 100
+        copies = costs(layers, overhead={"parameter_copies": 0.5})
+        assert copies.stage_memory("a", 0, 3, samples=4).static == 600 + 3.5 * 200 + 1
+
+    @pytest.mark.parametrize("trains", [True, False])
+    def test_a_tied_parameter_is_held_once_and_has_state_once_if_it_trains(self, trains: bool) -> None:
+        """Layers 0 and 2 share 100; of layer 0 nothing else is left, of layer 2 the other 200 train."""
+        own = {"tied": "wte", "tied_parameter_bytes": 100, "tied_trained_bytes": 100 * trains}
+        layers = [
+            LAYERS[0] | own | {"trained_bytes": 100 * trains},
+            LAYERS[1] | {"trained_bytes": 0},
+            LAYERS[2] | own | {"trained_bytes": 200 + 100 * trains},
+        ]
+        assert costs(layers).parameter_bytes("a", 0, 3) == (500, 300 if trains else 200)
 
     @pytest.mark.parametrize(("depth", "most"), [(1, 4), (2, 8), (3, 11), (9, 11)])
     def test_most_samples_in_flight(self, depth: int, most: int) -> None:
@@ -142,6 +161,17 @@ class TestSegments:
             (1, 3, ("n0/1", "n1/0"), 400.0, None),  # the first layer is all tied: no segment of its own
             (0, 3, ("n0/0", "n0/1", "n1/0"), 100.0, "wte"),
         ]
+
+    def test_a_tied_parameter_that_does_not_train_is_not_summed(self) -> None:
+        frozen = {"tied": "wte", "tied_parameter_bytes": 100, "tied_trained_bytes": 0}
+        tied = [LAYERS[0] | frozen | {"trained_bytes": 0}, LAYERS[1], LAYERS[2] | frozen | {"trained_bytes": 50}]
+        plan = Plan(
+            model="test",
+            global_batch=4,
+            replicas=(replica(1, devices=["n0/0", "n0/1"]), replica(devices=["n1/0"])),
+        )
+        found = [(s.lo, s.hi, s.owners, s.size_bytes, s.tied) for s in sync_segments(plan, costs(tied))]
+        assert found == [(1, 3, ("n0/1", "n1/0"), 250.0, None)]
 
     def test_one_replica_sums_only_what_is_tied(self) -> None:
         plan = Plan(model="test", global_batch=2, replicas=(replica(1, devices=["n0/0", "n0/1"]),))

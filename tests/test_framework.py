@@ -17,7 +17,7 @@ from hetpipe.measuring.measure import profile_cluster
 from hetpipe.measuring.traffic import Flow
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.world import World
-from hetpipe.show.tables import beside_table
+from hetpipe.show.tables import beside_table, profile_table
 from hetpipe.spec.assumed import ALLOCATOR_FACTOR, MIB, told_of, with_assumed
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
 from hetpipe.spec.job import ProfileSection
@@ -146,3 +146,11 @@ def test_the_profile_of_several_ranks_on_one_host_says_what_was_not_measured() -
     assert "each forward and backward more" in text
     assert "not measured, adapters (one host): each as fast as its node's fastest link" in text
     assert "not measured, held by the allocator, over in use on cpu: 1.05 on a CUDA card, 1 elsewhere" in text
+
+
+def test_a_profile_says_what_trains_where_not_all_does() -> None:
+    layers = [{"parameter_bytes": 2 * MIB, "trained_bytes": 0}, {"parameter_bytes": MIB}]
+    for rows, trained in ((layers, ["0 B", "1.00 MiB", "1.00 MiB"]), ([{"parameter_bytes": MIB}] * 2, None)):
+        table = profile_table(make_profile({"a": [1.0] * 2}, layers=rows))
+        columns = {str(column.header): list(column.cells) for column in table.columns}
+        assert columns.get("of these train") == trained

@@ -121,6 +121,52 @@ def test_tied_parameters_are_named_and_their_bytes_known() -> None:
     assert rows[0].parameter_bytes == rows[4].parameter_bytes == 8 * 16 * 4
 
 
+@pytest.mark.parametrize("table", [True, False])
+def test_what_trains_is_known_of_each_layer_and_of_what_layers_share(table: bool) -> None:
+    """Of six layers the third has a frozen weight of 16 x 16, and the table that two share trains or not; the last trains."""
+    net = tied()
+    net[0].weight.requires_grad_(table)
+    net[2].weight.requires_grad_(False)
+    loss = Loss(function=LOSSES["cross_entropy"])
+    made = Model(name="tied", layers=net, inputs=torch.randn(1, 8), targets=torch.tensor([1]), loss=loss)
+    rows, _ = layer_profiles(made, CPU)
+    kept = None if table else 0
+    assert [row.trained_bytes for row in rows] == [kept, None, 16 * 4, None, kept, None]
+    assert [row.tied_trained_bytes for row in rows] == [kept, None, None, None, kept, None]
+    assert [row.tied_trained for row in rows] == [8 * 16 * 4 * table, 0, 0, 0, 8 * 16 * 4 * table, 0]
+
+
+class Counted(nn.Module):
+    """A linear layer that counts the backwards through it."""
+
+    def __init__(self, *, trains: bool) -> None:
+        super().__init__()
+        self.linear, self.backwards = nn.Linear(8, 8).requires_grad_(trains), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.linear(x)
+        if output.requires_grad:
+            output.register_hook(self.count)
+        return output
+
+    def count(self, _: Tensor) -> None:
+        self.backwards += 1
+
+
+def test_layers_below_the_first_that_trains_are_measured_without_backward() -> None:
+    """As they are trained: a frozen layer above it has one, for the gradient of its input."""
+    layers = [Counted(trains=trains) for trains in (False, False, True, False, True)]
+    made = model(*layers)
+    profile = profile_model(made, microbatch_sizes=[2], repeats=2, optimizer=functools.partial(torch.optim.SGD, momentum=0.9))
+    assert [layer.backwards for layer in layers[:2]] == [0, 0]
+    assert all(layer.backwards > 0 for layer in layers[2:])
+    weight = (8 * 8 + 8) * 4
+    assert [layer.trained for layer in profile.layers] == [0, 0, weight, 0, weight]
+    assert [layer.saved_bytes_per_sample > 0 for layer in profile.layers] == [False, False, True, False, True]
+    assert [seconds > 0 for seconds in profile.measurements[0].optimizer_seconds] == [False, False, True, False, True]
+    assert profile.optimizer.state_bytes_per_parameter_byte == 1.0
+
+
 def test_one_module_at_two_positions_is_two_layers() -> None:
     relu, shared = nn.ReLU(), nn.Linear(8, 8)
     rows, _ = layer_profiles(model(shared, relu, nn.Linear(8, 8), relu, shared), CPU)

@@ -274,6 +274,10 @@ def test_the_bytes_of_a_checkpoint_are_known_before_the_first_step(tmp_path: Pat
     found = checkpoint_bytes(Profile.load(folder.profile(folder.job())))
     parameters = sum(p.numel() * 8 for p in build_layers(Job.read(tmp_path / "job.yaml")).parameters())
     assert found == 3 * parameters
+    frozen = folder.profile(folder.job(model={"target": "tests.user_parts:mostly_frozen"}), name="frozen.json")
+    layers = build_layers(Job.read(tmp_path / "job.yaml"))
+    every, trained = (sum(p.numel() * 8 for p in layers.parameters() if p.requires_grad or any_) for any_ in (True, False))
+    assert checkpoint_bytes(Profile.load(frozen)) == every + 2 * trained < 1.1 * every
     run_everywhere(Job.read(folder.ready(checkpoint={"folder": str(tmp_path / "saved")}), ["train.steps=1"]), train_rank)
     (saved,) = checkpoint.list_checkpoints(tmp_path / "saved")
     assert sum(file.stat().st_size for file in saved.glob("*.safetensors")) == pytest.approx(found, rel=0.3)  # with headers

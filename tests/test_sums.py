@@ -55,16 +55,34 @@ def test_buckets_end_where_the_next_layer_would_bring_them_over_25_mib() -> None
     assert found == [(1, 7, 83)]
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 60))
-def test_the_cut_is_the_engines_where_a_layer_is_one_parameter(sizes: list[int], limit: int) -> None:
-    layers = [nn.ParameterList([nn.Parameter(nn.Linear(size, 1, bias=False).weight.detach())] if size else []) for size in sizes]
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=12), st.integers(1, 60))
+def test_the_cut_is_the_engines_where_a_layer_is_one_parameter(rows: list[tuple[int, bool]], limit: int) -> None:
+    """Frozen layers are in no bucket."""
+    layers = [
+        nn.ParameterList([nn.Parameter(nn.Linear(size, 1, bias=False).weight.detach(), trains)] if size else [])
+        for size, trains in rows
+    ]
     parameters = [p for layer in layers for p in layer]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradients, "BUCKET_BYTES", 4 * limit)
         sync = GradientSync([OwnerGroup("layers", (0, 1), tuple(parameters))], {}, 0)
-    profile = make_profile({"a": [1.0] * len(sizes)}, layers=[{"parameter_bytes": 4 * size} for size in sizes])
-    found = Costs(profile, make_cluster([{"a": 2}])).buckets(frozenset({("", 1)}), 0, len(sizes), 1, 4.0 * limit)
+    bytes_ = [{"parameter_bytes": 4 * size, **({} if trains else {"trained_bytes": 0})} for size, trains in rows]
+    profile = make_profile({"a": [1.0] * len(rows)}, layers=bytes_)
+    found = Costs(profile, make_cluster([{"a": 2}])).buckets(frozenset({("", 1)}), 0, len(rows), 1, 4.0 * limit)
     assert [x.size_bytes for x in found] == [sum(4 * p.numel() for p in bucket.parameters) for bucket in sync._buckets]
+
+
+def test_frozen_layers_are_in_no_bucket_and_no_sum() -> None:
+    """Of seven layers of 10 MiB the second, the fourth half and the last train."""
+    layers = layers_of(*[10] * 7)
+    for i, trained in enumerate((0, 10, 0, 5, 0, 0, 10)):
+        layers[i] |= {"trained_bytes": trained * MIB}
+    profile = make_profile({"a": [1.0] * 7}, layers=layers)
+    for ends, buckets in (([7], [(1, 7, 25)]), ([2, 6, 7], [(6, 7, 10), (3, 4, 5), (1, 2, 10)]), ([1, 7], [(1, 7, 25)])):
+        stages = [(f"n0/{i}", lo, hi) for i, (lo, hi) in enumerate(zip([0, *ends], ends, strict=False))]
+        plan = plan_of(stages, [(d.replace("n0", "n1"), lo, hi) for d, lo, hi in stages])
+        costs = Costs(profile, make_cluster([{"a": 3}, {"a": 3}]))
+        assert [(x.lo, x.hi, x.size_bytes / MIB) for x in sync_segments(plan, costs)] == buckets
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -113,7 +113,17 @@ def test_tied_shards_of_two_stages() -> None:
         ("wte", ("n0/0", "n1/0"), 200),
         ("wte", ("n0/1", "n1/1"), 200),
     ]
-    assert costs.parameter_bytes("a", 0, 2, 2) == 440 + 440 - 200
+    assert costs.parameter_bytes("a", 0, 2, 2) == (440 + 440 - 200,) * 2
+
+
+def test_of_a_shard_as_large_a_part_trains_as_of_its_layer() -> None:
+    """Layer 0: 100 of 800 bytes train, so of a shard of 440 55, and of one of 260 32 whole ones; all of layer 1."""
+    document = profile().model_dump()
+    document["layers"][0]["trained_bytes"] = 100
+    costs = Costs(Profile.parse(document, "profile"), cluster())
+    assert [costs.parameter_bytes("a", 0, 2, t) for t in (1, 2, 4)] == [(1600, 900), (880, 55 + 440), (520, 32 + 260)]
+    segments = sync_segments(plan([["n0/0", "n0/1"]], [["n1/0", "n1/1"]]), costs)
+    assert [(s.owners, s.size_bytes) for s in segments] == [(("n0/0", "n1/0"), 495), (("n0/1", "n1/1"), 495)]
 
 
 @pytest.mark.parametrize(("adapters", "sharing"), [(1, 2), (2, 1), ("per_device", 1)])

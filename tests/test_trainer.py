@@ -14,6 +14,10 @@ import torch.distributed as dist
 from rich.console import Console
 
 from bench.reference import Truth, train_reference
+from hetpipe.building.build import build_data, build_model
+from hetpipe.files.messages import InputError
+from hetpipe.planning.partition import PartitionError
+from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.launch import RankFailure
 from hetpipe.processes.progress import Activity
@@ -22,6 +26,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult, write_report
+from hetpipe.training.session import _check_profile
 from hetpipe.training.start import profile_everywhere, run_everywhere, train_rank
 from hetpipe.training.table import train_table
 from hetpipe.training.trainer import Trainer
@@ -262,6 +267,27 @@ def test_a_recomputed_stage_with_the_loss_trains_in_the_memory_that_is_predicted
     assert found.peak_bytes["n0/0"] == pytest.approx(peak, rel=0.03)
 
 
+def test_a_mostly_frozen_model_is_planned_and_trained_where_it_could_not_train_as_a_whole(tmp_path: Path) -> None:
+    """Its parameters take half a megabyte, with all gradients and AdamW's state two."""
+    folder = Folder(tmp_path)
+    file = folder.job(
+        model={"target": "tests.user_parts:mostly_frozen"}, plan={"partitioner": "auto"}, train=train(steps=3, dtype="float32")
+    )
+    folder.cluster(2, memory="600 KiB", slowdown=1.0)
+    profile, cluster = Profile.load(folder.profile(file)), Cluster.load(tmp_path / "cluster.yaml")
+    assert [layer.trained for layer in profile.layers] == [0, 0, 0, 0, 256 * 4, 257 * 4 * 4]
+    whole = tuple(layer.model_copy(update={"trained_bytes": None}) for layer in profile.layers)
+    with pytest.raises(PartitionError, match="no plan fits"):
+        make_plan(profile.model_copy(update={"layers": whole}), cluster, 12)
+    found, truth = trained(file), reference(file)
+    torch.testing.assert_close(torch.tensor(found.losses), torch.tensor(truth.losses), rtol=0, atol=1e-5)
+    assert found.losses[-1] < found.losses[0]
+    assert found.predicted is not None
+    assert found.peak_bytes.keys() == found.predicted.peak_bytes.keys()
+    for device, peak in found.peak_bytes.items():
+        assert 0.9 * found.predicted.peak_bytes[device] < peak <= found.predicted.peak_bytes[device] * 1.01, device
+
+
 def test_an_emulated_device_out_of_memory_names_rank_stage_and_device(tmp_path: Path) -> None:
     file = Folder(tmp_path).ready(slowdown=1.0, memory="20 KiB")
     with pytest.raises(RankFailure) as caught:
@@ -317,6 +343,19 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RankFailure, match=message) as caught:
             run_everywhere(Job.read(file, [setting, "plan.file=", "train.steps=1"]), train_rank)
         assert "is not a profile of this model" in str(caught.value)
+
+
+def test_a_profile_of_other_layers_that_train_is_refused_and_one_that_does_not_say_is_not(tmp_path: Path) -> None:
+    job = Job.read(Folder(tmp_path).ready())
+    model, profile = build_model(job, build_data(job).train), Profile.load(tmp_path / "profile.json")
+    layers = [layer.model_copy(update={"trained_bytes": 0}) if i == 2 else layer for i, layer in enumerate(profile.layers)]
+    frozen = profile.model_copy(update={"layers": tuple(layers)})
+    message = r"frozen.json is not .* \(of layer 2, 'block1', 0 parameter bytes train, in the model 8832\)"
+    with pytest.raises(InputError, match=message):
+        _check_profile(frozen, model, "frozen.json")
+    model.layers[2].requires_grad_(False)
+    _check_profile(frozen, model, "frozen.json")
+    _check_profile(profile, model, "profile.json")
 
 
 def test_faults_are_found_before_anything_is_measured(tmp_path: Path) -> None:

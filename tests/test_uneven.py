@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hetpipe.building.data import EpochSampler
@@ -23,7 +24,7 @@ from hetpipe.uneven import (
     process_group,
     windows,
 )
-from hetpipe.uneven.shares import plan_shares, share_out
+from hetpipe.uneven.shares import measured_shares, plan_shares, share_out
 from tests.commands import free_port
 from tests.ranks import cluster_of, make_plan, run_ranks
 from tests.uneven_ranks import Case, gradients, oddities
@@ -283,6 +284,17 @@ def test_shares_of_measured_rows() -> None:
     )
     with pytest.raises(InputError, match=r"can hold \[8, 0\]"):
         share_out([fast, []], 8)
+
+
+def test_what_does_not_train_takes_only_the_memory_of_its_parameters() -> None:
+    """Half as much again as the parameters: with all gradients and AdamW's state they would take five times as much."""
+    net = nn.Sequential(nn.Linear(200, 200).requires_grad_(False), nn.Linear(200, 1))
+    room = round(1.5 * 4 * sum(p.numel() for p in net.parameters()))
+    step = lambda size: net(torch.ones(size, 200)).sum().backward()  # noqa: E731
+    assert measured_shares(net, step, 4, memory_bytes=room, repeats=1) == [4]
+    net.requires_grad_(True)
+    with pytest.raises(InputError, match="the ranks can hold"):
+        measured_shares(net, step, 4, memory_bytes=room, repeats=1)
 
 
 def test_shares_of_a_plan(tmp_path: Any) -> None:

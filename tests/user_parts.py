@@ -66,6 +66,14 @@ def tied() -> nn.Sequential:
     )
 
 
+def mostly_frozen(width: int = 256) -> nn.Sequential:
+    """As in fine-tuning: of two frozen layers only the second bias trains, and so does the last layer."""
+    frozen = [nn.Linear(width, width).requires_grad_(False) for _ in range(2)]
+    frozen[1].bias.requires_grad_(True)
+    embed = nn.Linear(8, width).requires_grad_(False)
+    return nn.Sequential(embed, nn.Tanh(), frozen[0], nn.Tanh(), frozen[1], nn.Linear(width, 4))
+
+
 def not_sequential() -> nn.Module:
     return nn.Linear(4, 3)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -184,6 +184,11 @@ def module_bytes(module: nn.Module) -> tuple[int, int]:
     """(parameter bytes, buffer bytes) of a module, shared ones once."""
     parameters = sum(p.numel() * p.element_size() for p in module.parameters())
     return parameters, sum(b.numel() * b.element_size() for b in module.buffers())
+
+
+def trained_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    """Bytes of those that train."""
+    return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
 
 
 def timing_event() -> torch.cuda.Event:

@@ -76,7 +76,7 @@ def cache_path(
     model: Model, cluster: Cluster, options: ProfileSection, optimizer: str, hosts: tuple[str, ...] = ()
 ) -> str:
     """Where the profile of this model and its loss, on these device types of these hosts, with these versions, is kept."""
-    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.layers.named_parameters()]
+    shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.layers.named_parameters()]
     sample = [
         (tuple(t.shape[1:]), str(t.dtype))
         for t in (model.inputs if isinstance(model.inputs, tuple) else (model.inputs,))

@@ -29,6 +29,7 @@ from hetpipe.layers.device import (
     module_bytes,
     one_thread,
     static_storages,
+    trained_bytes,
 )
 from hetpipe.layers.layer_run import LayerRun, busy_factor, leaves, loss_of, steady_seconds, turn_seconds
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
@@ -159,7 +160,7 @@ class _OptimizerRun:
         took, state = _time_optimizer(parameters, clock, index, self.factory, repeats) if parameters else (0.0, 0)
         self.seconds.append(took)
         self.state_bytes += state
-        self.parameter_bytes += sum(p.numel() * p.element_size() for p in parameters)
+        self.parameter_bytes += trained_bytes(parameters)
 
 
 def _time_optimizer(
@@ -283,10 +284,8 @@ def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfi
     ends = [
         sum(spec.size_bytes for spec in specs) for specs in trace_boundaries(model.layers, model.sample(1)[0])
     ]
-    saved, by_name = (
-        _saved_bytes_somewhere(model, device),
-        dict(model.layers.named_parameters(remove_duplicate=False)),
-    )
+    saved = _saved_bytes_somewhere(model, device)
+    by_name = dict(model.layers.named_parameters(remove_duplicate=False))
     ties: dict[int, list[str]] = {}
     for name, members in tied_layers(model.layers).items():
         for member in members:
@@ -294,7 +293,8 @@ def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfi
     rows = []
     for index, (name, layer) in enumerate(named_layers(model.layers)):
         parameters, buffers = module_bytes(layer)
-        shared = ties.get(index, [])
+        shared, trained = ties.get(index, []), trained_bytes(layer.parameters())
+        tied, frozen = [by_name[n] for n in shared], trained < parameters
         rows.append(
             LayerProfile(
                 name=name,
@@ -303,7 +303,9 @@ def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfi
                 saved_bytes_per_sample=saved[index],
                 buffer_bytes=buffers,
                 tied=shared[0] if shared else None,
-                tied_parameter_bytes=sum(by_name[n].numel() * by_name[n].element_size() for n in shared),
+                tied_parameter_bytes=sum(p.numel() * p.element_size() for p in tied),
+                trained_bytes=trained if frozen else None,
+                tied_trained_bytes=trained_bytes(tied) if frozen and shared else None,
             )
         )
     return tuple(rows), ends[0]

@@ -70,6 +70,16 @@ class Bucket(NamedTuple):
     size_bytes: float
 
 
+class LayerBytes(NamedTuple):
+    """Of a device type's layers: prefix sums of parameters, of those that train and of what one sample saves [L + 1]; and what it
+    saves in each layer [L]."""
+
+    parameters: Array
+    trained: Array
+    saved: Array
+    saved_by_layer: Array
+
+
 class RingParts(NamedTuple):
     """A ring all-reduce: the numbers of the nodes that it joins, if it is not on one; seconds of its bytes and of its latencies;
     bytes/s into and out of each node, alone."""
@@ -87,17 +97,15 @@ class Costs:
         self.profile = profile
         self.cluster = cluster
         self._times: dict[tuple[str, int, int], tuple[Array, Array]] = {}
-        self._bytes: dict[tuple[str, int], tuple[Array, Array, Array]] = {}
+        self._bytes: dict[tuple[str, int], LayerBytes] = {}
         self._optimizer: dict[tuple[str, int], Array] = {}
         self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
         self._inputs = _prefix(profile.input_bytes)
-        tied = [layer.tied_parameter_bytes if layer.tied else 0 for layer in profile.layers]
-        self._tied_bytes = _prefix(np.array(tied, dtype=np.float64))
+        self._tied_bytes = _prefix(profile.tied_trained_bytes)
         self._buckets: dict[object, list[Bucket]] = {}
         self._among: tuple[object, tuple[int, Counter[str], list[Link]]] = (None, (0, Counter(), []))
         pairs = (frozenset(link.between) for link in cluster.links)
         self._pairs = [pair for pair in pairs if len(pair) == 2]
-        self._tied = [(l, layer) for l, layer in enumerate(profile.layers) if layer.tied is not None]  # noqa: E741
 
     @property
     def layer_count(self) -> int:
@@ -139,20 +147,17 @@ class Costs:
             )
         return float(self._optimizer[key][hi] - self._optimizer[key][lo])
 
-    def parameter_bytes(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
-        """Parameter bytes of a range on one device (of `degree` that split it); a parameter that layers of the range share is
-        counted once."""
-        repeated, seen = 0.0, set()
-        for l, layer in self._tied:  # noqa: E741
-            if lo <= l < hi:
-                repeated += layer.tied_parameter_bytes / degree if layer.tied in seen else 0
-                seen.add(layer.tied)
-        return self.shard_bytes(device_type, lo, hi, degree) - repeated
+    def parameter_bytes(self, device_type: str, lo: int, hi: int, degree: int = 1) -> tuple[float, float]:
+        """Parameter bytes of a range on one device (of `degree` that split it), and those of them that train; a parameter that
+        layers of the range share is counted once."""
+        of, (repeated, again) = self._layer_bytes(device_type, degree), self.profile.repeated_bytes(lo, hi)
+        held, trained = float(of.parameters[hi] - of.parameters[lo]), float(of.trained[hi] - of.trained[lo])
+        return held - repeated / degree, trained - again / degree
 
-    def shard_bytes(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
-        """Parameter bytes of a range on one device, what layers share counted with each."""
-        parameters, _, _ = self._layer_bytes(device_type, degree)
-        return float(parameters[hi] - parameters[lo])
+    def trained_bytes(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
+        """Parameter bytes of a range that train on one device, what layers share counted with each."""
+        trained = self._layer_bytes(device_type, degree).trained
+        return float(trained[hi] - trained[lo])
 
     @property
     def bucket_bytes(self) -> float:
@@ -162,8 +167,8 @@ class Costs:
     def summed_bytes(self, kinds: frozenset[tuple[str, int]], lo: int, hi: int) -> float:
         """Bytes of the gradients of layers [lo, hi) in all shards together, without what is tied, which is summed apart: the most
         of all (device type, degree) that hold them (shards repeat what Megatron does not split, so their sum grows with the
-        degree)."""
-        held = max(degree * self.shard_bytes(kind, lo, hi, degree) for kind, degree in kinds)
+        degree). What does not train has none."""
+        held = max(degree * self.trained_bytes(kind, lo, hi, degree) for kind, degree in kinds)
         return held - float(self._tied_bytes[hi] - self._tied_bytes[lo])
 
     def buckets(self, kinds: frozenset[tuple[str, int]], lo: int, hi: int, pieces: int, most: float) -> list[Bucket]:
@@ -185,17 +190,15 @@ class Costs:
     def stage_memory(
         self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, degree: int = 1
     ) -> StageMemory:
-        """Memory of a stage: parameters, gradients, optimizer state and buffers; for each sample in flight what autograd
-        saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's saved bytes).
-        The first stage holds the inputs of all `samples` of the step; another has receive buffers for the inputs in flight and
-        one more, and for the gradient in use and the next (`runtime.stages.executor`). On top, what the cluster file's
-        `runtime_overhead` says of the framework."""
-        _, saved, plain = self._layer_bytes(device_type, degree)
-        runtime = self.cluster.runtime_overhead
-        copies = 2 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
-        static = copies * self.parameter_bytes(device_type, lo, hi, degree) + float(
-            self._buffers[hi] - self._buffers[lo]
-        )
+        """Memory of a stage: parameters, gradients and optimizer state of those that train, and buffers; for each sample in
+        flight what autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest
+        layer's saved bytes). The first stage holds the inputs of all `samples` of the step; another has receive buffers for the
+        inputs in flight and one more, and for the gradient in use and the next (`runtime.stages.executor`). On top, what the
+        cluster file's `runtime_overhead` says of the framework."""
+        _, _, saved, plain = self._layer_bytes(device_type, degree)
+        runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
+        more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
+        static = parameters + more * trained + float(self._buffers[hi] - self._buffers[lo])
         output, largest = float(self.profile.output_bytes[hi - 1]), float(plain[lo:hi].max())
         given, returned = float(self.profile.input_bytes[lo]), output if hi < self.layer_count else 0.0
         transient, held = runtime.backward_workspace * largest, float(saved[hi] - saved[lo])
@@ -211,15 +214,12 @@ class Costs:
             passing_per_sample=factor * passing,
         )
 
-    def _layer_bytes(self, device_type: str, degree: int) -> tuple[Array, Array, Array]:
-        key = (device_type, degree)
+    def _layer_bytes(self, device_type: str, degree: int) -> LayerBytes:
+        key, profile = (device_type, degree), self.profile
         if key not in self._bytes:
-            saved = self.profile.saved_bytes(degree, device_type)
-            self._bytes[key] = (
-                _prefix(self.profile.parameter_bytes(degree, device_type)),
-                _prefix(saved),
-                saved,
-            )
+            parameters, trained = (of(degree, device_type) for of in (profile.parameter_bytes, profile.trained_bytes))
+            saved = profile.saved_bytes(degree, device_type)
+            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(saved), saved)
         return self._bytes[key]
 
     def link(self, device_a: str, device_b: str) -> Link:

@@ -56,7 +56,7 @@ def sync_segments(plan: Plan, costs: Costs) -> list[Segment]:
     more devices are listed. Shards of a tensor-parallel stage are summed apart, each with its owners and its part of the bytes;
     they use links of their own. One process that drives several devices launches all after its last backward: for it there is
     nothing to be had from buckets, and segments are whole."""
-    layers, replicas = costs.profile.layers, plan.replicas
+    replicas = plan.replicas
     most = costs.bucket_bytes if plan.backend == "torch" else math.inf
     segments = list[Segment]()
     for lo, hi in reversed(_runs(replicas)) if len(replicas) > 1 else ():
@@ -72,13 +72,12 @@ def sync_segments(plan: Plan, costs: Costs) -> list[Segment]:
                 for owners in pieces
                 if len(set(owners)) > 1
             ]
-    for name in sorted({layer.tied for layer in layers if layer.tied is not None}):
-        members = [i for i, layer in enumerate(layers) if layer.tied == name]
+    for name, members, trained_bytes in costs.profile.ties:
         holders = _holding(replicas, members)
         stages = [replicas[r].stages[s] for r, s in holders]
         lowest = tuple(min(i for i in members if stage.layers[0] <= i < stage.layers[1]) for stage in stages)
         pieces = shard_owners(stages)
-        size = layers[members[0]].tied_parameter_bytes / len(pieces)
+        size = trained_bytes / len(pieces)
         segments += [
             Segment(lo=members[0], hi=members[-1] + 1, owners=owners, size_bytes=size, holders=holders, lowest=lowest, tied=name)
             for owners in pieces

@@ -54,7 +54,7 @@ def _stage_row(
     if costs is not None:
         pair = costs.stage_seconds(stage.kind, lo, hi, lane.sizes[0], recompute=stage.recomputed, degree=degree)
         forward, backward = map(human_seconds, pair)
-        parameters = human_bytes(costs.parameter_bytes(stage.kind, lo, hi, degree))
+        parameters = human_bytes(costs.parameter_bytes(stage.kind, lo, hi, degree)[0])
     elif profile is not None and degree == 1:
         parameters = human_bytes(float(profile.parameter_bytes()[lo:hi].sum()))
     many = f"{lane.count} × " if lane.count > 1 else ""

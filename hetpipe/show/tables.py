@@ -45,7 +45,8 @@ _SHORT: dict[Cause, str] = {
 def profile_table(profile: Profile) -> Table:
     """Per layer: bytes, and forward + backward seconds of one sample on each device type."""
     table = Table(title=f"profile of {profile.model}")
-    for name in ("layer", "parameters", "output/sample", "saved/sample"):
+    frozen = any(layer.trained < layer.parameter_bytes for layer in profile.layers)
+    for name in ("layer", "parameters", *(["of these train"] if frozen else []), "output/sample", "saved/sample"):
         table.add_column(name, justify="left" if name == "layer" else "right")
     first = [m for m in profile.measurements if m.tensor_parallel == 1]
     for m in first:
@@ -56,6 +57,7 @@ def profile_table(profile: Profile) -> Table:
         table.add_row(
             f"{layer.name}{tied}",
             human_bytes(layer.parameter_bytes),
+            *([human_bytes(layer.trained)] if frozen else []),
             human_bytes(layer.output_bytes_per_sample),
             human_bytes(layer.saved_bytes_per_sample),
             *times,
@@ -65,6 +67,7 @@ def profile_table(profile: Profile) -> Table:
     table.add_row(
         "all",
         human_bytes(sum(layer.parameter_bytes for layer in profile.layers)),
+        *([human_bytes(sum(layer.trained for layer in profile.layers))] if frozen else []),
         "",
         human_bytes(sum(layer.saved_bytes_per_sample for layer in profile.layers)),
         *totals,

@@ -149,13 +149,13 @@ class RuntimeOverhead(Strict):
     can be measured, and values for DeepSpeed on GH200, stand in bench/prediction/README.md.
 
     `device_bytes` on each device: what the driver shows and the framework's allocator does not (CUDA context, kernels,
-    communicators). `action_seconds` per forward and per backward. `parameter_copies`: copies of the parameters beside
-    parameters, gradients and optimizer state (1 where gradients are summed in one flat buffer). `backward_workspace`:
+    communicators). `action_seconds` per forward and per backward. `parameter_copies`: copies of the parameters that train
+    beside these, their gradients and optimizer state (1 where gradients are summed in one flat buffer). `backward_workspace`:
     what a backward needs while it runs, in units of what its largest layer saved. `allocator_factor`: bytes that the
     allocator holds over bytes in use. `receive_buffers`: for the micro-batches in flight (this engine), for all of a step
-    (torch.distributed.pipelining) or one each way (DeepSpeed). `overlap_transfers`: false where sends and receives block
-    the compute stream at both ends (DeepSpeed). `bucket_bytes`: gradients are summed in buckets of at most so many bytes, each
-    as soon as the last backward has made it (this engine, whatever stands here); 0 where sums wait for its end (DeepSpeed's
+    (torch.distributed.pipelining) or one each way (DeepSpeed). `overlap_transfers`: false where sends and receives block the
+    compute stream at both ends (DeepSpeed). `bucket_bytes`: gradients are summed in buckets of at most so many bytes, each as
+    soon as the last backward has made it (this engine, whatever stands here); 0 where sums wait for its end (DeepSpeed's
     pipelines).
     """
 

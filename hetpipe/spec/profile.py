@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,9 @@ HIDDEN = 0.5  # of a transfer must be hidden behind compute, for it to count as 
 class LayerProfile(Strict):
     """The bytes of one layer. Saved bytes are what autograd keeps from forward to backward; a storage that several
     layers save is counted with the first of them, parameters never. `tied` names a group of layers that share a
-    parameter of `tied_parameter_bytes` (part of `parameter_bytes` in each of them)."""
+    parameter of `tied_parameter_bytes` (part of `parameter_bytes` in each of them). `trained_bytes`: those of
+    `parameter_bytes` that train, all of them where it is left out; only these have gradients and optimizer state. Of them,
+    `tied_trained_bytes` are shared: where it is left out, `tied_parameter_bytes` if `trained_bytes` are as many, else 0."""
 
     name: Name
     parameter_bytes: Bytes
@@ -34,12 +36,49 @@ class LayerProfile(Strict):
     buffer_bytes: Bytes = 0
     tied: Name | None = None
     tied_parameter_bytes: Bytes = 0
+    trained_bytes: Bytes | None = None
+    tied_trained_bytes: Bytes | None = None
+
+    @model_validator(mode="after")
+    def _trains_what_it_has(self) -> Self:
+        trained, tied = self.trained, self.tied_trained
+        if trained > self.parameter_bytes:
+            raise ValueError(f"trained_bytes ({trained}) are a part of parameter_bytes ({self.parameter_bytes}), and are more")
+        if self.tied_trained_bytes is not None and tied > min(trained, self.tied_parameter_bytes):
+            raise ValueError(f"tied_trained_bytes ({tied}) are a part of trained_bytes ({trained}) and of tied_parameter_bytes "
+                             f"({self.tied_parameter_bytes}), and are more")  # fmt: skip
+        own = self.parameter_bytes - self.tied_parameter_bytes
+        if self.trained_bytes is not None and trained - tied > own:
+            raise ValueError(f"of trained_bytes ({trained}) {trained - tied} are beside tied_trained_bytes ({tied}), but of "
+                             f"parameter_bytes only {own} are not tied: give tied_trained_bytes, too")  # fmt: skip
+        return self
+
+    @property
+    def trained(self) -> int:
+        """Parameter bytes that train."""
+        return self.parameter_bytes if self.trained_bytes is None else self.trained_bytes
+
+    @property
+    def tied_trained(self) -> int:
+        """Those of them that layers share."""
+        if self.tied_trained_bytes is not None:
+            return self.tied_trained_bytes
+        return self.tied_parameter_bytes if self.trained_bytes is None or self.trained_bytes >= self.tied_parameter_bytes else 0
+
+
+class Tie(NamedTuple):
+    """A group of layers that share a parameter, and the bytes of it that train."""
+
+    name: str
+    layers: tuple[int, ...]
+    trained_bytes: int
 
 
 class Measurement(Strict):
     """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
-    A tensor-parallel degree above 1 carries its own parameter and saved bytes per device. `precision`: what matrix products are
-    computed in, where a type was measured at several; then each has its own saved bytes (parameters are the same)."""
+    A tensor-parallel degree above 1 carries its own parameter and saved bytes per device; of these parameters as large a part
+    trains as of the whole layer's. `precision`: what matrix products are computed in, where a type was measured at several; then
+    each has its own saved bytes (parameters are the same)."""
 
     device_type: Name
     tensor_parallel: DeviceCount = 1
@@ -103,7 +142,7 @@ class Measurement(Strict):
 
 
 class OptimizerProfile(Strict):
-    """How many bytes of optimizer state a parameter byte brings (AdamW 2, SGD with momentum 1, SGD 0)."""
+    """How many bytes of optimizer state a parameter byte that trains brings (AdamW 2, SGD with momentum 1, SGD 0)."""
 
     state_bytes_per_parameter_byte: Factor
 
@@ -233,6 +272,42 @@ class Profile(Document):
     def parameter_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
         """Parameter bytes per layer on one device, [L]."""
         return self._per_layer("parameter_bytes", tensor_parallel, device_type)
+
+    def trained_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
+        """Parameter bytes per layer that train on one device, [L]: of a shard as large a part as of the whole layer, in whole
+        bytes."""
+        held, whole = self.parameter_bytes(tensor_parallel, device_type), self.parameter_bytes()
+        trained = np.array([layer.trained for layer in self.layers], dtype=np.float64)
+        shares = np.where(held == whole, trained, np.floor(held * trained / np.maximum(whole, 1.0)))
+        return np.where(trained == whole, held, shares)
+
+    @cached_property
+    def tied_trained_bytes(self) -> Array:
+        """Those per layer that it shares with others, whose gradients are summed apart, [L]."""
+        return np.array([layer.tied_trained if layer.tied else 0 for layer in self.layers], dtype=np.float64)
+
+    @cached_property
+    def ties(self) -> tuple[Tie, ...]:
+        """The groups of layers that share a parameter which trains, by their names."""
+        names = sorted({layer.tied for layer in self.layers if layer.tied is not None})
+        groups = [(name, tuple(l for l, layer in enumerate(self.layers) if layer.tied == name)) for name in names]  # noqa: E741
+        found = (Tie(name, members, self.layers[members[0]].tied_trained) for name, members in groups)
+        return tuple(tie for tie in found if tie.trained_bytes > 0)
+
+    @cached_property
+    def _tied(self) -> list[tuple[int, LayerProfile]]:
+        return [(l, layer) for l, layer in enumerate(self.layers) if layer.tied is not None]  # noqa: E741
+
+    def repeated_bytes(self, lo: int, hi: int) -> tuple[int, int]:
+        """Parameter bytes that layers [lo, hi) share, without the first that has each, and those of them that train."""
+        repeated, trained, seen = 0, 0, set[str | None]()
+        for l, layer in self._tied:  # noqa: E741
+            if lo <= l < hi:
+                if layer.tied in seen:
+                    repeated += layer.tied_parameter_bytes
+                    trained += layer.tied_trained
+                seen.add(layer.tied)
+        return repeated, trained
 
     def saved_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
         """Bytes per layer that one sample leaves for backward, [L]."""

@@ -12,7 +12,7 @@ import torch
 from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.building.datasets import DataSplits
 from hetpipe.files.messages import InputError
-from hetpipe.layers.device import Emulation, module_bytes, torch_device
+from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.measuring.cache import measured
 from hetpipe.measuring.discover import alike, as_it_is, cards, discover_cluster, note_missing_gpus
@@ -145,6 +145,12 @@ def _check_profile(profile: Profile, model: Model, source: str) -> None:
             f"layer {i} is {there!r} with {there_bytes} parameter bytes, in the model {here!r} with {here_bytes}"
             for i, ((there, there_bytes), (here, here_bytes)) in enumerate(zip(measured, own, strict=True))
             if (there, there_bytes) != (here, here_bytes)
+        ][:1]
+        training = zip(profile.layers, map(trained_bytes, (layer.parameters() for layer in model.layers)), strict=True)
+        faults += [
+            f"of layer {i}, {there.name!r}, {there.trained_bytes} parameter bytes train, in the model {here}"
+            for i, (there, here) in enumerate(training)
+            if there.trained_bytes not in (None, here)
         ][:1]
     if faults:
         raise InputError(

@@ -52,11 +52,10 @@ class Trainer:
 
 
 def checkpoint_bytes(profile: Profile) -> int:
-    """About the bytes of a checkpoint: parameters, what the optimizer keeps of them, and buffers."""
-    once = {layer.tied: layer.tied_parameter_bytes for layer in profile.layers if layer.tied is not None}
-    own = sum(layer.parameter_bytes - layer.tied_parameter_bytes for layer in profile.layers)
-    buffers = sum(layer.buffer_bytes for layer in profile.layers)
-    return round((own + sum(once.values())) * (1 + profile.optimizer.state_bytes_per_parameter_byte) + buffers)
+    """About the bytes of a checkpoint: parameters, what the optimizer keeps of those that train, and buffers."""
+    layers, (repeated, again) = profile.layers, profile.repeated_bytes(0, len(profile.layers))
+    plain = sum(layer.parameter_bytes + layer.buffer_bytes for layer in layers) - repeated
+    return round(plain + profile.optimizer.state_bytes_per_parameter_byte * (sum(x.trained for x in layers) - again))
 
 
 def _note_modes(session: Session) -> None:

@@ -17,7 +17,14 @@ import torch.distributed as dist
 from torch import nn
 
 from hetpipe.files.messages import InputError, natural_key
-from hetpipe.layers.device import MemoryMeter, Stopwatch, module_bytes, static_storages, usable_bytes
+from hetpipe.layers.device import (
+    MemoryMeter,
+    Stopwatch,
+    module_bytes,
+    static_storages,
+    trained_bytes,
+    usable_bytes,
+)
 from hetpipe.layers.split import unchanged_buffers
 from hetpipe.planning.shares import deal
 from hetpipe.spec.plan import Plan
@@ -73,7 +80,7 @@ def measured_shares(
         memory_bytes = usable_bytes(device)
     limit = math.inf
     if memory_bytes is not None:  # less what comes later: DDP's buckets, and the optimizer's state
-        limit = memory_bytes - (1 + state_bytes_per_parameter_byte) * module_bytes(model)[0]
+        limit = memory_bytes - (1 + state_bytes_per_parameter_byte) * trained_bytes(model.parameters())
     with _left_as_it_was(model, device):
         found = _measure(model, step, _sizes(global_batch - ranks + 1), limit, repeats)
     rows = [_row(found, limit)]
@@ -143,7 +150,7 @@ def _peak_bytes(model: nn.Module, action: Callable[[], object], device: torch.de
     with meter.hooks():
         action()
     parameters, buffers = module_bytes(model)
-    return 2 * parameters + buffers + meter.peak
+    return parameters + trained_bytes(model.parameters()) + buffers + meter.peak
 
 
 @contextmanager

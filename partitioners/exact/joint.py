@@ -25,16 +25,13 @@ class Joint:
         self.most = np.inf if self.one_process else space.costs.bucket_bytes
         L = np.zeros((space.K, 1))
         self.prefix = np.concatenate([L, np.cumsum(space.shards, axis=1)], axis=1)  # [K, L + 1]
-        self.tied_prefix = np.concatenate([[0.0], np.cumsum(space.tied_bytes)])
-        layers = space.problem.profile.layers
-        names = sorted({layer.tied for layer in layers if layer.tied is not None})
-        self.tied = [[l for l, layer in enumerate(layers) if layer.tied == name] for name in names]  # noqa: E741
-        self.sizes = [float(layers[members[0]].tied_parameter_bytes) for members in self.tied]
+        self.tied_prefix = np.concatenate([[0.0], np.cumsum(space.problem.profile.tied_trained_bytes)])
+        self.ties = space.problem.profile.ties
 
     def step(self, parts: list[Pipelines]) -> Array:
         """Step seconds of the plans whose replica r is row i of parts[r], [K]."""
         synced: Array = np.maximum.reduce([part.ready.max(axis=1) for part in parts])
-        if len(parts) > 1 or self.tied:
+        if len(parts) > 1 or self.ties:
             most = int(self.degrees.max())
             free = [np.zeros((*part.ready.shape, most)) for part in parts]
             if self.one_process:
@@ -42,7 +39,7 @@ class Joint:
             holder = [part.holder for part in parts]  # [K, L]: layer's stage
             if len(parts) > 1:
                 synced = self._segments(parts, holder, free, synced)
-            for members, size in zip(self.tied, self.sizes, strict=True):
+            for _, members, size in self.ties:
                 synced = self._tied(parts, holder, free, synced, members, size)
         return synced
 
@@ -143,8 +140,8 @@ class Joint:
         holder: list[Index],
         free: list[Array],
         synced: Array,
-        members: list[int],
-        size: float,
+        members: Sequence[int],
+        size: int,
     ) -> Array:
         """The sum of one tied parameter over all devices that hold a member: rows by which stages these are."""
         held = [np.zeros(part.kinds.shape, dtype=bool) for part in parts]

@@ -63,10 +63,9 @@ class Earliest:
     def __init__(self, costs: Costs, links: Links, kinds: list[str], types: Sets, joins: Sets, *, early: bool) -> None:
         self.costs, self.links, self.kinds, self.types, self.joins = costs, links, kinds, types, joins
         self.early = early  # whether sums begin in the last backward
-        sizes = [costs.shard_bytes("", 0, hi) for hi in range(costs.layer_count + 1)]
-        tied = [layer.tied_parameter_bytes if layer.tied else 0 for layer in costs.profile.layers]
-        self.summed = np.array(sizes) - np.concatenate([[0], np.cumsum(tied)])
-        self.output = np.concatenate([[0.0], costs.profile.output_bytes])
+        profile = costs.profile
+        self.summed = np.concatenate([[0.0], np.cumsum(profile.trained_bytes() - profile.tied_trained_bytes)])
+        self.output = np.concatenate([[0.0], profile.output_bytes])
 
     def steps(self, rows: Rows, given: Given) -> Array:
         """Lower bounds [U] on the step of any plan with such pipelines."""

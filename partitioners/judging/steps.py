@@ -61,10 +61,6 @@ class Steps:
         self.shared = self.costs.cluster.shares_adapters  # if not, `least` is the step
         self.traffic = Traffic(self.costs, appraiser.links)
         self._known: dict[object, Run] = {}
-        self.tied: dict[str, list[int]] = {}
-        for l, layer in enumerate(appraiser.problem.profile.layers):  # noqa: E741
-            if layer.tied is not None:
-                self.tied.setdefault(layer.tied, []).append(l)
 
     def least(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
         """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry. Where
@@ -168,13 +164,12 @@ class Steps:
             pieces = lcm(*(found[i].work.groups[s] for i, s in holders))
             buckets = self.costs.buckets(self._kinds(found, holders), lo, hi, pieces, most)
             segments.append((holders, [(x.size_bytes, (x.lo,) * len(holders)) for x in buckets]))
-        layers = self.appraiser.problem.profile.layers
-        for _, members in sorted(self.tied.items()):
+        for _, members, trained_bytes in self.appraiser.problem.profile.ties:
             held = sorted({(i, x.holding(layer)) for i, x in enumerate(found) for layer in members})
             stages = [found[i].work.stages[s] for i, s in held]
             pieces = lcm(*(found[i].work.groups[s] for i, s in held))
             lowest = [min(layer for layer in members if lo <= layer < hi) for lo, hi in stages]
-            segments.append((held, [(layers[members[0]].tied_parameter_bytes / pieces, lowest)]))
+            segments.append((held, [(trained_bytes / pieces, lowest)]))
         return segments
 
     def _kinds(self, found: list[Pipelines], holders: list[tuple[int, int]]) -> frozenset[tuple[str, int]]:

@@ -362,17 +362,9 @@ class Space:
 
     @cached_property
     def shards(self) -> Array:
-        """Parameter bytes of each layer in all shards of a stage of kind k, [K, L]; shards repeat what is not split."""
-        layers = self.problem.profile
-        return np.stack(
-            [kind.degree * layers.parameter_bytes(kind.degree, kind.type) for kind in self.kinds]
-        )
-
-    @cached_property
-    def tied_bytes(self) -> Array:
-        """Parameter bytes of each layer that are summed apart, [L]: what layers share."""
-        layers = self.problem.profile.layers
-        return np.array([x.tied_parameter_bytes if x.tied else 0 for x in layers], dtype=np.float64)
+        """Gradient bytes of each layer in all shards of a stage of kind k, [K, L]; shards repeat what is not split."""
+        profile = self.problem.profile
+        return np.stack([kind.degree * profile.trained_bytes(kind.degree, kind.type) for kind in self.kinds])
 
     @kept
     def sum_floor(self, k: int, R: int) -> Array:
@@ -384,8 +376,7 @@ class Space:
         seconds per byte) × bytes. The group's slowest link is no faster than the best link that joins this
         kind to any device. Of a group of t devices, each holds a t-th of at least its own shards."""
         kind = self.kinds[k]
-        sums = kind.degree * self.problem.profile.parameter_bytes(kind.degree, kind.type) - self.tied_bytes
-        size = np.maximum(span(sums), 0.0) / kind.degree
+        size = np.maximum(span(self.shards[k] - self.problem.profile.tied_trained_bytes), 0.0) / kind.degree
         ids = {int(i) for i in self.link_ids[k] if i >= 0}
         if R < 2 or not ids:
             return np.zeros_like(size)

@@ -178,12 +178,11 @@ class Types:
 
     @cached_property
     def summed(self) -> Array:
-        """Least parameter bytes of layers [lo, hi) that are summed with their segments [L + 1, L + 1]; tied ones are summed
+        """Least gradient bytes of layers [lo, hi) that are summed with their segments [L + 1, L + 1]; tied ones are summed
         apart."""
-        profile, layers = self.problem.profile, self.problem.profile.layers
-        tied = np.array([x.tied_parameter_bytes if x.tied else 0 for x in layers], dtype=np.float64)
-        shards = [kind.degree * profile.parameter_bytes(kind.degree, kind.type) for kind in self.kinds]
-        return span(np.maximum(np.min(shards, axis=0) - tied, 0.0))
+        profile = self.problem.profile
+        shards = [kind.degree * profile.trained_bytes(kind.degree, kind.type) for kind in self.kinds]
+        return span(np.maximum(np.min(shards, axis=0) - profile.tied_trained_bytes, 0.0))
 
     @kept
     def sums(self, R: int) -> Array:
