@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hetpipe.layers.weights import fingerprint
 from hetpipe.runtime import gradients
-from hetpipe.runtime.gradients import GradientSync, fingerprint
+from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup
 from hetpipe.spec.cluster import BUCKET_BYTES
 

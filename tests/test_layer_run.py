@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.layers.layer_run import LayerRun, busy_factor, turn_seconds
 from hetpipe.layers.model import LOSSES, Loss, Model
 from hetpipe.measuring.confirm import differs, glance
+from hetpipe.measuring.layer_run import LayerRun, busy_factor, turn_seconds
 from hetpipe.measuring.profiler import measure_device
 from hetpipe.spec.profile import Measurement
 
@@ -90,7 +90,7 @@ class Head(nn.Module):
 
 def measured(monkeypatch: pytest.MonkeyPatch, layer: Device, *more: nn.Module) -> tuple[Model, Measurement]:
     monkeypatch.setattr("hetpipe.measuring.profiler.time", SimpleNamespace(sleep=layer.pause))
-    monkeypatch.setattr("hetpipe.layers.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now, sleep=layer.pause))
+    monkeypatch.setattr("hetpipe.measuring.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now, sleep=layer.pause))
     monkeypatch.setattr("hetpipe.layers.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
     loss = Loss(function=LOSSES["mse"])
     model = Model(name="m", layers=nn.Sequential(layer, *more), inputs=torch.ones(2, 4), targets=torch.zeros(2, 4), loss=loss)
@@ -115,7 +115,7 @@ def test_a_device_with_a_quota_is_planned_as_it_works_without_a_pause(
 def test_a_quota_counts_where_it_stops_a_turn_beside_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What receives and copies beside the layers uses the quota, too, and may be what it stops."""
     layer = Quota()
-    monkeypatch.setattr("hetpipe.layers.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now, sleep=layer.pause))
+    monkeypatch.setattr("hetpipe.measuring.layer_run.time", SimpleNamespace(monotonic=lambda: layer.now, sleep=layer.pause))
     monkeypatch.setattr("hetpipe.layers.device.time", SimpleNamespace(perf_counter=lambda: layer.now))
 
     class Slow(LayerRun):
@@ -177,8 +177,8 @@ def test_a_card_is_waited_for_once_for_several_turns(monkeypatch: pytest.MonkeyP
             layer.now += 0.001
             super().receive()
 
-    monkeypatch.setattr("hetpipe.layers.layer_run.Stopwatch", Watch)
-    monkeypatch.setattr("hetpipe.layers.layer_run.TURNS_SECONDS", 0.5)
+    monkeypatch.setattr("hetpipe.measuring.layer_run.Stopwatch", Watch)
+    monkeypatch.setattr("hetpipe.measuring.layer_run.TURNS_SECONDS", 0.5)
     run = Run(Copying(layer), (torch.ones(2, 4, requires_grad=True),), None)
     forward, backward = turn_seconds(run, torch.device("cuda", 0))
     assert [forward, backward] == pytest.approx([0.003, 0.003])

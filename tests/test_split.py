@@ -9,15 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter, static_storages
+from hetpipe.layers.kept import kept
 from hetpipe.layers.model import as_tuple
-from hetpipe.layers.split import (
-    TensorSpec,
-    joint_gradients,
-    make_stage,
-    tied_layers,
-    trace_boundaries,
-    unchanged_buffers,
-)
+from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
+from hetpipe.layers.stage import make_stage
 from tests.nets import AddInPlace, Block, batch, build
 
 
@@ -86,16 +81,18 @@ def test_layers_may_lie_on_different_devices() -> None:
     assert shapes(net, torch.zeros(6, 2)) == [[(6, 2)], [(6, 3)], [(6, 4)], [(6, 4)], [(6, 5)]]
 
 
+MET: list[torch.device] = []
+
+
 class _Head(nn.Module):
     """A projection that may be tied, behind a normalisation of its own."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
         self.norm, self.weight = nn.LayerNorm(3), weight
-        self.met: list[torch.device] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        self.met.append(x.device)
+        MET.append(x.device)
         normed: Tensor = self.norm(x)
         return normed @ self.weight.T
 
@@ -107,7 +104,7 @@ def test_a_layer_whose_tied_weight_went_to_another_device_is_traced_on_one() -> 
     gpu = torch.device("cuda", 0)
     rows = trace_boundaries(net, torch.zeros(6, 2, dtype=torch.int64), gpu)
     assert [[s.shape for s in row] for row in rows] == [[(6, 2)], [(6, 2, 3)], [(6, 2, 3)], [(6, 2, 5)]]
-    assert head.met == [gpu]
+    assert [gpu] == MET
     assert head.norm.weight.device == torch.device("cpu")
 
 
@@ -277,7 +274,7 @@ def test_buffers_are_given_back_to_a_module_that_was_moved() -> None:
     """`.to("cuda").to("cpu")` gives a module other buffer tensors; here `.double().float()` does."""
     norm = nn.BatchNorm1d(2)
     first = norm.running_mean
-    with unchanged_buffers(norm):
+    with kept(norm):
         norm.double()(torch.ones(8, 2).double())
         norm.float()
         assert norm.running_mean is not first

@@ -12,9 +12,9 @@ import hetpipe
 from bench.gpu.allocator import Allocator, allocator_of
 from bench.gpu.page import Row, Rows, Say
 from bench.gpu.subject import Subject
-from hetpipe.layers.layer_run import loss_of
 from hetpipe.layers.model import Tensors, as_tuple, as_value, move, named_layers
 from hetpipe.layers.weights import placed
+from hetpipe.measuring.layer_run import loss_of
 from hetpipe.spec.profile import Profile
 
 Loss = Callable[[Tensors], Tensor]

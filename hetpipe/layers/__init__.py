@@ -1,6 +1,7 @@
 """A model as a chain of layers that can be cut anywhere. Read in this order:
 
-model (layers, sample, the loss and what it weighs), weights (tensors by their names), split (what crosses each
-boundary), ahead (what ranks need before they are forked), batch_norm, loss_trial and loss_check (is the loss a mean?),
-device (pacing and metering), layer_run (one layer, timed).
+model (layers, sample, the loss and what it weighs), randomness and kept (what is run here only to be looked at leaves all as it
+was), weights (tensors by their names), batch_norm, stage (layers as one module, recomputed or not), fakes and split (what
+crosses each boundary), ahead (what ranks need before they are forked), trials/ (do losses and layers do?), device (pacing and
+metering).
 """

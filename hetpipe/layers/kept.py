@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,9 @@ def kept(module: nn.Module) -> Iterator[None]:
         put_back()
 
 
-def remember(module: nn.Module) -> Callable[[], None]:
-    """A function that puts back what the module holds now; it may be called several times."""
-    undo: list[Callable[[], None]] = []
+def remember(module: nn.Module, *, parameters: bool = False) -> Callable[[], None]:
+    """A function that puts back what the module holds now (and, with `parameters`, their values); it may be called again."""
+    undo = [_tensor(p) for p in module.parameters() if not p.is_meta] if parameters else list[Callable[[], None]]()
     _remember(module, undo, {}, 0)
 
     def put_back() -> None:
@@ -51,15 +52,8 @@ def _remember(value: Any, undo: list[Callable[[], None]], seen: dict[int, Any], 
     elif isinstance(value, dict | list | set | deque):
         if len(value) <= MOST_ITEMS:
             _contents(value, undo, seen, depth)
-    elif isinstance(value, torch.Generator):
-        state = value.get_state()
-        undo.append(lambda: value.set_state(state) and None)  # type: ignore[func-returns-value]
-    elif isinstance(value, np.random.Generator):
-        numbers = value.bit_generator.state
-        undo.append(lambda: setattr(value.bit_generator, "state", numbers))
-    elif isinstance(value, random.Random):
-        place = value.getstate()
-        undo.append(lambda: value.setstate(place))
+    elif isinstance(value, torch.Generator | np.random.Generator | random.Random):
+        undo.append(_generator(value))
     elif isinstance(value, nn.Module):
         _contents(vars(value), undo, seen, 0)
     elif _is_plain(value):
@@ -67,15 +61,32 @@ def _remember(value: Any, undo: list[Callable[[], None]], seen: dict[int, Any], 
 
 
 def _tensor(tensor: Tensor) -> Callable[[], None]:
-    before, version = tensor.detach().clone(), tensor._version
+    before = tensor.detach().clone()
 
-    def put_back() -> None:
-        nonlocal version
-        if tensor._version != version:
+    def put_back() -> None:  # no version tells: torch's batch norm changes its statistics without another
+        if not _same(tensor, before):
             tensor.detach().copy_(before)
-            version = tensor._version
 
     return put_back
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit, where no number is a number, too."""
+    if torch.equal(a, b) or not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _generator(generator: torch.Generator | np.random.Generator | random.Random) -> Callable[[], None]:
+    if isinstance(generator, torch.Generator):
+        return partial(_set, generator.set_state, generator.get_state())
+    if isinstance(generator, np.random.Generator):
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    return partial(generator.setstate, generator.getstate())
+
+
+def _set(function: Callable[[Tensor], object], state: Tensor) -> None:
+    function(state)
 
 
 def _contents(held: Any, undo: list[Callable[[], None]], seen: dict[int, Any], depth: int) -> None:

@@ -1,118 +1,24 @@
-"""Model + Plan → stage modules: a slice of the nn.Sequential, what crosses its two ends, and its parameters by group."""
+"""What crosses the boundaries between layers, found without arithmetic; and what must not be cut apart."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd.graph import Node
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 from hetpipe.files.messages import InputError, cut
-from hetpipe.layers.batch_norm import BATCH_NORMS
+from hetpipe.layers.fakes import Fakes, fake_tensors
+from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.weights import tensors_of
-
-
-class Stage(nn.Sequential):
-    """Consecutive layers as one module; names stay those of the whole model. Tensors of a tuple come as separate arguments.
-    With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept."""
-
-    recompute = False
-
-    @cached_property
-    def _in_place(self) -> list[bool]:
-        """Which layers say that they overwrite their input: looked at once."""
-        return [works_in_place(layer) for _, layer in named_layers(self)]
-
-    def forward(self, *tensors: Tensor) -> Tensors:
-        """Run the layers. What enters the stage, or a checkpointed layer, is kept for backward, so a layer that works
-        in place (`nn.ReLU(inplace=True)`) gets a copy of it."""
-        checkpointed = self.recompute and torch.is_grad_enabled()
-        tensors = tuple(alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
-        for index, (name, layer) in enumerate(named_layers(self)):
-            copy = (checkpointed or index == 0) and self._in_place[index]
-            if checkpointed:
-                given, versions = tensors, [t._version for t in tensors]
-                once = partial(_counted_once, layer)
-                tensors = as_tuple(
-                    checkpoint(_call, layer, copy, *tensors, use_reentrant=False, context_fn=once)
-                )
-                if [t._version for t in given] != versions:
-                    raise InputError(f"layer {name!r} ({type(layer).__name__}) overwrites its input, so it cannot be recomputed: "
-                                     "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
-            else:
-                tensors = as_tuple(_call(layer, copy, *tensors))
-        return as_value(tensors)
-
-
-class _Alias(torch.autograd.Function):
-    """The same memory as a tensor that is no leaf, so that a layer may write into it (`x += 1`), as it may on one device."""
-
-    @staticmethod
-    def forward(ctx: object, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-def alias(tensor: Tensor) -> Tensor:
-    """A tensor that is no leaf, of the same memory."""
-    result: Tensor = _Alias.apply(tensor)  # type: ignore[no-untyped-call]
-    return result
-
-
-def works_in_place(layer: nn.Module) -> bool:
-    """Whether a layer says that it overwrites its input."""
-    return any(getattr(module, "inplace", False) is True for module in layer.modules())
-
-
-def _call(layer: nn.Module, copy: bool, *tensors: Tensor) -> Tensors:
-    result: Tensors = layer(as_value([t.clone() for t in tensors] if copy else tensors))
-    return result
-
-
-def _counted_once(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a checkpointed layer's forward and of its recomputation, which is no new batch for a BatchNorm."""
-    return nullcontext(), _unchanged_statistics(layer)
-
-
-@contextmanager
-def _unchanged_statistics(layer: nn.Module) -> Iterator[None]:
-    norms = [m for m in layer.modules() if isinstance(m, BATCH_NORMS)]
-    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
-
-
-def make_stage(layers: nn.Sequential, lo: int, hi: int, *, recompute: bool = False) -> Stage:
-    """The stage of layers [lo, hi): the same module objects, the same names."""
-    stage = Stage()
-    for name, layer in named_layers(layers)[lo:hi]:
-        stage.add_module(name, layer)
-    stage.recompute = recompute
-    return stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,51 +60,13 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 @contextmanager
-def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Buffers have afterwards the values they had (BatchNorm counts its batches even on fake tensors). By name: moving a
-    module to another device and back gives it other tensors."""
-    before = {n: b.detach().clone() for n, b in module.named_buffers() if b.device.type != "meta"}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in before:
-                    buffer.copy_(before[name])
-
-
-@contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Tensors without values, real ones beside them; without the traceback that torch logs before it raises."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _LinearOfOneType():
-            yield mode
-    finally:
-        logger.disabled = before
-
-
-class _LinearOfOneType(TorchFunctionMode):
-    """Fake tensors let a linear layer mix types, which real ones do not."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.functional.linear and not kwargs:
-            given, weight = args[:2]
-            if given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
-                raise InputError(f"its input is {type_name(given.dtype)}, and its weight {type_name(weight.dtype)}")
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Generators and buffers are afterwards what they were, and autocast, which keeps the weights that it has cast, keeps none
-    of those that were cast here."""
+    """Generators, and what the module keeps, are afterwards what they were, and autocast, which keeps the weights that it has
+    cast, keeps none of those that were cast here."""
     keeps = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with unchanged_buffers(module), drawing("trace"):
+        with kept(module), drawing("trace"):
             yield
     finally:
         torch.set_autocast_cache_enabled(keeps)
@@ -212,41 +80,50 @@ def trace_boundaries(
     layer's output does not depend requires no gradient. All layers are traced as they run on `device` (under autocast, types
     depend on it); without one, each where its first tensor is. `backward`: InputError if a backward would find that a layer has
     overwritten what another needs."""
+    with _unchanged(layers), fake_tensors() as fakes, torch.enable_grad():
+        found = _traced(layers, inputs, device, fakes, backward=backward)
+    fakes.refuse_what_is_left()
+    return found
+
+
+def _traced(
+    layers: nn.Sequential, inputs: Tensors, device: torch.device | None, fakes: Fakes, *, backward: bool
+) -> list[tuple[TensorSpec, ...]]:
     overwriting: list[str] = []
     parameters: list[Tensor] = []
     found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
-    with _unchanged(layers), fake_tensors() as mode, torch.enable_grad():
-        tensors: tuple[Tensor, ...] = tuple(mode.from_tensor(t.detach()) for t in as_tuple(inputs))
-        for name, layer in named_layers(layers):
-            # A stage has moved its own layers to its GPU, and with them what is tied to other stages' layers; these are where
-            # they were built, or on the meta device.
-            given = tensors_of(layer)
-            home = device or next((t.device for t in given.values() if not t.is_meta), None)
-            fake_of = {
-                id(t): _fake(t, home or tensors[0].device)
-                for t in set(given.values())
-                if t.is_meta or t.device != home
-            }
-            fakes = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
-            parameters += [p for p in (fakes.get(n, t) for n, t in given.items()) if p.requires_grad]
-            try:
-                value = as_value([t if home is None else t.to(home) for t in tensors])
-                versions = [t._version for t in as_tuple(value)]
-                tensors = as_tuple(functional_call(layer, fakes, (value,)) if fakes else layer(value))
-                if [t._version for t in as_tuple(value)] != versions:
-                    overwriting.append(f"{name!r} ({type(layer).__name__})")
-            except (DataDependentOutputException, DynamicOutputShapeException) as error:
-                raise InputError(
-                    f"layer {name!r} ({type(layer).__name__}) decides by the values of its tensors ({error}); a pipeline must "
-                    "know every shape beforehand: let the layer compute both ways and select, with torch.where"
-                ) from error
-            except Exception as error:
-                raise InputError(_does_not_run(name, layer, found, error)) from error
-            _refuse_reentrant(name, tensors)
-            found.append(_specs(tensors))
-            nodes.append([t.grad_fn for t in tensors])
-        if backward:
-            _check_backward(tensors, parameters, overwriting)
+    tensors: tuple[Tensor, ...] = tuple(fakes.mode.from_tensor(t.detach()) for t in as_tuple(inputs))
+    for name, layer in named_layers(layers):
+        fakes.at_work = f"layer {name!r} ({type(layer).__name__})"
+        # A stage has moved its own layers to its GPU, and with them what is tied to other stages' layers; these are where they
+        # were built, or on the meta device.
+        given = tensors_of(layer)
+        home = device or next((t.device for t in given.values() if not t.is_meta), None)
+        fake_of = {
+            id(t): _fake(t, home or tensors[0].device)
+            for t in set(given.values())
+            if t.is_meta or t.device != home
+        }
+        instead = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
+        parameters += [p for p in (instead.get(n, t) for n, t in given.items()) if p.requires_grad]
+        try:
+            value = as_value([t if home is None else t.to(home) for t in tensors])
+            versions = [t._version for t in as_tuple(value)]
+            tensors = as_tuple(functional_call(layer, instead, (value,)) if instead else layer(value))
+            if [t._version for t in as_tuple(value)] != versions:
+                overwriting.append(f"{name!r} ({type(layer).__name__})")
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise InputError(
+                f"layer {name!r} ({type(layer).__name__}) decides by the values of its tensors ({error}); a pipeline must "
+                "know every shape beforehand: let the layer compute both ways and select, with torch.where"
+            ) from error
+        except Exception as error:
+            raise InputError(_does_not_run(name, layer, found, error)) from error
+        _refuse_reentrant(name, tensors)
+        found.append(_specs(tensors))
+        nodes.append([t.grad_fn for t in tensors])
+    if backward:
+        _check_backward(tensors, parameters, overwriting)
     used = _ancestors(nodes[-1])
     return [tuple(replace(spec, requires_grad=spec.requires_grad and (node is None or node in used))
                   for spec, node in zip(specs, row, strict=True)) for specs, row in zip(found, nodes, strict=True)]  # fmt: skip

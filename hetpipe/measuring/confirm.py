@@ -10,10 +10,11 @@ import torch
 
 from hetpipe.files.units import human_seconds
 from hetpipe.layers.device import one_thread, torch_device
-from hetpipe.layers.layer_run import DIFFERENT, LayerRun, busy_factor, leaves, loss_of
+from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, as_tuple, move, named_layers
-from hetpipe.layers.split import trace_boundaries, unchanged_buffers
+from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.weights import placed
+from hetpipe.measuring.layer_run import DIFFERENT, LayerRun, busy_factor, leaves, loss_of
 from hetpipe.measuring.links import LARGE_BYTES, Wires, measure_links, node_pairs
 from hetpipe.measuring.measure import turns
 from hetpipe.measuring.profiler import Clock, time_layer
@@ -117,7 +118,7 @@ def glance(model: Model, measurement: Measurement, device: torch.device) -> Glan
     inputs, targets = model.sample(size)
     specs, layers, clock = trace_boundaries(model.layers, inputs), named_layers(model.layers), Clock(device)
     least, median, factor = 0.0, 0.0, 1.0
-    with one_thread(device), unchanged_buffers(model.layers):
+    with one_thread(device), kept(model.layers):
         for index in sorted(chosen):
             given = as_tuple(inputs) if index == 0 else tuple(spec.filled() for spec in specs[index])
             last = loss_of(model, move(targets, device)) if index == len(layers) - 1 else None

@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetpipe.layers.device import Stopwatch, one_thread
-from hetpipe.layers.layer_run import LayerRun, turn_seconds
+from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, move, named_layers
-from hetpipe.layers.split import make_stage, trace_boundaries, unchanged_buffers
+from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.stage import make_stage
 from hetpipe.layers.weights import placed
+from hetpipe.measuring.layer_run import LayerRun, turn_seconds
 from hetpipe.measuring.traffic import Flow, message_device
 from hetpipe.processes.world import World
 from hetpipe.runtime.recorder import Recorder
@@ -128,7 +130,7 @@ def allocator_factor(model: Model, device: torch.device, size: int) -> Found | N
     of the free memory is trained for a few micro-batches. None where not even one layer fits."""
     layers = named_layers(model.layers)
     inputs = move(model.sample(size)[0], device)
-    with unchanged_buffers(model.layers):
+    with kept(model.layers):
         for count in (len(layers), len(layers) // 2, len(layers) // 4, 1):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)

@@ -31,17 +31,12 @@ from hetpipe.layers.device import (
     static_storages,
     trained_bytes,
 )
-from hetpipe.layers.layer_run import LayerRun, busy_factor, leaves, loss_of, steady_seconds, turn_seconds
+from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
-from hetpipe.layers.split import (
-    CARRY,
-    alias,
-    skipping_layers,
-    tied_layers,
-    trace_boundaries,
-    unchanged_buffers,
-)
+from hetpipe.layers.split import CARRY, skipping_layers, tied_layers, trace_boundaries
+from hetpipe.layers.stage import alias
 from hetpipe.layers.weights import placed
+from hetpipe.measuring.layer_run import LayerRun, busy_factor, leaves, loss_of, steady_seconds, turn_seconds
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
@@ -213,7 +208,7 @@ def measure_device(
     clock = Clock(device, emulation, processor_time=processor_time)
     heaviest, factor, runs, steps = 0.0, 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
     begin_backward(device)
-    with one_thread(device), unchanged_buffers(model.layers):
+    with one_thread(device), kept(model.layers):
         for index, (name, layer) in enumerate(named_layers(model.layers)):
             last = index == len(model.layers) - 1
             with placed(model.layers, layer, device):
@@ -253,8 +248,8 @@ def saved_bytes(model: Model, device: torch.device) -> list[int]:
     """Bytes that one sample leaves for backward, per layer. The layers run one after the other, each in a graph of its own, so
     that its parameters can go with it; what it saved stays, and is not counted again in a later layer."""
     inputs, targets = (move(x, device) for x in model.sample(1))
-    meter, kept, found, tensors = MemoryMeter(), list[Tensor](), list[int](), as_tuple(inputs)
-    with unchanged_buffers(model.layers), meter.hooks():
+    meter, held, found, tensors = MemoryMeter(), list[Tensor](), list[int](), as_tuple(inputs)
+    with kept(model.layers), meter.hooks():
         for index, layer in enumerate(model.layers):
             with placed(model.layers, layer, device):
                 meter.exclude |= static_storages(layer)
@@ -262,12 +257,12 @@ def saved_bytes(model: Model, device: torch.device) -> list[int]:
                 output = layer(as_value([alias(t) if t.requires_grad else t for t in tensors]))
                 loss = loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
                 found.append(meter.used - before)
-                kept += meter.held
+                held += meter.held
                 tensors = tuple(
                     t.detach().requires_grad_() if t.requires_grad else t for t in as_tuple(output)
                 )
                 del output, loss
-            meter.exclude = {t.untyped_storage().data_ptr() for t in kept}
+            meter.exclude = {t.untyped_storage().data_ptr() for t in held}
     return found
 
 

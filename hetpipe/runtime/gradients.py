@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetpipe.layers.weights import fingerprint
 from hetpipe.runtime.replicas import OwnerGroup
 from hetpipe.spec.cluster import BUCKET_BYTES
 
@@ -39,29 +40,6 @@ def is_finite(*tensors: Tensor) -> bool:
 def _together(numbers: Sequence[Tensor]) -> Tensor:
     """Numbers of any devices as one tensor on the first one's, so that they are waited for once."""
     return torch.stack([number.to(numbers[0].device) for number in numbers])
-
-
-def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
-    """A hash of the bits of these tensors, int64 [] on the first one's device, at least 0: Σ wordᵢ · oddᵢ mod 2⁶², so that two
-    rows of tensors that differ in one 32-bit word never have the same; others have it by chance once in 2⁶²."""
-    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
-    for number, tensor in enumerate(tensors):
-        odd = (2 * number + 1) * _ODD % 2**62
-        for at, part in enumerate(torch.split(_words(tensor), _PART)):
-            places = torch.arange(at * _PART, at * _PART + len(part), device=part.device)
-            total += (part.long() * (places * _SPREAD + odd | 1)).sum().to(total.device)
-    return total & (2**62 - 1)
-
-
-_ODD, _SPREAD, _PART = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B8, 2**20  # two large numbers, the second even; words at a time
-
-
-def _words(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as 32-bit words; the last ones of a few bytes filled up with zeros."""
-    bits = tensor.contiguous().reshape(-1).view(torch.uint8)
-    if bits.numel() % 4:
-        bits = torch.nn.functional.pad(bits, (0, -bits.numel() % 4))
-    return bits.view(torch.int32)
 
 
 class _Work(Protocol):

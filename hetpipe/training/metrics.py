@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hetpipe.files.units import human_seconds
-from hetpipe.layers.layer_run import DIFFERENT
+from hetpipe.measuring.layer_run import DIFFERENT
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.processes import progress
 from hetpipe.processes.progress import duration, say, warn

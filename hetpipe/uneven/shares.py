@@ -25,7 +25,7 @@ from hetpipe.layers.device import (
     trained_bytes,
     usable_bytes,
 )
-from hetpipe.layers.split import unchanged_buffers
+from hetpipe.layers.kept import kept
 from hetpipe.planning.shares import deal
 from hetpipe.spec.plan import Plan
 
@@ -156,7 +156,7 @@ def _peak_bytes(model: nn.Module, action: Callable[[], object], device: torch.de
 @contextmanager
 def _left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
-    with unchanged_buffers(model), torch.random.fork_rng(devices):
+    with kept(model), torch.random.fork_rng(devices):
         yield
     model.zero_grad()
     if device.type == "cuda":

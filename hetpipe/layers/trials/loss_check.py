@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, cut
+from hetpipe.layers.fakes import fake_tensors
+from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
 from hetpipe.layers.randomness import drawing
-from hetpipe.layers.split import TensorSpec, fake_tensors, type_name, unchanged_buffers
+from hetpipe.layers.split import TensorSpec, type_name
 from hetpipe.layers.trials.loss_trial import Trial, draws, masked, with_few_rows
 
 DETACHED = (
@@ -114,7 +116,7 @@ class _NotFinite(Exception):
 def _unchanged(loss: Loss) -> Iterator[None]:
     """The buffers of a loss that has some are afterwards what they were."""
     owner = _owner(loss)
-    with unchanged_buffers(owner) if owner is not None else nullcontext():
+    with kept(owner) if owner is not None else nullcontext():
         yield
 
 
@@ -304,9 +306,9 @@ def _refuse_what_no_numbers_mend(trial: Trial, error: Exception) -> None:
     if isinstance(error, NotImplementedError) or "device" in str(error).lower() or "cuda" in str(error).lower():
         return  # it is for another device, or holds tensors there
     reason: Exception | None = error if isinstance(error, IndexError) else None
-    with fake_tensors() as mode:
-        output = as_value([mode.from_tensor(s.empty(torch.device("cpu"))) for s in trial.output])
-        targets = as_value([mode.from_tensor(t) for t in as_tuple(trial.targets)])
+    with fake_tensors() as fakes:
+        output = as_value([fakes.mode.from_tensor(s.empty(torch.device("cpu"))) for s in trial.output])
+        targets = as_value([fakes.mode.from_tensor(t) for t in as_tuple(trial.targets)])
         try:
             trial.loss.function(output, targets)
         except Exception as failed:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, evaluating, move, named_layers, split_rows
-from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
+from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
+from hetpipe.layers.stage import Stage, make_stage
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import GradientSync

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
-from hetpipe.layers.split import Stage
+from hetpipe.layers.stage import Stage
 from hetpipe.runtime.recorder import GpipeRecorder
 
 Skip = tuple[Any, str]  # the name space and the name of a tensor that skips layers

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.model import Model, Tensors, evaluating, move, split_rows
-from hetpipe.layers.split import Stage, TensorSpec, joint_gradients, make_stage, tied_layers, trace_boundaries
+from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
+from hetpipe.layers.stage import Stage, make_stage
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import GradientSync

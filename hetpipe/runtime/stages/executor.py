@@ -25,7 +25,8 @@ from torch import Tensor
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, Wanted, as_tuple
-from hetpipe.layers.split import Stage, TensorSpec
+from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.stage import Stage
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.order import FORWARD_ONLY, agreed, early

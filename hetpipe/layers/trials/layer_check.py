@@ -1,0 +1,259 @@
+"""A layer is tried before it trains: a few rows together, and the same rows apart. Where the parts do not make the whole, in what
+the layer gives or in its gradients, it couples samples: cut into micro-batches and replicas, a batch would train something else.
+So would a layer that keeps state, or that adds a gradient of its own in backward, once for each micro-batch.
+
+Where the rows of a tensor are between two layers is nobody's business. So parts and whole are compared as they lie one behind the
+other in the dimension that grows with the rows, and else as sets of numbers (`compare`); and gradients are those of a sum over
+what the layer gives, number by number."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.layers.batch_norm import BATCH_NORMS, may_normalise_batches, normalises_batches
+from hetpipe.layers.kept import remember
+from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
+from hetpipe.layers.randomness import drawing
+from hetpipe.layers.stage import alias
+from hetpipe.layers.trials.compare import NONE, Difference, of_rows, of_sums, tolerance
+from hetpipe.layers.trials.still import Still
+from hetpipe.layers.weights import fingerprint, uncompiled
+
+ROWS = 4  # that a model is tried on, at most
+OUTPUTS, GRADIENTS = 1e-4, 1e-3  # by which numbers may differ, of the largest: sums are rounded otherwise in other batches
+FEW = 0.01  # of all numbers: where so many differ at most, rounding may have decided (which expert a word goes to)
+CUT = "A batch is cut into micro-batches and shared out, so gradients would be wrong."
+ACCEPT = (
+    "To accept that each micro-batch is a batch of its own to it, write 'coupled_layers: per_microbatch' in the job's model "
+    'section, or coupled_layers="per_microbatch" in hetpipe.wrap and hetpipe.auto'
+)
+
+
+class Sets(NamedTuple):
+    """The tensors at one place of the chain: of all rows together, and of two parts of them, of so many `rows` each."""
+
+    whole: tuple[Tensor, ...]
+    parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+    rows: tuple[int, int]
+
+    def double(self) -> Sets:
+        """The same numbers, in float64."""
+        whole, *parts = ([_double(t) for t in tensors] for tensors in (self.whole, *self.parts))
+        return Sets(tuple(whole), (tuple(parts[0]), tuple(parts[1])), self.rows)
+
+
+def rows_to_try(inputs: Tensors) -> tuple[Tensor, ...]:
+    """A few rows of a batch of the model's inputs, no two alike: where they are, or there is one, others are made by turning."""
+    rows = min(ROWS, batch_size(inputs))
+    taken = tuple(t[:rows].detach() for t in as_tuple(inputs))
+    flat = taken[0].reshape(rows, -1)
+    if rows == 1 or bool((flat == flat[:1]).all()):
+        return tuple(torch.cat([t[:1].roll(k, 1) if t.ndim > 1 else t[:1] for k in range(max(2, rows))]) for t in taken)
+    return taken
+
+
+def sizes_to_try(rows: int) -> tuple[int, int, int]:
+    """Of the whole, and of its two parts."""
+    return rows, rows // 2, rows - rows // 2
+
+
+def try_layers(
+    layers: Iterable[tuple[str, nn.Module]], given: Sets,
+    place: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
+) -> str | None:  # fmt: skip
+    """What is wrong with the first of these layers that does not do; None, too, where they cannot be tried, from there on.
+    `given` is what enters the first; in `place(layer)` a layer has its values. Layers and generators are afterwards as they
+    were."""
+    for name, layer in layers:
+        with place(layer), drawing("trial"):
+            fault, found = _tried(uncompiled(layer), given)
+        if fault is not None:
+            return f"layer {name!r} ({type(uncompiled(layer)).__name__}) {fault}"
+        if found is None:
+            return None
+        given = found
+    return None
+
+
+def _tried(layer: nn.Module, given: Sets) -> tuple[str | None, Sets | None]:
+    """(what is wrong, what the layer gives: None if it does not run)."""
+    norms = [module for _, module in may_normalise_batches(layer) if normalises_batches(module)]
+    modes, put_back = [(module, module.training) for module in norms], None
+    try:
+        for module in norms:  # which the user has accepted
+            module.training = False
+        put_back = remember(layer, parameters=True)
+        with torch.enable_grad():
+            trial = _Trial(layer, given, put_back)
+            if any(isinstance(m, BATCH_NORMS) and m.running_mean is None for m in norms):
+                return None, trial.given_on
+            return trial.fault(), trial.given_on
+    except Exception:  # what a layer says of so few rows it says again when it trains, if that is its way
+        return None, None
+    finally:
+        if put_back is not None:
+            put_back()
+        for module, training in modes:
+            module.training = training
+
+
+class _Run(NamedTuple):
+    """What a layer gave for some rows, and its gradients, of a sum over that number by number: of its inputs, and of its
+    parameters. `added`: the names of those that have one even where the sum is zero."""
+
+    outputs: tuple[Tensor, ...]
+    of_inputs: list[Tensor | None]
+    of_parameters: list[Tensor | None]
+    added: list[str]
+    state: dict[str, tuple[tuple[int, ...], int]]  # shape and hash of each buffer and parameter afterwards
+
+
+class _Trial:
+    """One layer, which `put_back` makes what it was, on rows together and apart."""
+
+    def __init__(self, layer: nn.Module, given: Sets, put_back: Callable[[], None]) -> None:
+        self.layer, self.given = layer, given
+        with torch.no_grad():
+            self.of_part = [t.shape for t in self.forward(given.parts[0])]
+        put_back()
+        self.scales, self.grows = list[float](), list[bool]()  # of what the layer gives: how large it is; whether with the rows
+        self.whole = self.run(given.whole)
+        self.again = self.run(given.whole)  # in the state in which the first run left the layer
+        put_back()
+        first, second = (part / sum(given.rows) for part in given.rows)
+        run = self.run(given.parts[0], first)
+        put_back()
+        self.parts = run, self.run(given.parts[1], second)
+        put_back()
+
+    @property
+    def given_on(self) -> Sets:
+        """What the layer gives."""
+        parts = self.parts[0].outputs, self.parts[1].outputs
+        return Sets(self.whole.outputs, parts, self.given.rows)
+
+    def forward(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """As if nothing were drawn; a layer may write into what it is given."""
+        given = [alias(t) if t.requires_grad and torch.is_grad_enabled() else t.clone() for t in leaves]
+        with drawing("run"), Still():  # type: ignore[no-untyped-call]
+            return as_tuple(self.layer(as_value(given)))
+
+    def run(self, tensors: Sequence[Tensor], part: float = 1.0) -> _Run:
+        """A forward of this part of the rows, and its gradients."""
+        leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        named = {name: p for name, p in self.layer.named_parameters() if p.requires_grad}
+        outputs = self.forward(leaves)
+        if not self.scales:
+            self.scales = [_scale(t.detach()) for t in outputs]
+            self.grows = [t.shape != shape for t, shape in zip(outputs, self.of_part, strict=True)]
+        inputs = [t for t in leaves if t.requires_grad]
+        made, zeros = (self.gradients(outputs, [*inputs, *named.values()], part, factor) for factor in (1.0, 0.0))
+        names = [*(f"input {k}" for k in range(len(inputs))), *named]
+        added = [name for name, g in zip(names, zeros, strict=True) if g is not None and bool(g.isfinite().all() and g.any())]
+        held = (*self.layer.named_buffers(), *self.layer.named_parameters())
+        state = {name: (tuple(t.shape), int(fingerprint([t.detach()]))) for name, t in held}
+        found = tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
+        return _Run(found, made[: len(inputs)], made[len(inputs) :], added, state)
+
+    def gradients(
+        self, outputs: Sequence[Tensor], leaves: Sequence[Tensor], part: float, factor: float
+    ) -> list[Tensor | None]:
+        """Of a sum over the outputs, number by number, times `factor`; what does not grow with the rows counts as their part."""
+        ends = [row for row in zip(outputs, self.scales, self.grows, strict=True) if row[0].requires_grad]
+        if not ends or not leaves:
+            return [None] * len(leaves)
+        seeds = [torch.sin(t.detach() / scale) + 0.3 if grows else torch.full_like(t, part) for t, scale, grows in ends]
+        seeds = [(factor * seed).to(t.dtype) for seed, (t, _, _) in zip(seeds, ends, strict=True)]
+        found = torch.autograd.grad([t for t, _, _ in ends], list(leaves), seeds, retain_graph=True, allow_unused=True)
+        return [None if g is None else g.to_dense() if g.is_sparse else g for g in found]
+
+    def fault(self) -> str | None:
+        """What is wrong with the layer."""
+        if self.whole.added:
+            return (
+                f"adds a gradient of its own in backward (that of {self.whole.added[0]!r} is not zero where that of what the "
+                "layer gives is), which would be added once for each micro-batch: let it be a part of the loss, as a mean over "
+                f"samples. {ACCEPT}"
+            )
+        if (name := self.changing()) is not None:
+            return f"keeps state: {name!r} changes in its forward, as the samples of a batch say. {CUT} {ACCEPT}"
+        most = tolerance(OUTPUTS, self.whole.outputs)
+        pairs = zip(self.whole.outputs, self.again.outputs, strict=True)
+        if (off := _all(of_rows(a, [b], (1,), most) for a, b in pairs)).share and not self.by_rounding(off):
+            return f"keeps state: for the same samples it gives something else the second time. {CUT} {ACCEPT}"
+        outputs, gradients = self.outputs(most), self.slopes()
+        off, what = (outputs, "what it gives differs") if outputs.share else (gradients, "its gradients differ")
+        if off.share and not self.by_rounding(outputs | gradients):
+            return (
+                f"couples the samples of a batch: for {sum(self.given.rows)} samples together, and in two parts, {what} by "
+                f"{off.greatest:.2g} of the largest number. {CUT}{_hint(self.layer)} {ACCEPT}"
+            )
+        return None
+
+    def changing(self) -> str | None:
+        """A buffer, or parameter, that changes with every forward, or at first by the samples that come first."""
+        for name, now in self.again.state.items():
+            first, second = (part.state.get(name, now) for part in self.parts)
+            if self.whole.state.get(name) != now or (first[0] == second[0] and first != second):
+                return name
+        return None
+
+    def outputs(self, most: float) -> Difference:
+        """Of what the layer gives for the parts, and for the whole."""
+        columns = zip(self.whole.outputs, *(part.outputs for part in self.parts), strict=True)
+        return _all(of_rows(whole, parts, self.given.rows, most) for whole, *parts in columns)
+
+    def slopes(self) -> Difference:
+        """Likewise, of its gradients."""
+        found = [g for g in (*self.whole.of_inputs, *self.whole.of_parameters) if g is not None]
+        most = tolerance(GRADIENTS, [*found, *self.whole.outputs])
+        columns = zip(self.whole.of_inputs, *(part.of_inputs for part in self.parts), strict=True)
+        inputs = _all(of_rows(whole, parts, self.given.rows, most) for whole, *parts in columns
+                      if whole is not None and all(p is not None for p in parts))  # fmt: skip
+        return inputs | of_sums(self.whole.of_parameters, [part.of_parameters for part in self.parts], most)
+
+    def by_rounding(self, off: Difference) -> bool:
+        """Whether a difference is but rounding, that decides something now and then: in float64 there is none. Where the layer
+        does not run in float64, of a difference in many numbers it is not."""
+        if next((t for t in self.whole.outputs if t.dtype == torch.float64), None) is not None:
+            return False
+        try:
+            exact = copy.deepcopy(self.layer).double()
+            trial = _Trial(exact, self.given.double(), remember(exact, parameters=True))
+        except Exception:
+            return off.share < FEW
+        pairs = zip(trial.whole.outputs, trial.again.outputs, strict=True)
+        return not (_all(of_rows(a, [b], (1,), OUTPUTS) for a, b in pairs) | trial.outputs(OUTPUTS) | trial.slopes()).share
+
+
+def _all(found: Iterable[Difference]) -> Difference:
+    result = NONE
+    for one in found:
+        result |= one
+    return result
+
+
+def _scale(tensor: Tensor) -> float:
+    """How large the numbers of a tensor are."""
+    if not tensor.is_floating_point() or tensor.numel() < 2 or not bool(tensor.isfinite().all()):
+        return 1.0
+    return float(tensor.double().std(correction=0)) or 1.0
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
+
+
+def _hint(layer: nn.Module) -> str:
+    """What is likely to be meant otherwise."""
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and not module.batch_first:
+            own = f" {name!r}" if name else ""
+            return f" Its {type(module).__name__}{own} takes dimension 0 for time, not for samples: give it batch_first=True."
+    return ""
