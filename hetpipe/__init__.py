@@ -1,8 +1,8 @@
 """hetpipe: unequal pipeline and data parallelism for unequal devices.
 
 Measure (`profile_model`), plan (`make_plan`; `make_front` over a catalogue), predict (`simulate`), train (`Trainer`,
-or `wrap` for one's own loop, with `save_checkpoint` and `load_checkpoint`; `auto` measures, plans and wraps). Each name
-is imported when it is first used, so that planning and simulating need no torch.
+or `wrap` for one's own loop, with `save_checkpoint` and `load_checkpoint`; `auto` measures, plans and wraps), and use what
+was trained (`load_weights`). Each name is imported when it is first used, so that planning and simulating need no torch.
 """
 
 from importlib import import_module
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetpipe.building.datasets import DataSplits
     from hetpipe.checkpoints.own_checkpoint import load_checkpoint, save_checkpoint
+    from hetpipe.checkpoints.trained import load_weights
     from hetpipe.files.messages import InputError
     from hetpipe.measuring.profiler import profile_model
     from hetpipe.planning.pareto import make_front
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "auto",
     "load_checkpoint",
+    "load_weights",
     "make_front",
     "make_plan",
     "profile_model",
@@ -71,6 +73,7 @@ _HOMES = {
     "UnusedRank": "hetpipe.training.autowrap",
     "auto": "hetpipe.training.autowrap",
     "load_checkpoint": "hetpipe.checkpoints.own_checkpoint",
+    "load_weights": "hetpipe.checkpoints.trained",
     "make_front": "hetpipe.planning.pareto",
     "make_plan": "hetpipe.planning.planner",
     "profile_model": "hetpipe.measuring.profiler",

@@ -19,8 +19,10 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from bench.reference import train_reference
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.resume import plain, resumed
-from hetpipe.checkpoints.training_state import TrainerState
+from hetpipe.checkpoints.resume import resumed
+from hetpipe.checkpoints.schedule import plain
+from hetpipe.checkpoints.state_tensors import empty_optimizer_state, model_state, optimizer_state
+from hetpipe.checkpoints.training_state import STATE_FILE, TrainerState
 from hetpipe.files.messages import InputError
 from hetpipe.processes.launch import RankFailure
 from hetpipe.processes.world import World
@@ -36,6 +38,13 @@ ALONE = World(rank=0, size=1, device_id="n0/0", rank_of={"n0/0": 0}, ranks=(0,),
 def net(seed: int = 0, width: int = 4) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def older_version(saved: Path) -> None:
+    """As it was written before there were digests."""
+    file = saved / STATE_FILE
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in state.items() if key not in ("files", "digest")}))
 
 
 def steps(layers: nn.Sequential, optimizer: torch.optim.Optimizer, count: int, first: int = 0) -> None:
@@ -72,8 +81,9 @@ def test_one_device_goes_on_exactly_with_every_optimizer(tmp_path: Path, name: s
     again = net(seed=9)
     other = factory(again.parameters())
     checkpoint.load(saved, again, other, ALONE)
-    count = len(checkpoint.model_state(whole) | checkpoint.optimizer_state(whole, optimizer))
-    assert checkpoint.read_state(saved).model_dump(mode="json") == {**WHOLE, "step": 3, "tensors": count, "job": None}
+    count = len(model_state(whole) | optimizer_state(whole, optimizer))
+    state = checkpoint.read_state(saved).model_dump(mode="json", exclude={"files", "digest"})
+    assert state == {**WHOLE, "step": 3, "tensors": count, "job": None}
     steps(again, other, 3, first=3)
     assert all(
         torch.equal(a, b)
@@ -104,7 +114,7 @@ def test_steps_are_counted_where_the_optimizer_counts_them(tmp_path: Path, captu
     available = HuggingFaceStorageReader(str(saved)).read_metadata().state_dict_metadata
     there = nn.Linear(2, 2, device="meta")
     other = torch.optim.AdamW(there.parameters(), capturable=capturable)
-    wanted = checkpoint._empty_optimizer_state(there, other, dict(available))
+    wanted = empty_optimizer_state(there, other, dict(available))
     assert wanted["optimizer.weight.step"].device.type == where
     assert wanted["optimizer.weight.exp_avg"].device.type == "meta"
 
@@ -166,7 +176,7 @@ DAMAGED: list[tuple[tuple[str | int, ...], Any, str]] = [
 
 @pytest.mark.parametrize(("path", "value", "message"), DAMAGED)
 def test_a_damaged_state_is_refused_by_its_key(tmp_path: Path, path: tuple[str | int, ...], value: Any, message: str) -> None:
-    file = tmp_path / checkpoint.STATE_FILE
+    file = tmp_path / STATE_FILE
     document = copy.deepcopy(WHOLE)
     place: Any = document
     for key in path[:-1]:
@@ -184,8 +194,8 @@ def test_a_damaged_state_is_refused_by_its_key(tmp_path: Path, path: tuple[str |
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "4", '{"format": "hetpipe.checkpoint/1", "st', "\0", "{" * 5_000])
 def test_what_is_no_state_at_all(tmp_path: Path, text: str) -> None:
-    (tmp_path / checkpoint.STATE_FILE).write_text(text)
-    with pytest.raises(InputError, match=f"^{tmp_path / checkpoint.STATE_FILE}( is|:) "):
+    (tmp_path / STATE_FILE).write_text(text)
+    with pytest.raises(InputError, match=f"^{tmp_path / STATE_FILE}( is|:) "):
         checkpoint.read_state(tmp_path)
 
 
@@ -378,10 +388,16 @@ def test_messages_of_a_run_that_cannot_go_on(tmp_path: Path) -> None:
     runs.file.write_text(own)
     assert "\n  'embed.weight' has shape (16, 8), in the model (8, 8)\n" in message("model.args.width=8")
     runs.folder.profile(runs.file)
-    state = saved / checkpoint.STATE_FILE
+    state = saved / STATE_FILE
     whole = json.loads(state.read_text())
     state.write_text(json.dumps({key: value for key, value in whole.items() if key != "optimizer"}))
     assert f"{state}: 1 fault(s) in this checkpoint\n  optimizer: Field required" in message()
-    next(saved.glob("*.safetensors")).write_bytes(b"half")
+    file = next(saved.glob("*.safetensors"))
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit
     state.write_text(json.dumps(whole))
+    told = f"checkpoint {saved} is not as it was written; remove it to go on from the one before:\n  {file.name} has other"
+    assert told in message()
+    older_version(saved)
+    file.write_bytes(b"half")
     assert f"cannot read checkpoint {saved}: " in message()

@@ -23,7 +23,8 @@ from torch import nn
 
 from hetpipe.building.build import build_data, build_layers, build_model, check_training
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.resume import plain
+from hetpipe.checkpoints.schedule import plain
+from hetpipe.checkpoints.training_state import STATE_FILE
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.fastspeed import Params
 from hetpipe.fastspeed.module import load_optimizer, load_weights, read_checkpoint
@@ -40,7 +41,7 @@ from tests.jobs import STATE, Folder
 from tests.mutations import BINARY, DOCUMENT, Change, damaged, mutated
 from tests.published import FASOP_SIZES, ZORSE_SIZES, write_fasop, write_sailor, write_zorse
 from tests.strategies import UNHURRIED, make_profile
-from tests.test_checkpoint import ALONE, net, steps
+from tests.test_checkpoint import ALONE, net, older_version, steps
 from tests.test_metis import METIS, write_metis
 from tests.zoo import ZOO, transformers_model
 
@@ -276,7 +277,7 @@ def test_the_state_of_a_run(tmp_path: Path) -> None:
 
     own = plain(parts_of_training()[1].state_dict())
     whole = {"format": "hetpipe.checkpoint/1", "step": 3, **STATE, "scheduler_state": own, "scheduled": [{"lr": 0.1}]}
-    file = tmp_path / checkpoint.STATE_FILE
+    file = tmp_path / STATE_FILE
     file.write_text(json.dumps(whole))
     fuzz_document(Place(tmp_path), file, resume)
 
@@ -287,6 +288,7 @@ def test_the_tensors_of_a_checkpoint(tmp_path: Path) -> None:
     steps(layers, optimizer, 1)
     saved = checkpoint.save(tmp_path, 3, layers, optimizer, STATE, ALONE, keep=1)
     (file,) = saved.glob("*.safetensors")
+    older_version(saved)  # else any change is refused by its digest
 
     def resume() -> None:
         again = net(seed=5)

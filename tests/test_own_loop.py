@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import hetpipe
 from bench.reference import ReferenceEngine
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.layers.device import one_thread
@@ -51,19 +54,58 @@ def test_a_loop_of_ones_own(tokens: bool, tmp_path: Path) -> None:
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         assert set(result["names"]) == {name for name in result["state"] if name in parameters}
         check_saving(result, tmp_path / "saved")
+    check_not_saved(found, tmp_path / "saved")
+    assert sorted(name for result in found for name in result["read"]) == found[0]["files"]  # each once
+    whole, *others = [result["whole"] for result in found]
+    assert others == [None] * 4
+    assert list(whole) == list(truth)
+    assert {name: float((value - truth[name]).abs().max()) for name, value in whole.items()} == pytest.approx(
+        dict.fromkeys(truth, 0.0), abs=1e-10)  # fmt: skip
+    again = build(net)
+    again.load_state_dict({name: torch.zeros_like(value) for name, value in again.state_dict().items()})
+    assert hetpipe.load_weights(again, tmp_path / "saved") == 9
+    assert hetpipe.load_weights(again, tmp_path / "saved" / "step-00000003") == 3
+    assert all(torch.equal(value, whole[name]) for name, value in again.state_dict().items())
 
 
 def check_saving(result: dict[str, Any], folder: Path) -> None:
     """What was saved goes on bit for bit; what is of something else is refused; no gradient outlives its use."""
     assert (result["step"], result["back"], result["stale"], result["kept"]) == (3, True, [], [])
     assert result["first"] == result["again"]
-    assert [p.name for p in list_checkpoints(folder)] == ["step-00000003"]
+    assert result["schedule"] == (7, 0.1, 1)  # engine.steps, the learning rate, the schedule's own count
+    assert [p.name for p in list_checkpoints(folder)] == ["step-00000003", "step-00000009"]
     name = next(iter(result["state"]))
-    surplus, shape, lacks, plain = result["refused"]
+    surplus, shape, lacks, plain, none, other, odd, apart = result["refused"]
     assert "this is not a state of the model:\n  it has '99.weight', which the model has not" in surplus
     assert f"\n  {name!r} has shape (1, 2, 3), in the model (" in shape
     assert lacks.endswith(f"\n  it has no {name!r}")
+    assert "is of something else; name another folder to start anew:\n" in plain
     assert "it has momentum_buffer; the job's optimizer keeps nothing" in plain
+    was = f"checkpoint {folder}/step-00000003 was saved with the scheduler ExponentialLR, and load_checkpoint was given "
+    assert none == f"{was}no scheduler: give it the same one, or name another folder to start anew"
+    assert other == f"{was}the scheduler StepLR: give it the same one, or name another folder to start anew"
+    assert odd.startswith("the state of the scheduler ExponentialLR cannot be saved, since ")
+    assert odd.endswith("\n  seen, a Tensor")
+    assert apart == "save_checkpoint was given the scheduler ExponentialLR on rank 0, and no scheduler on rank 1"
+
+
+def check_not_saved(found: list[dict[str, Any]], folder: Path) -> None:
+    """A file that cannot be written, on one rank only, and folders of which each rank has its own: told on every rank, nothing is
+    left of it, and what was saved before stays."""
+    where = rf"{folder}/step-00000009: it needs [\d.]+ KiB, and [\d.]+ [KMGTP]iB are free there"
+    for result in found:
+        assert re.fullmatch(
+            rf"cannot write the checkpoint {where}; rank 1 on host \S+: OSError: \[Errno 27\] File too large", result["failed"]
+        )
+        assert result["left"] == ["step-00000003"]
+        refused, lost, unseen = result["apart"]
+        assert refused.startswith("loop (the folder of checkpoints) is not one folder for all ranks, of which each writes ")
+        assert re.search(rf":\n  rank 0 on host (\S+) writes into {found[0]['own']}\n  rank 1 on host \1 does not see that in "
+                         rf"{found[1]['own']}\n", refused)  # fmt: skip
+        assert re.search(r"; the main rank does not see the \d+ bytes that another has written as shard-\S+\.safetensors$", lost)
+        assert f"\n  rank 1 on host {socket.gethostname()} does not see trainer.json in {found[1]['own']}/step-00000009" in unseen
+        assert result["one"] == ["step-00000003", "step-00000009"]
+    assert [result["there"] for result in found] == [["step-00000009", "step-00000009/trainer.json"], [], [], [], []]
 
 
 def test_one_process_without_torchrun() -> None:

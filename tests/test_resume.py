@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +14,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.checkpoint import CheckpointError
 from hetpipe.checkpoints.resume import compare, identity
+from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.files import folders
 from hetpipe.files.folders import check_room, claimed
 from hetpipe.files.messages import InputError
 from hetpipe.processes.launch import RankFailure
+from hetpipe.processes.stopping import RunStopped
 from hetpipe.spec.job import Job
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
@@ -30,7 +34,7 @@ from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.trainer import checkpoint_bytes
 from tests.commands import finish, start
 from tests.jobs import STATE, Folder, train
-from tests.test_checkpoint import ALONE, OPTIMIZERS, net, steps
+from tests.test_checkpoint import ALONE, OPTIMIZERS, net, older_version, steps
 
 ADAM, AMSGRAD = OPTIMIZERS["AdamW"], OPTIMIZERS["AdamW, amsgrad"]
 SGD = functools.partial(torch.optim.SGD, lr=0.01)
@@ -53,10 +57,9 @@ def saved_by(path: Path, factory: Any, dtype: torch.dtype = torch.float32, froze
 def loaded(saved: Path, factory: Any, whole: nn.Sequential | None = None) -> tuple[nn.Sequential, torch.optim.Optimizer]:
     whole = net(seed=9) if whole is None else whole
     optimizer = factory(whole.parameters())
-    tensors = checkpoint.read_state(saved).tensors
     before = {name: value.clone() for name, value in whole.state_dict().items()}
     try:
-        checkpoint.load(saved, whole, optimizer, ALONE, whole=whole, tensors=tensors, keeps=checkpoint.state_keys(factory))
+        checkpoint.load(saved, whole, optimizer, ALONE, whole=whole, keeps=state_keys(factory))
     except InputError:
         assert all(torch.equal(before[name], value) for name, value in whole.state_dict().items())  # nothing is changed
         raise
@@ -112,6 +115,7 @@ def test_another_model_is_refused_whether_larger_or_smaller(tmp_path: Path, whol
 def test_a_tensor_that_was_lost_is_missed(tmp_path: Path, key: str) -> None:
     saved = saved_by(tmp_path, ADAM)
     (file,) = saved.glob("*.safetensors")
+    older_version(saved)
     left = {name: tensor for name, tensor in load_file(file).items() if name != key}
     save_file(left, file)
     with pytest.raises(InputError) as caught:
@@ -292,13 +296,67 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_those_before(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(*{"tensors": (state_dict_saver, "save"), "state": (checkpoint, "write_text")}[where], full)
+    monkeypatch.setattr(*{"tensors": (FileSystem, "create_stream"), "state": (checkpoint, "write_text")}[where], full)
     whole = net()
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
     assert str(caught.value).startswith(f"cannot write the checkpoint {tmp_path}/step-00000004: it needs ")
     assert str(caught.value).endswith(" are free there; OSError: [Errno 28] No space left on device")
     assert list(tmp_path.iterdir()) == [before]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, RunStopped])
+def test_who_is_told_to_stop_while_writing_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    before = saved_by(tmp_path, ADAM)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise kind(15)
+
+    monkeypatch.setattr(FileSystem, "create_stream", stopped)
+    whole = net()
+    with pytest.raises(kind):
+        checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
+    assert list(tmp_path.iterdir()) == [before]
+
+
+def test_a_folder_that_cannot_be_made_and_a_disk_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    whole = net()
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.save(tmp_path / "file", 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
+    assert str(caught.value).startswith(f"cannot write the checkpoint {tmp_path}/file/step-00000004: it needs ")
+    assert f"Not a directory: '{tmp_path}/file/step-00000004.partial'" in str(caught.value)
+
+    saved = saved_by(tmp_path, ADAM)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(HuggingFaceStorageReader, "read_data", broken)
+    with pytest.raises(InputError) as refused:
+        loaded(saved, ADAM)
+    assert str(refused.value) == (
+        f"cannot read checkpoint {saved}: OSError: [Errno 5] Input/output error; remove it to go on from the one before"
+    )
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, remove, whole = saved_by(tmp_path, ADAM), shutil.rmtree, net()
+
+    def refuse(path: Path, **options: Any) -> None:
+        if path == before:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        remove(path, **options)
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
+    assert str(caught.value) == (
+        f"the checkpoint {tmp_path}/step-00000004 is written, but {before}, older than the 1 that are kept, cannot be removed: "
+        "[Errno 13] Permission denied"
+    )
 
 
 # ---- numbers that are none ----

@@ -1,5 +1,6 @@
 """What a run leaves so that it can go on. Read in this order:
 
-training_state (step, order of the data), checkpoint (weights and optimizer, for any plan), resume (a job's),
-own_checkpoint (of one's own loop).
+digests (is a file as it was written?), schedule (of the learning rate), training_state (step, order of the data, schedule),
+state_tensors (weights and optimizer by name), shared (do all ranks see one folder?), checkpoint (all of it, for any plan),
+resume (a job's), own_checkpoint (of one's own loop), trained (its weights alone).
 """

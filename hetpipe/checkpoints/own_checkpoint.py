@@ -5,34 +5,94 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.schedule import plain, scheduled, unfit
+from hetpipe.checkpoints.shared import check_seen
+from hetpipe.checkpoints.state_tensors import state_keys
+from hetpipe.checkpoints.training_state import STATE_FILE, LoopState, SavedState, read_saved, take_over
+from hetpipe.files.messages import InputError, listed
 from hetpipe.runtime.plan_engine import PlanEngine
 
 
 def save_checkpoint(
-    engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | Path, step: int, *, keep: int = 3
+    engine: PlanEngine,
+    optimizer: torch.optim.Optimizer,
+    folder: str | Path,
+    step: int,
+    scheduler: LRScheduler | None = None,
+    *,
+    keep: int = 3,
 ) -> Path:
-    """Save the model and the optimizer as they are after `step`, complete or not at all, and keep the newest `keep` there. Every
-    rank of the engine calls it; several hosts need one shared folder. InputError if there is no room, CheckpointError if it
-    cannot be written."""
-    return checkpoint.save(folder, step, engine.stage, optimizer, {}, engine.world, keep)
+    """Save the model, the optimizer, the scheduler if there is one, and `engine.steps`, as they are after `step`, complete or not
+    at all, and keep the newest `keep` there. Every rank of the engine calls it. InputError if there is no room, if the hosts do
+    not share this folder, or if the scheduler's `state_dict` holds more than plain values; CheckpointError if it cannot be
+    written."""
+    schedule = engine.world.together(lambda: _saved_schedule(scheduler, optimizer))
+    given = dict(zip(engine.world.ranks, map(_called, engine.world.gather(schedule.get("scheduler"))), strict=True))
+    first = engine.world.ranks[0]
+    for rank, called in given.items():
+        if called != given[first]:
+            raise InputError(f"save_checkpoint was given {given[first]} on rank {first}, and {called} on rank {rank}")
+    extra = {"steps": engine.steps, **schedule}
+    return checkpoint.save(folder, step, engine.stage, optimizer, extra, engine.world, keep)
 
 
-def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | Path) -> int:
+def _saved_schedule(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    if scheduler is None:
+        return {}
+    state, name = scheduler.state_dict(), type(scheduler).__name__
+    if faults := unfit(state):
+        raise InputError(
+            f"the state of the scheduler {name} cannot be saved, since a checkpoint holds numbers, texts, lists and mappings of "
+            f"it; let its state_dict() give no more than these:\n{listed(faults)}"
+        )
+    return {"scheduler": name, "scheduler_state": plain(state), "scheduled": scheduled(optimizer)}
+
+
+def load_checkpoint(
+    engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | Path, scheduler: LRScheduler | None = None
+) -> int:
     """Take over the newest checkpoint of the folder, whatever the plan under which it was saved, and return its step; 0 where
-    there is none. Every rank of the engine calls it. InputError, before anything is changed, if it is of another model or of
-    another kind of optimizer."""
-    found = engine.world.first([str(path) for path in checkpoint.list_checkpoints(folder)])
+    there is none. The scheduler, and with it the learning rate, and `engine.steps` go on from it, too. Every rank of the engine
+    calls it. InputError, before anything is changed, if the checkpoint is damaged, of another model, or of another kind of
+    optimizer or scheduler."""
+    world = engine.world.patiently()
+    found = world.first([str(path) for path in checkpoint.list_checkpoints(folder)])
     if not found:
         return 0
     newest = Path(found[-1])
-    keeps = checkpoint.state_keys(_like(optimizer))
-    checkpoint.load(newest, engine.stage, optimizer, engine.world, whole=engine.layers, keeps=keeps)
-    return int(newest.name.removeprefix("step-"))
+    check_seen(newest / STATE_FILE, world)
+    state = world.together(lambda: read_saved(newest))
+    world.together(lambda: _check_schedule(newest, state, scheduler, optimizer))
+    checkpoint.load(newest, engine.stage, optimizer, world, whole=engine.layers, keeps=state_keys(_like(optimizer)),
+                    advice="name another folder to start anew")  # fmt: skip
+    if scheduler is not None:
+        take_over(scheduler, optimizer, state)
+    engine.steps = state.steps if isinstance(state, LoopState) and state.steps is not None else state.step
+    return state.step
+
+
+def _check_schedule(
+    newest: Path, state: SavedState, scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer
+) -> None:
+    own = type(scheduler).__name__ if scheduler is not None else None
+    if own != state.scheduler:
+        raise InputError(
+            f"checkpoint {newest} was saved with {_called(state.scheduler)}, and load_checkpoint was given {_called(own)}: "
+            "give it the same one, or name another folder to start anew"
+        )
+    if scheduler is not None:
+        state.check(plain(scheduler.state_dict()), len(optimizer.param_groups), str(newest / STATE_FILE))
+
+
+def _called(scheduler: str | None) -> str:
+    return f"the scheduler {scheduler}" if scheduler is not None else "no scheduler"
 
 
 def _like(optimizer: torch.optim.Optimizer) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:

@@ -14,7 +14,10 @@ from torch import nn
 from hetpipe.building.build import optimizer_factory
 from hetpipe.building.data import EpochSampler, SamplerState
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.training_state import TrainerState
+from hetpipe.checkpoints.schedule import plain, scheduled
+from hetpipe.checkpoints.shared import check_shared
+from hetpipe.checkpoints.state_tensors import state_keys
+from hetpipe.checkpoints.training_state import STATE_FILE, TrainerState, take_over
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
@@ -67,9 +70,6 @@ def _binds(key: str, scheduled: bool) -> bool:
     )
 
 
-SCHEDULED = ("lr", "momentum", "betas")  # what a schedule changes in an optimizer's parameter groups
-
-
 @dataclass(frozen=True, kw_only=True)
 class Saved:
     """A run's state that checkpoints hold: the engine's and the optimizer's tensors, the schedule, the place in the data."""
@@ -84,8 +84,9 @@ class Saved:
 
     def restore(self, total: int) -> TrainerState | None:
         """Take over the newest checkpoint of the job's folder for a run of `total` steps; None where there is none. InputError on
-        every rank where the run cannot go on from it."""
+        every rank where the run cannot go on from it, or the ranks do not share that folder."""
         world = self.engine.world
+        check_shared(self.section.folder, world.patiently(), "checkpoint.folder")
         found = world.first([str(p) for p in checkpoint.list_checkpoints(self.section.folder)])
         if not found:
             return None
@@ -95,19 +96,16 @@ class Saved:
                 f"checkpoint.resume is false, but {self.section.folder} holds checkpoints of an earlier run (the newest is "
                 f"{newest.name}), among which new ones would be lost; name another folder, or remove that one"
             )
-        state = checkpoint.read_state(newest)
+        state = world.together(lambda: checkpoint.read_state(newest))
         note = self._compared(newest, state)
         factory = optimizer_factory(self.job.train.optimizer)
-        checkpoint.load(newest, self.engine.stage, self.optimizer, world, whole=self.model, tensors=state.tensors,
-                        keeps=checkpoint.state_keys(factory))  # fmt: skip
+        checkpoint.load(newest, self.engine.stage, self.optimizer, world, whole=self.model, keeps=state_keys(factory))
         try:
             self.sampler.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
         except ValueError as error:
             raise InputError(f"checkpoint {newest}: {error}") from error
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(state.scheduler_state or {})
-            for group, values in zip(self.optimizer.param_groups, state.scheduled, strict=True):
-                group.update(values.model_dump(exclude_none=True))
+            take_over(self.scheduler, self.optimizer, state)
         resumes_from(f"step {state.step}, {newest}")
         if world.is_main:
             say(resumed(newest, state.step, total))
@@ -127,7 +125,7 @@ class Saved:
                     "same one, or name another checkpoint.folder to start anew"
                 )
         own_state = plain(self.scheduler.state_dict()) if self.scheduler is not None else None
-        state.check(own_state, len(self.optimizer.param_groups), str(newest / checkpoint.STATE_FILE))
+        state.check(own_state, len(self.optimizer.param_groups), str(newest / STATE_FILE))
         return compare(state.job, identity(self.job), newest)
 
     @property
@@ -146,7 +144,7 @@ class Saved:
             "optimizer": self.job.train.optimizer.name,
             "scheduler": self._scheduler_name,
             "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler else None,
-            "scheduled": [{k: g[k] for k in SCHEDULED if k in g} for g in self.optimizer.param_groups],
+            "scheduled": scheduled(self.optimizer),
             "job": identity(self.job),
         }
         saved = checkpoint.save(
@@ -161,14 +159,3 @@ def resumed(newest: Path, step: int, total: int) -> str:
     if step >= total:
         return f"this run is finished: {newest} is of step {step}, the job has {total}; to go on, give it more steps; {anew}"
     return f"resuming from {newest}; {anew}"
-
-
-def plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a scheduler's state that JSON can hold (nested schedulers included, functions not)."""
-    kept: dict[str, Any] = {}
-    for key, value in state.items():
-        if key == "_schedulers":
-            kept[key] = [plain(inner) for inner in value]
-        elif isinstance(value, int | float | str | bool | list | type(None)):
-            kept[key] = value
-    return kept

@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
-from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Seed, Strict
+from hetpipe.checkpoints.digests import Digest, Written, digest_of
+from hetpipe.checkpoints.schedule import Scheduled, differences
+from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Seed, Strict, read_mapping
 from hetpipe.files.messages import InputError, listed, shown
 
-COUNTERS = ("last_epoch", "_step_count")  # of a schedule
-Fraction = Annotated[Number, Field(ge=0, le=1)]
+STATE_FILE = "trainer.json"
+FORMAT = "hetpipe.checkpoint/1"
+FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=255)]
+
+
+class SavedState(Document):
+    """What every checkpoint has. `tensors` is how many lie beside it, `files` what they lie in; `scheduler_state` is what the
+    schedule's `state_dict` has in plain values; `digest` is of all other keys."""
+
+    called: ClassVar[str] = "checkpoint"
+    format: Literal["hetpipe.checkpoint/1"]
+    step: Count
+    tensors: Count | None = None
+    files: dict[FileName, Written] | None = None
+    digest: Digest | None = None
+    scheduler: Name | None = None
+    scheduler_state: dict[str, Any] | None = None
+    scheduled: tuple[Scheduled, ...] = ()
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.scheduler is None) != (self.scheduler_state is None):
+            raise ValueError(f"scheduler is {shown(self.scheduler)}, but scheduler_state is {shown(self.scheduler_state)}")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read and check the file, and that it is as it was written."""
+        data = read_mapping(path)
+        state = cls.parse(data, str(path))
+        if state.digest is not None and (found := digest_of(data)) != state.digest:
+            raise InputError(
+                f"{path} is not as it was written: its digest is {found[:16]}…, and {state.digest[:16]}… was written; remove "
+                "this checkpoint to go on from the one before"
+            )
+        return state
+
+    def check(self, own_state: Mapping[str, Any] | None, groups: int, source: str) -> None:
+        """Compare with a new schedule's own plain state (None: there is none) and the number of the optimizer's groups: an
+        InputError lists the keys whose values are not of the kind that the schedule wants."""
+        faults = differences(self.scheduler_state, own_state, "scheduler_state")
+        if len(self.scheduled) != groups:
+            faults.append(f"scheduled: {len(self.scheduled)} groups of parameters, the optimizer has {groups}")
+        if faults:
+            raise InputError(f"{source}: {len(faults)} fault(s) in this checkpoint\n{listed(faults)}")
 
 
 class SamplerPosition(Strict):
@@ -31,70 +79,46 @@ class SamplerPosition(Strict):
         return self
 
 
-class Scheduled(Strict):
-    """What a schedule changes in one of the optimizer's groups of parameters."""
+class TrainerState(SavedState):
+    """Of a job's run: its place in the data, optimizer and schedule. `loss` is that of the last step; `job` is what the run
+    depended on (see `resume`)."""
 
-    lr: Annotated[Number, Field(ge=0)] | None = None
-    momentum: Annotated[Number, Field(ge=0)] | None = None
-    betas: tuple[Fraction, Fraction] | None = None
-
-
-class TrainerState(Document):
-    """Step, place in the data, optimizer and schedule. `loss` is that of the last step; `scheduler_state` is what the schedule's
-    `state_dict` has in plain values; `tensors` is how many lie beside it; `job` is what the run depended on (see `resume`)."""
-
-    called: ClassVar[str] = "checkpoint"
-    format: Literal["hetpipe.checkpoint/1"]
-    step: Count
     loss: Number | None = None
     sampler: SamplerPosition
     optimizer: Name
     scheduler: Name | None
     scheduler_state: dict[str, Any] | None
     scheduled: tuple[Scheduled, ...]
-    tensors: Count | None = None
     job: dict[str, Any] | None = None
 
-    @model_validator(mode="after")
-    def _both_or_none(self) -> Self:
-        if (self.scheduler is None) != (self.scheduler_state is None):
-            raise ValueError(f"scheduler is {shown(self.scheduler)}, but scheduler_state is {shown(self.scheduler_state)}")
-        return self
 
-    def check(self, own_state: Mapping[str, Any] | None, groups: int, source: str) -> None:
-        """Compare with a new schedule's own plain state (None: there is none) and the number of the optimizer's groups: an
-        InputError lists the keys whose values are not of the kind that the schedule wants."""
-        faults = differences(self.scheduler_state, own_state, "scheduler_state")
-        if len(self.scheduled) != groups:
-            faults.append(f"scheduled: {len(self.scheduled)} groups of parameters, the optimizer has {groups}")
-        if faults:
-            raise InputError(f"{source}: {len(faults)} fault(s) in this checkpoint\n{listed(faults)}")
+class LoopState(SavedState):
+    """Of one's own loop: `steps` are those that its engine had begun."""
+
+    steps: Count | None = None
 
 
-def differences(saved: Any, own: Any, where: str) -> list[str]:
-    """The places where what was saved is of another kind than what the schedule itself has there."""
-    if isinstance(own, Mapping) and isinstance(saved, Mapping):
-        faults = [f"{where}.{key}: not there" for key in own if key not in saved]
-        faults += [f"{where}: unknown key {shown(key)}" for key in saved if key not in own]
-        return faults + [f for key in own if key in saved for f in differences(saved[key], own[key], f"{where}.{key}")]
-    if isinstance(own, list | tuple) and isinstance(saved, list | tuple):
-        if len(own) != len(saved):
-            return [f"{where}: {len(saved)} values, the schedule has {len(own)}"]
-        pairs = enumerate(zip(saved, own, strict=True))
-        return [f for i, (there, here) in pairs for f in differences(there, here, f"{where}.{i}")]
-    wanted = "count" if where.rpartition(".")[2] in COUNTERS else _kind(own)
-    fits = _counts(saved) if wanted == "count" else _kind(saved) == wanted
-    return [] if own is None or fits else [f"{where}: {shown(saved)} is no {wanted}"]
+def take_over(
+    scheduler: torch.optim.lr_scheduler.LRScheduler, optimizer: torch.optim.Optimizer, state: SavedState
+) -> None:
+    """Let a schedule and its optimizer go on from what was saved, once that is checked."""
+    scheduler.load_state_dict(state.scheduler_state or {})
+    for group, values in zip(optimizer.param_groups, state.scheduled, strict=True):
+        for key, value in values.model_dump(exclude_none=True).items():
+            if isinstance(group.get(key), Tensor):
+                group[key].fill_(value)
+            else:
+                group[key] = value
 
 
-def _counts(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= -1  # -1 before the first step
+def read_saved(checkpoint: Path) -> TrainerState | LoopState:
+    """The plain part of a checkpoint, whosever it is."""
+    file = checkpoint / STATE_FILE
+    data = read_mapping(file)
+    return TrainerState.load(file) if isinstance(data, Mapping) and "sampler" in data else LoopState.load(file)
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number" if math.isfinite(value) else "finite number"
-    known: dict[type, str] = {str: "text", list: "list", dict: "mapping"}
-    return known.get(type(value), type(value).__name__)
+def state_text(state: Mapping[str, Any]) -> str:
+    """What stands in the file of such a state."""
+    plain: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **state}))
+    return json.dumps({**plain, "digest": digest_of(plain)}, indent=1)

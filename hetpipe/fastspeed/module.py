@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.checkpoints.training_state import differences
+from hetpipe.checkpoints.schedule import differences
 from hetpipe.files.limits import MOST_COUNT
 from hetpipe.files.messages import InputError, cut, listed, reason, shown
 from hetpipe.layers.model import Tensors, as_tuple

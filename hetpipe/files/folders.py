@@ -58,12 +58,17 @@ def _holder(folder: Path) -> str:
         return "it has not yet said which"
 
 
-def check_room(folder: str | Path, needed: int, what: str) -> None:
-    """InputError if the folder's file system has less room than `what` needs."""
+def free_bytes(folder: str | Path) -> int:
+    """What is free where the folder is, or will be."""
     place = Path(folder)
     while not place.exists():
         place = place.parent
-    free = shutil.disk_usage(place).free
+    return shutil.disk_usage(place).free
+
+
+def check_room(folder: str | Path, needed: int, what: str) -> None:
+    """InputError if the folder's file system has less room than `what` needs."""
+    free = free_bytes(folder)
     if free < needed:
         raise InputError(
             f"no room for {what} in {folder}: it needs {human_bytes(needed)}, and {human_bytes(free)} are free; free some, or "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from hetpipe.processes.pulse import start_pulse
 from hetpipe.processes.rendezvous import leave, meet_ranks
 from hetpipe.spec.cluster import Cluster, Node
 
+T = TypeVar("T")
 # A message of a training step that takes longer means a lost peer; measuring, planning, loading and saving, where ranks wait
 # for one, may take long.
 TIMEOUT = timedelta(seconds=float(os.environ.get("HETPIPE_TIMEOUT_SECONDS", "120")))
@@ -96,6 +97,19 @@ class World:
         if error is not None:
             raise error
 
+    def together(self, action: Callable[[], T]) -> T:
+        """Done by every process; its own value. What one of them raises, all raise, where several do that of the lowest rank."""
+        result: list[T] = []
+        error: Exception | None = None
+        try:
+            result.append(action())
+        except Exception as raised:
+            error = raised
+        first = next((found for found in self.gather(error) if found is not None), None)
+        if first is not None:
+            raise first
+        return result[0]
+
     def barrier(self) -> None:
         """Wait for all."""
         self.sum([0.0])
@@ -120,6 +134,11 @@ class World:
         return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
                      rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, hosts=self.hosts,
                      control=control, slow=slow)  # fmt: skip
+
+
+def alone() -> World:
+    """A world of this process only, which needs no process group."""
+    return World(rank=0, size=1, device_id=None, rank_of={}, ranks=(0,), control=None)
 
 
 def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None:

@@ -1,0 +1,59 @@
+"""Whether what a checkpoint holds is what was written: the bytes of each file and its digest (BLAKE2b, 256 bits)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from hetpipe.files.formats import Bytes, Strict
+from hetpipe.files.messages import reason
+
+_blake2b = partial(hashlib.blake2b, digest_size=32)
+_THREADS = 4  # hashing lets others run, and a disk gives one reader less than it can
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Written(Strict):
+    """A file as it was written."""
+
+    size_bytes: Bytes
+    blake2b: Digest
+
+
+def written(file: Path) -> Written:
+    """What the file holds now. OSError where it cannot be read."""
+    with open(file, "rb") as content:
+        digest = hashlib.file_digest(content, _blake2b).hexdigest()
+        return Written(size_bytes=content.tell(), blake2b=digest)
+
+
+def damage(folder: Path, files: Mapping[str, Written]) -> list[str]:
+    """What is wrong with these files, each of which is read once."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [fault for fault in pool.map(lambda name: _fault(folder / name, files[name]), files) if fault]
+
+
+def _fault(file: Path, then: Written) -> str:
+    try:
+        size = file.stat().st_size
+        if size != then.size_bytes:
+            return f"{file.name} has {size} bytes, and {then.size_bytes} were written"
+        now = written(file)
+    except OSError as error:
+        return f"{file.name} cannot be read: {reason(error)}"
+    if now.blake2b != then.blake2b:
+        return f"{file.name} has other content: its digest is {now.blake2b[:16]}…, and {then.blake2b[:16]}… was written"
+    return ""
+
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """The digest of plain values, of all keys but `digest`."""
+    content = {key: value for key, value in document.items() if key != "digest"}
+    return _blake2b(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

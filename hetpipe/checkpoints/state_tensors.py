@@ -1,0 +1,158 @@
+"""The tensors of a model and its optimizer under the whole model's names, as checkpoints hold them; and whether those of a
+checkpoint are of the same model and the same kind of optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.layers.weights import plain_name, state_of
+
+SMALL = 2  # in each dimension of a parameter that shows what an optimizer keeps
+StateKeys = Callable[[nn.Parameter], dict[str, Tensor]]  # what an optimizer keeps of such a parameter
+
+
+def _names(stage: nn.Module) -> dict[nn.Parameter, list[str]]:
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in stage.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(plain_name(name))
+    return names
+
+
+def model_state(stage: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by their names in the whole model; a tied parameter under each of its names."""
+    return {f"model.{name}": tensor.detach() for name, tensor in state_of(stage).items()}
+
+
+def optimizer_state(stage: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Optimizer tensors as `optimizer.<parameter name>.<key>`."""
+    names, found = _names(stage), dict[str, Tensor]()
+    for parameter, values in optimizer.state.items():
+        assert isinstance(parameter, nn.Parameter)
+        for key, value in values.items():
+            if value is None:  # SGD without momentum keeps an empty place
+                continue
+            tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            found |= {f"optimizer.{name}.{key}": tensor.detach() for name in names.get(parameter, [])}
+    return found
+
+
+def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, and each with a storage of its own, as safetensors wants it: tied parameters are written under each name."""
+    seen: set[int] = set()
+    found = {}
+    for key, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        found[key] = tensor.clone() if address in seen else tensor.contiguous()
+        seen.add(address)
+    return found
+
+
+def model_faults(available: Mapping[str, Any], own: Mapping[str, Tensor], *, surplus: bool) -> list[str]:
+    """Where the model's tensors are others than those that were saved."""
+    faults = []
+    for key, tensor in own.items():
+        name, there = repr(key.removeprefix("model.")), available.get(key)
+        if there is None:
+            faults.append(f"it has no {name}, which the model has")
+        elif tuple(there.size) != tuple(tensor.shape):
+            faults.append(f"{name} has shape {tuple(there.size)}, in the model {tuple(tensor.shape)}")
+        elif there.properties.dtype != tensor.dtype:
+            faults.append(f"{name} is {_kind(there.properties.dtype)}, in the model {_kind(tensor.dtype)} (train.dtype)")
+    if surplus:
+        more = sorted(key for key in available if key.startswith("model.") and key not in own)
+        faults += [f"it has {key.removeprefix('model.')!r}, which the model has not" for key in more]
+    return faults
+
+
+def optimizer_faults(
+    stage: nn.Module, optimizer: torch.optim.Optimizer, available: Mapping[str, Any], keeps: StateKeys
+) -> list[str]:
+    """Where what was saved of a parameter is not what this optimizer keeps of it."""
+    trained, saved, faults = {p for g in optimizer.param_groups for p in g["params"]}, _saved_state(available), []
+    for parameter, names in _names(stage).items():
+        there = saved.get(names[0], {})
+        if parameter not in trained or not there:
+            continue
+        own = keeps(parameter)
+        if there.keys() != own.keys():
+            kept = ", ".join(sorted(own)) or "nothing"
+            faults.append(f"of {names[0]!r} it has {', '.join(sorted(there))}; the job's optimizer keeps {kept}")
+            continue
+        for key, like in own.items():
+            found, dtype = tuple(there[key].size), there[key].properties.dtype
+            whole = like.ndim > 0 and tuple(like.shape) == (SMALL,) * parameter.ndim
+            if (whole and found != tuple(parameter.shape)) or len(found) != like.ndim or (whole and dtype != like.dtype):
+                faults.append(
+                    f"{key} of {names[0]!r} is {_kind(dtype)} {found}, the parameter {_kind(like.dtype)} {tuple(parameter.shape)}"
+                )
+    return faults
+
+
+def _saved_state(available: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parameter name → key → what is known of the tensor."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, meta in available.items():
+        if key.startswith("optimizer."):
+            name, _, kept = key.removeprefix("optimizer.").rpartition(".")
+            found.setdefault(name, {})[kept] = meta
+    return found
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def state_keys(factory: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]) -> StateKeys:
+    """What the optimizer keeps of a parameter, from a step of a small one of its kind."""
+    known: dict[tuple[int, torch.dtype, torch.device], dict[str, Tensor]] = {}
+
+    def keeps(parameter: nn.Parameter) -> dict[str, Tensor]:
+        kind = parameter.ndim, parameter.dtype, parameter.device
+        if kind not in known:
+            small = nn.Parameter(torch.zeros((SMALL,) * parameter.ndim, dtype=parameter.dtype, device=parameter.device))
+            small.grad = torch.zeros_like(small)
+            optimizer = factory([small])
+            optimizer.step()
+            known[kind] = {
+                key: value if isinstance(value, Tensor) else torch.tensor(value)
+                for key, value in optimizer.state[small].items()
+                if value is not None
+            }
+        return known[kind]
+
+    return keeps
+
+
+def empty_optimizer_state(
+    stage: nn.Module, optimizer: torch.optim.Optimizer, available: dict[str, Any]
+) -> dict[str, Tensor]:
+    """Room for what a checkpoint has of the parameters that this optimizer trains."""
+    groups = optimizer.param_groups
+    trained = {p for group in groups for p in group["params"]}
+    counted_there = {
+        p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]
+    }
+    wanted = {}
+    for parameter, names in _names(stage).items():
+        prefix = f"optimizer.{names[0]}."
+        for key, meta in available.items():
+            if parameter in trained and key.startswith(prefix) and "." not in key[len(prefix) :]:
+                wanted[key] = torch.empty(
+                    meta.size,
+                    dtype=meta.properties.dtype,
+                    device=parameter.device if len(meta.size) or parameter in counted_there else "cpu",
+                )
+    return wanted
+
+
+def install(stage: nn.Module, optimizer: torch.optim.Optimizer, loaded: dict[str, Tensor]) -> None:
+    """Give the optimizer what was loaded of its parameters."""
+    for parameter, names in _names(stage).items():
+        prefix = f"optimizer.{names[0]}."
+        values = {key[len(prefix) :]: value for key, value in loaded.items() if key.startswith(prefix)}
+        if values:
+            optimizer.state[parameter] = dict(values)

@@ -1,0 +1,57 @@
+"""The whole model's parameters and buffers on one rank, from all that hold parts of it, one tensor after the other."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetpipe.layers.weights import plain_name, state_of, tensors_of
+from hetpipe.processes.world import World
+
+
+def whole_state(layers: nn.Sequential, stage: nn.Module, world: World) -> dict[str, Tensor] | None:
+    """On the main rank, the state of all `layers` in memory of its own on the CPU; None on the others, each of which copies no
+    more than one tensor of its `stage` at a time. A tensor that several ranks hold comes from the first of them; one that has
+    several names is one object under each. Collective."""
+    world = world.patiently()
+    own = state_of(stage)
+    held = world.gather({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
+    first_name, found = _first_names(layers), dict[str, Tensor]()
+    for name in state_of(layers):
+        if first_name.get(name, name) != name:
+            continue
+        position = next(i for i, part in enumerate(held) if name in part)
+        source = world.ranks[position]
+        if world.is_main and source == world.rank:
+            found[name] = own[name].detach().to("cpu", copy=True)
+        elif world.is_main:
+            found[name] = _receive(held[position][name], world, source)
+        elif source == world.rank:
+            _send(own[name].detach().cpu(), world)
+    if not world.is_main:
+        return None
+    return {name: found[first_name.get(name, name)] for name in state_of(layers)}
+
+
+def _first_names(layers: nn.Sequential) -> dict[str, str]:
+    """The name of each tensor → the first of all its names."""
+    first: dict[int, str] = {}
+    return {plain_name(name): first.setdefault(id(tensor), plain_name(name)) for name, tensor in tensors_of(layers).items()}
+
+
+def _send(tensor: Tensor, world: World) -> None:
+    if tensor.numel():
+        dist.send(_as_bytes(tensor.contiguous()), min(world.ranks), group=world.control)
+
+
+def _receive(kind: tuple[torch.Size, torch.dtype], world: World, source: int) -> Tensor:
+    tensor = torch.empty(kind[0], dtype=kind[1])
+    if tensor.numel():
+        dist.recv(_as_bytes(tensor), source, group=world.control)
+    return tensor
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """The same memory: gloo does not know every type."""
+    return tensor.reshape(-1).view(torch.uint8)
