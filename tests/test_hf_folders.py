@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hetpipe.cli.weights import export_weights
-from hetpipe.exchange.hf import TensorFiles
+from hetpipe.exchange.hf import TensorFiles, WeightFolder
+from hetpipe.exchange.weights import copy_companions
 from hetpipe.files.messages import InputError
 from hetpipe.layers.weights import empty_names, materialise, tensors_of
 from hetpipe.models import bert, gpt2, t5
@@ -165,6 +168,29 @@ def test_damaged_and_foreign_configurations(tmp_path: Path) -> None:
     assert block.config._attn_implementation == "sdpa"
 
 
+def test_all_files_of_a_tokenizer_are_handed_on(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", extra_special_tokens=["[ME]"])
+    tokenizer.chat_template = {"default": "{{ messages }}", "tools": "{{ tools }}"}
+    written = {Path(file) for file in tokenizer.save_pretrained(tmp_path / "source")}
+    older = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", "spiece.model", "source.spm",
+             "bpe.codes", "dict.txt", "target_vocab.json", "chat_template.json")  # fmt: skip
+    for name in older:
+        (tmp_path / "source" / name).write_text("{}")
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "training_args.bin"):
+        (tmp_path / "source" / name).write_text("{}")
+    (tmp_path / "target").mkdir()
+    folder = WeightFolder.__new__(WeightFolder)
+    folder.path = tmp_path / "source"
+    copy_companions(folder, tmp_path / "target")
+    found = {path.relative_to(tmp_path / "target").as_posix() for path in (tmp_path / "target").rglob("*") if path.is_file()}
+    wanted = {path.relative_to(tmp_path / "source").as_posix() for path in written if path.is_file()}
+    assert {"chat_template.jinja", "additional_chat_templates/tools.jinja", "tokenizer.json", "tokenizer_config.json"} <= wanted
+    assert found == wanted | {*older}
+    again = PreTrainedTokenizerFast.from_pretrained(tmp_path / "target")
+    assert again.chat_template == tokenizer.chat_template
+
+
 @pytest.mark.parametrize("arguments", [{"n_embd": -4}, {"n_layer": 10**9}, {"n_head": 5}, {"vocab_size": "x"}])
 def test_absurd_arguments_are_named(arguments: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(arguments)) + "|divisible"):
@@ -228,14 +254,13 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     text = "format: hetpipe.job/1\nmodel: {name: mlp}\ndata: {name: text}\ntrain: {global_batch: 2, steps: 1}\n"
     job.write_text(text)
     with pytest.raises(InputError, match=r"job.yaml has no section 'checkpoint', so nothing was saved; name one with --check"):
-        export_weights(job, tmp_path / "out")
+        export_weights(tmp_path / "out", job)
     job.write_text(f"{text}checkpoint: {{folder: {tmp_path / 'none'}}}\n")
     with pytest.raises(InputError, match=r"none \(checkpoint.folder of .*job.yaml\) holds no checkpoint; train first"):
-        export_weights(job, tmp_path / "out")
+        export_weights(tmp_path / "out", job)
+    with pytest.raises(InputError, match=r"^name a job, or a checkpoint with --checkpoint$"):
+        export_weights(tmp_path / "out")
     (tmp_path / "step-00000001").mkdir()
-    with pytest.raises(InputError, match=r"layer 'embed' \(Linear\) is not of transformers"):
-        export_weights(job, tmp_path / "out", checkpoint=tmp_path / "step-00000001")
-    job.write_text(text.replace("name: mlp", "name: gpt2, args: {n_layer: 1, n_embd: 8, n_head: 1, vocab_size: 9}"))
-    with pytest.raises(InputError, match=r"cannot read .*step-00000001/trainer.json: No such file"):
-        export_weights(job, tmp_path / "out", checkpoint=tmp_path / "step-00000001")
+    with pytest.raises(InputError, match=r"step-00000001 is no checkpoint, and holds none \(folders step-… with"):
+        export_weights(tmp_path / "out", job, checkpoint=tmp_path / "step-00000001")
     assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from bench.reference import ReferenceEngine
 from hetpipe.checkpoints import checkpoint
-from hetpipe.exchange.hf import export_weights
+from hetpipe.exchange.weights import export_weights
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Model
@@ -203,7 +203,7 @@ def test_back_to_a_folder_that_transformers_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     row = trained[name]
-    monkeypatch.setattr("hetpipe.exchange.hf.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("hetpipe.exchange.weights.SHARD_BYTES", shard_bytes)
     layers = ZOO[name].build(weights=str(row["folder"]))
     export_weights(layers, Path(row["ranks"][0]["checkpoint"]), tmp_path / "out")
     assert all(
@@ -232,7 +232,7 @@ def test_back_to_a_folder_that_transformers_loads(
 def test_export_refuses(trained: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     saved = Path(trained["gpt2"]["ranks"][0]["checkpoint"])
     with pytest.raises(
-        InputError, match=r"^layer '0' \(Linear\) is not of transformers, so there is no Hugging Face folder"
+        InputError, match=r"is not of the job's model:\n  it has no '0.weight', which the model has\n"
     ):
         export_weights(nn.Sequential(nn.Linear(2, 2)), saved, tmp_path / "a")
     other = gpt2.build(**{**ZOO["gpt2"].config, "n_layer": 4})

@@ -36,7 +36,7 @@ def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) 
     summary = json.loads(ended.out)
     assert summary["last_loss"] < 0.95 * summary["first_loss"]
     assert summary["test_accuracy"] > 0.2  # a guess: 0.125
-    export_weights(JOBS / "bert-text.yaml", tmp_path / "weights", settings=settings)
+    export_weights(tmp_path / "weights", JOBS / "bert-text.yaml", settings=settings)
     loaded: Any = BertForSequenceClassification.from_pretrained(tmp_path / "weights", output_loading_info=True)
     model, info = loaded
     assert not any(info.values()), info

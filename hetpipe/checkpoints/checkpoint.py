@@ -43,7 +43,7 @@ from hetpipe.files.messages import InputError, listed
 from hetpipe.files.units import human_bytes
 from hetpipe.files.writing import write_text
 from hetpipe.processes.stopping import RunError
-from hetpipe.processes.world import World
+from hetpipe.processes.world import World, alone
 
 SUFFIX = ".safetensors"
 ANEW = "name another checkpoint.folder to start anew"
@@ -213,9 +213,10 @@ def read_state(checkpoint: Path) -> TrainerState:
     return TrainerState.load(checkpoint / STATE_FILE)
 
 
-def read_whole(checkpoint: Path, world: World) -> TrainerState | LoopState:
+def read_whole(checkpoint: Path, world: World | None = None) -> TrainerState | LoopState:
     """The plain part of a checkpoint. InputError on every rank if any of its files is not as it was written, as far as it says
-    how that was: each file is read once, by one of the ranks. Collective."""
+    how that was: each file is read once, by one of the ranks (without a world, by this process). Collective."""
+    world = world or alone()
     state = world.together(lambda: read_saved(checkpoint))
     files = state.files or {}
     own = dict([*files.items()][world.ranks.index(world.rank) :: len(world.ranks)])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hetpipe.layers.weights import plain_name, state_of
 
+MODEL, OPTIMIZER = "model.", "optimizer."  # what the keys of a checkpoint begin with
 SMALL = 2  # in each dimension of a parameter that shows what an optimizer keeps
 StateKeys = Callable[[nn.Parameter], dict[str, Tensor]]  # what an optimizer keeps of such a parameter
 
@@ -24,7 +25,7 @@ def _names(stage: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 def model_state(stage: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their names in the whole model; a tied parameter under each of its names."""
-    return {f"model.{name}": tensor.detach() for name, tensor in state_of(stage).items()}
+    return {f"{MODEL}{name}": tensor.detach() for name, tensor in state_of(stage).items()}
 
 
 def optimizer_state(stage: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -36,7 +37,7 @@ def optimizer_state(stage: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
             if value is None:  # SGD without momentum keeps an empty place
                 continue
             tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-            found |= {f"optimizer.{name}.{key}": tensor.detach() for name in names.get(parameter, [])}
+            found |= {f"{OPTIMIZER}{name}.{key}": tensor.detach() for name in names.get(parameter, [])}
     return found
 
 
@@ -55,7 +56,7 @@ def model_faults(available: Mapping[str, Any], own: Mapping[str, Tensor], *, sur
     """Where the model's tensors are others than those that were saved."""
     faults = []
     for key, tensor in own.items():
-        name, there = repr(key.removeprefix("model.")), available.get(key)
+        name, there = repr(key.removeprefix(MODEL)), available.get(key)
         if there is None:
             faults.append(f"it has no {name}, which the model has")
         elif tuple(there.size) != tuple(tensor.shape):
@@ -63,7 +64,7 @@ def model_faults(available: Mapping[str, Any], own: Mapping[str, Tensor], *, sur
         elif there.properties.dtype != tensor.dtype:
             faults.append(f"{name} is {_kind(there.properties.dtype)}, in the model {_kind(tensor.dtype)} (train.dtype)")
     if surplus:
-        more = sorted(key for key in available if key.startswith("model.") and key not in own)
+        more = sorted(key for key in available if key.startswith(MODEL) and key not in own)
         faults += [f"it has {key.removeprefix('model.')!r}, which the model has not" for key in more]
     return faults
 
@@ -96,8 +97,8 @@ def _saved_state(available: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Parameter name → key → what is known of the tensor."""
     found: dict[str, dict[str, Any]] = {}
     for key, meta in available.items():
-        if key.startswith("optimizer."):
-            name, _, kept = key.removeprefix("optimizer.").rpartition(".")
+        if key.startswith(OPTIMIZER):
+            name, _, kept = key.removeprefix(OPTIMIZER).rpartition(".")
             found.setdefault(name, {})[kept] = meta
     return found
 
@@ -138,7 +139,7 @@ def empty_optimizer_state(
     }
     wanted = {}
     for parameter, names in _names(stage).items():
-        prefix = f"optimizer.{names[0]}."
+        prefix = f"{OPTIMIZER}{names[0]}."
         for key, meta in available.items():
             if parameter in trained and key.startswith(prefix) and "." not in key[len(prefix) :]:
                 wanted[key] = torch.empty(
@@ -152,7 +153,7 @@ def empty_optimizer_state(
 def install(stage: nn.Module, optimizer: torch.optim.Optimizer, loaded: dict[str, Tensor]) -> None:
     """Give the optimizer what was loaded of its parameters."""
     for parameter, names in _names(stage).items():
-        prefix = f"optimizer.{names[0]}."
+        prefix = f"{OPTIMIZER}{names[0]}."
         values = {key[len(prefix) :]: value for key, value in loaded.items() if key.startswith(prefix)}
         if values:
             optimizer.state[parameter] = dict(values)

@@ -1,4 +1,4 @@
-"""`hetpipe export-weights JOB.yaml -o FOLDER`."""
+"""`hetpipe export-weights [JOB.yaml] -o FOLDER`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from hetpipe.spec.job import Job
 
 
 def export_weights(
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job that was trained.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    job_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[JOB.YAML]", help="The job that was trained; without one, name a checkpoint."),
+    ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Its checkpoint; the newest of the job's checkpoint.folder by default."),
+        typer.Option(help="A checkpoint, or a folder of which the newest is taken; the job's checkpoint.folder by default."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -26,31 +29,35 @@ def export_weights(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write the weights of a trained model of transformers (gpt2, bert, llama, t5) as a folder for `from_pretrained`."""
+    """Write the weights of a checkpoint as safetensors files: a model of transformers (gpt2, bert, llama, t5) as a folder for
+    `from_pretrained`, any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
-    from hetpipe.exchange.hf import check_new_folder
-    from hetpipe.exchange.hf import export_weights as export
+    from hetpipe.checkpoints.trained import find_checkpoint
+    from hetpipe.exchange.weights import check_new_folder
+    from hetpipe.exchange.weights import export_weights as export
 
     check_new_folder(output)
-    job = Job.read(job_file, settings or ())
-    found = checkpoint if checkpoint is not None else _newest(job, job_file)
-    export(build_layers(job), found, output)
+    job = Job.read(job_file, settings or ()) if job_file is not None else None
+    found = find_checkpoint(checkpoint if checkpoint is not None else _of_job(job, job_file))
+    export(build_layers(job) if job is not None else None, found, output)
     if as_json:
         sys.stdout.write(json.dumps({"checkpoint": str(found), "folder": str(output)}, indent=1) + "\n")
     else:
         sys.stdout.write(f"weights of {found} written to {output}\n")
 
 
-def _newest(job: Job, job_file: Path) -> Path:
+def _of_job(job: Job | None, job_file: Path | None) -> str:
+    """The folder in which the job has saved."""
     from hetpipe.checkpoints.checkpoint import list_checkpoints
 
+    if job is None:
+        raise InputError("name a job, or a checkpoint with --checkpoint")
     if job.checkpoint is None:
         raise InputError(
             f"{job_file} has no section 'checkpoint', so nothing was saved; name one with --checkpoint"
         )
-    found = list_checkpoints(job.checkpoint.folder)
-    if not found:
+    if not list_checkpoints(job.checkpoint.folder):
         raise InputError(
             f"{job.checkpoint.folder} (checkpoint.folder of {job_file}) holds no checkpoint; train first"
         )
-    return found[-1]
+    return job.checkpoint.folder

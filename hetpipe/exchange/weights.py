@@ -1,0 +1,154 @@
+"""The weights of a checkpoint as safetensors files, a few layers at a time: a model of transformers as a folder for
+`from_pretrained`, any other under its own names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+from hetpipe.checkpoints.checkpoint import SUFFIX, read_whole, tensors_in
+from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
+from hetpipe.exchange.hf import (
+    INDEX,
+    WEIGHTS,
+    TensorFiles,
+    Transformers,
+    TransformersLayer,
+    WeightFolder,
+    names_in,
+)
+from hetpipe.files.messages import InputError, listed, natural_key
+from hetpipe.files.writing import check_folder, make_folder, write_text
+from hetpipe.layers.model import named_layers
+from hetpipe.layers.weights import plain_name, tensors_of, uncompiled
+
+SHARD_BYTES = 1 << 30  # a process that writes holds so much, and one layer
+# What a folder may hold beside config and weights, and what its trained successor needs too: all that transformers' tokenizers
+# write (their `vocab_files_names`, and the templates of chats).
+COMPANIONS = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "additional_chat_templates", "vocab*",
+    "*vocab.json", "merges.txt", "*.model", "*.spm", "*.tokenizer", "bpe.codes", "dict.txt", "normalizer.json", "emoji.json",
+    "word_shape.json", "word_pronunciation.json", "byte_maps.json", "generation_config.json",
+)  # fmt: skip
+
+
+def check_new_folder(folder: str | Path) -> None:
+    """InputError if `export_weights` could not write into this folder, or would write beside what is there."""
+    check_folder(folder)
+    occupied = sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+    if occupied:
+        raise InputError(f"the folder {folder} is not empty (it holds {occupied[0]!r}); name a new one")
+
+
+def export_weights(layers: nn.Sequential | None, checkpoint: Path, folder: str | Path) -> Path:
+    """Write a checkpoint's weights into a new folder: safetensors files of about 1 GiB, and, where all `layers` are of
+    transformers, what `from_pretrained` wants beside them; else tensors have the names that they have in the model. `layers` says
+    what belongs where, and may be on the meta device (None: all that the checkpoint has of the model). No more than one file's
+    tensors are in memory at a time. InputError if the checkpoint is damaged, or of another model."""
+    check_new_folder(folder)
+    state = read_whole(checkpoint)
+    saved = TensorFiles({name: file for part in sorted(checkpoint.glob(f"*{SUFFIX}")) for name, file in names_in(part).items()})
+    if layers is not None and all(isinstance(layer, TransformersLayer) for layer in layers):
+        return _export_folder(layers, checkpoint, saved, folder)
+    available = tensors_in(checkpoint, state.tensors, HuggingFaceStorageReader(str(checkpoint)))
+    if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
+        raise InputError(f"checkpoint {checkpoint} is not of the job's model:\n{listed(faults)}")
+    target = make_folder(folder)
+    _write_shards(list(_plain_shards(available)), saved, target)
+    return target
+
+
+def _export_folder(layers: nn.Sequential, checkpoint: Path, saved: TensorFiles, folder: str | Path) -> Path:
+    """As a folder that transformers loads."""
+    shards = list(_shards(layers))
+    missing = [key for shard in shards for key in shard.values() if key not in saved]
+    if missing:
+        raise InputError(f"checkpoint {checkpoint} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
+                         "model are not in it): it was saved from another model")  # fmt: skip
+    origin, target = _origin(layers), make_folder(folder)
+    origin.write_config(target, _write_shards(shards, saved, target))
+    if origin.folder is not None:
+        copy_companions(origin.folder, target)
+    return target
+
+
+def copy_companions(source: WeightFolder, target: Path) -> None:
+    """What lies beside the weights and is not changed by training: the tokenizer, above all."""
+    for path in sorted({p for pattern in COMPANIONS for p in source.path.glob(pattern)}):
+        if path.is_dir():
+            shutil.copytree(path, target / path.name)
+        else:
+            shutil.copy2(path, target / path.name)
+
+
+def _write_shards(shards: Sequence[Mapping[str, str]], saved: TensorFiles, target: Path) -> torch.dtype:
+    """The files and, for more than one, their index; returns the type of the largest numbers in them."""
+    weight_map, total, dtypes = dict[str, str](), 0, set[torch.dtype]()
+    for number, shard in enumerate(shards, start=1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {stored: saved.read(key) for stored, key in shard.items()}
+        save_file(tensors, target / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+        total += sum(t.numel() * t.element_size() for t in tensors.values())
+        dtypes |= {t.dtype for t in tensors.values() if t.is_floating_point()}
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        write_text(target / INDEX, json.dumps(index, indent=2) + "\n")
+    return max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
+
+
+def _origin(layers: nn.Sequential) -> Transformers:
+    first = layers[0]
+    assert isinstance(first, TransformersLayer)
+    return first.origin
+
+
+def _stored_tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    """The layer's tensors; InputError where one of those that belong in a folder has another name, or others have joined them."""
+    assert isinstance(layer, TransformersLayer)
+    found = {plain_name(own): tensor for own, tensor in tensors_of(uncompiled(layer)).items()}
+    strange = [own for own in found if own not in layer.hf_names]
+    if strange:
+        raise InputError(f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "
+                         "place: load the checkpoint, merge the adapters into the weights and save these with save_pretrained; "
+                         "the checkpoint's own safetensors files hold both")  # fmt: skip
+    return found
+
+
+def _shards(layers: nn.Sequential) -> Iterator[dict[str, str]]:
+    """Name in the folder → key in the checkpoint, one mapping a file; a tied parameter once."""
+    shard, size, seen = dict[str, str](), 0, set[str]()
+    for name, layer in named_layers(layers):
+        assert isinstance(layer, TransformersLayer)
+        tensors = _stored_tensors(name, layer)
+        for own, stored in layer.stored_names.items():
+            if stored not in seen:
+                seen.add(stored)
+                shard[stored] = f"{MODEL}{name}.{own}"
+                size += tensors[own].numel() * tensors[own].element_size()
+        if size >= SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+    if shard:
+        yield shard
+
+
+def _plain_shards(available: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Name in the model → key in the checkpoint, one mapping a file; a tied parameter under each of its names."""
+    shard, size = dict[str, str](), 0
+    for key in sorted((key for key in available if key.startswith(MODEL)), key=natural_key):
+        shard[key.removeprefix(MODEL)] = key
+        size += available[key].size.numel() * available[key].properties.dtype.itemsize
+        if size >= SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+    if shard:
+        yield shard
