@@ -23,7 +23,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse, select
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.pulse import beats
-from hetpipe.processes.whereabouts import describe_with
+from hetpipe.processes.whereabouts import describe_with, resumes_from
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -164,6 +164,20 @@ def kill_the_server(folder: str) -> None:
     if rank == 1:
         os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
+
+
+def freeze(world: World, folder: str) -> None:
+    """Rank 1 is stopped, as by SIGSTOP; the others wait for it as they do while a checkpoint is written."""
+    rank = note_pid(folder)
+    if rank == 1:
+        resumes_from("step 7")
+        describe_with("replica 0 stage 1", lambda: "its sleep")
+        while rank not in (heard := beats()) or not heard[rank].place:
+            time.sleep(0.01)
+    world.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    world.patiently().barrier()
 
 
 def give_what_cannot_be_sent(folder: str) -> Any:

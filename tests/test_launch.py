@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.processes import launch
+from hetpipe.processes import launch, world
 from hetpipe.processes.forkserver import Forkserver
 from hetpipe.processes.launch import (
     RankFailure,
@@ -29,6 +31,7 @@ from hetpipe.processes.launch import (
 from tests.programs import (
     be_deaf,
     environment_of_rank,
+    freeze,
     give_what_cannot_be_sent,
     kill_the_server,
     large_result,
@@ -259,6 +262,20 @@ def test_a_rank_that_is_killed_in_training(tmp_path: Path) -> None:
     )
     assert str(failure).startswith("rank 1, replica 0 stage 1, device n0/1 was killed by SIGKILL")
     assert "; last heard of at " in str(failure)
+
+
+def test_a_rank_that_stands_still_while_others_may_wait_for_long_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a checkpoint is written or loaded: they waited for up to an hour."""
+    monkeypatch.setattr(world, "TIMEOUT", timedelta(seconds=2.5))
+    failure = failure_of(tmp_path, run_ranks, freeze, cluster_of(2, 1), str(tmp_path), ranks=3)
+    assert re.fullmatch(
+        r"rank 1, replica 0 stage 1 has given no sign of life for 5 s \(twice HETPIPE_TIMEOUT_SECONDS\): its process stands "
+        r"still; last heard of at \d\d:\d\d:\d\d, in its sleep",
+        str(failure),
+    )
+    assert failure.resume == "step 7"
 
 
 @pytest.mark.parametrize(

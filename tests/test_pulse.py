@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from hetpipe.processes import pulse
 from hetpipe.processes.progress import Seen
-from hetpipe.processes.pulse import Beat, PeerLostError, Pulse, gone, peers_named, read_beats
+from hetpipe.processes.pulse import Beat, PeerLostError, Pulse, Silence, gone, peers_named, read_beats
 from hetpipe.processes.whereabouts import describe_with, figures_from, on_change, resumes_from
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -160,13 +162,37 @@ def test_a_store_that_does_not_answer_is_out_of_reach(store: Store, monkeypatch:
 
 
 def test_who_is_silent_for_too_long_is_noticed_without_a_failure(store: Store) -> None:
-    one, two = beating(store, 0, "a"), beating(store, 1, "b")
-    assert one._lost(0.2) is None
+    one, two = Pulse(store, 0, 3, patience=0.2), beating(store, 1, "b")  # which looks when it is told to
+    one._silence = Silence(0.2, 0.0)
+    assert one._lost() is None
     silence(two)
-    assert one._lost(0.2) is None
+    assert one._lost() is None
+    one._silence.every = 0.15
     time.sleep(0.3)
-    assert str(one._lost(0.2)).startswith("rank 1 on host b is gone")
-    silence(one)
+    assert str(one._lost()).startswith("rank 1 on host b is gone")
+
+
+def test_silence_counts_only_while_one_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped, as a scheduler stops those of a job, finds the others as they were when it stopped."""
+    clock = [100.0]
+    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    watch = Silence(10.0, 2.0)
+    beats = {rank: Beat(rank=rank, count=1, time=0.0, host="a", place="", doing="") for rank in (0, 1, 2)}
+
+    def after(seconds: float, **heard: int) -> list[int]:
+        clock[0] += seconds
+        for name, count in heard.items():
+            beats[int(name[1:])] = replace(beats[int(name[1:])], count=count)
+        return [beat.rank for beat in watch.look(lambda: beats)]
+
+    beats[2] = replace(beats[2], left=True)  # it ended well
+    assert after(2.0) == []
+    assert after(4.0, r0=2) == []  # rank 1 is silent for 4 s
+    assert after(1.0, r0=3) == []
+    assert after(3600.0, r0=3) == []  # this process stood still: 8 s for rank 1, 4 for rank 0
+    assert after(2.0, r0=4) == []
+    assert after(2.0, r0=5) == [1]
+    assert after(2.0, r0=6, r1=2) == []
 
 
 def test_the_place_and_what_a_run_resumes_from_are_written_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from hetpipe.processes.pulse import (
     LAUNCHED,
     Beat,
     KeyValueStore,
+    Silence,
     is_echo,
     part_for_beats,
     read_beats,
@@ -213,10 +214,12 @@ def start_ranks(
     start_server(model)
     assert _server is not None
     from hetpipe.processes.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
+    from hetpipe.processes.world import TIMEOUT
 
     store = _store()
     content = pickle.dumps((progress.display, _importable(program), list(arguments)))
-    watch = _Watch(_server, devices, part_for_beats(part_of_start(store, len(devices), 1)))
+    beats = part_for_beats(part_of_start(store, len(devices), 1))
+    watch = _Watch(_server, devices, beats, patience=2 * TIMEOUT.total_seconds())
     try:
         for rank in range(len(devices)):
             mine, theirs = Pipe(duplex=False)
@@ -271,8 +274,9 @@ def _told_to_stop(ask: Callable[[int], None]) -> Iterator[None]:
 class _Watch:
     """The parent's view of its ranks: what they reported, and which are gone."""
 
-    def __init__(self, server: Forkserver, devices: Sequence[Device], store: KeyValueStore) -> None:
+    def __init__(self, server: Forkserver, devices: Sequence[Device], store: KeyValueStore, patience: float) -> None:
         self.server, self.devices, self.store = server, devices, store
+        self.silence = Silence(patience, max(LOOK_SECONDS, patience / 20))
         self.processes: list[int] = []
         self.pipes: list[Connection] = []
         self.reports: dict[int, Report] = {}
@@ -283,6 +287,8 @@ class _Watch:
         """Wait for all results; RankFailure as soon as one rank fails and the others have had time to say why."""
         while len(self.exit_codes) < len(self.processes):
             self.collect(LOOK_SECONDS)
+            if silent := self.silence.look(self._living):
+                raise RankFailure(self._frozen(silent[0]), None, next((b.resume for b in silent if b.resume), ""))
             if self.failed():
                 deadline = time.monotonic() + GRACE_SECONDS
                 while time.monotonic() < deadline and len(self.exit_codes) < len(self.processes):
@@ -348,21 +354,33 @@ class _Watch:
         where = first.where if "device" in first.where else f"{first.where}, device {self.devices[first.rank].id}"
         return RankFailure(f"{where}: {first.error}", first, first.resume or resume)
 
+    def _place(self, rank: int, beat: Beat | None) -> str:
+        return f"rank {rank}, {beat.place if beat is not None and beat.place else f'device {self.devices[rank].id}'}"
+
+    def _frozen(self, beat: Beat) -> str:
+        return (
+            f"{self._place(beat.rank, beat)} has given no sign of life for {self.silence.patience:g} s (twice "
+            f"HETPIPE_TIMEOUT_SECONDS): its process stands still; {beat.last_seen}"
+        )
+
     def _death(self, rank: int, beat: Beat | None) -> str:
         code = self.exit_codes[rank]
-        place = beat.place if beat is not None and beat.place else f"device {self.devices[rank].id}"
         how = (
             f"was killed by {signal.Signals(-code).name}"
             if code < 0
             else f"ended with exit code {code} and no message"
         )
         hint = " (the system kills processes like this when memory runs out)" if code == -signal.SIGKILL else ""
-        return f"rank {rank}, {place} {how}{hint}" + (f"; {beat.last_seen}" if beat is not None else "")
+        return f"{self._place(rank, beat)} {how}{hint}" + (f"; {beat.last_seen}" if beat is not None else "")
 
     def _beats(self) -> dict[int, Beat]:
         with contextlib.suppress(RuntimeError):
             return read_beats(self.store, range(len(self.processes)))
         return {}
+
+    def _living(self) -> dict[int, Beat]:
+        ended = {*self.reports, *self.exit_codes}
+        return {rank: beat for rank, beat in self._beats().items() if rank not in ended}
 
     def end_all(self) -> None:
         """Every process is gone when this returns."""

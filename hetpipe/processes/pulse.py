@@ -78,6 +78,28 @@ class PeerLostError(RuntimeError):
     """Another rank is gone, or failed: the message says which, on which host, and what it was doing."""
 
 
+class Silence:
+    """How long ranks have given no sign of life, for a process that looks every so many seconds. One that is silent for more than
+    `patience` seconds is missed. While this process itself stands still (its job is suspended), nobody's silence counts."""
+
+    def __init__(self, patience: float, every: float) -> None:
+        self.patience, self.every = patience, every
+        self._looked = time.monotonic()
+        self._heard: dict[int, tuple[int, float]] = {}  # rank → the count of its last sign, and seconds since
+
+    def look(self, read: Callable[[], Mapping[int, Beat]]) -> list[Beat]:
+        """The last signs of those that are missed now; none before it is time to look again."""
+        now = time.monotonic()
+        passed = now - self._looked
+        if passed < self.every:
+            return []
+        beats, self._looked = read(), now
+        for rank, beat in beats.items():
+            count, seconds = self._heard.get(rank, (-1, 0.0))
+            self._heard[rank] = beat.count, seconds + min(passed, 2 * self.every) if count == beat.count else 0.0
+        return [beat for rank, beat in beats.items() if self._heard[rank][1] > self.patience and not beat.left]
+
+
 class Pulse:
     """This rank's signs of life, and the reading of the others'. A store that is out of reach may not answer at all, so it is
     asked in threads that can be left behind. After `patience` seconds without a sign of another rank, or an answer, the process
@@ -87,8 +109,8 @@ class Pulse:
         self.store, self.rank, self.size, self.patience = store, rank, size, patience
         self.host = socket.gethostname()
         self.count = 0
+        self._silence = Silence(patience, STORE_SECONDS) if patience is not None else None
         self._over, self._changed, self._writing = False, threading.Event(), threading.Lock()
-        self._heard: dict[int, tuple[int, float]] = {}  # rank → its count, and when it was first seen (this host's clock)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -157,7 +179,7 @@ class Pulse:
         )
 
     def _run(self) -> None:
-        reached = looked = time.monotonic()
+        reached = time.monotonic()
         while True:
             self._changed.wait(BEAT_SECONDS)
             self._changed.clear()
@@ -167,8 +189,7 @@ class Pulse:
             try:
                 _answer(self._beat)
                 reached = time.monotonic()
-                if self.patience is not None and reached - looked > STORE_SECONDS:
-                    looked, lost = reached, self._lost(self.patience)
+                lost = self._lost()
             except RuntimeError:
                 silence = time.monotonic() - reached
                 if self.patience is not None and silence > self.patience:
@@ -178,17 +199,11 @@ class Pulse:
                 sys.stderr.flush()
                 os._exit(1)
 
-    def _lost(self, patience: float) -> str | None:
-        """Who has been silent for so long: rank 0 looks at all, the others at rank 0."""
-        beats = self._read(range(self.size) if self.rank == 0 else [0])
-        now = time.monotonic()
-        silent = []
-        for rank, beat in beats.items():
-            if self._heard.get(rank, (-1, 0.0))[0] != beat.count:
-                self._heard[rank] = beat.count, now
-            elif now - self._heard[rank][1] > patience and not beat.left:
-                silent.append(beat)
-        return gone(silent, beats) if silent else None
+    def _lost(self) -> str | None:
+        """Who has been silent for too long: rank 0 looks at all, the others at rank 0."""
+        looked_at = range(self.size) if self.rank == 0 else [0]
+        silent = self._silence.look(lambda: self._read(looked_at)) if self._silence is not None else []
+        return gone(silent, self._read(looked_at)) if silent else None
 
 
 def _answer(call: Callable[[], T]) -> T:
