@@ -296,12 +296,14 @@ def automatic(cluster: Cluster, folder: str) -> dict[str, Any]:
             engine.step(engine.share(select(inputs, rows)), engine.share(select(targets, rows)))
         )
         optimizer.step()
-    unused = None
+    whole, unused = engine.whole_state_dict(), None
     try:
-        hetpipe.auto(build("blocks"), sample, mse, global_batch=1, cluster=_cramped(cluster, "slow"), optimizer="SGD")
+        few = hetpipe.auto(build("blocks"), sample, mse, global_batch=1, cluster=_cramped(cluster, "slow"), optimizer="SGD")
+        few.whole_state_dict()  # which no unused rank is waited for
     except hetpipe.UnusedRank as error:
         unused = str(error)
-    return {"losses": losses, "state": engine.state_dict(), "devices": engine.plan.device_ids, "unused": unused}
+    return {"losses": losses, "state": engine.state_dict(), "devices": engine.plan.device_ids, "unused": unused,
+            "whole": whole}  # fmt: skip
 
 
 def alone(plan: Plan) -> dict[str, Any]:

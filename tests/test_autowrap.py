@@ -50,5 +50,9 @@ def test_three_lines_train_as_one_device_would(tmp_path: Path) -> None:
         assert result["losses"] == pytest.approx(losses, abs=1e-10)
         for name, value in result["state"].items():
             assert torch.allclose(value, model.state_dict()[name], rtol=0, atol=1e-10), name
+    whole, *others = [result["whole"] for result in found]
+    assert others == [None, None]
+    assert list(whole) == list(model.state_dict())
+    assert all(torch.allclose(value, model.state_dict()[name], rtol=0, atol=1e-10) for name, value in whole.items())
     for kept in (tmp_path / ".hetpipe/profiles").iterdir():  # one for each cluster
         assert {m.device_type for m in Profile.load(kept).measurements} == {"fast", "slow"}

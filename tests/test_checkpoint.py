@@ -20,9 +20,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from bench.reference import train_reference
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.resume import resumed
-from hetpipe.checkpoints.schedule import plain
 from hetpipe.checkpoints.state_tensors import empty_optimizer_state, model_state, optimizer_state
-from hetpipe.checkpoints.training_state import STATE_FILE, TrainerState
+from hetpipe.checkpoints.training_state import STATE_FILE
 from hetpipe.files.messages import InputError
 from hetpipe.processes.launch import RankFailure
 from hetpipe.processes.world import World
@@ -197,41 +196,6 @@ def test_what_is_no_state_at_all(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE_FILE).write_text(text)
     with pytest.raises(InputError, match=f"^{tmp_path / STATE_FILE}( is|:) "):
         checkpoint.read_state(tmp_path)
-
-
-def schedule_state(**changes: Any) -> tuple[TrainerState, dict[str, Any]]:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedulers = torch.optim.lr_scheduler
-    parts: list[Any] = [schedulers.LinearLR(optimizer, total_iters=2), schedulers.OneCycleLR(optimizer, 0.5, total_steps=9)]
-    own = plain(schedulers.SequentialLR(optimizer, parts, milestones=[2]).state_dict())
-    saved = json.loads(json.dumps(own))
-    for key, value in changes.items():
-        place: Any = saved["_schedulers"][1]
-        (place if key in place else saved)[key] = value
-    return TrainerState.parse({**WHOLE, "scheduler_state": saved}, "x"), own
-
-
-def test_the_state_of_a_schedule_is_compared_with_the_schedule_s_own() -> None:
-    """What it does not want it met in the middle of a step, or never."""
-    state, own = schedule_state(total_steps=12, _last_lr=[0.3])
-    state.check(own, 1, "trainer.json")
-    for changes, message in (
-        ({"last_epoch": 2.5}, "scheduler_state._schedulers.1.last_epoch: 2.5 is no count"),
-        ({"_schedulers": []}, "scheduler_state._schedulers: 0 values, the schedule has 2"),
-        ({"_schedulers": "x"}, "scheduler_state._schedulers: 'x' is no list"),
-        ({"total_steps": "9"}, "scheduler_state._schedulers.1.total_steps: '9' is no number"),
-        ({"total_steps": float("inf")}, "scheduler_state._schedulers.1.total_steps: inf is no number"),
-        ({"base_lrs": [None]}, "scheduler_state._schedulers.1.base_lrs.0: None is no number"),
-        ({"_milestones": None}, "scheduler_state._milestones: None is no list"),
-        ({"step": "import os"}, "scheduler_state: unknown key 'step'"),
-    ):
-        state, own = schedule_state(**changes)
-        with pytest.raises(InputError) as caught:
-            state.check(own, 1, "trainer.json")
-        assert f"  {message}" in str(caught.value)
-    state, own = schedule_state()
-    with pytest.raises(InputError, match="scheduled: 1 groups of parameters, the optimizer has 2"):
-        state.check(own, 2, "trainer.json")
 
 
 # Whole runs: dropout, a schedule with warm-up, partial batches (50 samples by 12), AdamW; 9 steps, or 4 and 5.

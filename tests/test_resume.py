@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,19 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.checkpoint import CheckpointError
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.files import folders
 from hetpipe.files.folders import check_room, claimed
 from hetpipe.files.messages import InputError
 from hetpipe.processes.launch import RankFailure
-from hetpipe.processes.stopping import RunStopped
 from hetpipe.spec.job import Job
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
@@ -285,78 +279,6 @@ def test_the_bytes_of_a_checkpoint_are_known_before_the_first_step(tmp_path: Pat
     run_everywhere(Job.read(folder.ready(checkpoint={"folder": str(tmp_path / "saved")}), ["train.steps=1"]), train_rank)
     (saved,) = checkpoint.list_checkpoints(tmp_path / "saved")
     assert sum(file.stat().st_size for file in saved.glob("*.safetensors")) == pytest.approx(found, rel=0.3)  # with headers
-
-
-@pytest.mark.parametrize("where", ["tensors", "state"])
-def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_those_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    before = saved_by(tmp_path, ADAM)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(*{"tensors": (FileSystem, "create_stream"), "state": (checkpoint, "write_text")}[where], full)
-    whole = net()
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
-    assert str(caught.value).startswith(f"cannot write the checkpoint {tmp_path}/step-00000004: it needs ")
-    assert str(caught.value).endswith(" are free there; OSError: [Errno 28] No space left on device")
-    assert list(tmp_path.iterdir()) == [before]
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, RunStopped])
-def test_who_is_told_to_stop_while_writing_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
-) -> None:
-    before = saved_by(tmp_path, ADAM)
-
-    def stopped(*_: object, **__: object) -> None:
-        raise kind(15)
-
-    monkeypatch.setattr(FileSystem, "create_stream", stopped)
-    whole = net()
-    with pytest.raises(kind):
-        checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
-    assert list(tmp_path.iterdir()) == [before]
-
-
-def test_a_folder_that_cannot_be_made_and_a_disk_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    whole = net()
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.save(tmp_path / "file", 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
-    assert str(caught.value).startswith(f"cannot write the checkpoint {tmp_path}/file/step-00000004: it needs ")
-    assert f"Not a directory: '{tmp_path}/file/step-00000004.partial'" in str(caught.value)
-
-    saved = saved_by(tmp_path, ADAM)
-
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(HuggingFaceStorageReader, "read_data", broken)
-    with pytest.raises(InputError) as refused:
-        loaded(saved, ADAM)
-    assert str(refused.value) == (
-        f"cannot read checkpoint {saved}: OSError: [Errno 5] Input/output error; remove it to go on from the one before"
-    )
-
-
-def test_a_checkpoint_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, remove, whole = saved_by(tmp_path, ADAM), shutil.rmtree, net()
-
-    def refuse(path: Path, **options: Any) -> None:
-        if path == before:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        remove(path, **options)
-
-    monkeypatch.setattr("shutil.rmtree", refuse)
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
-    assert str(caught.value) == (
-        f"the checkpoint {tmp_path}/step-00000004 is written, but {before}, older than the 1 that are kept, cannot be removed: "
-        "[Errno 13] Permission denied"
-    )
 
 
 # ---- numbers that are none ----

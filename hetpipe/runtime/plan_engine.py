@@ -34,8 +34,8 @@ CHECK_REPLICAS_EVERY = 100  # steps, unless a job says otherwise
 
 
 class PlanEngine(Holder, ABC):
-    """Trains a model by a plan, this process holding some stages of one replica. All ranks of `world` construct it and call it
-    in the same order."""
+    """Trains a model by a plan, this process holding some stages of one replica. All ranks of `world`, those that the plan uses,
+    construct it and call it in the same order."""
 
     sync: GradientSync
 
