@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -14,12 +15,14 @@ import torch
 import hetpipe
 from hetpipe.checkpoints import digests, shared
 from hetpipe.checkpoints.checkpoint import CheckpointError
+from hetpipe.checkpoints.training_state import STATE_FILE
 from hetpipe.files.messages import InputError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import Job
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import train_rank
 
+SCHEDULE = ("scheduler", "scheduler_state", "scheduled")
 STEP_LR, EXPONENTIAL = torch.optim.lr_scheduler.StepLR, torch.optim.lr_scheduler.ExponentialLR
 
 
@@ -31,6 +34,13 @@ def _refusals(*calls: Callable[[], object]) -> list[str]:
         except InputError as error:
             found.append(str(error))
     return found
+
+
+def older_version(saved: Path) -> None:
+    """As it was written before there were digests, and before a loop of one's own could save more than tensors."""
+    file = saved / STATE_FILE
+    new = ("files", "digest", "steps") + (() if "sampler" in (state := json.loads(file.read_text())) else SCHEDULE)
+    file.write_text(json.dumps({key: value for key, value in state.items() if key not in new}))
 
 
 def saved_and_loaded(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str, train: Any) -> dict[str, Any]:
@@ -65,8 +75,10 @@ def saved_and_loaded(engine: PlanEngine, optimizer: torch.optim.Optimizer, folde
         lambda: hetpipe.save_checkpoint(engine, optimizer, folder, 4, odd),
         lambda: hetpipe.save_checkpoint(engine, optimizer, folder, 4, scheduler if engine.world.is_main else None),
     )
-    return {"first": first, "again": again, "step": step, "back": back, "refused": refused, "whole": whole, "read": read,
-            "schedule": schedule, "files": sorted(path.name for path in saved.glob("*.safetensors"))}  # fmt: skip
+    engine.world.on_main(lambda: older_version(saved))
+    older = hetpipe.load_checkpoint(engine, optimizer, folder), engine.steps
+    return {"first": first, "again": again, "older": older, "step": step, "back": back, "refused": refused, "whole": whole,
+            "read": read, "schedule": schedule, "files": sorted(path.name for path in saved.glob("*.safetensors"))}  # fmt: skip
 
 
 @contextmanager

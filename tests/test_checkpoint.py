@@ -30,6 +30,7 @@ from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.table import train_table
 from tests.jobs import STATE, Folder, train
+from tests.saving import older_version
 
 ALONE = World(rank=0, size=1, device_id="n0/0", rank_of={"n0/0": 0}, ranks=(0,), control=None)
 
@@ -37,13 +38,6 @@ ALONE = World(rank=0, size=1, device_id="n0/0", rank_of={"n0/0": 0}, ranks=(0,),
 def net(seed: int = 0, width: int = 4) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
-
-
-def older_version(saved: Path) -> None:
-    """As it was written before there were digests."""
-    file = saved / STATE_FILE
-    state = json.loads(file.read_text())
-    file.write_text(json.dumps({key: value for key, value in state.items() if key not in ("files", "digest")}))
 
 
 def steps(layers: nn.Sequential, optimizer: torch.optim.Optimizer, count: int, first: int = 0) -> None:

@@ -40,8 +40,9 @@ from tests.commands import Command, Said
 from tests.jobs import STATE, Folder
 from tests.mutations import BINARY, DOCUMENT, Change, damaged, mutated
 from tests.published import FASOP_SIZES, ZORSE_SIZES, write_fasop, write_sailor, write_zorse
+from tests.saving import older_version
 from tests.strategies import UNHURRIED, make_profile
-from tests.test_checkpoint import ALONE, net, older_version, steps
+from tests.test_checkpoint import ALONE, net, steps
 from tests.test_metis import METIS, write_metis
 from tests.zoo import ZOO, transformers_model
 

@@ -74,6 +74,7 @@ def check_saving(result: dict[str, Any], folder: Path) -> None:
     assert result["first"] == result["again"]
     assert result["schedule"] == (7, 0.1, 1)  # engine.steps, the learning rate, the schedule's own count
     assert [p.name for p in list_checkpoints(folder)] == ["step-00000003", "step-00000009"]
+    assert result["older"] == (3, 3)  # a checkpoint that has no engine.steps
     name = next(iter(result["state"]))
     surplus, shape, lacks, plain, none, other, odd, apart = result["refused"]
     assert "this is not a state of the model:\n  it has '99.weight', which the model has not" in surplus

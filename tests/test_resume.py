@@ -28,7 +28,8 @@ from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.trainer import checkpoint_bytes
 from tests.commands import finish, start
 from tests.jobs import STATE, Folder, train
-from tests.test_checkpoint import ALONE, OPTIMIZERS, net, older_version, steps
+from tests.saving import older_version
+from tests.test_checkpoint import ALONE, OPTIMIZERS, net, steps
 
 ADAM, AMSGRAD = OPTIMIZERS["AdamW"], OPTIMIZERS["AdamW, amsgrad"]
 SGD = functools.partial(torch.optim.SGD, lr=0.01)

@@ -33,14 +33,15 @@ def save_checkpoint(
     at all, and keep the newest `keep` there. Every rank of the engine calls it. InputError if there is no room, if the hosts do
     not share this folder, or if the scheduler's `state_dict` holds more than plain values; CheckpointError if it cannot be
     written."""
-    schedule = engine.world.together(lambda: _saved_schedule(scheduler, optimizer))
-    given = dict(zip(engine.world.ranks, map(_called, engine.world.gather(schedule.get("scheduler"))), strict=True))
-    first = engine.world.ranks[0]
+    world = engine.world.patiently()
+    schedule = world.together(lambda: _saved_schedule(scheduler, optimizer))
+    given = dict(zip(world.ranks, map(_called, world.gather(schedule.get("scheduler"))), strict=True))
+    first = world.ranks[0]
     for rank, called in given.items():
         if called != given[first]:
             raise InputError(f"save_checkpoint was given {given[first]} on rank {first}, and {called} on rank {rank}")
     extra = {"steps": engine.steps, **schedule}
-    return checkpoint.save(folder, step, engine.stage, optimizer, extra, engine.world, keep)
+    return checkpoint.save(folder, step, engine.stage, optimizer, extra, world, keep)
 
 
 def _saved_schedule(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
