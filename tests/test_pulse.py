@@ -192,6 +192,8 @@ def test_silence_counts_only_while_one_listens(monkeypatch: pytest.MonkeyPatch) 
     assert after(3600.0, r0=3) == []  # this process stood still: 8 s for rank 1, 4 for rank 0
     assert after(2.0, r0=4) == []
     assert after(2.0, r0=5) == [1]
+    assert after(2.0) == [1]
+    assert [after(4.0), after(4.0), after(4.0)] == [[1], [1], [1, 0]]
     assert after(2.0, r0=6, r1=2) == []
 
 

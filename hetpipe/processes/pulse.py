@@ -88,7 +88,7 @@ class Silence:
         self._heard: dict[int, tuple[int, float]] = {}  # rank → the count of its last sign, and seconds since
 
     def look(self, read: Callable[[], Mapping[int, Beat]]) -> list[Beat]:
-        """The last signs of those that are missed now; none before it is time to look again."""
+        """The last signs of those that are missed now, the longest silence first; none before it is time to look again."""
         now = time.monotonic()
         passed = now - self._looked
         if passed < self.every:
@@ -97,7 +97,8 @@ class Silence:
         for rank, beat in beats.items():
             count, seconds = self._heard.get(rank, (-1, 0.0))
             self._heard[rank] = beat.count, seconds + min(passed, 2 * self.every) if count == beat.count else 0.0
-        return [beat for rank, beat in beats.items() if self._heard[rank][1] > self.patience and not beat.left]
+        silent = [beat for rank, beat in beats.items() if self._heard[rank][1] > self.patience and not beat.left]
+        return sorted(silent, key=lambda beat: -self._heard[beat.rank][1])
 
 
 class Pulse:
