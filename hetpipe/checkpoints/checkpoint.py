@@ -162,29 +162,29 @@ def _failures_told(world: World) -> Iterator[None]:
         number = world.ranks[rank]
         host = f" on host {world.hosts[number]}" if world.hosts else ""
         where = f"rank {number}{host}: " if len(world.ranks) > 1 else ""
-        raise _WriteError(f"{where}{type(first).__name__}: {first}") from first
+        raise _RankError(f"{where}{type(first).__name__}: {first}") from first
 
 
-class _WriteError(OSError):
-    """Says itself what it is of."""
+class _RankError(OSError):
+    """Says itself of which rank it is, and what."""
 
 
 def _told(error: OSError) -> str:
-    return str(error) if isinstance(error, _WriteError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, _RankError) else f"{type(error).__name__}: {error}"
 
 
 def _check_all_there(partial: Path, files: Mapping[str, Written]) -> None:
     """OSError unless this rank sees every file that was written, whole."""
     for name, file in files.items():
         if not appears(partial / name, file.size_bytes):
-            raise _WriteError(f"the main rank does not see the {file.size_bytes} bytes that another has written as {name}")
+            raise _RankError(f"the main rank does not see the {file.size_bytes} bytes that another has written as {name}")
 
 
 def _complete(partial: Path, final: Path, state: dict[str, Any]) -> None:
     try:
         write_text(partial / STATE_FILE, state_text(state))
     except InputError as error:
-        raise _WriteError(str(error)) from error
+        raise _RankError(str(error)) from error
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)
 
@@ -254,7 +254,7 @@ def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | 
             state_dict_loader.load(
                 wanted, storage_reader=reader, process_group=world.control, no_dist=world.control is None
             )
-    except _WriteError as error:
+    except _RankError as error:
         raise InputError(f"cannot read checkpoint {checkpoint}: {error}; {REMOVE}") from error
     if optimizer is not None:
         install(stage, optimizer, wanted)
