@@ -17,6 +17,7 @@ from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.trials.layer_check import ROWS
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
@@ -154,9 +155,9 @@ def build_model(job: Job, data: MapDataset) -> Model:
         inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor(numbers), job.train.seed, 0))
     except (TypeError, ValueError) as error:
         raise InputError(f"data {job.data.label!r}: {error}") from error
-    first = slice(0, 1)
-    model = Model(name=job.model.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
-                  loss=build_loss(job.loss), batch_norm=job.model.batch_norm)  # fmt: skip
+    first, section = slice(0, ROWS), job.model
+    model = Model(name=section.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
+                  loss=build_loss(job.loss), batch_norm=section.batch_norm, coupled_layers=section.coupled_layers)  # fmt: skip
     check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
     output = trace_boundaries(model.layers, model.inputs, backward=True)[-1]
     check_sample(model, output, f"data {job.data.label!r}", targets, numbers)

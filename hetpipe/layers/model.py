@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from hetpipe.files.limits import MOST_LAYERS
 from hetpipe.files.messages import InputError, nearest, shown
-from hetpipe.spec.job import BatchNorm
+from hetpipe.layers.trials.chain_check import check_chain
+from hetpipe.spec.job import BatchNorm, CoupledLayers
 
 Tensors = Tensor | tuple[Tensor, ...]
 LossFunction = Callable[[Any, Any], Tensor]  # of what the last layer gives and the targets, each Tensors
@@ -220,8 +220,8 @@ def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tup
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """Layers are the children of `layers`, the unit that is never split. `inputs` and `targets` are a small sample batch
-    (dimension 0 counts samples); only their shapes and types matter. `batch_norm`: what the user chose for BatchNorm, if anything
-    (`hetpipe/layers/batch_norm.py`)."""
+    (dimension 0 counts samples); only their shapes and types matter. `batch_norm` and `coupled_layers`: what the user chose for
+    BatchNorm (`batch_norm.py`), and for other layers that couple samples or keep state (`trials/layer_check.py`), if anything."""
 
     name: str
     layers: nn.Sequential
@@ -229,20 +229,15 @@ class Model:
     targets: Tensors
     loss: Loss
     batch_norm: BatchNorm | None = None
+    coupled_layers: CoupledLayers | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.layers, nn.Sequential):
-            raise InputError(
-                f"model {self.name!r}: expected an nn.Sequential whose children are the layers, "
-                f"found {type(self.layers).__name__}"
-            )
+        check_chain(self.name, self.layers)
         if len(self.layers) == 0:
             raise InputError(f"model {self.name!r} has no layers: its nn.Sequential is empty")
         if len(self.layers) > MOST_LAYERS:
             raise InputError(f"model {self.name!r} has {len(self.layers)} layers, the most that are planned are {MOST_LAYERS}: "
                              "give children of several layers")  # fmt: skip
-        for position, (name, layer) in enumerate(self.layers._modules.items()):
-            _check_layer(position, name, layer)
         rows, targets = batch_size(self.inputs), batch_size(self.targets)
         if rows == 0:
             raise InputError(f"the sample of model {self.name!r} holds no samples: give a batch of at least one")
@@ -254,15 +249,3 @@ class Model:
         """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""
         rows = torch.arange(size) % batch_size(self.inputs)
         return select(self.inputs, rows), select(self.targets, rows)
-
-
-def _check_layer(position: int, name: str, layer: nn.Module | None) -> None:
-    nested = layer.named_modules(prefix=name) if layer is not None else []
-    inside = [f"{at}.{k}" for at, m in nested if isinstance(m, nn.Sequential) for k, child in m._modules.items() if child is None]
-    if layer is None or inside:
-        what = f"layer {position} ({name!r})" if layer is None else f"{inside[0]!r}"
-        raise InputError(f"{what} of the nn.Sequential is None: leave it out, or put an nn.Identity() there")
-    for own, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
-        if is_lazy(tensor):
-            raise InputError(f"layer {name!r} ({type(layer).__name__}): {own!r} has no shape before the module has run: call the "
-                             "model on a sample first, or give the module its sizes")  # fmt: skip

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 import torch
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.device import Emulation, torch_device
-from hetpipe.layers.model import Model
+from hetpipe.layers.device import Emulation, one_thread, torch_device
+from hetpipe.layers.model import Model, named_layers
+from hetpipe.layers.trials.layer_check import cut_to_try, try_layers
+from hetpipe.layers.weights import placed
 from hetpipe.measuring.links import Wires, measure_links, node_pairs
 from hetpipe.measuring.overhead import (
     Found,
@@ -50,6 +52,7 @@ def profile_cluster(
     side by side. Real CPU types measure in turn."""
     sizes = check_sizes(options.microbatch_sizes)
     who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
+    _refuse_layers(model, cluster, world, *next(iter(who.values())))
     mine = [device for device, rank in who.values() if rank == world.rank]
     emulated = [rank for device, rank in who.values() if cluster.device_types[device.type].emulate is not None]
     host = None
@@ -166,6 +169,20 @@ def turns(cluster: Cluster, host_of: Mapping[Device, str]) -> list[set[str]]:
         rounds[waiting[host]].add(device.id)
         waiting[host] += 1
     return ([together] if together else []) + rounds
+
+
+def _refuse_layers(model: Model, cluster: Cluster, world: World, device: Device, rank: int) -> None:
+    """InputError on every rank if a layer couples samples or keeps state, which the user has not accepted: known before anything
+    is measured, by one rank on its device. (What cannot be tried here is tried in the first step, and told then.)"""
+    fault = None
+    if world.rank == rank and model.coupled_layers is None:
+        on = torch_device(cluster.device_types[device.type], device.index)
+        with Activity("trying the layers", shown=world.is_main), one_thread(on):
+            given = cut_to_try(model.inputs).to(on)
+            fault = try_layers(named_layers(model.layers), given, lambda layer: placed(model.layers, layer, on)).fault
+    fault = next((told for told in world.gather(fault) if told is not None), None)
+    if fault is not None:
+        raise InputError(fault)
 
 
 def _alone(world: World, rank: int, measure: Callable[[], Measured]) -> Measured:

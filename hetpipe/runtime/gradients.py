@@ -145,7 +145,7 @@ class GradientSync:
                  device: torch.device | None = None,
                  copies: Mapping[nn.Parameter, Sequence[nn.Parameter]] | None = None) -> None:  # fmt: skip
         self.rank = rank
-        self._groups, self._process_groups, self._device = groups, process_groups, device
+        self.groups, self._process_groups, self._device = groups, process_groups, device
         self._copies = copies or {}
         self._work: list[tuple[_Work, Tensor, Tensor]] = []  # what runs, what it sums, where that belongs
         self._last = False  # a backward that runs now is the last of a step
@@ -267,7 +267,7 @@ class GradientSync:
         """What is said where the owners of a group hold different parameters, by a hash of them. The hashes are made where the
         parameters are, and are all that leaves a device. Collective over each group."""
         different = None
-        for group in self._groups:
+        for group in self.groups:
             if any(not torch.equal(copy.to(p.device), p) for p in group.parameters for copy in self._copies.get(p, ())):
                 different = different or group
             process_group = self._process_groups.get(tuple(sorted(set(group.ranks))))

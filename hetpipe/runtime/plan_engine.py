@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, as_value, evaluating
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.trials.layer_check import Outcome
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.rendezvous import give_back_at_exit
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
+from hetpipe.runtime.buffers import SharedBuffers
 from hetpipe.runtime.checks.agreement import Complaint, Row, digest, marks_of, raise_first
 from hetpipe.runtime.checks.given import Given
 from hetpipe.runtime.checks.handover import Handover
@@ -63,6 +66,10 @@ class PlanEngine(Holder, ABC):
         """Forward of these micro-batches without gradients, with `on_output(output, number)` where the outputs are."""
 
     @abstractmethod
+    def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
+        """Try this process's layers (see `layer_check`) on a few of the replica's samples, of which there are so many."""
+
+    @abstractmethod
     def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
         """What crosses all boundaries with a micro-batch of this size (see `trace_boundaries`)."""
 
@@ -71,8 +78,11 @@ class PlanEngine(Holder, ABC):
         """All of this process; the loss is computed on the last."""
         return [self.device]
 
-    def _watch(self) -> None:
-        """The stage is there: from now on it is looked at whether it stays as it is."""
+    def _watch(self, process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], device: torch.device | None = None) -> None:
+        """The stage is there: from now on it is looked at whether it stays as it is. `device`: see `GradientSync`."""
+        self._held = SharedBuffers(self.stage, self.sync.groups, self.world, process_groups, device)
+        accepted = self._model.coupled_layers is not None or self._model.batch_norm is not None
+        self._buffers = self._held if accepted and len(self.plan.replicas) > 1 else None
         self._given = Given(self._model, self.loss, self.stage, self.replica, self.name)
         self._trained = Trained(self.stage)
         self._handover = Handover(list(self.stage.parameters()))
@@ -181,6 +191,9 @@ class PlanEngine(Holder, ABC):
         self._whole = cache(lambda: (before + weight()[0]) or 1.0)
         sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
         self._faults.clear()
+        if sizes and self._looks and self._model.coupled_layers is None:
+            self.recorders[0].note("the trial of the layers")
+            self._faults += self._given.faults_of_layers(self._try_layers(inputs, sum(sizes)))
         self._begin_step()
         self.sync.begin(before / self._whole() if self._weights else None)
         losses = self._train(sizes, inputs, targets) if sizes else []
@@ -196,6 +209,10 @@ class PlanEngine(Holder, ABC):
         self._hear(total, own)
         total.check_ends()
         loss /= total.weight or 1.0
+        if self._buffers is not None:
+            if self._looks:
+                self._buffers.look()
+            self._buffers.make_equal(total.given)
         if self._weights is not None:
             self._weights.append(total.weight)
         self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
@@ -253,9 +270,10 @@ class PlanEngine(Holder, ABC):
         """The global gradient norm: squares summed in float64, the same bits on every rank."""
         return math.sqrt(self.world.sum([self.sync.square_norm()])[0])
 
-    def check_replicas(self) -> None:
-        """ReplicaMismatchError on every rank if replicas of a layer hold different parameters. Collective."""
-        told = next((message for message in self.world.gather(self.sync.difference()) if message is not None), None)
+    def check_replicas(self, *, buffers: bool = False) -> None:
+        """ReplicaMismatchError on every rank if replicas of a layer hold different parameters, or buffers. Collective."""
+        own = self.sync.difference() or (self._held.difference() if buffers else None)
+        told = next((message for message in self.world.gather(own) if message is not None), None)
         if told is not None:
             raise ReplicaMismatchError(told)
 

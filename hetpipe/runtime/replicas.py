@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.model import named_layers
 from hetpipe.predict.sums import owner_segments
 from hetpipe.processes.world import TIMEOUT, check_devices
 from hetpipe.spec.plan import Plan
@@ -19,12 +20,14 @@ from hetpipe.spec.plan import Plan
 
 @dataclass(frozen=True)
 class OwnerGroup:
-    """Parameters of one segment or tie on this rank: their names, and the global ranks that own them."""
+    """Parameters of one segment or tie on this rank, and the global ranks that own them; of a segment in the order of the
+    replicas, with the names of its layers."""
 
     name: str
     ranks: tuple[int, ...]
     parameters: tuple[nn.Parameter, ...]
     tied: bool = False
+    layers: tuple[str, ...] = ()
 
 
 def plan_groups(
@@ -131,19 +134,14 @@ def local_groups(
     tied_names: Mapping[nn.Parameter, str],
 ) -> list[OwnerGroup]:
     """The owner groups that this rank's stage (layers [lo, hi)) is part of, in launch order, each parameter in exactly one."""
-    children = list(stage)
-    ranks = dict(segments)
+    children, ranks = named_layers(stage), dict(segments)
     found = []
     for seg_lo, seg_hi, _ in reversed(owner_segments(plan.replicas)):
         if lo <= seg_lo and seg_hi <= hi:
             name = f"layers {seg_lo}:{seg_hi}"
-            inside = dict.fromkeys(
-                p
-                for layer in children[seg_lo - lo : seg_hi - lo]
-                for p in layer.parameters()
-                if p not in tied_names
-            )
-            found.append(OwnerGroup(name, ranks[name], tuple(inside)))
+            own = children[seg_lo - lo : seg_hi - lo]
+            inside = dict.fromkeys(p for _, layer in own for p in layer.parameters() if p not in tied_names)
+            found.append(OwnerGroup(name, ranks[name], tuple(inside), layers=tuple(child for child, _ in own)))
     for tie in sorted(tied):
         parameters = tuple(p for p, name in tied_names.items() if name == tie)
         if parameters:

@@ -65,13 +65,16 @@ class Named(Strict):
 
 
 BatchNorm = Literal["per_microbatch", "deferred"]
+CoupledLayers = Literal["per_microbatch"]
 
 
 class ModelSection(Named):
     """The model; `batch_norm: per_microbatch` accepts that BatchNorm normalises each micro-batch by itself, `deferred` that its
-    running statistics are then those of the whole batch."""
+    running statistics are then those of the whole batch; `coupled_layers: per_microbatch` accepts that to layers that couple
+    samples, or keep state, each micro-batch is a batch of its own."""
 
     batch_norm: BatchNorm | None = None
+    coupled_layers: CoupledLayers | None = None
 
 
 class LossSection(Strict):

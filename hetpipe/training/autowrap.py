@@ -12,7 +12,7 @@ from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import BatchNorm, ProfileSection, TorchNamed
+from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection, TorchNamed
 from hetpipe.spec.options import PlanOptions
 from hetpipe.training.own_loop import check_same_model
 from hetpipe.training.session import Request, Setting, join, meet, prepare
@@ -25,14 +25,14 @@ class UnusedRank(Exception):
 def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFunction, *, global_batch: int,
          loss_weight: LossWeight = "samples", ignore_index: int = -100, cluster: Cluster | None = None,
          optimizer: str = "AdamW", partitioner: str = "auto", batch_norm: BatchNorm | None = None,
-         seed: int | None = None) -> PlanEngine:  # fmt: skip
+         coupled_layers: CoupledLayers | None = None, seed: int | None = None) -> PlanEngine:  # fmt: skip
     """Measure every layer on every type of device, plan for `global_batch` samples a step, and wrap the model by that plan.
 
     `sample` is a small batch (inputs, targets), like those of the training: shapes and types matter, and token counts.
-    `loss_fn`, `loss_weight`, `ignore_index`, `batch_norm` and `seed` are as in `hetpipe.wrap`; `optimizer` names the class of
-    torch.optim that will be used, whose time and memory are measured too. Every rank builds the same model (seed it) and calls
-    this, under torchrun with one process per device. The devices are those of `cluster`, else those that are found. The
-    measurement is kept in `.hetpipe/profiles` and used again for the same model on the same devices.
+    `loss_fn`, `loss_weight`, `ignore_index`, `batch_norm`, `coupled_layers` and `seed` are as in `hetpipe.wrap`; `optimizer`
+    names the class of torch.optim that will be used, whose time and memory are measured too. Every rank builds the same model
+    (seed it) and calls this, under torchrun with one process per device. The devices are those of `cluster`, else those that are
+    found. The measurement is kept in `.hetpipe/profiles` and used again for the same model on the same devices.
 
     The plan is `engine.plan`; `engine.replica` says which of its replicas this rank belongs to. Modules stay in the mode they
     are in: what `.eval()` froze stays frozen. UnusedRank on a rank without which the plan is faster: nobody waits for it, so
@@ -44,7 +44,7 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     with drawing("auto"):
         world, machines = meet(cluster)
         whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss,
-                      batch_norm=batch_norm)  # fmt: skip
+                      batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
         check_batch_norm(model, batch_norm)
         # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
         check_sample(whole, trace_boundaries(model, inputs, backward=True)[-1], "the sample")

@@ -14,7 +14,7 @@ from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_repl
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster, Node
-from hetpipe.spec.job import BatchNorm
+from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.training.session import Setting, join
 
@@ -32,7 +32,8 @@ def _nodes_of(plan: Plan) -> tuple[Node, ...]:
 
 def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
          ignore_index: int = -100, cluster: Cluster | None = None, backend: Backend = "torch",
-         batch_norm: BatchNorm | None = None, seed: int | None = None) -> PlanEngine:  # fmt: skip
+         batch_norm: BatchNorm | None = None, coupled_layers: CoupledLayers | None = None,
+         seed: int | None = None) -> PlanEngine:  # fmt: skip
     """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
     replica (fairscale, torchgpipe; each on one host, in the order of the plan).
 
@@ -43,7 +44,9 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     it). Nodes are bound to torchrun's agents in the order of `cluster`, or of the plan's node names.
     Modules stay in the mode they are in: what `.eval()` froze stays frozen, and `engine.evaluate` puts every mode back.
     `batch_norm` accepts that BatchNorm that trains normalises each micro-batch by itself: "per_microbatch", or "deferred" for
-    running statistics of the whole batch (fairscale and torchgpipe only); without it, InputError.
+    running statistics of the whole batch (fairscale and torchgpipe only); without it, InputError. Layers are tried in the first
+    step: InputError if one couples samples, keeps state, or adds a gradient of its own, unless `coupled_layers` is
+    "per_microbatch", which accepts that each micro-batch is a batch of its own to them.
     What layers draw is decided by `seed` (by default the main rank's, as torch.manual_seed has set it), the rank and the step;
     the generators of torch, numpy and Python are left as they were, here and in each step.
     """
@@ -56,7 +59,8 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
         nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
         shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
         world = create_world(shown)
-        whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss, batch_norm=batch_norm)
+        whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
+                      batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
         check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
         plan = plan.model_copy(update={"backend": backend})
         engine = join(Setting(world=world, cluster=shown, model=whole, seed=world.first(seed)), plan, None)
@@ -71,7 +75,7 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
 def check_same_model(engine: PlanEngine) -> None:
     """InputError on every rank if replicas of a layer differ. (One pipeline has each layer once: any weights are one model.)"""
     try:
-        engine.check_replicas()
+        engine.check_replicas(buffers=True)
     except ReplicaMismatchError as error:
         raise InputError("the ranks built different models; call torch.manual_seed with the same seed on every rank "
                          f"before building it, or load the same weights ({error})") from None  # fmt: skip

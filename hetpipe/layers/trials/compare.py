@@ -38,9 +38,8 @@ def of_rows(whole: Tensor, parts: Sequence[Tensor], rows: Sequence[int], most: f
         if whole.is_floating_point() or whole.is_complex():
             parts = [torch.stack([n * p.to(_wide(p)) for n, p in zip(rows, parts, strict=True)]).sum(0) / sum(rows)]
         return max((_of(whole, part, most) for part in parts), default=NONE)
-    growing = [d for d in range(whole.ndim) if any(p.ndim != whole.ndim or p.shape[d] != whole.shape[d] for p in parts)]
-    if len(growing) == 1 and sum(p.shape[growing[0]] for p in parts) == whole.shape[growing[0]]:
-        found = _of(whole, torch.cat(list(parts), growing[0]), most)
+    if (grows := growing(whole, parts)) is not None:
+        found = _of(whole, torch.cat(list(parts), grows), most)
         if found.share == 0 or whole.numel() > MOST_SORTED:
             return found
     if sum(p.numel() for p in parts) != whole.numel() or whole.numel() > MOST_SORTED:
@@ -48,6 +47,14 @@ def of_rows(whole: Tensor, parts: Sequence[Tensor], rows: Sequence[int], most: f
     both = [t.reshape(-1).to(_wide(t)) for t in (whole, torch.cat([p.reshape(-1) for p in parts]))]
     a, b = (torch.view_as_real(t).reshape(-1) if t.is_complex() else t for t in both)
     return _of(a.sort().values, b.sort().values, most)
+
+
+def growing(whole: Tensor, parts: Sequence[Tensor]) -> int | None:
+    """The one dimension in which the parts together are as large as the whole, if they differ in no other."""
+    if any(part.ndim != whole.ndim for part in parts):
+        return None
+    found = [d for d in range(whole.ndim) if any(part.shape[d] != whole.shape[d] for part in parts)]
+    return found[0] if len(found) == 1 and sum(p.shape[found[0]] for p in parts) == whole.shape[found[0]] else None
 
 
 def of_sums(whole: Sequence[Tensor | None], parts: Sequence[Sequence[Tensor | None]], most: float) -> Difference:

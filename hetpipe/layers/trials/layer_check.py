@@ -9,19 +9,20 @@ what the layer gives, number by number."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hetpipe.layers.batch_norm import BATCH_NORMS, may_normalise_batches, normalises_batches
+from hetpipe.files.messages import cut
+from hetpipe.layers.batch_norm import may_normalise_batches, normalises_batches
 from hetpipe.layers.kept import remember
 from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.stage import alias
-from hetpipe.layers.trials.compare import NONE, Difference, of_rows, of_sums, tolerance
+from hetpipe.layers.trials.compare import NONE, Difference, growing, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.still import Still
 from hetpipe.layers.weights import fingerprint, uncompiled
 
@@ -44,8 +45,27 @@ class Sets(NamedTuple):
 
     def double(self) -> Sets:
         """The same numbers, in float64."""
-        whole, *parts = ([_double(t) for t in tensors] for tensors in (self.whole, *self.parts))
-        return Sets(tuple(whole), (tuple(parts[0]), tuple(parts[1])), self.rows)
+        return self._each(lambda t: t.double() if t.is_floating_point() else t)
+
+    def to(self, device: torch.device) -> Sets:
+        """The same numbers, on this device."""
+        return self._each(lambda t: t.to(device))
+
+    def cut_anew(self) -> Sets:
+        """With parts of the whole, as they lie in it."""
+        parts = []
+        for whole, first, second in zip(self.whole, *self.parts, strict=True):
+            d = growing(whole, (first, second))
+            sizes = None if d is None else [first.shape[d], second.shape[d]]
+            cut = (whole, whole) if d is None or sizes is None else torch.split(whole.detach(), sizes, d)
+            parts.append([t.detach().requires_grad_(whole.requires_grad) for t in cut])
+        return Sets(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Sets:
+        whole, first, second = (
+            tuple(change(t.detach()).requires_grad_(t.requires_grad) for t in tensors) for tensors in (self.whole, *self.parts)
+        )
+        return Sets(whole, (first, second), self.rows)
 
 
 def rows_to_try(inputs: Tensors) -> tuple[Tensor, ...]:
@@ -58,49 +78,69 @@ def rows_to_try(inputs: Tensors) -> tuple[Tensor, ...]:
     return taken
 
 
-def sizes_to_try(rows: int) -> tuple[int, int, int]:
-    """Of the whole, and of its two parts."""
+def sizes_to_try(samples: int) -> tuple[int, int, int]:
+    """Of the whole, and of its two parts, where there are so many samples."""
+    rows = max(2, min(ROWS, samples))
     return rows, rows // 2, rows - rows // 2
+
+
+def cut_to_try(inputs: Tensors) -> Sets:
+    """A few rows of a batch of the model's inputs, together and in two parts."""
+    rows = rows_to_try(inputs)
+    _, middle, rest = sizes_to_try(len(rows[0]))
+    return Sets(rows, (tuple(t[:middle] for t in rows), tuple(t[middle:] for t in rows)), (middle, rest))
+
+
+class Outcome(NamedTuple):
+    """What is wrong, why it could not be found out, and what the last layer gives (None where one of the layers does not run)."""
+
+    fault: str | None = None
+    untried: str | None = None
+    found: Sets | None = None
 
 
 def try_layers(
     layers: Iterable[tuple[str, nn.Module]], given: Sets,
     place: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
-) -> str | None:  # fmt: skip
-    """What is wrong with the first of these layers that does not do; None, too, where they cannot be tried, from there on.
-    `given` is what enters the first; in `place(layer)` a layer has its values. Layers and generators are afterwards as they
-    were."""
+) -> Outcome:  # fmt: skip
+    """Try these layers, up to the first that does not do, or does not run. `given` is what enters the first; in `place(layer)` a
+    layer has its values. Layers and generators are afterwards as they were."""
     for name, layer in layers:
-        with place(layer), drawing("trial"):
-            fault, found = _tried(uncompiled(layer), given)
+        layer, who = uncompiled(layer), f"layer {name!r} ({type(uncompiled(layer)).__name__})"
+        try:
+            with place(layer), drawing("trial"), torch.enable_grad(), norms_off(layer):
+                fault, given = _tried(layer, given)
+        except Exception as error:  # what it says of so few rows it says again when it trains, if that is its way
+            return Outcome(untried=f"{who}: {cut(f'{type(error).__name__}: {error}')}")
         if fault is not None:
-            return f"layer {name!r} ({type(uncompiled(layer)).__name__}) {fault}"
-        if found is None:
-            return None
-        given = found
-    return None
+            return Outcome(f"{who} {fault}")
+    return Outcome(found=given)
 
 
-def _tried(layer: nn.Module, given: Sets) -> tuple[str | None, Sets | None]:
-    """(what is wrong, what the layer gives: None if it does not run)."""
-    norms = [module for _, module in may_normalise_batches(layer) if normalises_batches(module)]
-    modes, put_back = [(module, module.training) for module in norms], None
+@contextmanager
+def norms_off(module: nn.Module) -> Iterator[None]:
+    """In here BatchNorm and its kin, which a user must have accepted, normalise by their running statistics, and gather none."""
+    norms = [m for _, m in may_normalise_batches(module) if normalises_batches(m)]
+    before = [(m, m.training) for m in norms]
     try:
-        for module in norms:  # which the user has accepted
-            module.training = False
-        put_back = remember(layer, parameters=True)
-        with torch.enable_grad():
-            trial = _Trial(layer, given, put_back)
-            if any(isinstance(m, BATCH_NORMS) and m.running_mean is None for m in norms):
-                return None, trial.given_on
-            return trial.fault(), trial.given_on
-    except Exception:  # what a layer says of so few rows it says again when it trains, if that is its way
-        return None, None
+        for norm in norms:
+            norm.training = False
+        yield
     finally:
-        if put_back is not None:
-            put_back()
-        for module, training in modes:
-            module.training = training
+        for norm, training in before:
+            norm.training = training
+
+
+def _tried(layer: nn.Module, given: Sets) -> tuple[str | None, Sets]:
+    """(what is wrong, what the layer gives)."""
+    put_back = remember(layer, parameters=True)
+    try:
+        trial = _Trial(layer, given, put_back)
+        if any(normalises_batches(m) for _, m in may_normalise_batches(layer)):  # BatchNorm without running statistics
+            return None, trial.given_on.cut_anew()
+        return trial.fault(), trial.given_on
+    finally:
+        put_back()
 
 
 class _Run(NamedTuple):
@@ -214,9 +254,17 @@ class _Trial:
         found = [g for g in (*self.whole.of_inputs, *self.whole.of_parameters) if g is not None]
         most = tolerance(GRADIENTS, [*found, *self.whole.outputs])
         columns = zip(self.whole.of_inputs, *(part.of_inputs for part in self.parts), strict=True)
-        inputs = _all(of_rows(whole, parts, self.given.rows, most) for whole, *parts in columns
-                      if whole is not None and all(p is not None for p in parts))  # fmt: skip
-        return inputs | of_sums(self.whole.of_parameters, [part.of_parameters for part in self.parts], most)
+        whole, parts = list(self.whole.of_parameters), [list(part.of_parameters) for part in self.parts]
+        rows = NONE
+        for own, *others in columns:
+            made = [g for g in others if g is not None]
+            if own is not None and len(made) == len(others) and any(g.shape != own.shape for g in made):
+                rows |= of_rows(own, made, self.given.rows, most)
+            else:  # of what all rows share, gradients add up
+                whole.append(own)
+                for part, g in zip(parts, others, strict=True):
+                    part.append(g)
+        return rows | of_sums(whole, parts, most)
 
     def by_rounding(self, off: Difference) -> bool:
         """Whether a difference is but rounding, that decides something now and then: in float64 there is none. Where the layer
@@ -244,10 +292,6 @@ def _scale(tensor: Tensor) -> float:
     if not tensor.is_floating_point() or tensor.numel() < 2 or not bool(tensor.isfinite().all()):
         return 1.0
     return float(tensor.double().std(correction=0)) or 1.0
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.detach().double().requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
 
 
 def _hint(layer: nn.Module) -> str:

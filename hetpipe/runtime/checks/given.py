@@ -11,6 +11,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import may_normalise_batches, needs_a_choice, normalises_batches
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, batch_size
 from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.trials.layer_check import Outcome
 from hetpipe.layers.trials.loss_check import DETACHED, check_labels, check_loss, held_by_loss, holds
 from hetpipe.layers.trials.loss_trial import Trial
 from hetpipe.processes.progress import warn
@@ -23,7 +24,7 @@ class Given:
         self._model, self._loss, self._replica, self._who = model, loss, f"replica {replica}", who
         self._quiet = replica > 0
         self._norms = may_normalise_batches(layers) if model.batch_norm is None else []
-        self._tried = self._noted = False
+        self._tried = self._noted = self._layers_noted = False
 
     def rows(self, value: Tensors | None, what: str) -> int:
         """How many samples `value` has."""
@@ -74,6 +75,13 @@ class Given:
         if note is not None and not self._quiet and not self._noted:
             self._noted = True
             warn(f"note: whether the loss is a mean over its batch could not be tried: {note}")
+
+    def faults_of_layers(self, tried: Outcome) -> list[str]:
+        """What is wrong with the layers; that it could not be found out is said once."""
+        if tried.untried is not None and not self._quiet and not self._layers_noted:
+            self._layers_noted = True
+            warn(f"note: whether layers couple samples, or keep state, could not be tried from here on: {tried.untried}")
+        return [tried.fault] if tried.fault is not None else []
 
     def faults_of_loss(self, loss: Tensor, output: Tensors, *, whole: bool) -> list[str]:
         """What is wrong with the loss of a micro-batch; by its graph, if the `whole` of it is to be looked at."""

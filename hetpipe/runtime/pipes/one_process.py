@@ -15,6 +15,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, evaluating, move, named_layers, split_rows
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
 from hetpipe.layers.stage import Stage, make_stage
+from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, try_layers
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import GradientSync
@@ -79,7 +80,7 @@ class OneProcessEngine(PlanEngine):
         self._statistics = DeferredStatistics(self.stage) if model.batch_norm == "deferred" else None
         self.sync = self._gradient_sync(groups, copies)
         self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
-        self._watch()
+        self._watch(groups.owners, self.device)
 
     def _gradient_sync(
         self, groups: PlanGroups, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]]
@@ -164,6 +165,16 @@ class OneProcessEngine(PlanEngine):
                 return torch.zeros(1, device=self.devices[-1])
 
             self._call(part, x, consume, training=False)
+
+    def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
+        assert inputs is not None
+        given = cut_to_try(inputs)
+        for part, device in zip(self._parts, self.devices, strict=True):
+            tried = try_layers(named_layers(part.stage), given.to(device))
+            if tried.found is None:
+                return tried
+            given = tried.found
+        return tried
 
     def close(self) -> None:
         """Give hooks, buffers and the library's threads back."""

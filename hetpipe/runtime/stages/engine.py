@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
-from hetpipe.layers.model import Model, Tensors, evaluating, move, split_rows
+from hetpipe.layers.kept import kept
+from hetpipe.layers.model import Model, Tensors, as_value, evaluating, move, named_layers, split_rows
+from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
 from hetpipe.layers.stage import Stage, make_stage
+from hetpipe.layers.trials.layer_check import Outcome, Sets, cut_to_try, norms_off, sizes_to_try, try_layers
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import GradientSync
@@ -19,6 +22,7 @@ from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.stages.executor import Ends, StageRun
+from hetpipe.runtime.stages.trying import Trying
 from hetpipe.spec.plan import Plan
 
 
@@ -50,7 +54,7 @@ class TorchEngine(PlanEngine):
         self._runs: dict[tuple[tuple[int, ...], bool], StageRun] = {}
         self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
         self._autocast: torch.dtype | None = None
-        self._watch()
+        self._watch(groups.owners)
 
     def _gradient_sync(self, groups: PlanGroups) -> GradientSync:
         lo, hi = self._stage_plan.layers
@@ -150,6 +154,20 @@ class TorchEngine(PlanEngine):
 
     def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
         self._run(sizes, training=False).run(self._microbatches(sizes, inputs), None, on_output)
+
+    def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
+        """What enters this stage, with the samples together and apart, comes through the stages before it."""
+        sizes = sizes_to_try(samples)
+        cut, ends = (cut_to_try(inputs) if inputs is not None and self.is_first else None), self._ends(sizes, training=True)
+        trying = Trying(self.stage, [leaves for _, leaves in ends])
+        run = StageRun(trying, index=self.index, ranks=self._ranks, lanes=self._lanes, sizes=sizes, depths=None, ends=ends,
+                       recorder=Recorder(self.device), loss=None, last_backward=lambda: None)  # fmt: skip
+        given = [move(as_value(rows), self.device) for rows in (cut.whole, *cut.parts)] if cut is not None else None
+        with torch.no_grad(), kept(self.stage), norms_off(self.stage), drawing("trial"):
+            run.run(given, None, lambda *_: None)
+        whole, *parts = ([t.requires_grad_(s.requires_grad) for t, s in zip(row, specs, strict=True)]
+                         for row, (specs, _) in zip(trying.entered, ends, strict=True))  # fmt: skip
+        return try_layers(named_layers(self.stage), Sets(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:]))
 
     def close(self) -> None:
         """Give hooks and buffers back."""
