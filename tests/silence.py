@@ -25,6 +25,7 @@ from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
+from hetpipe.training.own_loop import check_same_model
 from tests.nets import WIDTH, batch, build
 from tests.ranks import make_plan
 from tests.transparency import open_engine, share
@@ -47,10 +48,10 @@ class Noise(nn.Module):
         return x * (1 + 0.1 * noise[0].to(x) + noise[1] + noise[2])
 
 
-def opened(world: World, net: nn.Sequential, *, tokens: bool = False, **more: Any) -> PlanEngine:
-    loss = Loss(function=cross_entropy, weight="tokens") if tokens else Loss(function=mse)
+def opened(world: World, net: nn.Sequential, *, tokens: bool = False, loss: Loss | None = None, **more: Any) -> PlanEngine:
+    usual = Loss(function=cross_entropy, weight="tokens") if tokens else Loss(function=mse)
     inputs, targets = batch("tied" if tokens else "blocks", 8, 0)
-    engine = open_engine(world, PLAN, net, inputs, targets, more.get("loss", loss))
+    engine = open_engine(world, PLAN, net, inputs, targets, loss or usual, **more)
     assert isinstance(engine, PlanEngine)
     return engine
 
@@ -245,6 +246,75 @@ def lose(world: World) -> dict[str, Any]:
     return heard
 
 
+class Centring(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Keeping(nn.Module):
+    """A mean, and a count, of what it has seen; one is written in place, the other replaced."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.get_buffer("mean")
+        if self.training:
+            with torch.no_grad():
+                mean.lerp_(x.mean(0), 0.1)
+            self.count = self.count + 1
+        return x - mean
+
+
+class Fours(nn.Module):
+    """Takes samples by threes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, 3, WIDTH).reshape(-1, WIDTH) if len(x) > 3 else x
+
+
+def with_layer(layer: nn.Module) -> nn.Sequential:
+    """As the eighth of ten, which is in the second stage of replica 0, and on rank 2."""
+    net = build("blocks")
+    net[7] = layer
+    return net
+
+
+def couple(world: World) -> dict[str, Any]:
+    """Layers that couple samples or keep state, refused and accepted; buffers that are equal from then on."""
+    heard: dict[str, Any] = {}
+    for name, layer in {"centring": Centring(), "keeping": Keeping(), "fours": Fours()}.items():
+        engine = opened(world, with_layer(layer))
+        before = {n: b.clone() for n, b in engine.stage.named_buffers()}
+        with said() as lines:
+            heard[name] = told(lambda engine=engine: engine.step(*parts(engine, "blocks", 0)))  # type: ignore[misc]
+        heard[f"{name}, said"] = lines
+        heard[f"{name}, gradients"] = [n for n, p in engine.named_parameters() if p.grad is not None]
+        assert name != "centring" or before.keys() == dict(engine.stage.named_buffers()).keys()
+        engine.close()
+    engine = opened(world, with_layer(Keeping()), coupled_layers="per_microbatch")
+    optimizer, heard["buffers"] = torch.optim.SGD(engine.parameters(), lr=0.1), []
+    for step in range(4):
+        given = parts(engine, "blocks", step)
+        if step == 2:  # replica 0 has fewer
+            given = tuple(x[:2] for x in given) if engine.replica == 0 else given
+        engine.step(*given)
+        optimizer.step()
+        heard["buffers"].append({n: b.clone() for n, b in engine.stage.named_buffers()})
+    engine.close()
+    net = with_layer(Keeping())
+    if world.rank == 2:
+        net.get_buffer("7.mean").fill_(1.0)
+    engine = opened(world, net)
+    heard["other buffers"] = told(lambda: check_same_model(engine))
+    engine.close()
+    return heard
+
+
 def predict(world: World) -> dict[str, Any]:
     """Outputs; an evaluation in inference mode; an optimizer of named parameters where there are none; complex gradients."""
     net = nn.Sequential(*list(build("blocks"))[:6], *(nn.Identity() for _ in range(4)))
@@ -316,4 +386,5 @@ def shuffled(plan: Plan | None, cluster: Cluster, folder: str) -> list[dict[str,
 
 def everything(world: World) -> dict[str, Any]:
     """All of it, in one start of ranks."""
-    return {"draw": draw(world), "add up": add_up(world), "change": change(world), "lose": lose(world), "predict": predict(world)}
+    return {"draw": draw(world), "add up": add_up(world), "change": change(world), "lose": lose(world), "couple": couple(world),
+            "predict": predict(world)}  # fmt: skip

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hetpipe.layers.model import Tensors, as_tuple, named_layers
+import hetpipe
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Tensors, as_tuple, mse, named_layers
 from hetpipe.layers.randomness import Generators
 from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, rows_to_try, try_layers
 from hetpipe.layers.weights import materialise
+from hetpipe.spec.plan import Backend
+from tests.ranks import make_plan
 
 D = 16
 _draw = torch.Generator().manual_seed(0)
@@ -441,6 +447,39 @@ def test_rows_to_try_are_few_and_no_two_alike(count: int, rows: int) -> None:
     assert [len(t) for t in found] == [rows] * 3
     assert len({tuple(row.tolist()) for row in found[0]}) == rows
     assert all(torch.equal(t[0], whole[0]) for t, whole in zip(found, inputs, strict=True))
+
+
+@pytest.mark.parametrize("backend", get_args(Backend))
+def test_every_back_end_tries_layers_in_its_first_step_and_takes_the_word(backend: Backend) -> None:
+    plan = make_plan([{"cuts": [3] if backend == "torch" else [1, 1, 1], "sizes": [4, 4]}], schedule="gpipe")
+
+    def wrapped(**more: Any) -> Any:
+        torch.manual_seed(0)
+        return hetpipe.wrap(between(Of(lambda x: x - x.mean(0))), plan, ROWS, mse, backend=backend, **more)
+
+    try:
+        engine = wrapped()
+        with pytest.raises(InputError, match=r"^layer '1' \(Of\) couples the samples of a batch: for 4 samples"):
+            engine.step(ROWS, ROWS)
+        assert all(p.grad is None for p in engine.parameters())
+        engine.close()
+        engine = wrapped(coupled_layers="per_microbatch")
+        assert engine.step(ROWS, ROWS) > 0
+        engine.close()
+        with pytest.raises(InputError, match="unknown coupled_layers 'per_batch'; did you mean 'per_microbatch'"):
+            wrapped(coupled_layers="per_batch")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        with pytest.raises(InputError, match=r"^layer '1' \(Counting\) keeps state: 'steps' changes in its forward"):
+            hetpipe.auto(between(Counting()), (ROWS, ROWS), mse, global_batch=8)
+    finally:
+        dist.destroy_process_group()
+    assert list(tmp_path.iterdir()) == []
 
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,

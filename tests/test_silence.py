@@ -14,9 +14,9 @@ from bench.reference import ReferenceEngine
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy
 from hetpipe.processes.launch import start_ranks
-from tests.nets import batch, build
+from tests.nets import WIDTH, batch, build
 from tests.ranks import cluster_of, run_ranks
-from tests.silence import EPOCHS, PLAN, SHARES, Points, everything, loop_over, shuffled
+from tests.silence import EPOCHS, PLAN, SHARES, Keeping, Points, everything, loop_over, shuffled
 from tests.test_autowrap import unequal
 
 
@@ -127,6 +127,42 @@ def test_a_loss_is_looked_at_again_in_later_steps(ran: list[dict[str, Any]]) -> 
         assert message in fourth
         assert (third is not None) == (what == "detached"), "that is looked at in each step; and the mean in 1, 2, 4, …"
         assert everywhere(ran, "lose", f"{what}, gradients") == []
+
+
+def test_layers_that_couple_samples_are_refused_in_whatever_stage(ran: list[dict[str, Any]]) -> None:
+    """On all ranks, by the first step, and before any optimizer takes a gradient."""
+    centring, keeping = everywhere(ran, "couple", "centring"), everywhere(ran, "couple", "keeping")
+    assert centring.startswith("layer '7' (Centring) couples the samples of a batch: for ")
+    assert keeping.startswith("layer '7' (Keeping) keeps state: 'mean' changes in its forward")
+    assert all("coupled_layers=\"per_microbatch\" in hetpipe.wrap and hetpipe.auto" in text for text in (centring, keeping))
+    assert everywhere(ran, "couple", "centring, gradients") == everywhere(ran, "couple", "keeping, gradients") == []
+
+
+def test_a_layer_that_cannot_be_tried_is_told_once_and_trains(ran: list[dict[str, Any]]) -> None:
+    assert everywhere(ran, "couple", "fours") is None
+    lines = [line for result in ran for line in result["couple"]["fours, said"]]
+    assert len(lines) == 1
+    assert lines[0].startswith("note: whether layers couple samples, or keep state, could not be tried from here on: layer '7'")
+
+
+def test_buffers_of_replicas_are_those_of_the_one_with_most_samples(ran: list[dict[str, Any]]) -> None:
+    """They differed ever after."""
+    assert ran[0]["couple"]["buffers"] == [{}] * 4
+    net = build("blocks")
+    layer = Keeping()
+    with one_thread(torch.device("cpu")):
+        expected = torch.zeros(WIDTH, dtype=torch.float64)
+        part = as_tuple(batch("blocks", 8, 0)[0])[0][:5]
+        for rows in (part[:3], part[3:]):
+            expected.lerp_(net[:7](rows).mean(0).detach(), 0.1)
+    for step in range(4):
+        first, second = (result["couple"]["buffers"][step] for result in ran[1:])
+        assert first.keys() == {"7.mean", "7.count"} == {f"7.{name}" for name, _ in layer.named_buffers()}
+        assert all(torch.equal(first[name], second[name]) for name in first), step
+        assert int(first["7.count"]) == 2 * step + 2, "two micro-batches each step, whichever replica counted"
+    assert torch.allclose(ran[2]["couple"]["buffers"][0]["7.mean"], expected, rtol=0, atol=1e-12), "replica 0's, of five samples"
+    assert everywhere(ran, "couple", "other buffers").startswith("the ranks built different models")
+    assert "(the replicas of layers 6:10 (ranks [1, 2]) hold different buffers)" in everywhere(ran, "couple", "other buffers")
 
 
 def test_predictions_and_inference_mode(ran: list[dict[str, Any]]) -> None:

@@ -22,7 +22,7 @@ from hetpipe.runtime.backends import check_backend, seat
 from hetpipe.runtime.base import Engine, Evaluation
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.stages.engine import TorchEngine
-from hetpipe.spec.job import BatchNorm
+from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Measurement
 from tests.nets import LAYERS, WORDS, batch, build
@@ -171,10 +171,11 @@ def train_on_one_device(case: Case, *, layers: nn.Sequential | None = None) -> T
 
 def open_engine(world: World, plan: Plan, layers: nn.Sequential, inputs: Tensors, targets: Tensors, loss: Loss,
                 emulation: Emulation | None = None, backend: Backend = "torch",
-                batch_norm: BatchNorm | None = None) -> Any:  # fmt: skip
+                batch_norm: BatchNorm | None = None, coupled_layers: CoupledLayers | None = None) -> Any:  # fmt: skip
     """This rank's engine; None where the plan leaves it unused."""
     check_backend(backend, plan)
-    model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=loss, batch_norm=batch_norm)
+    model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=loss, batch_norm=batch_norm,
+                  coupled_layers=coupled_layers)  # fmt: skip
     return backends.open_engine(
         backend, model, plan, seat(world, backend, plan), lambda _: torch.device("cpu"), lambda _: emulation
     )

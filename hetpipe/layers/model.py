@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -233,6 +233,8 @@ class Model:
 
     def __post_init__(self) -> None:
         check_chain(self.name, self.layers)
+        if (choice := self.coupled_layers) not in (None, *get_args(CoupledLayers)):
+            raise InputError(f"unknown coupled_layers {choice!r}{nearest(str(choice), get_args(CoupledLayers))}")
         if len(self.layers) == 0:
             raise InputError(f"model {self.name!r} has no layers: its nn.Sequential is empty")
         if len(self.layers) > MOST_LAYERS:

@@ -15,6 +15,7 @@ from hetpipe.layers.trials.layer_check import Outcome
 from hetpipe.layers.trials.loss_check import DETACHED, check_labels, check_loss, held_by_loss, holds
 from hetpipe.layers.trials.loss_trial import Trial
 from hetpipe.processes.progress import warn
+from hetpipe.processes.pulse import first_to_say
 
 
 class Given:
@@ -80,7 +81,9 @@ class Given:
         """What is wrong with the layers; that it could not be found out is said once."""
         if tried.untried is not None and not self._quiet and not self._layers_noted:
             self._layers_noted = True
-            warn(f"note: whether layers couple samples, or keep state, could not be tried from here on: {tried.untried}")
+            note = f"note: whether layers couple samples, or keep state, could not be tried from here on: {tried.untried}"
+            if first_to_say(note):
+                warn(note)
         return [tried.fault] if tried.fault is not None else []
 
     def faults_of_loss(self, loss: Tensor, output: Tensors, *, whole: bool) -> list[str]:

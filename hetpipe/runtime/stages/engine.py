@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, Tensors, as_value, evaluating, move, named_layers, split_rows
@@ -158,7 +159,11 @@ class TorchEngine(PlanEngine):
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         """What enters this stage, with the samples together and apart, comes through the stages before it."""
         sizes = sizes_to_try(samples)
-        cut, ends = (cut_to_try(inputs) if inputs is not None and self.is_first else None), self._ends(sizes, training=True)
+        try:
+            ends = self._ends(sizes, training=True)
+        except InputError as error:  # on all stages alike
+            return Outcome(untried=str(error))
+        cut = cut_to_try(inputs) if inputs is not None and self.is_first else None
         trying = Trying(self.stage, [leaves for _, leaves in ends])
         run = StageRun(trying, index=self.index, ranks=self._ranks, lanes=self._lanes, sizes=sizes, depths=None, ends=ends,
                        recorder=Recorder(self.device), loss=None, last_backward=lambda: None)  # fmt: skip
