@@ -262,3 +262,50 @@ def wrapped(plan: Plan, backend: Backend) -> dict[str, Any]:
         losses.append(engine.step(engine.share(inputs), engine.share(targets)))
         optimizer.step()
     return {"losses": losses, "state": model.state_dict(), "replica": engine.replica}
+
+
+SKIPPED: dict[str, tuple[Any, Any]] = {  # what is stashed, of a layer's output, and how it is used
+    "detached": (lambda y: y.detach(), lambda z, skipped: z * skipped),
+    "booleans": (lambda y: y > 0, lambda z, skipped: z * skipped),
+    "integers": (lambda y: (4 * y).long(), lambda z, skipped: z * skipped),
+    "not used": (lambda y: 2 * y, lambda z, skipped: z),
+    "used without a gradient": (lambda y: 2 * y, lambda z, skipped: z * skipped.detach()),
+    "nothing": (lambda y: None, lambda z, skipped: z if skipped is None else z / 0),
+}
+
+
+def net_with_a_skip(backend: Backend | None, kind: str) -> nn.Sequential:
+    """Five layers; what the second stashes, the fourth pops. Without a back end: by a dictionary of its own."""
+    make, use = SKIPPED[kind]
+    skip, kept = import_module(SKIPS[backend]) if backend is not None else None, dict[str, Any]()
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+    class Stash(Plain):
+        def forward(self, x: Tensor) -> Any:
+            y = self.block(x)
+            yield skip.stash("far", make(y))  # type: ignore[union-attr]
+            return y
+
+    class Pop(Plain):
+        def forward(self, x: Tensor) -> Any:
+            skipped = yield skip.pop("far")  # type: ignore[union-attr]
+            return use(self.block(x), skipped)
+
+    class Keep(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.block(x)
+            kept["far"] = make(y)
+            return y
+
+    class Take(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = use(self.block(x), kept["far"])
+            return result
+
+    torch.manual_seed(0)
+    stash, pop = (Keep, Take) if skip is None else (skip.skippable(stash=["far"])(Stash), skip.skippable(pop=["far"])(Pop))
+    return nn.Sequential(Block(), stash(), Block(), pop(), Block()).double()

@@ -30,7 +30,7 @@ from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import train_everywhere, train_rank
 from tests.jobs import Folder, train
 from tests.nets import WIDTH, batch, build
-from tests.pipes import batch_norm_net, deferred, one_process, skipping_net, wrapped
+from tests.pipes import SKIPPED, batch_norm_net, deferred, net_with_a_skip, one_process, skipping_net, wrapped
 from tests.ranks import cluster_of, make_plan, run_ranks
 from tests.strategies import make_cluster, make_profile
 from tests.test_torchrun import under_torchrun
@@ -332,3 +332,27 @@ def test_a_plan_says_for_which_back_end_it_was_priced(backend: Backend) -> None:
     assert plan.predicted.lower_bound_seconds is not None
     assert plan.predicted.lower_bound_seconds <= plan.predicted.step_seconds
     assert plan.fingerprint == plan.model_copy(update={"backend": "torch"}).fingerprint
+
+
+@pytest.mark.parametrize("kind", SKIPPED)
+@pytest.mark.parametrize("backend", LIBRARIES)
+def test_what_skips_layers_need_have_no_gradient(backend: Backend, kind: str) -> None:
+    """An AssertionError without words, in the libraries' portals."""
+    (x, y), truth = batch("blocks", 6, 0), net_with_a_skip(None, kind)
+    expected = mse(truth(x), y)
+    expected.backward()
+    found = dict(zip((n.replace("module.", "") for n, _ in truth.named_parameters()), truth.parameters(), strict=True))
+    try:
+        for cuts in ([2, 1, 2], [1, 1, 1, 1, 1], [2, 3], [5]):
+            plan = make_plan([{"cuts": cuts, "sizes": [3, 2, 1]}], schedule="gpipe")
+            engine = hetpipe.wrap(net_with_a_skip(backend, kind), plan, x, mse, backend=backend)
+            assert engine.step(x, y) == pytest.approx(float(expected.detach()), abs=1e-12)
+            assert engine.evaluate(x, y).loss == pytest.approx(float(expected.detach()), abs=1e-12)
+            for name, p in engine.named_parameters():
+                wanted = found[name.replace("module.", "")].grad
+                assert p.grad is not None
+                assert wanted is not None
+                assert torch.allclose(p.grad, wanted, rtol=0, atol=1e-12), (cuts, name)
+            engine.close()
+    finally:
+        torch.distributed.destroy_process_group()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class PipeCall:
     consume: Callable[[Tensors, int], Tensor]
     autocast: Callable[[torch.device], AbstractContextManager[Any]]
     types: dict[tuple[int, int], list[torch.dtype]] = field(default_factory=dict)
+    skipping: dict[tuple[Skip, int], torch.dtype] = field(default_factory=dict)
 
 
 class PipeStage(nn.Module):
@@ -125,6 +127,27 @@ def callers_autocast() -> Callable[[torch.device], AbstractContextManager[Any]]:
     )
 
 
+class _WithGradients(torch.autograd.Function):
+    """A tensor, whose backward makes gradients of others: zeros, to which others may be added."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, *others: Tensor) -> Tensor:
+        ctx.zeros = [(other.new_zeros(()), other.shape) for other in others]
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return gradient, *(zero.expand(shape) for zero, shape in ctx.zeros)
+
+
+def _with_gradients(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
+    needed = [other for other in others if other.requires_grad]
+    if not needed or not tensor.is_floating_point():
+        return tensor
+    result: Tensor = _WithGradients.apply(tensor, *needed)  # type: ignore[no-untyped-call]
+    return result
+
+
 def _skips_of(layers: Iterable[Any], base: Any) -> tuple[list[Skip], list[Skip]]:
     """(what leaves, what enters) these layers by skip connections; both ends inside: neither."""
     stashed: list[Skip] = []
@@ -138,10 +161,40 @@ def _skips_of(layers: Iterable[Any], base: Any) -> tuple[list[Skip], list[Skip]]
 
 def skipping_stage(base: type) -> type[PipeStage]:
     """A PipeStage that tells a library, whose class of modules with skip connections is `base`, which tensors of such layers
-    leave the stage and enter it."""
+    leave the stage and enter it.
+
+    What skips is handed over in the layers' `dispatch`: the libraries' portals want a gradient for every tensor that they carry.
+    So here, too, integers and booleans go as the bits of a float, and what is popped gets a gradient of zeros at least."""
 
     class SkippingStage(PipeStage, base):  # type: ignore[misc]
         stashable_names = poppable_names = frozenset[str]()
+
+        def begin(self, call: PipeCall | None) -> None:
+            super().begin(call)
+            for layer in self.stage:
+                if isinstance(layer, base):
+                    vars(layer).pop("dispatch", None)
+                    if call is not None:
+                        vars(layer)["dispatch"] = partial(self._dispatch, call, layer, layer.dispatch)
+
+        def _dispatch(self, call: PipeCall, layer: Any, dispatch: Any, given: Tensors, stash: Any, pop: Any) -> Tensors:
+            names, popped = {name: (space, name) for space, name in (*layer.stashable(), *layer.poppable())}, list[Tensor]()
+            i = self.met - 1
+
+            def handle_stash(name: str, tensor: Tensor | None) -> None:
+                if tensor is not None:
+                    call.skipping[names[name], i] = tensor.dtype
+                stash(name, None if tensor is None else _packed(tensor))
+
+            def handle_pop(name: str) -> Tensor | None:
+                tensor: Tensor | None = pop(name)
+                if tensor is None:
+                    return None
+                popped.append(tensor)
+                return _unpacked(tensor, call.skipping[names[name], i])
+
+            output = as_tuple(dispatch(given, handle_stash, handle_pop))
+            return as_value([_with_gradients(t, popped) if number == 0 else t for number, t in enumerate(output)])
 
         def stashable(self) -> list[Skip]:
             return _skips_of(self.stage, base)[0]
