@@ -162,7 +162,7 @@ def test_three_unequal_stages_train_as_transformers_does(
 ) -> None:
     row = trained[name]
     names, truth = hf_names(ZOO[name].build(weights=str(row["folder"]))), tensors_of(row["reference"])
-    for how in ("1f1b", "recomputed", *LIBRARIES):
+    for how in ("1f1b", "recomputed", "two replicas", *LIBRARIES):
         seen = set[str]()
         for rank in row["ranks"]:
             result = rank if how == "1f1b" else rank["otherwise"][how]

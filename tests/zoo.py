@@ -190,6 +190,7 @@ def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]
         found[name] = _train(world, name, folder, "torch", saved)
         found[name]["otherwise"] = {
             "recomputed": _train(world, name, folder, "torch"),
+            "two replicas": _train(world, name, folder, "torch", two_replicas=True),
             **{backend: _train(world, name, folder, backend) for backend in LIBRARIES},
         }
     found["wrapped"] = train_wrapped(world, folders["llama"])
@@ -197,12 +198,17 @@ def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]
 
 
 def _train(
-    world: World, name: str, folder: str, backend: Backend, saved: Path | None = None
+    world: World, name: str, folder: str, backend: Backend, saved: Path | None = None, *, two_replicas: bool = False
 ) -> dict[str, Any]:
-    """Three steps and a checkpoint, or, where none is wanted, with all stages recomputed. Nothing on a rank without a part."""
+    """Three steps and a checkpoint, or, where none is wanted, with all stages recomputed; or over two unlike replicas. Nothing on
+    a rank without a part."""
     zoo = ZOO[name]
-    plan = make_plan([{"cuts": zoo.cuts, "sizes": [3, 1, 2], "recompute": saved is None}], model=name,
-                     schedule="1f1b" if backend == "torch" else "gpipe")  # fmt: skip
+    rows: list[dict[str, Any]] = [{"cuts": zoo.cuts, "sizes": [3, 1, 2], "recompute": saved is None}]
+    if two_replicas:
+        first, *others = zoo.cuts
+        rows = [{"cuts": [first, sum(others)], "sizes": [2, 1], "devices": ["n0/0", "n0/1"]},
+                {"cuts": [sum(zoo.cuts)], "sizes": [1, 2], "devices": ["n0/2"]}]  # fmt: skip
+    plan = make_plan(rows, model=name, schedule="1f1b" if backend == "torch" else "gpipe")
     layers = zoo.build(weights=folder, **dict.fromkeys(zoo.dropout, 0.0)).to(torch.float64)
     inputs, targets, _ = batch(name)
     engine = open_engine(world, plan, layers, inputs, targets, zoo.loss(), backend=backend)
@@ -212,7 +218,7 @@ def _train(
     optimizer, losses = optimizer_of(engine.parameters()), []
     for step in range(3):
         inputs, targets, _ = batch(name, step)
-        losses.append(engine.step(inputs, targets))
+        losses.append(engine.step(engine.share(inputs), engine.share(targets)))
         optimizer.step()
     state = {
         f"{n}.{own}": t for n, part in engine.stage.named_children() for own, t in tensors_of(part).items()

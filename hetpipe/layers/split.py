@@ -18,7 +18,7 @@ from hetpipe.layers.fakes import Fakes, fake_tensors
 from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
 from hetpipe.layers.randomness import drawing
-from hetpipe.layers.weights import tensors_of
+from hetpipe.layers.weights import eagerly, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
     keeps = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with kept(module), drawing("trace"):
+        with kept(module), drawing("trace"), eagerly():
             yield
     finally:
         torch.set_autocast_cache_enabled(keeps)

@@ -8,8 +8,9 @@ after: giving it a value in one layer gives it to all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -36,6 +37,12 @@ def uncompiled(layer: nn.Module) -> nn.Module:
     while COMPILED in layer._modules:
         layer = layer.get_submodule(COMPILED)
     return layer
+
+
+def eagerly() -> AbstractContextManager[object]:
+    """In here nothing runs compiled: what is run only to be looked at would be compiled for it, under modes that others do not
+    know."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def plain_name(name: str) -> str:

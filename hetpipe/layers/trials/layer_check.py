@@ -24,7 +24,7 @@ from hetpipe.layers.randomness import drawing
 from hetpipe.layers.stage import alias
 from hetpipe.layers.trials.compare import NONE, Difference, growing, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.still import Still
-from hetpipe.layers.weights import fingerprint, uncompiled
+from hetpipe.layers.weights import eagerly, fingerprint, uncompiled
 
 ROWS = 4  # that a model is tried on, at most
 OUTPUTS, GRADIENTS = 1e-4, 1e-3  # by which numbers may differ, of the largest: sums are rounded otherwise in other batches
@@ -181,7 +181,7 @@ class _Trial:
     def forward(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """As if nothing were drawn; a layer may write into what it is given."""
         given = [alias(t) if t.requires_grad and torch.is_grad_enabled() else t.clone() for t in leaves]
-        with drawing("run"), Still():  # type: ignore[no-untyped-call]
+        with drawing("run"), eagerly(), Still():  # type: ignore[no-untyped-call]
             return as_tuple(self.layer(as_value(given)))
 
     def run(self, tensors: Sequence[Tensor], part: float = 1.0) -> _Run:

@@ -11,6 +11,7 @@ from hetpipe.layers.model import Tensors, as_tuple, as_value
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.stage import Stage
 from hetpipe.layers.trials.still import Still
+from hetpipe.layers.weights import eagerly
 
 
 class Trying(Stage):
@@ -27,7 +28,7 @@ class Trying(Stage):
         wanted = self._leaves[len(self.entered)]
         self.entered.append(tuple(t.detach().clone() for t in tensors))
         try:
-            with Still():  # type: ignore[no-untyped-call]
+            with eagerly(), Still():  # type: ignore[no-untyped-call]
                 output = self._run(*tensors)
             if [(tuple(t.shape), t.dtype) for t in as_tuple(output)] == [(s.shape, s.dtype) for s in wanted]:
                 return output
