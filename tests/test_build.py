@@ -55,7 +55,7 @@ def test_a_model_of_the_registry_with_the_seed_of_the_job() -> None:
     data = build_data(job()).train
     first, again, other = (build_model(training(seed=seed), data) for seed in (3, 3, 4))
     assert (first.name, len(first.layers)) == ("mlp", 6)
-    assert (first.inputs.shape, first.targets.shape) == ((1, 8), (1,))  # type: ignore[union-attr]
+    assert (first.inputs.shape, first.targets.shape) == ((4, 8), (4,))  # type: ignore[union-attr]
     equal = [
         torch.equal(a, b) for a, b in zip(first.layers.parameters(), again.layers.parameters(), strict=True)
     ]
@@ -125,7 +125,7 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"data": {"target": USER + "points", "args": {"label": 99}}, "model": {"target": USER + "two_layers"}},
          "data 'tests.user_parts:points': the target of sample 9 is 99, but layer '1' (Linear) gives 3 classes (0 to 2)"),
         ({"data": {"target": USER + "whole_numbers"}, "model": {"target": USER + "two_layers"}},
-         "layer '0' (Linear) does not run on the inputs: (1, 4) of int64: its input is int64, and its weight float32; where"),
+         "layer '0' (Linear) does not run on the inputs: (4, 4) of int64: its input is int64, and its weight float32; where"),
         ({"data": {"target": USER + "ragged"}}, "the inputs of samples 0 and 5 of list differ: shape (4,) and shape (3,); "),
         ({"loss": {"name": "cross_entropi"}}, "unknown loss 'cross_entropi'; did you mean 'cross_entropy'?"),
     ],
@@ -140,7 +140,7 @@ def test_a_model_that_does_not_take_the_data() -> None:
     logger.addHandler(said)
     text = message(job(model={"name": "mlp", "args": {"inputs": 9}}))
     assert text.startswith("layer 'embed' (Linear) does not run on")
-    assert "(1, 8)" in text
+    assert "(4, 8)" in text
     logger.removeHandler(said)
     assert said.buffer == []
 

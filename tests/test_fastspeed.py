@@ -48,6 +48,7 @@ def test_manual_shares_become_a_plan() -> None:
             "target": "hetpipe.fastspeed:one_layer",
             "args": {"target": "tests.fastspeed_parts:Net", "arguments": [5, 8]},
             "batch_norm": "per_microbatch",
+            "coupled_layers": "per_microbatch",
         },
         "data": {"target": "load_data:build"},
         "loss": {"name": "cross_entropy", "weight": "tokens"},

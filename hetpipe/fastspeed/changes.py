@@ -118,6 +118,7 @@ def _strategy_changes(arguments: Arguments, job: Mapping[str, Any], model: str) 
                f"model.args.target: {model}", "imported when the job starts, from the folder in which it is started"),
         Change("strategy.model_args", _listed(strategy.model_args), "model.args.arguments", SAME),
         Change("(BatchNorm)", "each device by its own batch", "model.batch_norm: per_microbatch", SAME),
+        Change("(layers that couple samples)", "each device by its own batch", "model.coupled_layers: per_microbatch", SAME),
     ]  # fmt: skip
     if strategy.work_path is not None:
         rows.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import Change, changes
@@ -15,6 +15,8 @@ from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 MODEL = "hetpipe.fastspeed:one_layer"
 SAMPLES = "hetpipe.fastspeed:dict_samples"
+BY_DEVICE: Literal["per_microbatch"] = "per_microbatch"
+"""Layers that couple samples do so on each device by itself, as under DistributedDataParallel."""
 DATA = {"target": "load_data:build"}
 
 
@@ -121,7 +123,7 @@ def _model(arguments: Arguments, path: str, input_names: Sequence[str] | None) -
         options["input_names"] = list(input_names)
     if arguments.train.is_load_model:
         options["weights"] = arguments.train.load_model_path
-    return {"target": MODEL, "args": options, "batch_norm": "per_microbatch"}
+    return {"target": MODEL, "args": options, "batch_norm": BY_DEVICE, "coupled_layers": BY_DEVICE}
 
 
 def _checkpoint(arguments: Arguments) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from hetpipe.building.data import EpochSampler
 from hetpipe.fastspeed.arguments import Arguments
-from hetpipe.fastspeed.convert import MODEL, accumulated, manual_plan, measured_sizes
+from hetpipe.fastspeed.convert import BY_DEVICE, MODEL, accumulated, manual_plan, measured_sizes
 from hetpipe.fastspeed.module import as_one_layer, load_optimizer, load_weights, read_checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import make_folder
@@ -170,7 +170,8 @@ class FastSpeed:
         inputs, targets = self.sample
         loss = Loss(function=self._loss, weight="tokens")
         layers = as_one_layer(copy.deepcopy(model), self.names)
-        whole = Model(name=MODEL, layers=layers, inputs=inputs, targets=targets, loss=loss)
+        whole = Model(name=MODEL, layers=layers, inputs=inputs, targets=targets, loss=loss,
+                      batch_norm=BY_DEVICE, coupled_layers=BY_DEVICE)  # fmt: skip
         setting = Setting(world=world, cluster=self.cluster, model=whole, found=True)
         profiler = ProfileSection(microbatch_sizes=measured_sizes(self.arguments))
         plan, _ = prepare(setting, Request(
@@ -210,7 +211,7 @@ class FastSpeed:
         layers = as_one_layer(wrapped_model.module, self.names)
         engine = wrap(
             layers, self.plan, self.sample[0], self._loss, loss_weight="tokens", cluster=self.cluster,
-            batch_norm="per_microbatch",  # as under DistributedDataParallel
+            batch_norm=BY_DEVICE, coupled_layers=BY_DEVICE,
         )
         optimizer = torch.optim.Adam(engine.parameters(), lr=section.learning_rate)
         if state is not None:
