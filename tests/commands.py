@@ -44,11 +44,11 @@ class Ended(NamedTuple):
         return [line for line in self.err.splitlines() if line.strip()][-1]
 
 
-def environment(mark: str) -> dict[str, str]:
+def environment(mark: str, step_seconds: float = 20) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "COLUMNS")}
     return kept | {
         MARK: mark,
-        "HETPIPE_TIMEOUT_SECONDS": "20",
+        "HETPIPE_TIMEOUT_SECONDS": str(step_seconds),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "at_exit")]),
         "PYTHONUNBUFFERED": "1",
     }
@@ -89,7 +89,7 @@ def signals_kept() -> Iterator[None]:
 
 
 def start(
-    arguments: Sequence[str], folder: Path, mark: str, name: str = "command"
+    arguments: Sequence[str], folder: Path, mark: str, name: str = "command", step_seconds: float = 20
 ) -> subprocess.Popen[bytes]:
     """Start `python arguments…` in a folder; what it prints goes to name.out and name.err there. It heeds Ctrl-C and SIGTERM, as
     a command that is typed does, also where this process ignores them: started in the background, or after a command that
@@ -97,13 +97,13 @@ def start(
     with signals_kept():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return _start(arguments, folder, mark, name)
+        return _start(arguments, folder, name, environment(mark, step_seconds))
 
 
-def _start(arguments: Sequence[str], folder: Path, mark: str, name: str) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], folder: Path, name: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
         return subprocess.Popen(
-            [sys.executable, *arguments], cwd=folder, env=environment(mark), stdout=out, stderr=err
+            [sys.executable, *arguments], cwd=folder, env=variables, stdout=out, stderr=err
         )
 
 
@@ -131,10 +131,11 @@ def finish(
     return Ended(code, out, err, time.monotonic() - began, leftover)
 
 
-def hetpipe(*arguments: str, folder: Path, timeout: float = 180) -> Ended:
-    """`python -m hetpipe arguments…` from start to end."""
+def hetpipe(*arguments: str, folder: Path, timeout: float = 180, step_seconds: float = 20) -> Ended:
+    """`python -m hetpipe arguments…` from start to end; `step_seconds`: how long its ranks wait for each other in a step."""
     mark = str(folder)
-    return finish(start(["-m", "hetpipe", *arguments], folder, mark), folder, mark, timeout=timeout)
+    process = start(["-m", "hetpipe", *arguments], folder, mark, step_seconds=step_seconds)
+    return finish(process, folder, mark, timeout=timeout)
 
 
 def agents(

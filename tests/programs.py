@@ -22,8 +22,9 @@ from hetpipe.checkpoints.state_tensors import model_state
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse, select
 from hetpipe.layers.weights import materialise
+from hetpipe.processes.peers.differences import check_alike
 from hetpipe.processes.pulse import beats
-from hetpipe.processes.whereabouts import describe_with, resumes_from
+from hetpipe.processes.whereabouts import describe_with, now, resumes_from
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -33,6 +34,21 @@ from tests.saving import cannot_save, saved_and_loaded
 from tests.transparency import open_engine, share
 
 # ---- world ----
+
+
+class _Asked:
+    """Whether its rank waits for others when it is sent."""
+
+    waits = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _asked, (now().waits,)
+
+
+def _asked(waits: bool) -> _Asked:
+    found = _Asked()
+    found.waits = waits
+    return found
 
 
 def talk(world: World) -> dict[str, Any]:
@@ -52,6 +68,11 @@ def talk(world: World) -> dict[str, Any]:
             }
         )
     world.barrier()
+    heard["waits"] = [now().waits, world.gather(_Asked())[world.rank].waits, now().waits]
+    try:
+        check_alike({"train.seed": world.rank // 2, "train.dtype": "float64"})
+    except InputError as error:
+        heard["differs"] = str(error)
     try:
         world.restrict(["n1/0", "n7/3"])
     except InputError as error:
@@ -157,11 +178,15 @@ def be_deaf(folder: str) -> None:
     time.sleep(600)
 
 
-def kill_the_server(folder: str) -> None:
-    """Rank 1 kills the process that it was forked from."""
-    rank = note_pid(folder)
+def kill_the_server(world: World, folder: str) -> None:
+    """Rank 1 kills the process that it was forked from. By then all have said what is saved: rank 2 knows of more."""
+    note_pid(folder)
+    step = 40 if world.rank == 2 else 9
+    resumes_from(f"step {step}, saved/step-{step:08d}")
     wait_for_pids(folder, 3)
-    if rank == 1:
+    while any(not beat.resume for beat in beats().values()):  # it is said in another thread
+        time.sleep(0.01)
+    if world.rank == 1:
         os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from tests.commands import Ended, agents, finish, processes, start
+from tests.commands import Ended, agents, finish, hetpipe, processes, start
 from tests.jobs import Folder, train
 
 SECOND = "rank 1, replica 0 stage 1, device n0/1"  # where layer 3 of `failing` is
 AGAIN = r"nothing is saved so far \(a job's checkpoint section says where and when\); start it again: hetpipe train job.yaml"
 PROMPT = 60  # seconds: a few on an idle machine; a rank that is merely waited for is missed after 120
+PIPELINE_AND_ONE = [{"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2]}]
 FAIL_AT = 4  # its forward at which it fails: in the second step (three micro-batches a step)
 
 
 def failing_job(path: Path, how: str, **sections: Any) -> Folder:
     folder = Folder(path)
     model = {"target": "tests.user_parts:failing", "args": {"how": how, "step": FAIL_AT}}
-    rows = [{"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2]}]
-    folder.ready(rows=rows, **{"model": model, "train": train(steps=500), **sections})
+    folder.ready(rows=PIPELINE_AND_ONE, **{"model": model, "train": train(steps=500), **sections})
     return folder
 
 
@@ -71,6 +71,23 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     )
     assert "Traceback" not in ended.err
     assert len(ended.err.splitlines()) < 20
+
+
+def test_a_rank_whose_samples_do_not_come_is_named_and_not_those_that_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    """They came late from a server that is gone; what rank 0 saw was that nothing came of rank 1."""
+    folder = Folder(tmp_path)
+    data = {"target": "tests.user_parts:stuck", "args": {"call": 20}}  # in its second step
+    folder.ready(rows=PIPELINE_AND_ONE, data=data, train=train(steps=500), checkpoint={"folder": "saved", "every_steps": 1})
+    ended = hetpipe("train", "job.yaml", folder=tmp_path, step_seconds=8)
+    assert (ended.code, ended.leftover) == (1, [])
+    assert re.fullmatch(
+        rf"error: rank 1 on host {socket.gethostname()} \(replica 0 stage 1, device n0/1\) holds up the others: it has been in "
+        r"fetching samples of step 2 for \d+ s \(.*\); start it again: hetpipe train job.yaml; "
+        r"it goes on from step 1, saved/step-00000001",
+        ended.last,
+    )
 
 
 def test_an_emulated_device_out_of_memory(tmp_path: Path) -> None:

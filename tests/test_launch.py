@@ -21,13 +21,16 @@ from hetpipe.processes import launch, world
 from hetpipe.processes.forkserver import Forkserver
 from hetpipe.processes.launch import (
     RankFailure,
-    Report,
     _store,
     end_server,
     rank_environment,
+    report_of,
     start_ranks,
     start_server,
+    with_cause,
 )
+from hetpipe.processes.pulse import PeerLostError
+from hetpipe.processes.stopping import RunError
 from tests.programs import (
     be_deaf,
     environment_of_rank,
@@ -183,10 +186,11 @@ def test_ctrl_c_while_a_rank_is_started_ends_those_before_it(tmp_path: Path, mon
 
 
 def test_the_server_of_ranks_is_missed(tmp_path: Path) -> None:
-    """Killed, it takes its ranks with it."""
+    """Killed, it takes its ranks with it. What they have saved is still known."""
     end_server()
-    failure = failure_of(tmp_path, start_ranks, kill_the_server, (str(tmp_path),), cluster_of(3).devices, ranks=3)
+    failure = failure_of(tmp_path, run_ranks, kill_the_server, cluster_of(3), str(tmp_path), ranks=3)
     assert str(failure) == "the process that holds the ranks was killed, and they with it"
+    assert failure.resume == "step 40, saved/step-00000040"
 
 
 def test_a_program_of_the_module_that_is_run_is_found_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,16 +283,23 @@ def test_a_rank_that_stands_still_while_others_may_wait_for_long_is_missed(
 
 
 @pytest.mark.parametrize(
-    ("error", "is_echo"),
+    ("error", "cause"),
     [
-        ("RuntimeError: [gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:3456", True),
-        ("DistBackendError: [../gloo/pair.cc] Connection reset by peer", True),
-        ("ValueError: this layer has had enough", False),
-        (None, False),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:3456"), ""),
+        (torch.distributed.DistBackendError("[../gloo/pair.cc] Connection reset by peer"), ""),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:456] Application timeout caused pair closure"), ""),
+        (PeerLostError("rank 1 on host b is gone"), "rank 1 on host b is gone"),
+        (ValueError("this layer has had enough"), None),
+        (ConnectionResetError("Connection reset by peer"), None),  # of the server that has the data
+        (RunError("cannot write the checkpoint: OSError: Connection timed out"), None),  # of the file server
     ],
 )
-def test_echoes(error: str | None, is_echo: bool) -> None:
-    assert Report(rank=0, time=0.0, error=error).is_echo is is_echo
+def test_what_only_says_that_another_rank_is_gone_is_told_from_what_is_ones_own(error: Exception, cause: str | None) -> None:
+    report = with_cause(report_of(error, 2), error)
+    assert report.cause == cause
+    assert report.last_words == ((None, cause) if cause is not None else (report.error, None))
+    if cause:
+        assert (report.error, report.where, report.line) == (cause, "", "")
 
 
 def test_ranks_leave_no_trace_in_this_process() -> None:

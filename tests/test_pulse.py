@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from hetpipe.processes import pulse
+from hetpipe.processes.peers.beats import Beat, Silence, gone, read_beats
 from hetpipe.processes.progress import Seen
-from hetpipe.processes.pulse import Beat, PeerLostError, Pulse, Silence, gone, peers_named, read_beats
-from hetpipe.processes.whereabouts import describe_with, figures_from, on_change, resumes_from
+from hetpipe.processes.pulse import PeerLostError, Pulse, peers_named
+from hetpipe.processes.whereabouts import describe_with, during, figures_from, on_change, resumes_from
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.training.watch import look
@@ -100,12 +104,62 @@ def test_a_host_all_of_whose_ranks_are_silent_is_named_once() -> None:
 
 
 def test_an_error_of_another_rank_comes_before_silence_and_who_ended_well_is_not_missed(store: Store) -> None:
-    one, two, three = (beating(store, rank, "a") for rank in range(3))
+    one, two = (beating(store, rank, "a") for rank in range(2))
+    describe_with("device n0/2, which the plan does not use", needed=False)
+    three = beating(store, 2, "a")
     three.stop()
+    describe_with("")
     assert one.verdict(0.3) is None
     two.stop("ValueError: of its own")
     assert one.verdict(0.3) == "rank 1 on host a failed: ValueError: of its own"
     silence(one)
+
+
+def test_who_ends_without_an_error_while_it_is_needed_is_named(store: Store) -> None:
+    """Its script called sys.exit: all that the others saw was a connection that it closed."""
+    one, two = beating(store, 0, "a"), beating(store, 1, "b")
+    two.stop()
+    assert str(one.verdict(0.3)).startswith("rank 1 on host b has ended without an error (sys.exit in a script?), and ")
+    silence(one)
+
+
+def test_all_tell_what_the_first_told_that_ended_because_of_another(store: Store) -> None:
+    one, two = beating(store, 0, "a"), beating(store, 1, "b")
+    two.stop(cause="rank 2 on host c is gone")
+    assert one.verdict(0.3) == "rank 2 on host c is gone"
+    silence(one)
+
+
+@pytest.mark.parametrize("words", ["Timed out waiting 20000ms for recv operation to complete", "Connection closed by peer"])
+def test_after_a_message_that_was_late_the_rank_is_named_that_does_not_wait(
+    store: Store, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """Ranks that share a process say the same of themselves; so rank 1 has said what it does before the others wait."""
+    describe_with("replica 0 stage 1", lambda: "between steps")
+    with during("fetching samples of step 7"):
+        slow = beating(store, 1, "b")
+        while not read_beats(store, [1])[1].seconds:  # until it has been seen to
+            time.sleep(0.01)
+    silence(slow)
+    fetches, reads, get = json.loads(store.values["beat/1"]), itertools.count(100), store.get
+
+    def get_living(key: str) -> bytes:
+        return json.dumps({**fetches, "count": next(reads)}).encode() if key == "beat/1" else get(key)
+
+    monkeypatch.setattr(store, "get", get_living)
+    describe_with("replica 0 stage 0", lambda: "the sum of losses of step 7", lambda: True)
+    one = beating(store, 0, "a")
+    monkeypatch.setattr(pulse, "_pulse", one)
+    monkeypatch.setattr(pulse, "SILENT_SECONDS", 0.1)
+    with pytest.raises(RuntimeError) as caught, peers_named():
+        raise RuntimeError(f"[gloo/transport/tcp/unbound_buffer.cc:81] {words}")
+    silence(one)
+    if words.startswith("Timed out"):
+        text = r"rank 1 on host b \(replica 0 stage 1\) holds up the others: it has been in fetching samples of step 7 for \d+ s"
+        assert re.match(text, str(caught.value))
+        assert isinstance(caught.value, PeerLostError)
+    else:  # all live, and nobody has given up
+        assert str(caught.value).endswith(words)
 
 
 @pytest.mark.parametrize("error", ["ValueError: of its own", None])
@@ -143,7 +197,8 @@ def test_a_store_out_of_reach_is_told_from_both_sides(store: Store, monkeypatch:
     one = beating(store, 0, "b")
     store.broken = True
     assert one.verdict(0.3) == (
-        "the job's store at h0:29500 cannot be reached: the host 'h0' is gone, or this host ('b') is cut off"
+        "the job's store at h0:29500 cannot be reached: the host 'h0' is gone, torchrun has ended there, or this host ('b') is "
+        "cut off"
     )
     assert one.first_to_say("the same")
     store.broken = False
@@ -210,11 +265,17 @@ def test_the_place_and_what_a_run_resumes_from_are_written_at_once(store: Store,
 
 
 def test_a_broken_connection_is_told_as_the_loss_of_a_rank(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "verdict", lambda: "rank 1 on host b is gone")
+    monkeypatch.setattr(pulse, "SILENT_SECONDS", 0.3)
+    one, two = beating(store, 0, "a"), beating(store, 1, "b")
+    monkeypatch.setattr(pulse, "_pulse", one)
+    two.stop(cause="rank 1 on host b is gone")
     with pytest.raises(PeerLostError, match="^rank 1 on host b is gone$"), peers_named():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:3456")
     with pytest.raises(RuntimeError, match="^of another kind$"), peers_named():
         raise RuntimeError("of another kind")
+    with pytest.raises(PeerLostError, match="^named before: Connection closed by peer$"), peers_named():
+        raise PeerLostError("named before: Connection closed by peer")
+    silence(one)
 
 
 def test_how_devices_fare_comes_with_the_signs_of_life(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

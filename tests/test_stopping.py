@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.cli import exits
+from hetpipe.files.messages import InputError
 from hetpipe.processes.stopping import (
     RunStopped,
     StopRequest,
@@ -193,3 +194,23 @@ def test_a_signal_waits_for_imports(number: int, kind: type[BaseException]) -> N
     with pytest.raises(kind), importing():
         pytest.fail("it has been told to stop")
     forget_signals()
+
+
+@pytest.mark.parametrize(("error", "words"), [(InputError("no such file"), "no such file"), (SystemExit(2), "exit code 2")])
+def test_ranks_of_other_hosts_are_told_of_one_that_ends_before_they_met(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
+) -> None:
+    """They waited for it for an hour."""
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    left, codes = list[str](), list[int]()
+    monkeypatch.setattr("hetpipe.processes.rendezvous.leave_word", left.append)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(exits, "end_server", lambda: None)
+
+    def run() -> None:
+        raise error
+
+    with pytest.raises(SystemExit):
+        exits.main(run)
+    assert (left, codes) == ([words], [2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def test_a_process_group_of_the_wrong_backend_is_refused(
     monkeypatch: pytest.MonkeyPatch, backends: str, use_cuda: bool, message: str
 ) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: backends)
     with pytest.raises(InputError) as caught:
         connect(use_cuda=use_cuda)
@@ -153,6 +155,7 @@ def test_a_process_group_of_ones_own_is_used(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     for backends in ("cuda:nccl", "cpu:gloo,cuda:nccl"):
         monkeypatch.setattr(torch.distributed, "get_backend_config", lambda backends=backends: backends)
         connect(use_cuda=True)
@@ -186,6 +189,19 @@ def test_a_part_of_the_world(heard: list[dict[str, Any]]) -> None:
 def test_a_device_without_a_process(heard: list[dict[str, Any]]) -> None:
     message = "the plan uses ['n7/3'], but this job has only the devices ['n0/0', 'n0/1', 'n1/0']; start one process per device"
     assert [h["message"] for h in heard] == [message] * 3
+
+
+def test_ranks_that_were_told_otherwise_are_refused_on_all_of_them(heard: list[dict[str, Any]]) -> None:
+    host = socket.gethostname()
+    message = (
+        "the ranks differ in what must be the same on all hosts; give these the same files, settings and versions:\n"
+        f"  train.seed is 0 on ranks 0, 1 (host {host}), 1 on rank 2 (host {host})"
+    )
+    assert [h["differs"] for h in heard] == [message] * 3
+
+
+def test_a_rank_waits_for_others_while_it_hears_them_and_not_while_it_works(heard: list[dict[str, Any]]) -> None:
+    assert [h["waits"] for h in heard] == [[False, True, False]] * 3
 
 
 def test_loading_and_saving_may_take_longer_than_a_step(tmp_path: Path) -> None:

@@ -152,6 +152,26 @@ def absolute(output: Tensor, targets: Tensor) -> Tensor:
     return (output - targets).abs().mean()
 
 
+class _Stuck(Dataset[Any]):
+    """Points of which, on one rank, the one that is asked for as number `call` never comes."""
+
+    def __init__(self, call: int, only_rank: int) -> None:
+        self.call, self.only_rank, self.calls = call, only_rank, 0
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        if self.calls == self.call and os.environ.get("RANK") == str(self.only_rank):
+            time.sleep(3600)
+        return torch.ones(8) * index, index % 4
+
+
+def stuck(call: int, only_rank: int = 1) -> tuple[Dataset[Any], None]:
+    return _Stuck(call, only_rank), None
+
+
 class Failing(nn.Module):
     """A layer that fails at its forward number `step`, on one rank: by an error, by SIGKILL ("kill once": not again after a
     restart), by never coming back, or by giving numbers that are none, from then on or once."""

@@ -31,12 +31,13 @@ CYCLED = ("lr", "momentum", "betas", "max_lr")  # of an optimizer: what a schedu
 def identity(job: Job) -> dict[str, Any]:
     """What a run depends on, by the job's keys: `{"model.name": "gpt", "train.optimizer.lr": 0.001, …}`."""
     sections = {name: getattr(job, name).model_dump(mode="json") for name in ("model", "data", "loss", "train")}
-    return dict(_flat({**sections, "train": {k: v for k, v in sections["train"].items() if k not in FREE}}, ""))
+    return dict(flat({**sections, "train": {k: v for k, v in sections["train"].items() if k not in FREE}}, ""))
 
 
-def _flat(value: Any, name: str) -> list[tuple[str, Any]]:
+def flat(value: Any, name: str) -> list[tuple[str, Any]]:
+    """(`a.b`, value) of every value in mappings, below `name`."""
     if isinstance(value, Mapping):
-        return [row for key, inner in value.items() for row in _flat(inner, f"{name}.{key}" if name else str(key))]
+        return [row for key, inner in value.items() for row in flat(inner, f"{name}.{key}" if name else str(key))]
     return [(name, value)]
 
 

@@ -18,9 +18,9 @@ from typing import NoReturn
 
 from hetpipe.cli.terminal import install
 from hetpipe.files.messages import clipped, exit_code
-from hetpipe.processes.launch import RankFailure, end_server, report_of
+from hetpipe.processes.launch import RankFailure, Report, end_server, report_of, with_cause
 from hetpipe.processes.progress import debugging, say, show_with
-from hetpipe.processes.pulse import LAUNCHED, PeerLostError, first_to_say, is_echo, stop_pulse, verdict
+from hetpipe.processes.pulse import LAUNCHED, first_to_say, others_may_wait, stop_pulse
 from hetpipe.processes.stopping import RunStopped, forget_signals, heed_signals, stop_if_told
 from hetpipe.processes.whereabouts import resume
 
@@ -33,7 +33,7 @@ def main(run: Callable[[], object]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
     show_with(install)
-    own = None  # the error that ends this process, if it is its own
+    own, of_another = None, None  # the error that ends this process, or another rank's
     try:
         heed_signals()
         stop_if_told()
@@ -46,18 +46,24 @@ def main(run: Callable[[], object]) -> NoReturn:
     except (SystemExit, KeyboardInterrupt) as stop:  # typer makes the former of the latter
         given = stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT
         code = given if isinstance(given, int) else int(given is not None)
+        own = f"exit code {code}" if code else None
         if code == 128 + signal.SIGINT:
             _say_once("stopped by Ctrl-C")
     except (Exception, RunStopped) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
         code = exit_code(error)
-        own = None if _of_another(error) else report_of(error, 0).error
-        _print(last_words(error, code), error)
+        report = with_cause(report_of(error, int(os.environ.get("RANK", "0"))), error)
+        own, of_another = report.last_words
+        _print(last_words(error, report, code), report, error)
     forget_signals()
     if "RANK" in os.environ:
         # No destructors: after a failure, process groups would wait in them for peers that are gone; after success, they
         # end a process now and then with "terminate called without an active exception", which torchrun calls a failure.
-        stop_pulse(own)
+        stop_pulse(own, of_another)
+        if own is not None and others_may_wait():
+            from hetpipe.processes.rendezvous import leave_word  # it imports torch, which takes a while
+
+            leave_word(own)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -65,7 +71,7 @@ def main(run: Callable[[], object]) -> NoReturn:
     sys.exit(code)
 
 
-def last_words(error: Exception | RunStopped, code: int) -> str:
+def last_words(error: Exception | RunStopped, report: Report, code: int) -> str:
     """What is said of it, last of all that is printed."""
     if isinstance(error, RunStopped):
         return f"{error}; {how_to_resume(error.resume)}"
@@ -73,16 +79,10 @@ def last_words(error: Exception | RunStopped, code: int) -> str:
         return f"{error}; {how_to_resume(error.resume)}" if code == 1 else clipped(str(error.report and error.report.error))
     if code != 1:
         return clipped(str(error))
-    report = report_of(error, int(os.environ.get("RANK", "0")))
     if "RANK" not in os.environ:
         return str(report.error)
-    first = str(error) if isinstance(error, PeerLostError) else verdict() if report.is_echo else None
-    own = f"{report.where}: {report.error}" if report.where else report.error
-    return f"{first or own}; {how_to_resume(resume())}"
-
-
-def _of_another(error: BaseException) -> bool:
-    return isinstance(error, PeerLostError) or is_echo(str(error))
+    where = f"{report.where}: " if report.where else ""
+    return f"{where}{report.error}; {how_to_resume(resume())}"
 
 
 def how_to_resume(where: str) -> str:
@@ -96,17 +96,17 @@ def how_to_resume(where: str) -> str:
     return f"nothing is saved so far (a job's checkpoint section says where and when); {again}"
 
 
-def _print(words: str, error: Exception | RunStopped) -> None:
+def _print(words: str, report: Report, error: Exception | RunStopped) -> None:
     """Write them: once in each agent's log, with the line of code that raised it (HETPIPE_LOG=debug: the whole traceback)."""
     if isinstance(error, RunStopped):
         _say_once(words)
         return
-    report = error.report if isinstance(error, RankFailure) else report_of(error, 0)
-    if report is not None and (exit_code(error) == 1 or debugging()):
+    raised = error.report if isinstance(error, RankFailure) else report
+    if raised is not None and (exit_code(error) == 1 or debugging()):
         if debugging():
-            sys.stderr.write(report.trace)
-        elif report.line and not _of_another(error):
-            say(f"{report.line}  (HETPIPE_LOG=debug shows the whole traceback)")
+            sys.stderr.write(raised.trace)
+        elif raised.line and not raised.of_another:
+            say(f"{raised.line}  (HETPIPE_LOG=debug shows the whole traceback)")
     _tell_torchrun(words)
     _say_once(words, "error: ", logging.ERROR)
 

@@ -18,6 +18,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model
 from hetpipe.measuring.confirm import confirmed_links, unconfirmed_types
 from hetpipe.measuring.measure import measurers, profile_cluster
+from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, say
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
@@ -48,7 +49,8 @@ def measured(model: Model, cluster: Cluster, world: World, options: ProfileSecti
 
 def _confirmed(profile: Profile, model: Model, cluster: Cluster, world: World, whole_nodes: bool) -> Profile | None:
     """The profile, with new links where those are not as fast as they were; None where a device is not. Collective."""
-    with Activity("comparing the cached profile with the devices", shown=world.is_main):
+    title = "comparing the cached profile with the devices"
+    with Activity(title, shown=world.is_main) as activity, showing_others(activity):
         who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
         others = unconfirmed_types(profile, model, cluster, world, who)
     if others:

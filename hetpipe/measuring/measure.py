@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -29,7 +30,9 @@ from hetpipe.measuring.profiler import (
     provenance,
 )
 from hetpipe.measuring.traffic import Flow
+from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity
+from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import ProfileSection
@@ -71,8 +74,10 @@ def profile_cluster(
             on = torch_device(cluster.device_types[device.type], device.index)
             measured = _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
             measured_sizes = measured.measurement.microbatch_sizes
-            results.append((measured, device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2])))
-        for measured, overhead in (pair for part in world.gather(results) for pair in part):
+            with during(f"measuring what the framework takes on {device.type}"):
+                overhead = device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2])
+            results.append((measured, overhead))
+        for measured, overhead in (pair for part in _gathered(world, results) for pair in part):
             done.append(measured)
             overheads.append(overhead)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
@@ -186,9 +191,17 @@ def _refuse_layers(model: Model, cluster: Cluster, world: World, device: Device,
 
 
 def _alone(world: World, rank: int, measure: Callable[[], Measured]) -> Measured:
-    values = world.gather(measure() if world.rank == rank else None)
+    values = _gathered(world, measure() if world.rank == rank else None)
     measured: Measured = next(v for v in values if v is not None)
     return measured
+
+
+def _gathered(world: World, value: Any) -> list[Any]:
+    """What every rank has measured. The main one, which may have done sooner, shows what the others still measure."""
+    if len(world.ranks) == 1:
+        return [value]
+    with Activity("waiting for the measurements of other ranks", shown=world.is_main) as activity, showing_others(activity):
+        return world.gather(value)
 
 
 def _run(

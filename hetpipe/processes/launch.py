@@ -16,9 +16,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -27,17 +27,17 @@ from typing import Any, NamedTuple, NoReturn
 from hetpipe.files.messages import exit_code
 from hetpipe.processes import progress
 from hetpipe.processes.forkserver import Forkserver
-from hetpipe.processes.progress import say
-from hetpipe.processes.pulse import (
-    LAUNCHED,
+from hetpipe.processes.peers.beats import (
     Beat,
     KeyValueStore,
     Silence,
-    is_echo,
+    newest_resume,
     part_for_beats,
     read_beats,
-    stop_pulse,
+    waited,
 )
+from hetpipe.processes.progress import Activity, say
+from hetpipe.processes.pulse import LAUNCHED, cause, is_of_another, stop_pulse
 from hetpipe.processes.stopping import RunError, RunStopped, stop_if_told
 from hetpipe.processes.whereabouts import resume, whereabouts
 from hetpipe.spec.cluster import Device
@@ -51,7 +51,7 @@ LOOK_SECONDS = 1.0  # a signal that comes just as a wait begins does not end it;
 class Report:
     """What one rank says when it ends: its result, or its error: the message, where the rank was, the line of code that raised
     it, what the run can go on from, the traceback, and the code with which a command ends after it. `where` and `line`
-    are empty for an error of all ranks."""
+    are empty for an error of all ranks. `cause`: see `Beat`."""
 
     rank: int
     time: float
@@ -63,11 +63,17 @@ class Report:
     resume: str = ""
     trace: str = ""
     stopped: RunStopped | None = None
+    cause: str | None = None
 
     @property
-    def is_echo(self) -> bool:
-        """Whether the error only says that a peer is gone."""
-        return self.error is not None and is_echo(self.error)
+    def of_another(self) -> bool:
+        """Whether the error only says that another rank is gone or late."""
+        return self.cause is not None
+
+    @property
+    def last_words(self) -> tuple[str | None, str | None]:
+        """What a rank leaves with its last sign of life: its own error, or what it knows of another rank's (see `Beat`)."""
+        return (None, self.cause) if self.of_another else (self.error, None)
 
 
 class RankFailure(RuntimeError):
@@ -98,7 +104,14 @@ def report_of(error: BaseException, rank: int) -> Report:
         resume=resume(),
         trace="".join(traceback.format_exception(error)),
         stopped=root if isinstance(root, RunStopped) else None,
+        cause="" if is_of_another(root) else None,
     )
+
+
+def with_cause(report: Report, error: BaseException) -> Report:
+    """Of an error that only says that another rank is gone or late: a report that names that one, if it can be found out."""
+    words = cause(root_cause(error)) if report.of_another else None
+    return report if words is None else replace(report, error=words, cause=words, where="", line="")
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -134,7 +147,6 @@ def _rank(program: bytes, like: _Parent, rank: int, pipe: Connection) -> NoRetur
     sys.path[:] = like.path
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # for programs that a rank may start
-    report, words = None, None
     try:
         _use_threads(int(os.environ["OMP_NUM_THREADS"]))
         display, run, arguments = pickle.loads(program)
@@ -143,16 +155,15 @@ def _rank(program: bytes, like: _Parent, rank: int, pipe: Connection) -> NoRetur
         report = Report(rank=rank, time=time.time(), result=run(*arguments))
         content = pickle.dumps(report)
     except BaseException as error:
-        report = report_of(error, rank)
-        words = report.error
+        report = with_cause(report_of(error, rank), error)
         content = pickle.dumps(report)
-    stop_pulse(words)
+    stop_pulse(*report.last_words)
     with contextlib.suppress(OSError):
         pipe.send_bytes(content)  # not pipe.send: torch would put tensors into shared memory that dies with the sender
     pipe.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0 if words is None else 1)  # no destructors: a process group whose peers are gone would wait in them
+    os._exit(0 if report.error is None else 1)  # no destructors: a process group whose peers are gone would wait in them
 
 
 def _use_threads(count: int) -> None:
@@ -221,12 +232,13 @@ def start_ranks(
     beats = part_for_beats(part_of_start(store, len(devices), 1))
     watch = _Watch(_server, devices, beats, patience=2 * TIMEOUT.total_seconds())
     try:
-        for rank in range(len(devices)):
-            mine, theirs = Pipe(duplex=False)
-            watch.pipes.append(mine)
-            like = _Parent({**os.environ, **rank_environment(devices, rank, store.port)}, os.getcwd(), sys.path)
-            watch.processes.append(_server.fork(_rank, (content, like, rank), theirs))
-            theirs.close()
+        with Activity("starting: importing torch in the process that holds the ranks"):  # the first fork waits for that
+            for rank in range(len(devices)):
+                mine, theirs = Pipe(duplex=False)
+                watch.pipes.append(mine)
+                like = _Parent({**os.environ, **rank_environment(devices, rank, store.port)}, os.getcwd(), sys.path)
+                watch.processes.append(_server.fork(_rank, (content, like, rank), theirs))
+                theirs.close()
         with _told_to_stop(watch.ask_to_stop):
             stop_if_told()
             return watch.run()
@@ -304,7 +316,8 @@ class _Watch:
         try:
             ended: dict[int, int] = dict(self.server.ended()) if self.server.fileno() in ready else {}
         except EOFError:
-            raise RankFailure("the process that holds the ranks was killed, and they with it", None) from None
+            resume = newest_resume(self._beats())
+            raise RankFailure("the process that holds the ranks was killed, and they with it", None, resume) from None
         for rank, (process, pipe) in enumerate(zip(self.processes, self.pipes, strict=True)):
             if pipe in ready or process in ended:
                 self._read(rank, pipe)
@@ -339,15 +352,15 @@ class _Watch:
     def failure(self) -> Exception | RunStopped:
         """The first cause: a stop that was asked for, a silent death, else the earliest error that is not an echo."""
         beats = self._beats()
-        resume = next((b.resume for b in beats.values() if b.resume), "")
+        resume = newest_resume(beats)
         silent = [rank for rank in sorted(self.exit_codes) if rank not in self.reports]
         stopped = next((r.stopped for r in self.reports.values() if r.stopped is not None), None)
         if self.asked is not None and (stopped is not None or silent):
             return stopped.by(self.asked) if stopped is not None else RunStopped(self.asked, resume=resume)
         if silent:
-            return RankFailure(self._death(silent[0], beats.get(silent[0])), None, resume)
+            return RankFailure(self._death(silent[0], beats), None, resume)
         first = min(
-            (r for r in self.reports.values() if r.error is not None), key=lambda r: (r.is_echo, r.time)
+            (r for r in self.reports.values() if r.error is not None), key=lambda r: (r.of_another, r.time)
         )
         if not first.where:
             return RankFailure(str(first.error), first, first.resume or resume)
@@ -363,15 +376,16 @@ class _Watch:
             f"HETPIPE_TIMEOUT_SECONDS): its process stands still; {beat.last_seen}"
         )
 
-    def _death(self, rank: int, beat: Beat | None) -> str:
-        code = self.exit_codes[rank]
+    def _death(self, rank: int, beats: Mapping[int, Beat]) -> str:
+        code, beat = self.exit_codes[rank], beats.get(rank)
         how = (
             f"was killed by {signal.Signals(-code).name}"
             if code < 0
             else f"ended with exit code {code} and no message"
         )
         hint = " (the system kills processes like this when memory runs out)" if code == -signal.SIGKILL else ""
-        return f"{self._place(rank, beat)} {how}{hint}" + (f"; {beat.last_seen}" if beat is not None else "")
+        seen = f"; {beat.last_seen}{waited([beat], beats)}" if beat is not None else ""
+        return f"{self._place(rank, beat)} {how}{hint}{seen}"
 
     def _beats(self) -> dict[int, Beat]:
         with contextlib.suppress(RuntimeError):

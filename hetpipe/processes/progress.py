@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from hetpipe.files.units import human_bytes
+from hetpipe.processes.whereabouts import begin_activity, end_activity
 
 FIRST_SECONDS = 1.0  # what is over sooner is not mentioned in a log
 OFTEN_SECONDS, SELDOM_SECONDS = 5.0, 60.0  # between the lines of a log: at first, and when hours have passed
@@ -115,26 +116,29 @@ def duration(seconds: float) -> str:
 class Activity:
     """Something that takes a while: a context. `total`: of how many parts (steps, layers), `done` of which were done before;
     without it nobody knows how long it takes. `lasting`: its last line stays on the screen, and is in a log however short it was.
-    `shown`: false on ranks that leave speaking to another. `devices`: looks at the devices that are at work, for who watches."""
+    `shown`: false on ranks that leave speaking to another; these say it with their signs of life. `devices`: looks at the devices
+    that are at work, for who watches."""
 
     def __init__(
         self, title: str, total: int | None = None, *, done: int = 0, lasting: bool = False, shown: bool = True,
         devices: Callable[[], Sequence[Seen]] | None = None,
     ) -> None:  # fmt: skip
         self.title, self.total, self.start, self.done = title, total, done, done
-        self.text, self.devices = "", devices
+        self.text, self.devices, self.shown = "", devices, shown
         self.lasting, self._began = lasting, time.monotonic()
         self._bar = bars(self) if shown and bars is not None and sys.stderr.isatty() else None
         self._log = _Log(self) if shown and self._bar is None else None
 
     def __enter__(self) -> Activity:
         self._began = time.monotonic()
+        begin_activity(self.what)
         for shown in (self._bar, self._log):
             if shown is not None:
                 shown.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        end_activity(self.what)
         if self._bar is not None:
             self._bar.stop()
         if self._log is not None:
@@ -151,15 +155,19 @@ class Activity:
         self.done += 1
         self.say(text)
 
+    def what(self) -> str:
+        """`measuring fast: 13 of 40, layer 3 of 10, 2 samples`."""
+        counted = f"{self.done} of {self.total}" if self.total is not None else ""
+        what = ", ".join(part for part in (counted, self.text) if part)
+        return f"{self.title}{f': {what}' if what else ''}"
+
     def line(self) -> str:
         """All of it in a line: `measuring fast: 13 of 40, layer 3 of 10, 2 samples; 12 s so far, about 25 s left`."""
         passed, parts = time.monotonic() - self._began, self.done - self.start
-        counted = f"{self.done} of {self.total}" if self.total is not None else ""
-        what = ", ".join(part for part in (counted, self.text) if part)
         times = f"{duration(passed)} so far"
         if self.total is not None and parts and self.done < self.total:
             times += f", about {duration(passed / parts * (self.total - self.done))} left"
-        return f"{self.title}{f': {what}' if what else ''}; {times}"
+        return f"{self.what()}; {times}"
 
 
 def seen_text(seen: Sequence[Seen]) -> str:

@@ -13,92 +13,37 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 from hetpipe.processes import whereabouts
+from hetpipe.processes.peers.beats import (
+    Beat,
+    KeyValueStore,
+    Silence,
+    ended_early,
+    gone,
+    held_up,
+    is_echo,
+    is_timeout,
+    part_for_beats,
+    read_beats,
+    said,
+)
+from hetpipe.processes.stopping import RunError
 
 T = TypeVar("T")
 LAUNCHED = "HETPIPE_LAUNCHED"  # in the environment of ranks that `hetpipe train` started, and not torchrun
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 4.0  # after a failure, who has not beaten for so long is gone
 STORE_SECONDS = 10.0  # for an answer of the store
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed",
-           "Connection refused", "recvValue failed", "Timed out waiting", "NCCL communicator was aborted",
-           "remote process exited", "Software caused connection abort", "Connection timed out", "No route to host",
-           "Network is unreachable", "Connection was likely closed", "connectFullMesh failed")  # fmt: skip
-
-
-def is_echo(message: str) -> bool:
-    """Whether an error's message only says that a peer is gone."""
-    return any(echo in message for echo in _ECHOES)
-
-
-class KeyValueStore(Protocol):
-    """What is used of torch's stores."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def add(self, key: str, amount: int) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beat:
-    """A rank's sign of life. `error`: its last words, if it ends because of an error of its own; `left`: it ended well;
-    `figures`: see `whereabouts.figures`."""
-
-    rank: int
-    count: int
-    time: float
-    host: str
-    place: str
-    doing: str
-    resume: str = ""
-    error: str | None = None
-    left: bool = False
-    figures: whereabouts.Figures = field(default_factory=dict)
-
-    @property
-    def who(self) -> str:
-        """`rank 3 on host b (replica 0 stage 2, device n1/1)`."""
-        return f"rank {self.rank} on host {self.host}{f' ({self.place})' if self.place else ''}"
-
-    @property
-    def last_seen(self) -> str:
-        """When, and what it was doing."""
-        clock = time.strftime("%H:%M:%S", time.localtime(self.time))
-        return f"last heard of at {clock}{f', in {self.doing}' if self.doing else ''}"
 
 
 class PeerLostError(RuntimeError):
-    """Another rank is gone, or failed: the message says which, on which host, and what it was doing."""
-
-
-class Silence:
-    """How long ranks have given no sign of life, for a process that looks every so many seconds. One that is silent for more than
-    `patience` seconds is missed. While this process itself stands still (its job is suspended), nobody's silence counts."""
-
-    def __init__(self, patience: float, every: float) -> None:
-        self.patience, self.every = patience, every
-        self._looked = time.monotonic()
-        self._heard: dict[int, tuple[int, float]] = {}  # rank → the count of its last sign, and seconds since
-
-    def look(self, read: Callable[[], Mapping[int, Beat]]) -> list[Beat]:
-        """The last signs of those that are missed now, the longest silence first; none before it is time to look again."""
-        now = time.monotonic()
-        passed = now - self._looked
-        if passed < self.every:
-            return []
-        beats, self._looked = read(), now
-        for rank, beat in beats.items():
-            count, seconds = self._heard.get(rank, (-1, 0.0))
-            self._heard[rank] = beat.count, seconds + min(passed, 2 * self.every) if count == beat.count else 0.0
-        silent = [beat for rank, beat in beats.items() if self._heard[rank][1] > self.patience and not beat.left]
-        return sorted(silent, key=lambda beat: -self._heard[beat.rank][1])
+    """Another rank is gone, failed, or holds up all: the message says which, on which host, and what it was doing."""
 
 
 class Pulse:
@@ -120,64 +65,57 @@ class Pulse:
         self._beat()
         self._thread.start()
 
-    def stop(self, error: str | None = None) -> None:
-        """The last sign: this rank ends, well or with these last words."""
+    def stop(self, error: str | None = None, cause: str | None = None) -> None:
+        """The last sign: this rank ends, well, with these last words, or because of another rank (see `Beat`)."""
         if not self._over:
             self._over = True
             self._changed.set()
             with contextlib.suppress(RuntimeError):
-                _answer(lambda: self._beat(last=True, error=error))
+                answered(lambda: self._beat(last=True, error=error, cause=cause))
             if error is None:
                 self._thread.join(STORE_SECONDS)  # a thread that asks the store while the interpreter ends aborts the process
 
-    def _beat(self, *, last: bool = False, error: str | None = None) -> None:
+    def _beat(self, *, last: bool = False, error: str | None = None, cause: str | None = None) -> None:
         with self._writing:  # one after the other, and none after the last
             if self._over and not last:
                 return
             self.count += 1
+            doing = whereabouts.now()
             beat = Beat(rank=self.rank, count=self.count, time=time.time(), host=self.host, place=whereabouts.place(),
-                        doing=whereabouts.doing(), resume=whereabouts.resume(), error=error,
-                        left=last and error is None, figures=whereabouts.figures())  # fmt: skip
+                        doing=doing.text, waits=doing.waits, seconds=doing.seconds, needed=whereabouts.needed(),
+                        resume=whereabouts.resume(), error=error, left=last and error is None, cause=cause,
+                        figures=whereabouts.figures())  # fmt: skip
             self.store.set(f"beat/{self.rank}", json.dumps(asdict(beat)))
 
     def _read(self, ranks: Sequence[int]) -> dict[int, Beat]:
-        return _answer(lambda: read_beats(self.store, ranks))
+        return answered(lambda: read_beats(self.store, ranks))
 
-    def verdict(self, seconds: float = SILENT_SECONDS) -> str | None:
-        """Who is gone, or failed first: waited for up to `seconds`; None where all others live and have no errors."""
+    def verdict(self, seconds: float | None = None, *, timed_out: bool = False) -> str | None:
+        """Why a message of another rank did not come: who failed first, is gone, or has ended, waited for up to `seconds`; if it
+        was late (`timed_out`), who holds up all. None where all others live and none of this is known."""
         everyone = range(self.size)
         try:
             before = self._read(everyone)
-            deadline = time.monotonic() + seconds
-            while True:
-                now = self._read(everyone)
-                failed = [b for b in now.values() if b.error is not None and b.rank != self.rank]
-                if failed:
-                    first = min(failed, key=lambda b: b.time)
-                    return f"{first.who} failed{f' in {first.doing}' if first.doing else ''}: {first.error}"
-                if time.monotonic() > deadline:
-                    break
+            deadline = time.monotonic() + (SILENT_SECONDS if seconds is None else seconds)
+            while (words := said(beats := self._read(everyone), self.rank)) is None and time.monotonic() < deadline:
                 time.sleep(0.2)
         except RuntimeError:
-            return self._store_gone("")
-        silent = [b for r, b in before.items() if r != self.rank and not b.left and now[r].count == b.count]
-        return gone(silent, before) if silent else None
+            return store_gone(self.host)
+        if words is not None:
+            return words
+        silent = [b for r, b in before.items() if r != self.rank and b.lives and beats[r].count == b.count]
+        if silent:
+            return gone(silent, beats)
+        return ended_early(beats, self.rank) or (held_up(beats, self.rank) if timed_out else None)
 
     def first_to_say(self, words: str) -> bool:
         """Whether no other rank of this agent has said the same (or that cannot be known)."""
         agent = os.environ.get("GROUP_RANK", "0")
         digest = hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
         try:
-            return _answer(lambda: self.store.add(f"said/{self.host}/{agent}/{digest}", 1)) == 1
+            return answered(lambda: self.store.add(f"said/{self.host}/{agent}/{digest}", 1)) == 1
         except RuntimeError:
             return True
-
-    def _store_gone(self, since: str) -> str:
-        host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        return (
-            f"the job's store at {host}:{port} cannot be reached{since}: the host {host!r} is gone, or this host "
-            f"({self.host!r}) is cut off"
-        )
 
     def _run(self) -> None:
         reached = time.monotonic()
@@ -188,15 +126,16 @@ class Pulse:
                 return
             lost = None
             try:
-                _answer(self._beat)
+                answered(self._beat)
                 reached = time.monotonic()
                 lost = self._lost()
             except RuntimeError:
                 silence = time.monotonic() - reached
                 if self.patience is not None and silence > self.patience:
-                    lost = self._store_gone(time.strftime(" since %H:%M:%S", time.localtime(time.time() - silence)))
+                    lost = store_gone(self.host, time.strftime(" since %H:%M:%S", time.localtime(time.time() - silence)))
             if lost is not None:
-                sys.stderr.write(f"error: {lost}\n")
+                resume = f"; the run goes on from {whereabouts.resume()}" if whereabouts.resume() else ""
+                sys.stderr.write(f"error: {lost}{resume}\n")
                 sys.stderr.flush()
                 os._exit(1)
 
@@ -204,58 +143,44 @@ class Pulse:
         """Who has been silent for too long: rank 0 looks at all, the others at rank 0."""
         looked_at = range(self.size) if self.rank == 0 else [0]
         silent = self._silence.look(lambda: self._read(looked_at)) if self._silence is not None else []
-        return gone(silent, self._read(looked_at)) if silent else None
+        if not silent:
+            return None
+        beats = self._read(looked_at)
+        return said(beats, self.rank) or gone(silent, beats)
 
 
-def _answer(call: Callable[[], T]) -> T:
-    """What the call returns; RuntimeError where it takes too long, or raises one."""
-    outcome: list[T | RuntimeError] = []
+
+class SilentStoreError(RuntimeError):
+    """The job's store does not answer."""
+
+
+def answered(call: Callable[[], T], seconds: float | None = None) -> T:
+    """What the call returns, or raises; SilentStoreError where it takes longer (by default than STORE_SECONDS)."""
+    outcome: list[T | Exception] = []
 
     def ask() -> None:
         try:
             outcome.append(call())
-        except RuntimeError as error:
+        except Exception as error:
             outcome.append(error)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(STORE_SECONDS)
+    thread.join(STORE_SECONDS if seconds is None else seconds)
     if not outcome:
-        raise RuntimeError("the store does not answer")
-    if isinstance(outcome[0], RuntimeError):
+        raise SilentStoreError("the store does not answer")
+    if isinstance(outcome[0], Exception):
         raise outcome[0]
     return outcome[0]
 
 
-def read_beats(store: KeyValueStore, ranks: Sequence[int]) -> dict[int, Beat]:
-    """The last sign of life of each of these ranks that gave one."""
-    found = {}
-    for rank in ranks:
-        key = f"beat/{rank}"
-        if store.check([key]):
-            found[rank] = Beat(**json.loads(store.get(key)))
-    return found
-
-
-def part_for_beats(store: Any) -> KeyValueStore:
-    """Where ranks beat, in their part of a store (see `hetpipe.processes.rendezvous`)."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    return cast(KeyValueStore, PrefixStore("pulse", store))
-
-
-def gone(silent: Sequence[Beat], all_beats: Mapping[int, Beat]) -> str:
-    """What is said of ranks that give no signs of life: whole hosts by their names."""
-    parts = []
-    for host in dict.fromkeys(b.host for b in silent):
-        own = [b for b in silent if b.host == host]
-        last = max(own, key=lambda b: b.time)
-        if len(own) > 1 and len(own) == sum(b.host == host and not b.left for b in all_beats.values()):
-            ranks = "; ".join(f"rank {b.rank}{f', {b.place}' if b.place else ''}" for b in own)
-            parts.append(f"host {host} is gone or cut off, with all of its ranks ({ranks}); {last.last_seen}")
-        else:
-            parts += [f"{b.who} is gone; {b.last_seen}" for b in own]
-    return "; ".join(parts)
+def store_gone(here: str, since: str = "") -> str:
+    """What is said on the host `here` where the job's store does not answer."""
+    host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return (
+        f"the job's store at {host}:{port} cannot be reached{since}: the host {host!r} is gone, torchrun has ended there, or "
+        f"this host ({here!r}) is cut off"
+    )
 
 
 _pulse: Pulse | None = None
@@ -273,23 +198,52 @@ def start_pulse(store: Any, rank: int, size: int, patience: float) -> None:
     _pulse.start()
 
 
-def stop_pulse(error: str | None = None) -> None:
+def agent_keeps_store() -> bool:
+    """Whether the store is torchrun's, or that of the command that started the ranks; else it is rank 0's, and ends with it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def others_may_wait() -> bool:
+    """Whether ranks on other hosts may wait for this one to join, which has given no sign of life yet. (Who started the ranks
+    of this host ends them with it.)"""
+    apart = os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE")
+    return _pulse is None and apart and agent_keeps_store() and LAUNCHED not in os.environ
+
+
+def stop_pulse(error: str | None = None, cause: str | None = None) -> None:
     """The last sign of life (see `Pulse.stop`)."""
     if _pulse is not None:
-        _pulse.stop(error)
+        _pulse.stop(error, cause)
 
 
-def verdict() -> str | None:
-    """Who is gone, or failed first, as far as this rank can find out."""
-    return _pulse.verdict() if _pulse is not None else None
+def is_of_another(error: BaseException) -> bool:
+    """Whether an error of this rank only says that another is gone or late. (An OSError, or a RunError of one, may use the same
+    words of a file system, or of a server that has the data.)"""
+    if isinstance(error, PeerLostError):
+        return True
+    return isinstance(error, RuntimeError) and not isinstance(error, RunError) and is_echo(str(error))
+
+
+def cause(error: BaseException) -> str | None:
+    """Of such an error: which rank is gone, failed or holds up all, as far as this one can find out."""
+    if isinstance(error, PeerLostError):
+        return str(error)
+    if _pulse is None or not is_of_another(error):
+        return None
+    return _pulse.verdict(timed_out=is_timeout(str(error)))
 
 
 def beats() -> dict[int, Beat]:
     """The last sign of life of every rank; none where this rank gives none, or cannot hear the others."""
     if _pulse is not None:
         with contextlib.suppress(RuntimeError):
-            return _answer(lambda: read_beats(_pulse.store, range(_pulse.size)))
+            return answered(lambda: read_beats(_pulse.store, range(_pulse.size)))
     return {}
+
+
+def others() -> dict[int, Beat]:
+    """The same, of all ranks but this one."""
+    return {rank: beat for rank, beat in beats().items() if _pulse is None or rank != _pulse.rank}
 
 
 def first_to_say(words: str) -> bool:
@@ -299,11 +253,13 @@ def first_to_say(words: str) -> bool:
 
 @contextmanager
 def peers_named() -> Iterator[None]:
-    """A broken connection in here is told as the loss of the rank that broke it (PeerLostError)."""
+    """A broken connection in here, or a message that is late, is told as PeerLostError, which names the rank to blame."""
     try:
         yield
+    except PeerLostError:
+        raise
     except RuntimeError as error:
-        words = verdict() if is_echo(str(error)) else None
+        words = cause(error)
         if words is None:
             raise
         raise PeerLostError(words) from error

@@ -6,7 +6,8 @@ import atexit
 import os
 import socket
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
@@ -17,8 +18,10 @@ import torch.distributed as dist
 
 from hetpipe.files.messages import InputError
 from hetpipe.processes.cards import begin_backward, check_card
-from hetpipe.processes.pulse import start_pulse
+from hetpipe.processes.peers.differences import check_alike
+from hetpipe.processes.pulse import agent_keeps_store, peers_named, start_pulse
 from hetpipe.processes.rendezvous import leave, meet_ranks
+from hetpipe.processes.whereabouts import waiting
 from hetpipe.spec.cluster import Cluster, Node
 
 T = TypeVar("T")
@@ -26,6 +29,13 @@ T = TypeVar("T")
 # for one, may take long.
 TIMEOUT = timedelta(seconds=float(os.environ.get("HETPIPE_TIMEOUT_SECONDS", "120")))
 LONG_TIMEOUT = max(TIMEOUT, timedelta(seconds=float(os.environ.get("HETPIPE_LONG_TIMEOUT_SECONDS", "3600"))))
+
+
+@contextmanager
+def _with_others() -> Iterator[None]:
+    """Messages to and from other ranks: this one waits for them, and who breaks the connection, or is late, is named."""
+    with waiting(), peers_named():
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +62,8 @@ class World:
         """Element-wise sum over the group's processes: the same bits everywhere."""
         tensor = torch.tensor(list(values), dtype=dtype)
         if len(self.ranks) > 1:
-            dist.all_reduce(tensor, group=self.control)
+            with _with_others():
+                dist.all_reduce(tensor, group=self.control)
         result: list[float] = tensor.tolist()
         return result
 
@@ -74,7 +85,8 @@ class World:
         if len(self.ranks) == 1:
             return [value]
         values: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(values, value, group=self.control)
+        with _with_others():
+            dist.all_gather_object(values, value, group=self.control)
         return values
 
     def first(self, value: Any) -> Any:
@@ -82,7 +94,8 @@ class World:
         if len(self.ranks) == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values, src=min(self.ranks), group=self.control)
+        with _with_others():
+            dist.broadcast_object_list(values, src=min(self.ranks), group=self.control)
         return values[0]
 
     def on_main(self, action: Callable[[], object]) -> None:
@@ -150,9 +163,16 @@ def check_devices(device_ids: Sequence[str], rank_of: Mapping[str, int]) -> None
         )
 
 
-def connect(*, use_cuda: bool, watched: bool = True) -> None:
+def connect(*, use_cuda: bool, watched: bool = True, told: Mapping[str, Any] | None = None) -> None:
     """Join the process group that torchrun or `hetpipe train` prepared (or a world of one); gloo, with NCCL where there
-    are GPUs. A group that is there already must have what the devices need. `watched`: ranks give signs of life."""
+    are GPUs. A group that is there already must have what the devices need. `watched`: ranks give signs of life, and must have
+    the same versions and have been `told` the same (see `check_alike`). Collective."""
+    _connect(use_cuda=use_cuda, watched=watched)
+    if watched:
+        check_alike(told or {})
+
+
+def _connect(*, use_cuda: bool, watched: bool) -> None:
     if use_cuda and "RANK" in os.environ:
         _take_gpu()
     if use_cuda and torch.cuda.is_available():
@@ -167,7 +187,7 @@ def connect(*, use_cuda: bool, watched: bool = True) -> None:
     backends = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
     if "RANK" in os.environ:
         store, rank, size = meet_ranks(LONG_TIMEOUT)
-        if watched and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # else the store ends with rank 0
+        if watched and agent_keeps_store():
             start_pulse(store, rank, size, 2 * TIMEOUT.total_seconds())
     else:
         store, rank, size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]

@@ -54,8 +54,17 @@ class Holder:
     @property
     def doing(self) -> str:
         """The action that began last, and in which step, for messages."""
-        current = max(self.recorders, key=lambda r: r.began).current
+        current = self._latest.current
         return f"{current} of step {self.steps}" if self.steps else current
+
+    @property
+    def waits(self) -> bool:
+        """Whether that is to wait for other ranks."""
+        return self._latest.waits
+
+    @property
+    def _latest(self) -> Recorder:
+        return max(self.recorders, key=lambda r: r.began)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This process's parameters; one without elements if it has none, since torch's optimizers refuse an empty list."""

@@ -218,7 +218,7 @@ class PlanEngine(Holder, ABC):
         self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
         if self.finite:
             self._handover.made()
-        self.recorders[0].note("what follows the gradients")
+        self.recorders[0].note("what follows the gradients", waits=False)
         return loss
 
     def _own_share(self, row: Row) -> int:

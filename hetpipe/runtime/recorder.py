@@ -22,6 +22,7 @@ class Recorder:
     meter: MemoryMeter | None = None
     spans: list[tuple[str, int, float, float]] = field(default_factory=list)
     current: str = "between steps"
+    waits: bool = False  # whether what is done now is to wait for other ranks
     _pending: list[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     _step: float = 0.0
     _began: float = 0.0
@@ -38,15 +39,15 @@ class Recorder:
 
     def begin(self, action: str) -> None:
         """An action starts now."""
-        self.current = action
+        self.current, self.waits = action, False
         self.pacer.start()
         self._began = time.perf_counter()
         if self.device.type == "cuda":
             self._first = self._event()
 
-    def note(self, what: str) -> None:
-        """What is done now, between actions, for messages."""
-        self.current, self._began = what, time.perf_counter()
+    def note(self, what: str, *, waits: bool = True) -> None:
+        """What is done now, between actions, for messages: this rank waits for others, unless it is said not to."""
+        self.current, self.waits, self._began = what, waits, time.perf_counter()
 
     def finish(self, kind: str, index: int, size: int) -> None:
         """The action that began last ends now, or when its emulated time is over."""

@@ -24,7 +24,7 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.processes import progress
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.stopping import RunStopped, StopRequest
-from hetpipe.processes.whereabouts import resume
+from hetpipe.processes.whereabouts import during, resume
 from hetpipe.runtime.base import Evaluation
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
@@ -122,7 +122,9 @@ class Loop:
         assert isinstance(own, torch.Tensor)
         if not (self.engine.is_first or self.engine.is_last) or len(own) == 0:
             return None, None
-        inputs, targets = fetch(dataset, own, *place)
+        what = f"samples of step {self.engine.steps + 1}" if dataset is self.session.data.train else "test samples"
+        with during(f"fetching {what}"):
+            inputs, targets = fetch(dataset, own, *place)
         dtype = DTYPES[self.section.dtype]
         return as_dtype(inputs, dtype), as_dtype(targets, dtype)
 

@@ -3,14 +3,18 @@ join. The same on one machine and under torchrun."""
 
 from __future__ import annotations
 
-import os
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.building.datasets import DataSplits
+from hetpipe.checkpoints.resume import flat
+from hetpipe.files.formats import Document
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, named_layers
@@ -18,6 +22,7 @@ from hetpipe.measuring.cache import measured
 from hetpipe.measuring.discover import alike, as_it_is, cards, discover_cluster, note_missing_gpus
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.cost import Costs
+from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World, connect, create_world
@@ -74,11 +79,14 @@ class Request:
                    optimizer=job.train.optimizer, profile=job.profile, plan=job.plan.file)  # fmt: skip
 
 
-def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cluster]:
-    """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. Collective."""
+def meet(
+    cluster: Cluster | None, backend: Backend = "torch", told: Mapping[str, Any] | None = None
+) -> tuple[World, Cluster]:
+    """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. InputError on every rank
+    unless all were `told` the same. Collective."""
     check_cluster(backend, cluster)
     emulated = cluster is not None and any(t.emulate is not None for t in cluster.device_types.values())
-    connect(use_cuda=torch.cuda.is_available() and not emulated)
+    connect(use_cuda=torch.cuda.is_available() and not emulated, told=told)
     if not torch.cuda.is_available() or emulated:
         torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
     declared, cluster = cluster, cluster or discover_cluster(backend)
@@ -93,16 +101,33 @@ def meet(cluster: Cluster | None, backend: Backend = "torch") -> tuple[World, Cl
     return world, cluster
 
 
+FILES: dict[str, type[Document]] = {"cluster": Cluster, "profile": Profile, "plan.file": Plan}
+
+
+def told_by(job: Job) -> dict[str, Any]:
+    """What a job tells a rank: every key as it was written, folders too, since hosts that differ in one do not train the same, or
+    not into the same place. Files are compared by what is in them: hosts may have them in different places."""
+    values = dict(flat(job.model_dump(mode="json"), ""))
+    for key, document in FILES.items():
+        path = values.pop(key, None)
+        if path is not None:
+            content = document.load(path).to_json()
+            values[f"the content of {Path(path).name} ({key})"] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return values
+
+
 def open_session(job: Job) -> Session:
     """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
-    with Activity("starting", shown=os.environ.get("RANK", "0") == "0") as activity:
-        activity.say(f"waiting for all {os.environ.get('WORLD_SIZE', '1')} ranks")
-        world, cluster = meet(job.read_cluster(), job.plan.backend)
-        check_training(job)
+    world, cluster = meet(job.read_cluster(), job.plan.backend, told_by(job))
+    check_training(job)
+    with Activity("starting", shown=world.is_main) as activity:
         activity.say(f"building the data {job.data.label!r}")
         data = build_data(job)
         activity.say(f"building the model {job.model.label!r}")
         model = build_model(job, data.train)
+        activity.say("waiting for the other ranks")
+        with showing_others(activity):
+            world.barrier()
     return Session(
         job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed
     )
@@ -201,6 +226,8 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
     world = seat(setting.world, backend, plan)
     if world.device_id in plan.device_ids:
         describe_with(f"{_place(plan, world.device_id)}, device {world.device_id}", lambda: "loading its layers")
+    else:
+        describe_with(f"device {world.device_id}, which the plan does not use", needed=False)
 
     def device(device_id: str) -> torch.device:
         found = cluster.device(device_id)
@@ -209,11 +236,11 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
     def emulation(device_id: str) -> Emulation | None:
         return _emulation(cluster, profile, plan, device_id) if profile is not None else None
 
-    with Activity("starting: loading the layers", shown=setting.world.is_main):
+    with Activity("starting: loading the layers", shown=setting.world.is_main) as activity, showing_others(activity):
         engine = open_engine(backend, model, plan, world, device, emulation)
     if engine is not None:
         engine.seed = setting.seed
-        describe_with(engine.place, lambda: engine.doing)
+        describe_with(engine.place, lambda: engine.doing, lambda: engine.waits)
     return engine
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.files.folders import check_room
 from hetpipe.predict.footprint import with_memory
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import warn
+from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -24,6 +26,7 @@ class Trainer:
 
     def run(self, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
         """Measure, plan (unless given) and train. The main rank gets the result, the others None."""
+        _expect_to_resume(self.job)
         session = open_session(self.job)
         with claim(self.job, session.world):
             return self._run(session, plan, profile)
@@ -49,6 +52,12 @@ class Trainer:
             write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
             write_report(folder, plan, profile, session.cluster, result.measured)
         return result
+
+
+def _expect_to_resume(job: Job) -> None:
+    """What fails before the newest checkpoint is loaded is told with it, too."""
+    if job.checkpoint is not None and (found := list_checkpoints(job.checkpoint.folder)):
+        resumes_from(f"step {found[-1].name.removeprefix('step-').lstrip('0')}, {found[-1]}")
 
 
 def checkpoint_bytes(profile: Profile) -> int:

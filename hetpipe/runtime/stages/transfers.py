@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hetpipe.layers.device import MemoryMeter
 from hetpipe.layers.split import TensorSpec
+from hetpipe.processes.whereabouts import waiting
 
 Message = Sequence[TensorSpec]  # the tensors of one micro-batch
 
@@ -97,8 +98,9 @@ class Outgoing:
     def settle(self, count: int) -> None:
         """The first `count` messages of the step have arrived, or are waited for."""
         while self._settled < count and self._sent:
-            for work, _ in self._sent.popleft():
-                work.wait()
+            with waiting():
+                for work, _ in self._sent.popleft():
+                    work.wait()
             self._settled += 1
 
 
