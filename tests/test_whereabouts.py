@@ -65,10 +65,12 @@ def test_how_long_it_has_been_seen_to_do_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_stage_waits_for_others_between_its_actions_and_until_what_it_sent_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, seen = Recorder(torch.device("cpu")), list[bool]()
-    for act in (lambda: recorder.note("the sum of losses"), lambda: recorder.begin("1F0"),
-                lambda: recorder.note("what follows the gradients", waits=False)):  # fmt: skip
-        act()
-        seen.append(recorder.waits)
+    recorder.note("the sum of losses")
+    seen.append(recorder.waits)
+    recorder.begin("1F0")
+    seen.append(recorder.waits)
+    recorder.note("what follows the gradients", waits=False)
+    seen.append(recorder.waits)
     assert seen == [True, False, False]
 
     class Work:
