@@ -21,6 +21,7 @@ from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.launch import RankFailure
 from hetpipe.processes.progress import Activity
+from hetpipe.processes.whereabouts import resume, resumes_from
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
@@ -375,3 +376,25 @@ def test_faults_are_found_before_anything_is_measured(tmp_path: Path) -> None:
         assert caught.value.report is not None
         assert caught.value.report.code == 2
     assert not cache.exists()
+
+
+def test_a_run_that_fails_before_it_loads_its_checkpoint_still_says_from_where_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    job = Job.read(folder.ready(checkpoint={"folder": "saved"}))
+    monkeypatch.chdir(tmp_path)
+    for step in (9, 40):
+        (tmp_path / f"saved/step-{step:08d}").mkdir(parents=True)
+        (tmp_path / f"saved/step-{step:08d}/trainer.json").touch()
+
+    def fails(_: Job) -> None:
+        raise RuntimeError("the ranks do not meet")
+
+    monkeypatch.setattr("hetpipe.training.trainer.open_session", fails)
+    try:
+        with pytest.raises(RuntimeError, match="do not meet"):
+            Trainer(job).run()
+        assert resume() == "step 40, saved/step-00000040"
+    finally:
+        resumes_from("")
