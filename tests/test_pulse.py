@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from hetpipe.processes import pulse
+from hetpipe.processes.peers import beats as peer_beats
 from hetpipe.processes.peers.beats import Beat, Silence, gone, read_beats
 from hetpipe.processes.progress import Seen
 from hetpipe.processes.pulse import PeerLostError, Pulse, peers_named
@@ -230,7 +231,7 @@ def test_who_is_silent_for_too_long_is_noticed_without_a_failure(store: Store) -
 def test_silence_counts_only_while_one_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was stopped, as a scheduler stops those of a job, finds the others as they were when it stopped."""
     clock = [100.0]
-    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(peer_beats, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     watch = Silence(10.0, 2.0)
     beats = {rank: Beat(rank=rank, count=1, time=0.0, host="a", place="", doing="") for rank in (0, 1, 2)}
 

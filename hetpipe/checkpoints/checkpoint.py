@@ -43,6 +43,7 @@ from hetpipe.files.messages import InputError, listed
 from hetpipe.files.units import human_bytes
 from hetpipe.files.writing import write_text
 from hetpipe.processes.stopping import RunError
+from hetpipe.processes.whereabouts import during, waiting
 from hetpipe.processes.world import World, alone
 
 SUFFIX = ".safetensors"
@@ -122,7 +123,7 @@ def _write(tensors: dict[str, Tensor], partial: Path, world: World) -> dict[str,
     """Each rank writes its tensors; what then is in all files. OSError on every rank if one cannot, or if the main rank does not
     see what it has written."""
     writer = _Writer(partial)
-    with _failures_told(world), _quiet():
+    with _failures_told(world), _quiet(), waiting():
         state_dict_saver.save(
             tensors, storage_writer=writer, process_group=world.control, no_dist=world.control is None
         )
@@ -142,8 +143,10 @@ class _Writer(HuggingFaceStorageWriter):
         self.written: list[str] = []
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        future = super().write_data(plan, planner)
-        self.written = list(dict.fromkeys(result.storage_data.relative_path for result in future.wait()))
+        with during("writing its part of the checkpoint"):
+            future = super().write_data(plan, planner)
+            results = future.wait()
+        self.written = list(dict.fromkeys(result.storage_data.relative_path for result in results))
         return future
 
 

@@ -192,7 +192,7 @@ class PlanEngine(Holder, ABC):
         sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
         self._faults.clear()
         if sizes and self._looks and self._model.coupled_layers is None:
-            self.recorders[0].note("the trial of the layers")
+            self.recorders[0].note("the trial of the layers", waits=False)
             self._faults += self._given.faults_of_layers(self._try_layers(inputs, sum(sizes)))
         self._begin_step()
         self.sync.begin(before / self._whole() if self._weights else None)
