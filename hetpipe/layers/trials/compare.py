@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -81,6 +82,9 @@ def _of(a: Tensor, b: Tensor, most: float, least: float = 0.0) -> Difference:
     if a.numel() == 0:
         return NONE
     a, b = a.detach().to(_wide(a)), b.detach().to(_wide(b))
+    greatest, scale = float((a - b).abs().max()), max(float(a.abs().max()), least)
+    if scale > 0 and math.isfinite(scale) and greatest <= most * scale:
+        return Difference(greatest / scale)
     off = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs()).nan_to_num(nan=torch.inf)
     known = a.abs()[a.isfinite()]
     scale = max(float(known.max()) if known.numel() else 0.0, least)

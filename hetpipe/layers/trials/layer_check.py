@@ -145,13 +145,14 @@ def _tried(layer: nn.Module, given: Sets) -> tuple[str | None, Sets]:
 
 class _Run(NamedTuple):
     """What a layer gave for some rows, and its gradients, of a sum over that number by number: of its inputs, and of its
-    parameters. `added`: the names of those that have one even where the sum is zero."""
+    parameters. `added`: the names of those that have one even where the sum is zero, and `state`: shape and hash of each buffer
+    and parameter afterwards; one of both is looked at."""
 
     outputs: tuple[Tensor, ...]
     of_inputs: list[Tensor | None]
     of_parameters: list[Tensor | None]
     added: list[str]
-    state: dict[str, tuple[tuple[int, ...], int]]  # shape and hash of each buffer and parameter afterwards
+    state: dict[str, tuple[tuple[int, ...], int]]
 
 
 class _Trial:
@@ -163,11 +164,11 @@ class _Trial:
             self.of_part = [t.shape for t in self.forward(given.parts[0])]
         put_back()
         self.scales, self.grows = list[float](), list[bool]()  # of what the layer gives: how large it is; whether with the rows
-        self.whole = self.run(given.whole)
-        self.again = self.run(given.whole)  # in the state in which the first run left the layer
+        self.whole = self.run(given.whole, zeros=True)
         put_back()
         first, second = (part / sum(given.rows) for part in given.rows)
         run = self.run(given.parts[0], first)
+        self.again = self.run(given.parts[0], first)  # in the state in which that run left the layer
         put_back()
         self.parts = run, self.run(given.parts[1], second)
         put_back()
@@ -184,8 +185,8 @@ class _Trial:
         with drawing("run"), eagerly(), Still():  # type: ignore[no-untyped-call]
             return as_tuple(self.layer(as_value(given)))
 
-    def run(self, tensors: Sequence[Tensor], part: float = 1.0) -> _Run:
-        """A forward of this part of the rows, and its gradients."""
+    def run(self, tensors: Sequence[Tensor], part: float = 1.0, *, zeros: bool = False) -> _Run:
+        """A forward of this part of the rows, and its gradients; with `zeros` those of zero, too, without a state."""
         leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         named = {name: p for name, p in self.layer.named_parameters() if p.requires_grad}
         outputs = self.forward(leaves)
@@ -193,16 +194,17 @@ class _Trial:
             self.scales = [_scale(t.detach()) for t in outputs]
             self.grows = [t.shape != shape for t, shape in zip(outputs, self.of_part, strict=True)]
         inputs = [t for t in leaves if t.requires_grad]
-        made, zeros = (self.gradients(outputs, [*inputs, *named.values()], part, factor) for factor in (1.0, 0.0))
-        names = [*(f"input {k}" for k in range(len(inputs))), *named]
-        added = [name for name, g in zip(names, zeros, strict=True) if g is not None and bool(g.isfinite().all() and g.any())]
-        held = (*self.layer.named_buffers(), *self.layer.named_parameters())
+        names, wanted = [*(f"input {k}" for k in range(len(inputs))), *named], [*inputs, *named.values()]
+        of_zero = self.gradients(outputs, wanted, part, 0.0, keep=True) if zeros else [None] * len(wanted)
+        added = [name for name, g in zip(names, of_zero, strict=True) if g is not None and bool(g.isfinite().all() and g.any())]
+        made = self.gradients(outputs, wanted, part)
+        held = () if zeros else (*self.layer.named_buffers(), *self.layer.named_parameters())
         state = {name: (tuple(t.shape), int(fingerprint([t.detach()]))) for name, t in held}
         found = tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
         return _Run(found, made[: len(inputs)], made[len(inputs) :], added, state)
 
     def gradients(
-        self, outputs: Sequence[Tensor], leaves: Sequence[Tensor], part: float, factor: float
+        self, outputs: Sequence[Tensor], leaves: Sequence[Tensor], part: float, factor: float = 1.0, *, keep: bool = False
     ) -> list[Tensor | None]:
         """Of a sum over the outputs, number by number, times `factor`; what does not grow with the rows counts as their part."""
         ends = [row for row in zip(outputs, self.scales, self.grows, strict=True) if row[0].requires_grad]
@@ -210,7 +212,7 @@ class _Trial:
             return [None] * len(leaves)
         seeds = [torch.sin(t.detach() / scale) + 0.3 if grows else torch.full_like(t, part) for t, scale, grows in ends]
         seeds = [(factor * seed).to(t.dtype) for seed, (t, _, _) in zip(seeds, ends, strict=True)]
-        found = torch.autograd.grad([t for t, _, _ in ends], list(leaves), seeds, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad([t for t, _, _ in ends], list(leaves), seeds, retain_graph=keep, allow_unused=True)
         return [None if g is None else g.to_dense() if g.is_sparse else g for g in found]
 
     def fault(self) -> str | None:
@@ -224,7 +226,7 @@ class _Trial:
         if (name := self.changing()) is not None:
             return f"keeps state: {name!r} changes in its forward, as the samples of a batch say. {CUT} {ACCEPT}"
         most = tolerance(OUTPUTS, self.whole.outputs)
-        pairs = zip(self.whole.outputs, self.again.outputs, strict=True)
+        pairs = zip(self.parts[0].outputs, self.again.outputs, strict=True)
         if (off := _all(of_rows(a, [b], (1,), most) for a, b in pairs)).share and not self.by_rounding(off):
             return f"keeps state: for the same samples it gives something else the second time. {CUT} {ACCEPT}"
         outputs, gradients = self.outputs(most), self.slopes()
@@ -240,7 +242,7 @@ class _Trial:
         """A buffer, or parameter, that changes with every forward, or at first by the samples that come first."""
         for name, now in self.again.state.items():
             first, second = (part.state.get(name, now) for part in self.parts)
-            if self.whole.state.get(name) != now or (first[0] == second[0] and first != second):
+            if first != now or (first[0] == second[0] and first != second):
                 return name
         return None
 
@@ -276,7 +278,7 @@ class _Trial:
             trial = _Trial(exact, self.given.double(), remember(exact, parameters=True))
         except Exception:
             return off.share < FEW
-        pairs = zip(trial.whole.outputs, trial.again.outputs, strict=True)
+        pairs = zip(trial.parts[0].outputs, trial.again.outputs, strict=True)
         return not (_all(of_rows(a, [b], (1,), OUTPUTS) for a, b in pairs) | trial.outputs(OUTPUTS) | trial.slopes()).share
 
 

@@ -71,6 +71,7 @@ class Given:
         check_labels(trial, f"{self._replica}'s share of the batch")
         if self._tried and not again:
             return
+        self._loss.count(targets)  # what it says of them is told, and not as a note of the trial
         self._tried = True
         note = check_loss(trial, list(dict.fromkeys([torch.device("cpu"), device])))
         if note is not None and not self._quiet and not self._noted:
