@@ -141,9 +141,11 @@ def test_the_store_of_the_ranks_listens_on_this_machine_only() -> None:
 
 
 def _listening() -> list[tuple[str, int]]:
-    """(address, port) on which a process of this machine listens."""
+    """(address, port) on which this process listens."""
+    own = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return [(row[1].split(":")[0], int(row[1].split(":")[1], 16)) for row in rows if row[3] == "0A"]
+    listening = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+    return [(row[1].split(":")[0], int(row[1].split(":")[1], 16)) for row in listening]
 
 
 def test_ranks_that_were_started_are_ended_if_a_later_one_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

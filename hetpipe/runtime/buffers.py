@@ -30,7 +30,7 @@ class SharedBuffers:
         found = ((group, process_groups.get(tuple(sorted(set(group.ranks))))) for group in groups)
         self._groups = [(group, process_group) for group, process_group in found if process_group is not None]
         self._statistics = {f"{m}.{b}" for m, module in may_normalise_batches(stage) for b in module._buffers}
-        self._versions = self._now()
+        self._seen = self._now()
         self._changing: set[Name] = set()
 
     def _buffers(self, layers: Iterable[str]) -> dict[Name, Tensor]:
@@ -60,8 +60,8 @@ class SharedBuffers:
     def look(self) -> None:
         """Which buffers have forwards changed, on any rank? InputError on every rank if replicas have made them of different
         shapes. Collective over all ranks."""
-        now, before = self._now(), self._versions
-        self._versions = now
+        now, before = self._now(), self._seen
+        self._seen = now
         moved = {name for name, (buffer, version) in now.items()
                  if name not in before or before[name][0] is not buffer or before[name][1] != version}  # fmt: skip
         own = {name: tuple(now[name][0].shape) for name in now if name in moved | self._statistics | self._changing}
