@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
+import yaml
 
 from hetpipe.files.limits import LARGEST_INTEGER, MOST_LEVELS
-from hetpipe.files.parsing import ParseError, parse_json, parse_yaml
+from hetpipe.files.parsing import ParseError, parse_json, parse_yaml, yaml_text
 
 LAUGHS = "a: &a [ha, ha, ha, ha, ha, ha, ha, ha, ha]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
@@ -24,11 +26,14 @@ YAML_REFUSED = [
     ("[" * 20_000, "line 1, column 101: more than 100 levels of mappings and lists"),
     ("- " * 20_000, "more than 100 levels of mappings and lists"),
     ("{a: " * 20_000, "more than 100 levels of mappings and lists"),
-    ("a: !!int abc", "line 1, column 4: cannot read this as int (invalid literal for int() with base 10: 'abc')"),
+    ("a: !!int abc", "line 1, column 4: cannot read this as int ('abc' is none in YAML 1.2)"),
+    ("a: !!int 1_000", "cannot read this as int ('1_000' is none in YAML 1.2)"),
+    ("a: !!int 0b101", "cannot read this as int ('0b101' is none in YAML 1.2)"),
+    ("a: !!bool yes", "cannot read this as bool ('yes' is none in YAML 1.2)"),
+    ("a: !!null x", "cannot read this as null ('x' is none in YAML 1.2)"),
     ("a: !!int ''", "line 1, column 4: cannot read this as int"),
     ("a: !!float x", "line 1, column 4: cannot read this as float"),
     ("a: !!bool x", "line 1, column 4: cannot read this as bool"),
-    ("a: 0x_", "line 1, column 4: cannot read this as int"),
     (f"a: {'1' * 5_000}", "line 1, column 4: cannot read this as int (Exceeds the limit (4300 digits)"),
     (f"a: [b, {{c: {'1' * 30}}}]", f"a.1.c: a whole number of about 29 digits, the largest here is {LARGEST_INTEGER}"),
     ("a: !!timestamp 2001-01-01", "line 1, column 4: timestamp is no plain value"),
@@ -82,7 +87,6 @@ def test_what_json_is_refused_and_where(text: str, message: str) -> None:
     [
         ("a: 2001-99-99", {"a": "2001-99-99"}),
         ("2001-01-01: 2001-01-01T10:00:00", {"2001-01-01": "2001-01-01T10:00:00"}),
-        ("[1e-3, 2E5, .5, 1_000, 0x1F]", [0.001, 2e5, 0.5, 1000, 31]),
         ("a: &x {b: 1}\nc: {<<: *x, d: 2}\ne: [*x, *x]", {"a": {"b": 1}, "c": {"b": 1, "d": 2}, "e": [{"b": 1}] * 2}),
         (f"{LARGEST_INTEGER}", LARGEST_INTEGER),
         ("a: !!str 5", {"a": "5"}),
@@ -92,6 +96,37 @@ def test_what_json_is_refused_and_where(text: str, message: str) -> None:
 )  # fmt: skip
 def test_what_yaml_means(text: str, value: Any) -> None:
     assert value is None or parse_yaml(text) == value
+
+
+INFINITE = float("inf")
+SPELLINGS: list[tuple[str, Any]] = [  # of YAML 1.2's core schema, and what it takes for text
+    *[(text, None) for text in ("null", "Null", "NULL", "~", "")], ("nUll", "nUll"), ("none", "none"),
+    *[(text, True) for text in ("true", "True", "TRUE")], *[(text, False) for text in ("false", "False", "FALSE")],
+    *[(text, text) for text in ("yes", "Yes", "NO", "no", "on", "Off", "y", "n", "tRue")],
+    ("0", 0), ("-0", 0), ("+12", 12), ("-19", -19), ("012", 12), ("-007", -7), ("0o14", 12), ("0xC", 12), ("0xfF", 255),
+    ("08", 8), ("0o8", "0o8"), ("0O14", "0O14"), ("0x", "0x"), ("-0x1", "-0x1"), ("0b101", "0b101"), ("0x_", "0x_"),
+    ("1_000", "1_000"), ("1:30", "1:30"), ("12:30:45", "12:30:45"), ("190:20:30.15", "190:20:30.15"), ("1_0.5", "1_0.5"),
+    ("1.", 1.0), ("-.5", -0.5), ("1e-3", 0.001), ("2E5", 2e5), ("+12e03", 12e3), ("1.5e+2", 150.0), (".", "."), ("1e", "1e"),
+    ("1.2.3", "1.2.3"), ("1e400", INFINITE), ("e5", "e5"), ("+", "+"), ("--1", "--1"),
+    (".inf", INFINITE), ("-.INF", -INFINITE), ("+.Inf", INFINITE), (".iNf", ".iNf"), ("inf", "inf"), ("nan", "nan"),
+    ("2001-12-14", "2001-12-14"), ("2001-12-14t21:59:43.10-05:00", "2001-12-14t21:59:43.10-05:00"), ("=", "="), ("<<", "<<"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), SPELLINGS, ids=[text for text, _ in SPELLINGS])
+def test_how_scalars_are_spelled(text: str, value: Any) -> None:
+    """The types, too: 1.0 is not 1, nor is true."""
+    for document in (f"a: {text}", f"{{a: {text}}}", f"a: {text}\nb: 1") if text != "<<" else ("a: '<<'",):
+        found = parse_yaml(document)["a"]
+        assert (found, type(found)) == (value, type(value))
+    if text:
+        assert parse_yaml(f"a: '{text}'") == parse_yaml(f"a: !!str {text}") == {"a": text}
+        assert parse_yaml(yaml_text({text: [text, {"b": text}]})) == {text: [text, {"b": text}]}
+        assert yaml.safe_load(yaml_text([text, value])) == [text, value], "a reader of YAML 1.1 reads the same"
+
+
+def test_no_number() -> None:
+    assert all(map(math.isnan, parse_yaml("[.nan, .NaN, .NAN]")))
 
 
 def test_what_json_means() -> None:

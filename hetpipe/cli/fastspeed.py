@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +19,7 @@ from hetpipe.fastspeed.changes import SAME
 from hetpipe.fastspeed.convert import Converted, convert
 from hetpipe.files.formats import read_yaml
 from hetpipe.files.messages import InputError, shown
+from hetpipe.files.parsing import yaml_text
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.spec.cluster import Cluster
 
@@ -99,8 +99,7 @@ def _job_text(job: Mapping[str, Any], output: Path, options: Mapping[str, object
     """The job behind two comments: the command that trains it, and the command that wrote it."""
     given = [part for option, value in options.items() if value is not None for part in (option, str(value))]
     made = shlex.join(["hetpipe", "convert", "fastspeed", *(part for part in given if part)])
-    body = yaml.safe_dump(job, sort_keys=False, allow_unicode=True, width=120)
-    return f"# hetpipe train {output}\n# By {made}\n{body}"
+    return f"# hetpipe train {output}\n# By {made}\n{yaml_text(job)}"
 
 
 def _print(found: Converted, files: list[str]) -> None:

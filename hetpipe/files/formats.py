@@ -18,8 +18,16 @@ from hetpipe.files.parsing import ParseError, parse_json, parse_yaml
 from hetpipe.files.units import BYTES_PER_SECOND, SECONDS, quantity, whole, whole_bytes
 from hetpipe.files.writing import write_text
 
+
+def _flag(value: Any) -> Any:
+    """Only true and false are: in YAML 1.2 `yes` is a text."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError("Input should be a valid boolean: write true or false")
+
+
 # Numbers are numbers: neither true nor "3", neither infinite nor beyond what hetpipe/files/limits.py says.
-Flag = Annotated[bool, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True), BeforeValidator(_flag)]
 Number = Annotated[float, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, le=limits.MOST_COUNT), BeforeValidator(whole)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=limits.MOST_COUNT), BeforeValidator(whole)]

@@ -1,5 +1,6 @@
 """Text → plain values (mappings, lists, texts, numbers, booleans, nothing): YAML and JSON, with the same limits and the same
-errors. No tags but those of plain values, no code; what looks like a date is text."""
+errors. No tags but those of plain values, no code. Which spelling of a scalar is what: YAML 1.2's core schema (YAML 1.2.2,
+section 10.3.2), not PyYAML's YAML 1.1, in which 1:30 is ninety, 012 ten, 1_000 a thousand, 1e-3 a text, and yes is true."""
 
 from __future__ import annotations
 
@@ -22,10 +23,22 @@ class ParseError(ValueError):
     """Text that cannot be read. The message goes on behind "FILE is …"."""
 
 
+_SPELLINGS = {  # of the core schema: the kind of a scalar, and the characters with which it begins
+    "null": (re.compile(r"null|Null|NULL|~|"), ["n", "N", "~", ""]),
+    "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
+    "int": (re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), list("-+0123456789")),
+    "float": (
+        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+        list("-+.0123456789"),
+    ),
+}
+_BASES = {"0o": 8, "0x": 16}
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number (YAML 1.1, PyYAML's, takes it for text), a date is text and no key stands twice in a
-    mapping. Levels and values are counted while nodes are composed, an alias as all that it stands for, and nothing is built
-    of what has too many."""
+    """YAML with the scalars of the core schema, in which no key stands twice in a mapping; `<<` merges, as it does in YAML 1.1.
+    Levels and values are counted while nodes are composed, an alias as all that it stands for, and nothing is built of what has
+    too many."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -75,17 +88,47 @@ def _no_plain_value(loader: _Loader, node: yaml.Node) -> Any:
     raise ConstructorError(None, None, f"{node.tag.removeprefix(_TAG)} is no plain value", node.start_mark)
 
 
+def _scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """The value of a scalar of _SPELLINGS, whose kind was resolved or is its tag."""
+    text, kind = loader.construct_scalar(node), node.tag.removeprefix(_TAG)
+    if _SPELLINGS[kind][0].fullmatch(text) is None:
+        raise ValueError(f"{text[:80]!r} is none in YAML 1.2")
+    if kind == "int":
+        return int(text, _BASES.get(text[:2], 10))
+    if kind == "float":
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return None if kind == "null" else text.lower() == "true"
+
+
+def _resolvers(*others: type[yaml.resolver.BaseResolver]) -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """By the first character of a scalar, which patterns say what it is: those of the core schema, of merges, and of `others`."""
+    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {"<": [(f"{_TAG}merge", re.compile(r"<<\Z"))]}
+    for kind, (pattern, firsts) in _SPELLINGS.items():
+        for first in firsts:
+            found.setdefault(first, []).append((_TAG + kind, re.compile(rf"(?:{pattern.pattern})\Z")))
+    for other in others:
+        for first, pairs in other.yaml_implicit_resolvers.items():
+            found.setdefault(first, []).extend(pairs)
+    return found
+
+
 for _kind in ("timestamp", "binary", "set", "omap", "pairs"):
     _Loader.add_constructor(_TAG + _kind, _no_plain_value)
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    f"{_TAG}float",
-    re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+for _kind in _SPELLINGS:
+    _Loader.add_constructor(_TAG + _kind, _scalar)
+_Loader.yaml_implicit_resolvers = _resolvers()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that is none without quotes in YAML 1.2 or in YAML 1.1."""
+
+
+_Dumper.yaml_implicit_resolvers = _resolvers(yaml.SafeDumper)
+
+
+def yaml_text(value: Any) -> str:
+    """Plain values as YAML, which everybody reads as the same values."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def parse_yaml(text: str) -> Any:
