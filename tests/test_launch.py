@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.processes import launch, world
+from hetpipe.processes import launch
 from hetpipe.processes.forkserver import Forkserver
 from hetpipe.processes.launch import (
     RankFailure,
@@ -274,7 +274,7 @@ def test_a_rank_that_stands_still_while_others_may_wait_for_long_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while a checkpoint is written or loaded: they waited for up to an hour."""
-    monkeypatch.setattr(world, "TIMEOUT", timedelta(seconds=2.5))
+    monkeypatch.setattr(launch, "step_timeout", lambda: timedelta(seconds=2.5))
     failure = failure_of(tmp_path, run_ranks, freeze, cluster_of(2, 1), str(tmp_path), ranks=3)
     assert re.fullmatch(
         r"rank 1, replica 0 stage 1 has given no sign of life for 5 s \(twice HETPIPE_TIMEOUT_SECONDS\): its process stands "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from hetpipe.files.messages import InputError, counted, nearest
 from hetpipe.files.writing import check_output
 from hetpipe.planning import registry
 from hetpipe.planning.front import Front
+from hetpipe.processes.environment import check_environment, place
 from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.stopping import StopRequest, importing
@@ -73,7 +73,7 @@ def _options(
 ) -> None: ...
 def _is_main() -> bool:
     """Whether this process is the one that writes files: of those that torchrun started, the first."""
-    return os.environ.get("RANK", "0") == "0"
+    return place().rank == 0
 
 
 def _say_job(path: Path, job: Job) -> None:
@@ -100,6 +100,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
+    check_environment()
     job = Job.read(job_file, settings or ())
     registry.check_names(job)
     if _is_main():
@@ -108,7 +109,7 @@ def profile(
         _say_job(job_file, job)
     with nothing_else(as_json):
         start_server(job.model.name)
-        with importing(), Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
+        with importing(), Activity("starting: importing torch", shown=place().local_rank == 0):
             from hetpipe.show.tables import beside_table, profile_table
             from hetpipe.training.start import profile_everywhere
 
@@ -271,6 +272,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a job: starts its own ranks on one machine; works unchanged under torchrun on many."""
+    check_environment()
     job = Job.read(job_file, settings or ())
     registry.check_names(job)
     if plan is not None:
@@ -283,7 +285,7 @@ def train(
         show_with(install_watching)
     with nothing_else(as_json):
         start_server(job.model.name)
-        with importing(), Activity("starting: importing torch", shown=os.environ.get("LOCAL_RANK", "0") == "0"):
+        with importing(), Activity("starting: importing torch", shown=place().local_rank == 0):
             from hetpipe.training.start import train_everywhere, train_rank
             from hetpipe.training.table import train_table
 

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from hetpipe.cli.terminal import install
 from hetpipe.files.messages import clipped, exit_code
+from hetpipe.processes.environment import launched, own_rank
 from hetpipe.processes.launch import RankFailure, Report, end_server, report_of, with_cause
 from hetpipe.processes.progress import debugging, say, show_with
 from hetpipe.processes.pulse import LAUNCHED, first_to_say, others_may_wait, stop_pulse
@@ -52,11 +53,11 @@ def main(run: Callable[[], object]) -> NoReturn:
     except (Exception, RunStopped) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
         code = exit_code(error)
-        report = with_cause(report_of(error, int(os.environ.get("RANK", "0"))), error)
+        report = with_cause(report_of(error, own_rank()), error)
         own, of_another = report.last_words
         _print(last_words(error, report, code), report, error)
     forget_signals()
-    if "RANK" in os.environ:
+    if launched():
         # No destructors: after a failure, process groups would wait in them for peers that are gone; after success, they
         # end a process now and then with "terminate called without an active exception", which torchrun calls a failure.
         stop_pulse(own, of_another)
@@ -79,7 +80,7 @@ def last_words(error: Exception | RunStopped, report: Report, code: int) -> str:
         return f"{error}; {how_to_resume(error.resume)}" if code == 1 else clipped(str(error.report and error.report.error))
     if code != 1:
         return clipped(str(error))
-    if "RANK" not in os.environ:
+    if not launched():
         return str(report.error)
     where = f"{report.where}: " if report.where else ""
     return f"{where}{report.error}; {how_to_resume(resume())}"

@@ -33,6 +33,7 @@ from hetpipe.files.writing import make_folder
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value
 from hetpipe.layers.weights import state_of
 from hetpipe.planning.shares import proportional_shares
+from hetpipe.processes.environment import place
 from hetpipe.processes.world import World, connect
 from hetpipe.runtime.base import Engine
 from hetpipe.spec.job import ProfileSection, TorchNamed
@@ -192,7 +193,7 @@ class FastSpeed:
         cuda = torch.cuda.is_available()
         connect(use_cuda=cuda)
         model.to(
-            torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+            torch.device("cuda", place().local_rank) if cuda else torch.device("cpu")
         )
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hetpipe.files.messages import InputError, natural_key
 from hetpipe.layers.device import torch_device
 from hetpipe.measuring.profiler import default_type_name
+from hetpipe.processes.environment import place
 from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.backends import drives_a_replica
@@ -29,20 +30,17 @@ def discover_cluster(backend: Backend = "torch") -> Cluster:
     """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names, and the CPU of each
     node, whose speed no name tells, is a type of its own (see `alike`). A process stands for the device of its local rank; where
     the back end drives a replica from one process, the first for all GPUs of its host. Collective."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    agent = int(os.environ.get("GROUP_RANK", "0"))
-    own = []
+    here, own = place(), list[tuple[int, int, str, int]]()
     if torch.cuda.is_available():
-        indices = [local]
+        indices = [here.local_rank]
         if drives_a_replica(backend):
-            indices = list(range(torch.cuda.device_count())) if local == 0 else []
+            indices = list(range(torch.cuda.device_count())) if here.local_rank == 0 else []
         for index in indices:
             gpu = torch.device("cuda", index)
-            own.append((agent, index, default_type_name(gpu), torch.cuda.get_device_properties(gpu).total_memory))
+            own.append((here.agent, index, default_type_name(gpu), torch.cuda.get_device_properties(gpu).total_memory))
     else:
-        per_host = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_host
-        own.append((agent, local, "cpu", memory))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // here.local_size
+        own.append((here.agent, here.local_rank, "cpu", memory))
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, own)
     return cluster_of([row for part in parts for row in part])

@@ -1,6 +1,6 @@
 """The processes of a run: what they say, how they start, find each other and end. Read in this order:
 
-whereabouts (what this rank is doing), progress (lines for people), stopping (signals), peers/ (what is known of the other ranks),
-pulse (who is alive), rendezvous (the store that outlives a restart), cards (does torch drive them?), world (ranks and their
-devices), forkserver, launch (starting the ranks of one machine).
+environment (what a launcher says), whereabouts (what this rank is doing), progress (lines for people), stopping (signals), peers/
+(what is known of the other ranks), pulse (who is alive), rendezvous (the store that outlives a restart), cards (does torch drive
+them?), world (ranks and their devices), forkserver, launch (starting the ranks of one machine).
 """

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from hetpipe.files.messages import exit_code
 from hetpipe.processes import progress
+from hetpipe.processes.environment import launched, step_timeout
 from hetpipe.processes.forkserver import Forkserver
 from hetpipe.processes.peers.beats import (
     Beat,
@@ -199,7 +200,7 @@ def start_server(model: str | None = None) -> None:
     Called before this process imports torch, both import at the same time. A server that is there stays as it is. Under
     torchrun, which has started the ranks, there is none."""
     global _server
-    if "RANK" in os.environ or (_server is not None and _server.is_alive):
+    if launched() or (_server is not None and _server.is_alive):
         return
     end_server()  # what is left of one that was killed
     preload = ["hetpipe.training.start", "hetpipe.training.trainer", "hetpipe.layers.ahead"]
@@ -225,12 +226,11 @@ def start_ranks(
     start_server(model)
     assert _server is not None
     from hetpipe.processes.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
-    from hetpipe.processes.world import TIMEOUT
 
     store = _store()
     content = pickle.dumps((progress.display, _importable(program), list(arguments)))
     beats = part_for_beats(part_of_start(store, len(devices), 1))
-    watch = _Watch(_server, devices, beats, patience=2 * TIMEOUT.total_seconds())
+    watch = _Watch(_server, devices, beats, patience=2 * step_timeout().total_seconds())
     try:
         with Activity("starting: importing torch in the process that holds the ranks"):  # the first fork waits for that
             for rank in range(len(devices)):

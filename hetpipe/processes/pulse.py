@@ -19,7 +19,9 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from hetpipe.files.messages import InputError
 from hetpipe.processes import whereabouts
+from hetpipe.processes.environment import place
 from hetpipe.processes.peers.beats import (
     Beat,
     KeyValueStore,
@@ -110,7 +112,7 @@ class Pulse:
 
     def first_to_say(self, words: str) -> bool:
         """Whether no other rank of this agent has said the same (or that cannot be known)."""
-        agent = os.environ.get("GROUP_RANK", "0")
+        agent = place().agent
         digest = hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
         try:
             return answered(lambda: self.store.add(f"said/{self.host}/{agent}/{digest}", 1)) == 1
@@ -206,8 +208,11 @@ def agent_keeps_store() -> bool:
 def others_may_wait() -> bool:
     """Whether ranks on other hosts may wait for this one to join, which has given no sign of life yet. (Who started the ranks
     of this host ends them with it.)"""
-    apart = os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE")
-    return _pulse is None and apart and agent_keeps_store() and LAUNCHED not in os.environ
+    try:
+        here = place()
+    except InputError:
+        return False
+    return _pulse is None and here.size != here.local_size and agent_keeps_store() and LAUNCHED not in os.environ
 
 
 def stop_pulse(error: str | None = None, cause: str | None = None) -> None:

@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hetpipe.files.messages import cut
+from hetpipe.processes.environment import place
 from hetpipe.processes.peers.missing import Came, find_missing, joins, last_words
 from hetpipe.processes.progress import Activity, duration
 from hetpipe.processes.pulse import (
@@ -51,8 +52,8 @@ _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 def meet_ranks(timeout: timedelta) -> tuple[Store, int, int]:
     """(store, rank, size) for `init_process_group`, by the environment that a launcher prepared, also after a restart. The first
     rank of each host says for whom it waits."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    here = place()
+    rank, size, speaks = here.rank, here.size, here.local_rank == 0
     with Activity("starting", shown=speaks) as activity:
         try:
             store = _store(rank, size, timeout, activity)
@@ -97,7 +98,7 @@ def fresh_part(
     joined, it is closed for ever.
     """
     rounds = PrefixStore(_rounds(size), store)
-    came, joined = json.dumps(Came.here(rank)), 0
+    came, joined = json.dumps(Came.here()), 0
     rounds.set(last_words(rank), "")  # of an earlier start
     if rank == 0:
         joined = rounds.add("opened", 1)
@@ -160,12 +161,13 @@ class _Waits:
 
 def leave_word(words: str) -> None:
     """Tell those that wait for this rank to join that it has ended, and why."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    here = place()
     host, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=STORE_SECONDS)
     with contextlib.suppress(OSError, dist.DistError):
         _await_listener(host, port, 0.0)
-        store = TCPStore(host, port, size, timeout=limit, wait_for_workers=False)
-        PrefixStore(_rounds(size), store).set(last_words(rank), f"on host {socket.gethostname()}: {cut(' '.join(words.split()))}")
+        store = TCPStore(host, port, here.size, timeout=limit, wait_for_workers=False)
+        told = f"on host {socket.gethostname()}: {cut(' '.join(words.split()))}"
+        PrefixStore(_rounds(here.size), store).set(last_words(here.rank), told)
 
 
 def part_of_start(store: Store, size: int, number: int) -> Store:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import os
 import socket
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -18,6 +16,7 @@ import torch.distributed as dist
 
 from hetpipe.files.messages import InputError
 from hetpipe.processes.cards import begin_backward, check_card
+from hetpipe.processes.environment import check_environment, launched, long_timeout, place, step_timeout
 from hetpipe.processes.peers.differences import check_alike
 from hetpipe.processes.pulse import agent_keeps_store, peers_named, start_pulse
 from hetpipe.processes.rendezvous import leave, meet_ranks
@@ -25,11 +24,6 @@ from hetpipe.processes.whereabouts import waiting
 from hetpipe.spec.cluster import Cluster, Node
 
 T = TypeVar("T")
-# A message of a training step that takes longer means a lost peer; measuring, planning, loading and saving, where ranks wait
-# for one, may take long.
-TIMEOUT = timedelta(seconds=float(os.environ.get("HETPIPE_TIMEOUT_SECONDS", "120")))
-LONG_TIMEOUT = max(TIMEOUT, timedelta(seconds=float(os.environ.get("HETPIPE_LONG_TIMEOUT_SECONDS", "3600"))))
-
 
 @contextmanager
 def _with_others() -> Iterator[None]:
@@ -142,7 +136,7 @@ class World:
         ranks = tuple(sorted({self.rank_of[d] for d in device_ids}))
         control, slow = (
             dist.new_group(list(ranks), backend="gloo", timeout=timeout) if len(ranks) > 1 else None
-            for timeout in (TIMEOUT, LONG_TIMEOUT)
+            for timeout in (step_timeout(), long_timeout())
         )
         return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
                      rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, hosts=self.hosts,
@@ -173,7 +167,7 @@ def connect(*, use_cuda: bool, watched: bool = True, told: Mapping[str, Any] | N
 
 
 def _connect(*, use_cuda: bool, watched: bool) -> None:
-    if use_cuda and "RANK" in os.environ:
+    if use_cuda and launched():
         _take_gpu()
     if use_cuda and torch.cuda.is_available():
         check_card(torch.cuda.current_device())
@@ -185,20 +179,21 @@ def _connect(*, use_cuda: bool, watched: bool) -> None:
     import_module("torch.distributed.nn.functional")
 
     backends = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
-    if "RANK" in os.environ:
-        store, rank, size = meet_ranks(LONG_TIMEOUT)
+    check_environment()
+    if launched():
+        store, rank, size = meet_ranks(long_timeout())
         if watched and agent_keeps_store():
-            start_pulse(store, rank, size, 2 * TIMEOUT.total_seconds())
+            start_pulse(store, rank, size, 2 * step_timeout().total_seconds())
     else:
         store, rank, size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
-    dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=LONG_TIMEOUT)
+    dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=long_timeout())
     atexit.unregister(leave)
     atexit.register(leave)  # once
 
 
 def _take_gpu() -> None:
     """The GPU of this process's local rank becomes the current one."""
-    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    local, count = place().local_rank, torch.cuda.device_count()
     if local >= count:
         raise InputError(
             f"local rank {local} has no GPU: this host shows {count}; start at most one process per GPU, or correct the "
@@ -281,11 +276,11 @@ def _device_count(node: Node) -> int:
 def create_world(cluster: Cluster) -> World:
     """Bind this job's processes to the devices of `cluster`. The process group must exist (see `connect`)."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    agent = int(os.environ.get("GROUP_RANK", "0"))
-    control = dist.new_group(list(range(size)), backend="gloo", timeout=LONG_TIMEOUT)
+    here = place()
+    control = dist.new_group(list(range(size)), backend="gloo", timeout=long_timeout())
     places: list[Any] = [None] * size
     dist.all_gather_object(
-        places, (socket.gethostname(), agent, int(os.environ.get("LOCAL_RANK", str(rank)))), group=control
+        places, (socket.gethostname(), here.agent, here.local_rank if launched() else rank), group=control
     )
     rank_of = bind_devices(cluster.nodes, places)
     mine = next((d for d, r in rank_of.items() if r == rank), None)

@@ -14,7 +14,8 @@ from torch import nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
 from hetpipe.predict.sums import owner_segments
-from hetpipe.processes.world import TIMEOUT, check_devices
+from hetpipe.processes.environment import step_timeout
+from hetpipe.processes.world import check_devices
 from hetpipe.spec.plan import Plan
 
 
@@ -91,18 +92,18 @@ class PlanGroups:
         raise an InputError if they hold different plans, or one that uses a device which no process drives."""
         _check_same_plan(plan)
         check_devices(plan.device_ids, rank_of)
-        apart = "nccl" in str(dist.get_backend_config())  # "cpu:gloo,cuda:nccl"
+        timeout, apart = step_timeout(), "nccl" in str(dist.get_backend_config())  # "cpu:gloo,cuda:nccl"
         pipelines = []
         for replica in plan.replicas:
             members = sorted({rank_of[s.device] for s in replica.stages})
-            down = dist.new_group(members, timeout=TIMEOUT)
-            others = [dist.new_group(members, timeout=TIMEOUT, backend=name) for name in ((None, "gloo") if apart else ())]
+            down = dist.new_group(members, timeout=timeout)
+            others = [dist.new_group(members, timeout=timeout, backend=name) for name in ((None, "gloo") if apart else ())]
             pipelines.append(Lanes(down, *(others or [down])))
         owners: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for _, ranks in plan_groups(plan, rank_of, tied):
             key = tuple(sorted(set(ranks)))
             if len(key) > 1 and key not in owners:
-                owners[key] = dist.new_group(list(key), timeout=TIMEOUT)
+                owners[key] = dist.new_group(list(key), timeout=timeout)
         return cls(pipelines=tuple(pipelines), owners=owners)
 
     def warm_up(self, device: torch.device) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from hetpipe.files.messages import InputError
+from hetpipe.processes.environment import launched
 from hetpipe.processes.launch import start_ranks
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
 from hetpipe.spec.cluster import Cluster, Device
@@ -22,7 +22,7 @@ from hetpipe.training.session import Request, obtain_profile, open_session, prep
 def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> Any:
     """`program(job, *arguments)` on every rank: in this process under torchrun, else in ranks started here. Returns the main
     rank's result (None on other ranks of torchrun)."""
-    if "RANK" in os.environ:
+    if launched():
         return program(job, *arguments)
     return _start(program, (job, *arguments), _machine(job).devices)
 
@@ -61,7 +61,7 @@ def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:
     with the plan: if it or the profile is not in a file, one process a device measures and plans first; then
     `program(job, plan, profile)` runs in one process a replica."""
     backend = job.plan.backend
-    if "RANK" in os.environ or not drives_a_replica(backend):
+    if launched() or not drives_a_replica(backend):
         return run_everywhere(job, program)
     cluster = _machine(job)
     check_cluster(backend, cluster)

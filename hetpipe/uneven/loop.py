@@ -23,7 +23,6 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -38,6 +37,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from hetpipe.building.data import EpochSampler, SamplerState, emptied, replica_slices
 from hetpipe.files.messages import InputError
 from hetpipe.planning.shares import proportional_shares
+from hetpipe.processes.environment import launched, place, started_ranks
 from hetpipe.processes.world import connect
 
 IGNORED = -100  # the target that torch's losses, and transformers, leave out
@@ -57,7 +57,7 @@ def process_group() -> Iterator[None]:
     is just letting go of its last message is then stopped where it must not be, and now and then the process aborts
     ("terminate called without an active exception") or hangs. So what holds the group belongs into the function.
     """
-    if "RANK" in os.environ:
+    if launched():
         connect(use_cuda=torch.cuda.is_available(), watched=False)
     yield
     gc.collect()  # models in cycles go before their group, too
@@ -194,8 +194,8 @@ def _own_rank(ranks: int) -> int:
     """This process's rank, if the job has that many."""
     if dist.is_available() and dist.is_initialized():
         rank, size, source = dist.get_rank(), dist.get_world_size(), "torch.distributed"
-    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        rank, size, source = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "torchrun"
+    elif launched():
+        (rank, size, *_), source = place(), "torchrun"
     else:
         rank, size, source = 0, 1, "no process group, and no torchrun"
     if size != ranks:
@@ -309,7 +309,7 @@ def global_mean(loss_sum: Tensor, count: Tensor, group: dist.ProcessGroup | None
 def _world_size(group: dist.ProcessGroup | None) -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(group)
-    started = int(os.environ.get("WORLD_SIZE", "1"))
+    started = started_ranks()
     if started > 1:
         raise InputError(
             f"{started} processes were started (WORLD_SIZE), but torch.distributed is not initialised, so nothing averages their "

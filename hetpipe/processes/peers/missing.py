@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from hetpipe.processes.environment import place
 
 MOST_RANKS, MOST_ENDED = 8, 3  # in a message
 
@@ -37,10 +38,10 @@ class Came(NamedTuple):
     size: int
 
     @classmethod
-    def here(cls, rank: int) -> Came:
+    def here(cls) -> Came:
         """Of this one."""
-        size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return cls(socket.gethostname(), rank - int(os.environ.get("LOCAL_RANK", "0")), size)
+        here = place()
+        return cls(socket.gethostname(), here.rank - here.local_rank, here.local_size)
 
 
 @dataclass(frozen=True)
