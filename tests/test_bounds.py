@@ -43,13 +43,6 @@ def test_the_best_measured_size_counts() -> None:
     assert fluid_bound(make_problem(make_cluster([{"a": 1}]), profile, 8)) == pytest.approx(15.0)
 
 
-def test_layers_without_any_time() -> None:
-    assert (
-        fluid_bound(make_problem(make_cluster([{"a": 1, "b": 1}]), make_profile({"a": [0.0], "b": [0.0]}), 4))
-        == 0
-    )
-
-
 @st.composite
 def plans(draw: st.DrawFn, problem: Problem) -> Plan:
     """Any plan for the problem, whether or not it fits: shuffled devices, random cuts, shares, recompute,

@@ -10,7 +10,9 @@ from hypothesis import given
 
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError, nearest
+from hetpipe.files.units import human_seconds, three_digits
 from hetpipe.files.writing import write_text
+from hetpipe.planning.planner import make_plan
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -391,3 +393,28 @@ def test_nearest() -> None:
 
 def test_link_seconds() -> None:
     assert Link(bandwidth=10.0, latency=0.5).seconds(20) == 2.5
+
+
+def test_tied_bytes_are_a_part_of_their_layers() -> None:
+    document = make_profile({"a": [1.0, 1.0]}).model_dump(mode="json")
+    document["layers"][1] |= {"tied": "x", "parameter_bytes": 100, "tied_parameter_bytes": 101}
+    refused(Profile, document, "layers.1: tied_parameter_bytes is 101, more than all parameter_bytes of layer 'layer.1', 100")
+    document["layers"][1]["tied_parameter_bytes"] = 100
+    document["measurements"].append({**document["measurements"][0], "tensor_parallel": 2, "parameter_bytes": [100, 49]})
+    refused(Profile, document, "measurement of 'a' (tensor_parallel 2): layer 'layer.1' has 49 parameter_bytes on each device,")
+    document["measurements"][1]["parameter_bytes"] = [100, 50]
+    Profile.parse(document, "x")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-320, 1e-300])
+def test_a_device_that_takes_no_time_is_no_measurement(seconds: float) -> None:
+    """A search that divides by it would find anything."""
+    profile = make_profile({"a": [seconds] * 2, "b": [1.0, 0.0]})
+    profile.check(make_cluster([{"b": 1}]))
+    with pytest.raises(InputError, match=f"all layers together take {3 * 2 * seconds:g} s on device type 'a', which cannot be"):
+        make_plan(profile, make_cluster([{"a": 1, "b": 1}]), 4)
+
+
+def test_what_is_infinite_or_no_number_is_written() -> None:
+    assert (three_digits(float("inf")), three_digits(float("nan"))) == ("∞", "unknown")
+    assert (human_seconds(float("inf")), human_seconds(float("nan"))) == ("∞", "unknown")

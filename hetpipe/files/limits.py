@@ -24,6 +24,7 @@ MOST_BYTES = 10**18  # an exabyte
 MOST_BYTES_PER_SECOND = 1e300  # a link that costs nothing
 LEAST_BYTES_PER_SECOND = 1e-3
 MOST_SECONDS = 1e9  # thirty years
+LEAST_MODEL_SECONDS = 1e-9  # that all layers take together, forward and backward, on a device that is planned for
 MOST_PRICE = 1e9  # currency units per hour
 MOST_FACTOR = 1e6  # a slowdown, bytes over bytes
 

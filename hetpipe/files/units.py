@@ -51,7 +51,9 @@ def whole(value: Any) -> Any:
 
 
 def three_digits(x: float) -> str:
-    """1.50, 23.4, 1234."""
+    """1.50, 23.4, 1234, ∞."""
+    if not math.isfinite(x):
+        return "∞" if x > 0 else "unknown"
     x = float(f"{x:.3g}") if abs(x) < 1000 else round(x)
     decimals = 2 - math.floor(math.log10(abs(x))) if x else 0
     return f"{x:.{min(max(decimals, 0), 2)}f}"
@@ -68,7 +70,7 @@ def human_bytes(size: float) -> str:
 def human_seconds(seconds: float) -> str:
     """Seconds in the unit that fits, three digits: `1.23 ms`, `45.0 s`, `2.50 h`."""
     if not math.isfinite(seconds):
-        return "∞" if seconds > 0 else "unknown"
+        return three_digits(seconds)
     x = float(f"{seconds:.3g}")
     if x == 0:
         return "0 s"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Samples, Seconds, Strict
-from hetpipe.files.limits import MOST_LAYERS, MOST_SECONDS
-from hetpipe.files.messages import Faults, InputError, nearest, shown
+from hetpipe.files.limits import LEAST_MODEL_SECONDS, MOST_LAYERS, MOST_SECONDS
+from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
@@ -72,6 +72,13 @@ class Tie(NamedTuple):
     name: str
     layers: tuple[int, ...]
     trained_bytes: int
+
+    @model_validator(mode="after")
+    def _tied_is_a_part(self) -> Self:
+        if self.tied_parameter_bytes > self.parameter_bytes:
+            raise ValueError(f"tied_parameter_bytes is {self.tied_parameter_bytes}, more than all parameter_bytes of layer "
+                             f"{shown(self.name)}, {self.parameter_bytes}")  # fmt: skip
+        return self
 
 
 class Measurement(Strict):
@@ -195,11 +202,22 @@ class Profile(Document):
             if key in seen:
                 faults.append(f"{name} is given twice")
             seen.add(key)
+            faults += [f"{name}: {fault}" for fault in self._part_faults(m)]
         kinds = [x.device_type for x in self.overheads]
         faults += [f"overheads of {kind!r} are given twice" for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]
         if faults:
             raise Faults(faults)
         return self
+
+    def _part_faults(self, m: Measurement) -> list[str]:
+        """Layers whose tied parameter, of which each device of a group holds a part, is larger than all that it holds."""
+        own = m.parameter_bytes if m.tensor_parallel > 1 and m.parameter_bytes is not None else ()
+        pairs = zip(self.layers, own, strict=False)
+        return told(
+            [(layer, held) for layer, held in pairs if held < layer.tied_parameter_bytes // m.tensor_parallel],
+            lambda x: f"layer {shown(x[0].name)} has {x[1]} parameter_bytes on each device, less than its part of "
+            f"{x[0].tied_parameter_bytes} tied_parameter_bytes",
+        )
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, int], list[Measurement]]:
@@ -246,11 +264,14 @@ class Profile(Document):
         return found[0]
 
     def check(self, cluster: Cluster) -> None:
-        """InputError if a type of the cluster's devices was not measured, at any tensor-parallel degree."""
+        """InputError if a type of the cluster's devices was not measured, at any tensor-parallel degree, or takes no time."""
         for kind in cluster.device_types:
             if any(kind in node.devices for node in cluster.nodes):
                 degrees = [m.tensor_parallel for m in self.measurements if m.device_type == kind]
-                self.measurement(kind, min(degrees, default=1))
+                found = self.measurement(kind, min(degrees, default=1))
+                if (least := (found.forward + found.backward).sum(axis=1).min()) < LEAST_MODEL_SECONDS:
+                    raise InputError(f"the profile of {self.model!r} says that all layers together take {least:g} s on device "
+                                     f"type {kind!r}, which cannot be; measure it again with 'hetpipe profile'")  # fmt: skip
 
     def joined(self, cluster: Cluster) -> Cluster:
         """The cluster with what was measured of it with this profile: links and adapters (see `Cluster.with_links`), the mean
