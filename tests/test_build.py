@@ -263,6 +263,10 @@ def test_optimizers_by_their_torch_names(name: str) -> None:
         ),
         ({"name": "SparseAdam"}, "it needs sparse gradients"),
         ({"name": "Muon"}, "it takes matrices only"),
+        ({"name": "AdamW", "capturable": True}, "optimizer 'AdamW' cannot take a step on CPUs with {'capturable': True}: If"),
+        ({"name": "ASGD", "capturable": True}, "optimizer 'ASGD' cannot take a step on CPUs with {'capturable': True}: If"),
+        ({"name": "SGD", "differentiable": True}, "'SGD' cannot take a step on CPUs with {'differentiable': True}: a leaf Var"),
+        ({"name": "Rprop", "differentiable": True}, "'Rprop' cannot take a step on CPUs with {'differentiable': True}"),
     ],
 )
 def test_message_of_an_optimizer(optimizer: dict[str, Any], expected: str) -> None:

@@ -138,8 +138,8 @@ def test_while_a_rank_waits_it_says_for_whom_and_why_a_missing_one_has_ended(
 
 def test_a_rank_that_ends_before_it_could_join_leaves_word(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    place = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
-    for name, value in place.items():
+    place = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}.items():
         monkeypatch.setenv(name, str(value))
     assert not others_may_wait()
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")

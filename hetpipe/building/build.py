@@ -14,6 +14,7 @@ from hetpipe.building.data import MapDataset, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.batch_norm import check_batch_norm
+from hetpipe.layers.device import torch_device
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
@@ -118,8 +119,26 @@ def check_training(job: Job) -> None:
     registry.check_partitioner(job.plan.partitioner)
     section, optimizer = job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])
     build_scheduler(section, optimizer, job.train.steps)
+    cluster = job.read_cluster()
+    emulated = [kind for kind in cluster.device_types.values() if kind.emulate is not None] if cluster is not None else []
+    device = torch_device(emulated[0] if emulated else None, torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    _try_optimizer(job.train.optimizer, DTYPES[job.train.dtype], device)
     if section is not None:
         _try_schedule(section, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))]), job.train.steps)
+
+
+def _try_optimizer(section: TorchNamed, dtype: torch.dtype, device: torch.device) -> None:
+    """InputError if an optimizer that can be built cannot take a step on such a device: torch looks at some arguments
+    (capturable, differentiable, fused) only then."""
+    parameter = nn.Parameter(torch.zeros(2, 2, dtype=dtype, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = optimizer_factory(section)([parameter])
+    try:
+        optimizer.step()
+    except Exception as error:
+        kind = {"cpu": "CPUs", "cuda": "GPUs"}.get(device.type, device.type)
+        raise InputError(f"optimizer {section.name!r} cannot take a step on {kind} with {shown(section.arguments)}: "
+                         f"{cut(str(error))}") from error  # fmt: skip
 
 
 def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, steps: int | None) -> None:

@@ -40,6 +40,13 @@ class LayerProfile(Strict):
     tied_trained_bytes: Bytes | None = None
 
     @model_validator(mode="after")
+    def _tied_is_a_part(self) -> Self:
+        if self.tied_parameter_bytes > self.parameter_bytes:
+            raise ValueError(f"tied_parameter_bytes is {self.tied_parameter_bytes}, more than all parameter_bytes of layer "
+                             f"{shown(self.name)}, {self.parameter_bytes}")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
     def _trains_what_it_has(self) -> Self:
         trained, tied = self.trained, self.tied_trained
         if trained > self.parameter_bytes:
@@ -72,14 +79,6 @@ class Tie(NamedTuple):
     name: str
     layers: tuple[int, ...]
     trained_bytes: int
-
-    @model_validator(mode="after")
-    def _tied_is_a_part(self) -> Self:
-        if self.tied_parameter_bytes > self.parameter_bytes:
-            raise ValueError(f"tied_parameter_bytes is {self.tied_parameter_bytes}, more than all parameter_bytes of layer "
-                             f"{shown(self.name)}, {self.parameter_bytes}")  # fmt: skip
-        return self
-
 
 class Measurement(Strict):
     """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
