@@ -177,7 +177,7 @@ def test_profile_then_train_as_a_new_user_types_them(run: Command, folder: Folde
     assert summary["losses"] == folder.read("log/summary.json")["losses"]
     shown = run(*use, "--plan", "log/plan.json")
     assert (shown.code, "test accuracy" in shown.out, "busy" in shown.out) == (0, True, True)
-    assert f"report.html, plan, profile, metrics.jsonl, trace.json and summary.json are in {folder.path}/log\n" in shown.out
+    assert f"in {folder.path}/log: report.html, plan.json, profile.json, metrics.jsonl, trace.json, summary.json\n" in shown.out
 
     def wrong(code: int, message: str, *settings: str) -> None:
         said = run(*use, *(part for setting in settings for part in ("--set", setting)))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import signal
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hetpipe.files.folders import claimed
 from hetpipe.files.messages import InputError
+from hetpipe.files.writing import append_line, write_text
 from hetpipe.planning.planner import make_plan
+from hetpipe.spec.job import LOG_FILES
 from hetpipe.spec.plan import Plan
 from tests.commands import Command
 from tests.jobs import PLANNING, Folder
@@ -48,6 +54,52 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
         assert (found.code, found.out) == (2, "")
         assert found.err.startswith("error: cannot write ")
         assert sorted(folder.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [*LOG_FILES, ".lock", ".run.json"])
+def test_a_folder_in_place_of_a_file_of_the_log(run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Those that a run writes at its end, too, are known before anything starts."""
+    monkeypatch.setattr("hetpipe.training.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    (folder.path / "log" / name).mkdir(parents=True)
+    if name in LOG_FILES:
+        found = run("train", "job.yaml")
+        assert (found.code, found.out) == (2, "")
+        assert found.err == f"error: cannot write {folder.path}/log/{name}: it is a folder; name a file in it\n"
+    else:
+        with pytest.raises(InputError, match=f"cannot write log/{name}: it is a folder"), claimed({"log.folder": "log"}):
+            pytest.fail("claimed")
+
+
+def test_a_file_in_place_of_the_log_folder(run: Command, folder: Folder) -> None:
+    folder.job(log={"folder": "plan.json/log"})
+    found = run("train", "job.yaml")
+    assert (found.code, found.err) == (2, "error: cannot write into the folder plan.json/log: Not a directory\n")
+
+
+FULL = "No space left on device, .* are free there; free some, or name another folder"
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To those who know of disks only, as an OSError."""
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=f"^cannot write {tmp_path}/metrics.jsonl: {FULL}$"):
+        append_line(tmp_path / "metrics.jsonl", "{}")
+    (tmp_path / "part").touch()
+    monkeypatch.setattr("tempfile.mkstemp", lambda **_: (os.open("/dev/full", os.O_WRONLY), str(tmp_path / "part")))
+    monkeypatch.setattr("hetpipe.files.writing.check_output", lambda _: None)
+    with pytest.raises(OSError, match=f"^cannot write {tmp_path}/summary.json: {FULL}$") as caught:
+        write_text(tmp_path / "summary.json", "{}")
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), InputError), "ranks tell it each other"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
+
+
+def test_a_current_folder_that_is_gone(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    found = run("plan", *PLANNING, "--global-batch", 12)
+    assert (found.code, found.out) == (2, "")
+    assert found.err == "error: the current folder has been deleted: change into one that is there (cd)\n"
 
 
 def test_a_picture_of_a_plan_is_drawn_by_show(run: Command, folder: Folder) -> None:

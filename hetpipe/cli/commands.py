@@ -33,7 +33,7 @@ from hetpipe.show.command import show
 from hetpipe.spec.assumed import is_assumed, told_of
 from hetpipe.spec.catalogue import Catalogue, load_choice
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
+from hetpipe.spec.job import LOG_FILES, Job
 from hetpipe.spec.options import PlanOptions, ScheduleChoice, parse_precision
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Profile
@@ -297,8 +297,8 @@ def train(
         return
     out.print(train_table(result))
     if job.log is not None:
-        what = "report.html, plan, profile, metrics.jsonl, trace.json and summary.json"
-        out.print(f"{what} are in {job.log.folder}", markup=False, soft_wrap=True)
+        there = [name for name in LOG_FILES if (Path(job.log.folder) / name).is_file()]
+        out.print(f"in {job.log.folder}: {', '.join(there)}", markup=False, soft_wrap=True)
 
 
 @app.command()

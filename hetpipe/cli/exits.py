@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from hetpipe.cli.terminal import install
-from hetpipe.files.messages import clipped, exit_code
+from hetpipe.files.messages import InputError, clipped, exit_code
 from hetpipe.processes.environment import launched, own_rank
 from hetpipe.processes.launch import RankFailure, Report, end_server, report_of, with_cause
 from hetpipe.processes.progress import debugging, say, show_with
@@ -28,8 +28,6 @@ from hetpipe.processes.whereabouts import resume
 
 def main(run: Callable[[], object]) -> NoReturn:
     """Run a command line and end the process with its exit code."""
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a job's package.module:function may lie here, as under python -m
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
@@ -39,6 +37,7 @@ def main(run: Callable[[], object]) -> NoReturn:
         heed_signals()
         stop_if_told()
         try:
+            _look_here()
             run()
         except Exception:
             stop_if_told()  # `class` makes a RuntimeError of what a signal raises in a __set_name__, and imports make others
@@ -70,6 +69,16 @@ def main(run: Callable[[], object]) -> NoReturn:
         os._exit(code)
     end_server()
     sys.exit(code)
+
+
+def _look_here() -> None:
+    """A job's package.module:function may lie in the current folder, as under python -m. InputError if that is gone."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        raise InputError("the current folder has been deleted: change into one that is there (cd)") from None
+    if "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def last_words(error: Exception | RunStopped, report: Report, code: int) -> str:

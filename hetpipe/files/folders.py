@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_bytes
-from hetpipe.files.writing import make_folder, write_text
+from hetpipe.files.writing import check_output, make_folder, write_text, writing
 
 LOCK_FILE, HOLDER_FILE = ".lock", ".run.json"
 
@@ -35,9 +35,11 @@ def claimed(folders: Mapping[str, str]) -> Iterator[None]:
 
 def _claim(folder: Path, key: str, stack: ExitStack) -> None:
     make_folder(folder)
+    check_output(folder / LOCK_FILE)
     lock = FileLock(str(folder / LOCK_FILE), timeout=0)
     try:
-        stack.enter_context(lock)
+        with writing(folder / LOCK_FILE):
+            stack.enter_context(lock)
     except Timeout:
         raise InputError(
             f"{folder} ({key}) is in use by another run: {_holder(folder)}; wait for it, or name another folder"

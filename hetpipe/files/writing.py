@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hetpipe.files.messages import InputError, cut, reason
+from hetpipe.files.units import human_bytes
+
+
+class WriteError(InputError, OSError):
+    """A file could not be written: which, why, and what is free there."""
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """What the system refuses in here is told as a WriteError of this file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # a WriteError, a Timeout of a lock
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise WriteError(cut(f"cannot write {path}: {reason(error)}{_free(Path(path).parent) if full else ''}")) from error
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f", {human_bytes(shutil.disk_usage(folder).free)} are free there; free some, or name another folder"
+    except OSError:
+        return ""
 
 
 def check_output(path: str | Path | None, *endings: str) -> None:
@@ -71,13 +99,22 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     check_output(path)
     target = Path(path)
     make_folder(target.parent)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        mode = target.stat().st_mode if target.exists() else 0o644
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with writing(path):
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            mode = target.stat().st_mode if target.exists() else 0o644
+            os.chmod(temporary, mode)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def append_line(path: str | Path, line: str) -> None:
+    """A line more at the end of a file, which is made if need be."""
+    with writing(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")

@@ -25,7 +25,7 @@ from hetpipe.files.formats import (
 )
 from hetpipe.files.limits import LARGEST_INTEGER
 from hetpipe.files.messages import InputError, shown
-from hetpipe.files.writing import check_folder
+from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan
@@ -176,6 +176,11 @@ class CheckpointSection(Strict):
     resume: Flag = True
 
 
+METRICS_FILE, SUMMARY_FILE, REPORT_FILE = "metrics.jsonl", "summary.json", "report.html"
+PLAN_FILE, PROFILE_FILE, TRACE_FILE = "plan.json", "profile.json", "trace.json"
+LOG_FILES = (REPORT_FILE, PLAN_FILE, PROFILE_FILE, METRICS_FILE, TRACE_FILE, SUMMARY_FILE)  # of a log folder
+
+
 class LogSection(Strict):
     """Where results go (metrics, plan, profile, trace, summary, report) and how often a line is written."""
 
@@ -235,9 +240,12 @@ class Job(Document):
 
     def check_folders(self) -> None:
         """InputError if the log or the checkpoints could not be written."""
-        for section in (self.log, self.checkpoint):
-            if section is not None:
-                check_folder(section.folder)
+        if self.checkpoint is not None:
+            check_folder(self.checkpoint.folder)
+        if self.log is not None:
+            check_folder(self.log.folder)
+            for name in LOG_FILES:
+                check_output(Path(self.log.folder) / name)
 
     def read_cluster(self) -> Cluster | None:
         """The cluster file's content; None where the job names none."""

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from hetpipe.files.units import human_seconds
+from hetpipe.files.writing import append_line
 from hetpipe.measuring.layer_run import DIFFERENT
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.processes import progress
 from hetpipe.processes.progress import duration, say, warn
 from hetpipe.processes.whereabouts import Figures, figures_from
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import LogSection
-from hetpipe.training.runlog import METRICS_FILE, TrainResult, number, trim_metrics
+from hetpipe.spec.job import METRICS_FILE, LogSection
+from hetpipe.training.runlog import TrainResult, number, trim_metrics
 
 TOLD_SECONDS = 1.0  # between looks at how busy this rank's devices are, for who watches
 NOTED_STEP = 12  # of a run: after it, steps that are far from their prediction are noted
@@ -115,9 +116,7 @@ class Metrics:
             line |= {"step_seconds": seconds, "samples_per_second": self._batches[-2] / seconds}
         if result.measured is not None:
             line["utilisation"] = {d: round(1 - b, 4) for d, b in result.measured.bubble_fraction().items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(folder / METRICS_FILE, json.dumps(line))
 
     def _note_difference(self) -> None:
         predicted, measured = self.result.predicted, self.result.median_step_seconds

@@ -21,12 +21,11 @@ from hetpipe.show.draw import given
 from hetpipe.show.page.report import report_page
 from hetpipe.show.trace import save_trace
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
+from hetpipe.spec.job import PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
 WARMUP_STEPS = 2
-METRICS_FILE, SUMMARY_FILE, REPORT_FILE = "metrics.jsonl", "summary.json", "report.html"
 
 
 @dataclass(kw_only=True)
@@ -134,15 +133,15 @@ def progress_text(loss: float, result: TrainResult) -> str:
 
 def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult) -> None:
     """plan.json, profile.json, summary.json and trace.json (predicted beside measured)."""
-    plan.save(folder / "plan.json")
-    profile.save(folder / "profile.json")
+    plan.save(folder / PLAN_FILE)
+    profile.save(folder / PROFILE_FILE)
     write_text(folder / SUMMARY_FILE, json.dumps(result.summary(), indent=1) + "\n")
     timelines = {
         name: t
         for name, t in (("predicted", result.predicted), ("measured", result.measured))
         if t is not None
     }
-    save_trace(folder / "trace.json", timelines)
+    save_trace(folder / TRACE_FILE, timelines)
 
 
 def write_report(folder: Path, plan: Plan, profile: Profile, cluster: Cluster, measured: Timeline | None) -> None:

@@ -10,11 +10,11 @@ from hetpipe.predict.footprint import with_memory
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import resumes_from
-from hetpipe.spec.job import Job
+from hetpipe.spec.job import SUMMARY_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.loop import Loop
-from hetpipe.training.runlog import SUMMARY_FILE, TrainResult, claim, write_folder, write_report
+from hetpipe.training.runlog import TrainResult, claim, write_folder, write_report
 from hetpipe.training.session import Request, Session, join, open_session, prepare
 
 
