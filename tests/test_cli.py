@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 
 import pytest
 
 import hetpipe
+from hetpipe.cli.exits import last_words
 from hetpipe.cli.terminal import nothing_else
 from hetpipe.files.messages import InputError, exit_code
 from hetpipe.files.units import human_bytes, human_seconds
@@ -222,3 +224,13 @@ def test_beside_json_nothing_is_written_to_standard_output(capfd: pytest.Capture
         os.write(1, b"{}\n")
         found = capfd.readouterr()
         assert (found.out, found.err) == (("{}\n", "connected\n") if wanted else ("connected\n{}\n", ""))
+
+
+def test_wrong_input_in_the_midst_of_a_run_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that cannot be read, a full disk."""
+    monkeypatch.setattr(sys, "argv", ["hetpipe", "train", "job.yaml"])
+    report = Report(rank=1, time=0.0, error="sample 61 of Ends cannot be read", code=2)
+    again = "start it again: hetpipe train job.yaml; it goes on from step 3"
+    failure = RankFailure("rank 1: …", report, "step 3")
+    assert last_words(failure, report, 2) == f"sample 61 of Ends cannot be read; when that is mended, {again}"
+    assert last_words(RankFailure("rank 1: …", report), report, 2) == "sample 61 of Ends cannot be read"

@@ -133,6 +133,33 @@ def test_samples_that_make_no_batch_are_named(samples: Any, expected: str) -> No
     assert expected in str(caught.value)
 
 
+class Ends:
+    """Says that it has more samples than it has."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 70:
+            raise FileNotFoundError(2, "No such file or directory", "70.png")
+        return [(torch.ones(2), 0)][index // 60]
+
+
+class EndsAtOnce(Ends):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [self[index] for index in indices]
+
+
+def test_data_that_ends_before_its_length_is_told_with_the_sample() -> None:
+    """It ended with a line of code, and so did a file that is not there."""
+    for dataset, said in ((Ends(), "sample 61 of Ends"), (EndsAtOnce(), "sample 61, 62 of EndsAtOnce")):
+        with pytest.raises(InputError) as caught:
+            fetch(dataset, torch.tensor([3, 61, 62]))
+        assert str(caught.value) == f"{said} cannot be read: IndexError: list index out of range; its length says 100"
+    with pytest.raises(InputError, match="^sample 70 of Ends cannot be read: FileNotFoundError: .*'70.png'$"):
+        fetch(Ends(), torch.tensor([70]))
+
+
 def test_fetch_says_what_a_sample_is() -> None:
     with pytest.raises(
         ValueError, match=r"sample 2 of Wrong is not a pair \(inputs, target\) but of type int"

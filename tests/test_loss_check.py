@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import hetpipe
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, LossWeight, Model, Tensors, as_tuple, cross_entropy, mse
-from hetpipe.layers.split import TensorSpec
-from hetpipe.layers.trials.loss_check import check_labels, check_loss
+from hetpipe.layers.split import TensorSpec, trace_boundaries
+from hetpipe.layers.trials.loss_check import check_labels, check_loss, check_sample
 from hetpipe.layers.trials.loss_trial import Trial, telling_rows
 from hetpipe.spec.plan import Backend
 from tests.ranks import make_plan
@@ -41,16 +41,18 @@ MODEL = Model(name="m", layers=nn.Sequential(OrderedDict(head=nn.Linear(1, 1))),
               loss=Loss(function=mse))  # fmt: skip
 
 
-def tried(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples") -> str | None:
-    trial = Trial(model=MODEL, loss=Loss(function=function, weight=weight), output=output, rows=output[0].shape[0],
-                  targets=targets)  # fmt: skip
+def tried(
+    function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples", rows: int | None = None
+) -> str | None:
+    trial = Trial(model=MODEL, loss=Loss(function=function, weight=weight), output=output, targets=targets,
+                  rows=output[0].shape[0] if rows is None else rows)  # fmt: skip
     check_labels(trial, "the sample")
     return check_loss(trial)
 
 
-def refused(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples") -> str:
+def refused(function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples", rows: int | None = None) -> str:
     with pytest.raises(InputError) as caught:
-        tried(function, targets, *output, weight=weight)
+        tried(function, targets, *output, weight=weight, rows=rows)
     return str(caught.value)
 
 
@@ -233,6 +235,44 @@ def test_a_label_that_is_no_class(function: Any) -> None:
         "the sample: the target of sample 3 is 99, but layer 'head' (Linear) gives 4 classes (0 to 3); -100 is ignored"
     )
     assert "the target of sample 1 is -1, but" in refused(function, torch.tensor([1, -1]), spec(2, 4))
+
+
+@pytest.mark.parametrize("function", [cross_entropy, mse, lambda output, targets: 2 * output.sum()])
+def test_outputs_that_no_loss_can_train_on(function: Any) -> None:
+    """They ended with a line of code: an index out of range, or a loss that torch does not have for whole numbers."""
+    assert refused(function, LABELS, spec(), rows=12) == (
+        "layer 'head' (Linear), the last, gives one number for the whole batch (() of float32), which cannot be cut into "
+        "micro-batches: let it give a row for each sample, and leave sums and means to the loss"
+    )
+    assert refused(function, LABELS, spec(12, dtype=torch.int64, requires_grad=False)) == (
+        "layer 'head' (Linear), the last, gives whole numbers only ((12,) of int64), which have no gradient: let it give the "
+        "numbers of which they were made (of an argmax, the logits)"
+    )
+    said = "layer 'head' (Linear), the last, gives no tensor: it must give what the loss is computed of"
+    assert refused(function, LABELS, rows=12) == said
+
+
+def test_a_model_may_give_its_own_loss() -> None:
+    """One layer on every device, as FastSpeed's isModelOutputLoss has it: the number of a micro-batch is its loss."""
+    said = tried(lambda output, targets: output, LABELS, spec(), rows=12)
+    assert said is not None
+    assert "does not have a row for each sample" in said
+
+
+def test_a_model_of_which_nothing_would_be_trained() -> None:
+    """It trained for as long as it was told to, and learned nothing."""
+
+    class Detached(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).detach()
+
+    layers, inputs = nn.Sequential(nn.Linear(3, 3), Detached(3, 4)), torch.ones(12, 3)
+    model = Model(name="m", layers=layers, inputs=inputs, targets=LABELS, loss=Loss(function=cross_entropy))
+    with pytest.raises(InputError, match=r"what layer '1' \(Detached\), the last, gives depends on no .* such as '0.weight', so"):
+        check_sample(model, trace_boundaries(layers, inputs)[-1], "the sample")
+    for parameter in layers.parameters():
+        parameter.requires_grad_(False)
+    check_sample(model, trace_boundaries(layers, inputs)[-1], "the sample")  # somebody wants it so
 
 
 def test_weights_are_numbers_that_add_up() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.randomness import Generators, drawing
 
 
@@ -148,12 +148,11 @@ def fetch(dataset: MapDataset, indices: Tensor, *place: int | str) -> tuple[Any,
 
 def _read(dataset: MapDataset, numbers: Sequence[int], place: tuple[int | str, ...]) -> list[Any]:
     """Each sample under a seed of its own; where nothing is drawn, all but the first at once."""
-    many = getattr(dataset, "__getitems__", None)
 
     def read(part: Sequence[int], *seed: int | str) -> tuple[list[Any], bool]:
         with drawing(*seed):
             before = Generators.now()
-            samples = list(many(part)) if many is not None else [dataset[number] for number in part]
+            samples = _samples(dataset, part)
             return samples, before.moved
 
     found, draws = read(numbers[:1], *place, numbers[0])
@@ -162,6 +161,26 @@ def _read(dataset: MapDataset, numbers: Sequence[int], place: tuple[int | str, .
         if not draws:
             return found + others
     return found + [sample for number in numbers[1:] for sample in read([number], *place, number)[0]]
+
+
+def _samples(dataset: MapDataset, numbers: Sequence[int]) -> list[Any]:
+    """Those of these numbers; InputError, with the number, for one that is not there or whose file cannot be read."""
+    many = getattr(dataset, "__getitems__", None)
+    at = ", ".join(map(str, numbers[:8])) + ", …" * (len(numbers) > 8)
+    try:
+        if many is not None:
+            return list(many(numbers))
+        found = []
+        for number in numbers:
+            at = str(number)
+            found.append(dataset[number])
+        return found
+    except InputError:
+        raise
+    except (LookupError, OSError, ValueError) as error:
+        length = f"; its length says {len(dataset)}" if isinstance(error, LookupError) else ""  # type: ignore[arg-type]
+        what = f"{type(error).__name__}: {cut(str(error))}"
+        raise InputError(f"sample {at} of {type(dataset).__name__} cannot be read: {what}{length}") from error
 
 
 def _differing(dataset: str, numbers: Sequence[int], samples: Sequence[Any]) -> str | None:

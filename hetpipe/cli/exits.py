@@ -85,10 +85,12 @@ def last_words(error: Exception | RunStopped, report: Report, code: int) -> str:
     """What is said of it, last of all that is printed."""
     if isinstance(error, RunStopped):
         return f"{error}; {how_to_resume(error.resume)}"
-    if isinstance(error, RankFailure):
-        return f"{error}; {how_to_resume(error.resume)}" if code == 1 else clipped(str(error.report and error.report.error))
     if code != 1:
-        return clipped(str(error))
+        words = clipped(str(error.report and error.report.error) if isinstance(error, RankFailure) else str(error))
+        where = error.resume if isinstance(error, RankFailure) else resume()
+        return f"{words}; when that is mended, {how_to_resume(where)}" if where else words
+    if isinstance(error, RankFailure):
+        return f"{error}; {how_to_resume(error.resume)}"
     if not launched():
         return str(report.error)
     where = f"{report.where}: " if report.where else ""

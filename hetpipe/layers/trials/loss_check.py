@@ -40,12 +40,53 @@ def check_sample(model: Model, output: Sequence[TensorSpec], who: str, targets: 
     targets = model.targets if targets is None else targets
     trial = Trial(model=model, loss=model.loss, output=output, rows=batch_size(model.inputs), targets=targets)
     check_labels(trial, who, numbers)
+    _refuse_untrained(model, trial)
     check_loss(trial)
 
 
+def _refuse_output(trial: Trial) -> None:
+    """InputError if what the last layer gives cannot be trained on, whatever the loss is."""
+    given = ", ".join(map(str, trial.output))
+    if not trial.output:
+        raise InputError(f"layer {trial.layer}, the last, gives no tensor: it must give what the loss is computed of")
+    if not any(spec.shape for spec in trial.output) and not _is_its_loss(trial):
+        raise InputError(
+            f"layer {trial.layer}, the last, gives one number for the whole batch ({given}), which cannot be cut into "
+            "micro-batches: let it give a row for each sample, and leave sums and means to the loss"
+        )
+    if not any(spec.dtype.is_floating_point or spec.dtype.is_complex for spec in trial.output):
+        raise InputError(
+            f"layer {trial.layer}, the last, gives whole numbers only ({given}), which have no gradient: let it give the "
+            "numbers of which they were made (of an argmax, the logits)"
+        )
+
+
+def _is_its_loss(trial: Trial) -> bool:
+    """Whether the model gives its own loss, which the loss only passes on."""
+    given = torch.tensor(0.625, dtype=torch.float64, requires_grad=True)
+    try:
+        with _unchanged(trial.loss):
+            found = trial.loss.function(given, trial.targets)
+    except Exception:  # whatever a function says of a number that it does not like
+        return False
+    passed_on = isinstance(found, Tensor) and found.requires_grad and torch.equal(found.detach(), given.detach())
+    return passed_on and len(trial.output) == 1
+
+
+def _refuse_untrained(model: Model, trial: Trial) -> None:
+    """InputError if no parameter would get a gradient."""
+    trained = next((name for name, p in model.layers.named_parameters() if p.requires_grad), None)
+    if trained is not None and not any(spec.requires_grad for spec in trial.output):
+        raise InputError(
+            f"what layer {trial.layer}, the last, gives depends on no parameter of the model, such as {trained!r}, so nothing "
+            "would be trained: something on the way detaches it (.detach(), torch.no_grad(), .item())"
+        )
+
+
 def check_labels(trial: Trial, who: str, numbers: Sequence[int] | None = None) -> None:
-    """InputError if a target is no class. Only losses are known that are cross-entropy itself, and only targets on the CPU are
-    looked at: on a GPU they would be waited for."""
+    """InputError if a target is no class, or no loss can do with what the last layer gives. Only losses are known that are
+    cross-entropy itself, and only targets on the CPU are looked at: on a GPU they would be waited for."""
+    _refuse_output(trial)
     found = _classes(trial)
     labels = as_tuple(trial.targets)[0]
     if found is None or labels.device.type != "cpu" or labels.is_floating_point() or labels.numel() == 0:
@@ -71,6 +112,8 @@ def _classes(trial: Trial) -> tuple[int, int, Tensor | None] | None:
     if isinstance(function, partial):
         function, keywords = function.func, function.keywords
     shape = trial.output[0].shape
+    if not shape:
+        return None
     if function is cross_entropy:
         return shape[-1], keywords.get("ignore_index", -100), None
     if isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss):
