@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import typer
 from hypothesis import settings
-from rich.console import Console
 
 from tests.commands import Command, Said, signals_kept
 from tests.jobs import Folder
@@ -63,6 +62,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     lines of what takes a while, which depend on how busy the machine is."""
     from hetpipe.cli import commands as cli
     from hetpipe.cli import exits
+    from hetpipe.files.screen import Screen
     from hetpipe.processes import progress
 
     monkeypatch.setattr(cli, "start_server", lambda _: None)
@@ -72,8 +72,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def command(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["hetpipe", *map(str, arguments)])
-        monkeypatch.setattr(cli, "out", Console(width=200))
-        monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
+        monkeypatch.setattr(cli, "out", Screen(width=200))
+        monkeypatch.setattr(cli, "err", Screen(stderr=True, width=200))
         monkeypatch.setattr(sys, "path", [*sys.path])
         monkeypatch.setenv("COLUMNS", "200")
         with pytest.raises(SystemExit) as ended:

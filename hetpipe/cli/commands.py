@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from hetpipe import __version__
 from hetpipe.cli import exits
@@ -22,6 +21,7 @@ from hetpipe.cli.what_if import what_if
 from hetpipe.files.formats import Document
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, counted, nearest
+from hetpipe.files.screen import Screen
 from hetpipe.files.writing import check_output
 from hetpipe.planning import registry
 from hetpipe.planning.front import Front
@@ -46,7 +46,7 @@ app.command()(export)
 app.command(name="import")(import_published)
 app.command()(show)
 app.command(name="what-if")(what_if)
-out, err = Console(), Console(stderr=True)
+out, err = Screen(), Screen(stderr=True)
 
 ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json")]
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="cluster.yaml")]
@@ -127,7 +127,7 @@ def profile(
         out.print(profile_table(measured))
         out.print(beside_table(measured))
         for path in filter(None, (output, share)):
-            out.print(f"profile written to {path}", markup=False, soft_wrap=True)
+            out.print(f"profile written to {path}", soft_wrap=True)
 
 
 @app.command()
@@ -210,7 +210,7 @@ def plan(
                 raise KeyboardInterrupt from None
             raise
     if options.memory_reserve is None and is_assumed(machines):
-        err.print(f"note: {told_of(machines, measured)}", markup=False)
+        err.print(f"note: {told_of(machines, measured)}")
     if output is not None:
         found.save(output)
     if as_json:
@@ -218,7 +218,7 @@ def plan(
     else:
         out.print(plan_table(found, profile=measured, cluster=measured.joined(machines)))
     if request:
-        err.print("note: the search did not end: this is the best plan that it had", markup=False)
+        err.print("note: the search did not end: this is the best plan that it had")
         raise KeyboardInterrupt
 
 
@@ -242,7 +242,7 @@ def simulate(
     timeline = found.predicted()
     assert timeline is not None
     for warning in timeline.warnings:
-        err.print(f"warning: {warning}", style="yellow", markup=False)
+        err.print(f"warning: {warning}", style="yellow")
     if trace is not None:
         save_trace(trace, {"predicted": timeline})
     if as_json:
@@ -298,7 +298,7 @@ def train(
     out.print(train_table(result))
     if job.log is not None:
         there = [name for name in LOG_FILES if (Path(job.log.folder) / name).is_file()]
-        out.print(f"in {job.log.folder}: {', '.join(there)}", markup=False, soft_wrap=True)
+        out.print(f"in {job.log.folder}: {', '.join(there)}", soft_wrap=True)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, visible
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -41,7 +41,7 @@ def export(
     if as_json:
         sys.stdout.write(json.dumps({"target": found.target, "text": found.text, "lost": list(found.lost)}, indent=1) + "\n")
     elif output is None:
-        sys.stdout.write(found.text)
+        sys.stdout.write(visible(found.text) if sys.stdout.isatty() else found.text)
 
 
 def import_published(

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from hetpipe.cli.terminal import install
-from hetpipe.files.messages import InputError, clipped, exit_code
+from hetpipe.files.messages import InputError, clipped, exit_code, visible
 from hetpipe.processes.environment import launched, own_rank
 from hetpipe.processes.launch import RankFailure, Report, end_server, report_of, with_cause
 from hetpipe.processes.progress import debugging, say, show_with
@@ -116,7 +116,7 @@ def _print(words: str, report: Report, error: Exception | RunStopped) -> None:
     raised = error.report if isinstance(error, RankFailure) else report
     if raised is not None and (exit_code(error) == 1 or debugging()):
         if debugging():
-            sys.stderr.write(raised.trace)
+            sys.stderr.write(visible(raised.trace))
         elif raised.line and not raised.of_another:
             say(f"{raised.line}  (HETPIPE_LOG=debug shows the whole traceback)")
     _tell_torchrun(words)

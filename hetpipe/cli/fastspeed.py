@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from hetpipe.fastspeed.arguments import Arguments
@@ -20,6 +19,7 @@ from hetpipe.fastspeed.convert import Converted, convert
 from hetpipe.files.formats import read_yaml
 from hetpipe.files.messages import InputError, shown
 from hetpipe.files.parsing import yaml_text
+from hetpipe.files.screen import Screen
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.spec.cluster import Cluster
 
@@ -109,7 +109,7 @@ def _print(found: Converted, files: list[str]) -> None:
     for change in found.changes:
         if change.why != SAME:
             table.add_row(*change)
-    console = Console(markup=False, highlight=False)
+    console = Screen(highlight=False)
     console.print(table)
     kept = ", ".join(change.key for change in found.changes if change.why == SAME)
     console.print(f"the same: {kept}", soft_wrap=True)

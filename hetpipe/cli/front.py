@@ -45,7 +45,7 @@ def run_front(
     else:
         out.print(front_table(found.front))
         for path in written:
-            out.print(f"written to {path}", markup=False, soft_wrap=True)
+            out.print(f"written to {path}", soft_wrap=True)
     if not found.front.front:
         raise PartitionError(f"no sub-cluster has a plan; of the largest: {found.front.largest.reason}")
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
+from hetpipe.files.screen import Screen
 from hetpipe.files.units import human_bytes
 from hetpipe.processes import progress
 from hetpipe.processes.progress import LOG, Activity, Seen
@@ -65,8 +66,8 @@ class Coloured(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print it."""
-        console, style = Console(stderr=True), STYLES.get(record.levelno, "")
-        console.print(record.getMessage(), style=style, markup=False, highlight=False, soft_wrap=True)
+        console, style = Screen(stderr=True), STYLES.get(record.levelno, "")
+        console.print(record.getMessage(), style=style, highlight=False, soft_wrap=True)
 
 
 class ActivityBar:
@@ -84,7 +85,7 @@ class ActivityBar:
             columns.append(TimeRemainingColumn(table_column=Column(no_wrap=True)))
         text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
         columns.append(TextColumn("{task.fields[text]}", table_column=text, markup=False))
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=not activity.lasting, expand=True)
+        self._progress = Progress(*columns, console=Screen(stderr=True), transient=not activity.lasting, expand=True)
         self._task = self._progress.add_task(activity.title, total=activity.total, completed=activity.done, text="")
         self._shown: Progress | Live = self._progress
         if activity.devices is not None:  # these are looked at in the thread that shows them

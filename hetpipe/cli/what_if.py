@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
 from hetpipe.files.formats import explained
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, shown
+from hetpipe.files.screen import Screen
 from hetpipe.planning.partition import PartitionError
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.cluster import Link
@@ -61,7 +61,7 @@ def what_if(
     if json_wanted:
         sys.stdout.write(json.dumps(as_json(found), indent=1) + "\n")
     else:
-        Console().print(answer_table(found))
+        Screen().print(answer_table(found))
     if all(row.plan is None for row in found.rows):
         raise PartitionError(f"the model fits on none of these: {found.rows[0].found.reason}")
 

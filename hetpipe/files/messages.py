@@ -33,9 +33,21 @@ class Faults(ValueError):
         self.faults = tuple(faults)
 
 
+# What a terminal obeys (but for line feed and tab), XML does not hold, or turns the direction of writing around
+_UNSEEN = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
+)
+
+
+def visible(text: str) -> str:
+    r"""The text of a file as people can be shown it: characters that a terminal would obey, or that nobody sees, are written as
+    Python writes them, such as \x1b for escape."""
+    return text if text.isprintable() else _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def cut(text: str, most: int = MOST_FAULT_CHARACTERS) -> str:
     """The text, or its beginning and an ellipsis; without what no terminal shows."""
-    text = text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
+    text = visible(text[: most + 1])
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

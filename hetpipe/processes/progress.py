@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
+from hetpipe.files.messages import visible
 from hetpipe.files.units import human_bytes
 from hetpipe.processes.whereabouts import begin_activity, end_activity
 
@@ -46,7 +47,7 @@ def say(message: str, level: int = logging.INFO) -> None:
     """One message for people."""
     global _said
     _said = time.monotonic()
-    LOG.log(level, "%s", message)
+    LOG.log(level, "%s", visible(message))
 
 
 def warn(message: str) -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, visible
 from hetpipe.processes import whereabouts
 from hetpipe.processes.environment import place
 from hetpipe.processes.peers.beats import (
@@ -137,7 +137,7 @@ class Pulse:
                     lost = store_gone(self.host, time.strftime(" since %H:%M:%S", time.localtime(time.time() - silence)))
             if lost is not None:
                 resume = f"; the run goes on from {whereabouts.resume()}" if whereabouts.resume() else ""
-                sys.stderr.write(f"error: {lost}{resume}\n")
+                sys.stderr.write(f"error: {visible(lost + resume)}\n")
                 sys.stderr.flush()
                 os._exit(1)
 

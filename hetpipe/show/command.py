@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from hetpipe.files.screen import Screen
 from hetpipe.files.writing import check_output
 from hetpipe.planning.front import Front
 from hetpipe.processes.progress import Activity
@@ -52,11 +52,11 @@ def show(
         front=Front.load(front) if front is not None else None,
         source=str(plan),
     )
-    out, err = Console(), Console(stderr=True)
+    out, err = Screen(), Screen(stderr=True)
     if output is not None:
         with Activity("drawing") as activity:
             draw_plan(found, output, what_if=what_if, progress=activity.say)
-        err.print(f"picture written to {output}", markup=False, soft_wrap=True)
+        err.print(f"picture written to {output}", soft_wrap=True)
     if as_json:
         sys.stdout.write(found.plan.to_json())
         return

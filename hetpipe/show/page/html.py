@@ -46,5 +46,13 @@ def section(name: str, title: str, *parts: str) -> str:
 
 def data(name: str, value: Any) -> str:
     """Values for the page's script."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(_printable(value), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_printable(key): _printable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(inner) for inner in value]
+    return printable(value) if isinstance(value, str) else value

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import html
 import io
-import re
 import unicodedata
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, visible
 from hetpipe.show.picture.theme import COLOURS, PATTERNS, definitions, style
 
 _FONTS = "DejaVu Sans, Verdana, Geneva, sans-serif"  # all of about the same width
 WIDE, NARROW = 960.0, 380.0  # of a picture: on a screen, on a phone
 _ANCHOR = {"start": "left", "middle": "center", "end": "right"}
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # XML holds none of them
 _MOST_PIXELS = 20_000  # a side of a PNG
 _Pair = tuple[str, float | str]
 
@@ -92,7 +90,7 @@ class Group:
 
 def printable(text: str) -> str:
     """The text on one line and without characters that an SVG cannot hold."""
-    return _UNPRINTABLE.sub("\ufffd", " ".join(text.split()))
+    return visible(" ".join(text.split()))
 
 
 def _em(character: str) -> float:
@@ -165,7 +163,7 @@ class Canvas:
         head = f"<style>{style()}</style>{definitions()}" if alone else ""
         named = f"<title>{html.escape(printable(self.title))}</title>" if self.title else ""
         if self.description and alone:
-            named += f"<desc>{html.escape(self.description)}</desc>"
+            named += f"<desc>{html.escape(visible(self.description))}</desc>"
         body = "\n".join(_svg_group(group) for group in self.groups)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" role="group" '
