@@ -22,6 +22,7 @@ from hetpipe.spec.plan import Plan
 
 FEW_DEVICES = 8  # searched to the end; without a plan, or for the cheapest under a deadline, twice as many
 MOST_POOLS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables
+MOST_SHARES = 4096  # samples, of which it looks at every number that a replica could get, each a pipeline of its own
 CLOSE = 1.0001  # times the bound: nothing is left to search for
 
 
@@ -29,9 +30,10 @@ CLOSE = 1.0001  # times the bound: nothing is left to search for
 class Auto:
     """`planner` counts devices: a plan and a proven bound. Then all simple rules (`floor`) are tried for a better one, at
     every size, so it never returns a slower plan than theirs. On up to 8 devices the joint search of `search` follows, which
-    ends with the optimum in the plan class of `space`, or at its limit. Back ends that run one process a node have the rules and
-    that search only. For the cheapest plan under a deadline `cheapest` plans subsets of more than 8 devices; on up to 16 that
-    search follows."""
+    ends with the optimum in the plan class of `space`, or at its limit; with more than 4,096 samples, each number of which would
+    be another pipeline to it, the others are near their bound without it. Back ends that run one process a node have the rules
+    and that search only. For the cheapest plan under a deadline `cheapest` plans subsets of more than 8 devices, or with so many
+    samples; on up to 16 devices that search follows."""
 
     name: str = "auto"
     time_limit_seconds: float = 4.0
@@ -54,7 +56,8 @@ class Auto:
         simple, unfound = list(simple_plans(problem, late=limit.half_over)), None
         if not simple:
             refuse(problem)
-        if problem.backend == "torch" and len(problem.cluster.devices) > FEW_DEVICES:
+        many = len(problem.cluster.devices) > FEW_DEVICES or problem.global_batch > MOST_SHARES
+        if problem.backend == "torch" and many:
             try:
                 simple.append(self._subsets(problem, limit, simple))
             except PartitionError as error:
@@ -81,10 +84,10 @@ class Auto:
         return Cheapest(problem, self.quickly, start).run().plan
 
     def _is_large(self, problem: Problem) -> bool:
-        """Whether there are too many devices for the joint search, or too many nodes that are unlike."""
+        """Whether there are too many devices for the joint search, too many nodes that are unlike, or too many samples."""
         devices = problem.cluster.devices
         return (problem.backend == "torch" and len(devices) > 2 * FEW_DEVICES) or (
-            len({(d.node, d.type) for d in devices}) > MOST_POOLS
+            len({(d.node, d.type) for d in devices}) > MOST_POOLS or problem.global_batch > MOST_SHARES
         )
 
     def _joint(self, problem: Problem, limit: Limit, start: Sequence[Plan]) -> Solution:
@@ -115,6 +118,7 @@ class Auto:
                 refuse(problem)
             found, step = None, min((cost(problem, plan) for plan in plans), default=math.inf)
             few = len(problem.cluster.devices) <= (FEW_DEVICES if plans else 2 * FEW_DEVICES)
+            few = few and problem.global_batch <= MOST_SHARES
             if few and step > CLOSE * planner.bound:
                 found = Search(problem, self.name, time_limit_seconds=self._left(limit), start=plans).run()
                 if found.proof == "exhaustive":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +16,15 @@ from hetpipe.partitioners.counted import assembly
 from hetpipe.partitioners.counted.floor import simple_plans
 from hetpipe.partitioners.counted.planner import Planner
 from hetpipe.partitioners.exhaustive import Exhaustive
+from hetpipe.partitioners.judging import pipeline_ends
+from hetpipe.partitioners.pipelines import line_cuts
 from hetpipe.partitioners.plan_class.space import microbatch_sizes, require_seats
 from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
-from hetpipe.spec.cluster import RuntimeOverhead
+from hetpipe.planning.planner import make_plan
+from hetpipe.spec.cluster import Cluster, RuntimeOverhead
+from hetpipe.spec.profile import Profile
 from tests.plans import ROUNDING, checked
 from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
 
@@ -204,3 +209,31 @@ def test_what_shares_an_adapter_is_in_the_bound() -> None:
     step = checked(problem, plan).step_seconds
     assert len(plan.replicas) == 1
     assert 0.9 * step < Lower(Types(problem), fluid_bound(problem)).run(1.5 * step, 1e7) <= step * ROUNDING
+
+
+BERT = Path(__file__).resolve().parent.parent / "configs" / "bert-large"
+
+
+@pytest.mark.parametrize("deadline", [None, 3_600.0])
+def test_a_large_prime_batch_has_a_plan_near_its_bound(monkeypatch: pytest.MonkeyPatch, deadline: float | None) -> None:
+    """In seconds: to the joint search every number of samples that a replica could get is a pipeline of its own."""
+    monkeypatch.setattr("hetpipe.partitioners.auto.Search", lambda *_, **__: pytest.fail("it looks at each number of samples"))
+    cluster = Cluster.load(BERT / "cluster.yaml")
+    types = {kind: own.model_copy(update={"price_per_hour": 1.0}) for kind, own in cluster.device_types.items()}
+    cluster = cluster.model_copy(update={"device_types": types})
+    plan = make_plan(Profile.load(BERT / "profile.json"), cluster, 100_003, deadline_seconds_per_step=deadline)
+    assert sum(replica.samples for replica in plan.replicas) == plan.global_batch == 100_003
+    assert plan.predicted is not None
+    assert plan.predicted.lower_bound_seconds is not None
+    assert plan.predicted.step_seconds < 1.01 * plan.predicted.lower_bound_seconds
+
+
+def test_a_pipeline_without_a_link_is_not_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its micro-batches was, since what is infinite never repeats itself."""
+    monkeypatch.setattr(pipeline_ends, "about", lambda *_: pytest.fail("it was followed"))
+    times, sums, none = np.ones((2, 1, 3)), np.zeros((1, 3, 3)), np.zeros(2, np.int64)
+    sent = np.full((2, 1, 1, 2, 3), np.inf)
+    loaded = (times.cumsum(axis=2), times.cumsum(axis=2), sent, np.full((1, 1, 2), np.inf), 1, 10, 0)
+    line, inside, ends = np.zeros(2, np.int64), np.zeros(1, np.bool_), np.arange(3)
+    found = line_cuts.ended.py_func(line, inside, ends, none, 1, *loaded, sums, sums, np.arange(3), 0.0, False, True)  # type: ignore[attr-defined]
+    assert found == np.inf

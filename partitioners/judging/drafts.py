@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +91,7 @@ class Work(_Work):
             None if own == depth else own for own, depth in zip(self.depths or default, default, strict=True)
         ]
         return ReplicaPlan.model_construct(
-            microbatch_sizes=tuple(size for size, count in self.runs for _ in range(count)),
+            microbatch_sizes=tuple(chain.from_iterable(repeat(size, count) for size, count in self.runs)),
             stages=tuple(
                 StagePlan.model_construct(
                     layers=part,

@@ -145,6 +145,9 @@ def ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index,
     f, g, held, delays, which, depths = durations(
         line, inside, ends, recompute, forwards, forward, backward, occupied, latency, m, q, more, blocking
     )
+    for s in range(len(held)):
+        if held[s, 0] == np.inf:  # there is no link between two such devices
+            return np.inf
     done = pipeline_ends.about(f, g, held, delays, which, depths)
     end = longest = 0.0
     for s in range(len(line)):
