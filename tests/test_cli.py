@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,11 +14,16 @@ import hetpipe
 from hetpipe.cli.exits import last_words
 from hetpipe.cli.terminal import nothing_else
 from hetpipe.files.messages import InputError, exit_code
+from hetpipe.files.screen import Screen
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.planning.partition import PartitionError
+from hetpipe.predict.simulator import simulate
 from hetpipe.processes.launch import RankFailure, Report
 from hetpipe.processes.stopping import RunStopped
+from hetpipe.show.draw import given
+from hetpipe.show.tables import step_table
 from hetpipe.show.words import percent
+from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from tests.commands import Command, finish, start
@@ -224,6 +230,53 @@ def test_beside_json_nothing_is_written_to_standard_output(capfd: pytest.Capture
         os.write(1, b"{}\n")
         found = capfd.readouterr()
         assert (found.out, found.err) == (("{}\n", "connected\n") if wanted else ("connected\n{}\n", ""))
+
+
+def test_a_plan_that_does_not_fit_is_told_by_device(run: Command, folder: Folder) -> None:
+    """It needed 156,480 times the memory, and `simulate` did not say so."""
+    folder.cluster(2, 2, memory="1 B")
+    options = ("--plan", "plan.json", *PLANNING)
+    found = run("simulate", *options)
+    assert found.code == 0
+    peaks = simulate(Plan.load("plan.json"), Profile.load("profile.json"), Cluster.load("cluster.yaml")).peak_bytes
+    worst, *others = sorted(peaks, key=lambda device: -peaks[device])
+    for device in (worst, *others):
+        text = f"warning: the plan does not fit into memory: {device} cpu needs {human_bytes(peaks[device])}, and has 1 B\n"
+        assert text in found.err
+    assert f"The plan does not fit into the memory of 3 devices: {worst} cpu needs {human_bytes(peaks[worst])}" in found.out
+    assert "1 of 4 devices is unused (1 × cpu)" in found.out
+    told = json.loads(run("simulate", *options, "--json").out)
+    assert told["does_not_fit"] == {device: {"needs_bytes": peak, "has_bytes": 1} for device, peak in peaks.items()}
+    assert told["unused_devices"] == ["n1/1"]
+    assert len(told["warnings"]) == 3
+    drawn = run("show", "plan.json", *PLANNING, "-o", "plan.svg")
+    assert drawn.err.count("warning: the plan does not fit into memory: ") == 3
+    assert "does not fit" in drawn.out
+    assert "does not fit" in (folder.path / "plan.svg").read_text()
+    folder.cluster(2, 1)
+    assert json.loads(run("simulate", *options, "--json").out)["does_not_fit"] == {}
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_a_predicted_step_keeps_to_the_terminal(folder: Folder, columns: int) -> None:
+    """Devices with long names, and all causes of idle time."""
+    names = {"n0": "rack-12-host-034", "n1": "rack-12-host-035"}
+    text = (folder.path / "plan.json").read_text()
+    cluster = (folder.path / "cluster.yaml").read_text().replace("cpu", "nvidia-a100-80gb")
+    profile = (folder.path / "profile.json").read_text().replace('"cpu"', '"nvidia-a100-80gb"')
+    for old, new in names.items():
+        text, cluster = text.replace(f"{old}/", f"{new}/"), cluster.replace(old, new)
+    for name, content in (("plan.json", text), ("cluster.yaml", cluster), ("profile.json", profile)):
+        (folder.path / name).write_text(content)
+    found = given(Plan.load("plan.json"), profile=Profile.load("profile.json"), cluster=Cluster.load("cluster.yaml"))
+    out = io.StringIO()
+    Screen(file=out, width=columns).print(step_table(found.scene(found.predicted(), None)))
+    lines = out.getvalue().splitlines()
+    assert all(len(line) <= columns for line in lines)
+    rows = [line for line in lines if line.startswith((" r0 s0", " r0 s1", " r1 s0"))]
+    assert len(rows) == 3 or columns < 60
+    if columns >= 80:
+        assert all("rack-12-host-03" in row and "nvidia-a100-80gb" in row and " %" in row for row in rows), "one line a stage"
 
 
 def test_wrong_input_in_the_midst_of_a_run_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

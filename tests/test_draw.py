@@ -1,5 +1,6 @@
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,9 +18,9 @@ from hetpipe.show.picture.curves import memory_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
 from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.picture.theme import CAUSE_PATTERNS
-from hetpipe.show.words import bound_line
+from hetpipe.show.words import bound_line, headlines, unused_line
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
+from hetpipe.spec.plan import Plan, Prediction
 from hetpipe.spec.profile import Profile
 from tests.plans_shown import demo
 
@@ -136,6 +137,77 @@ def test_the_stage_that_computes_longest_limits_the_step_and_full_memory_is_tigh
     assert limiting[1].devices == ("n0/1",)
     facts = [words.text for words in partition_canvas(scene).words if "limits the step" in words.text]
     assert facts[-1] == "50 % of the work · 36.0 ms, 100 % busy · 104 of 110 B, 95 % · limits the step · memory tight"
+
+
+def crowd(*lengths: int) -> tuple[Plan, dict[str, Any]]:
+    """Unlike replicas of so many stages of a layer or more; the devices that they leave are unused."""
+    layers = max(lengths)
+    nodes = [{"name": f"n{i}", "devices": {"fast": 4, "slow": 4}} for i in range(-(-sum(lengths) // 8) + 1)]
+    cluster = Cluster.parse({**CLUSTER.model_dump(exclude_none=True), "nodes": nodes}, "the cluster")
+    ids = iter(device.id for device in cluster.devices)
+    replicas = []
+    for r, n in enumerate(lengths):
+        ends = [round(layers * s / n) for s in range(n + 1)]
+        stages = [{"layers": [lo, hi], "devices": [next(ids)]} for lo, hi in pairwise(ends)]
+        replicas.append({"microbatch_sizes": [1] * (4 + r), "stages": stages})
+    batch = sum(4 + r for r in range(len(lengths)))
+    made = Plan.parse({"format": "hetpipe.plan/1", "model": "net", "global_batch": batch, "replicas": replicas}, "the plan")
+    return made, {"profile": profile([f"l{i}" for i in range(layers)]), "cluster": cluster}
+
+
+@pytest.mark.parametrize("lengths", [(64,), (12, 12, 40), (20,) * 3, (1,) * 64, (2,) * 32, (1, 3) * 16])
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_sixty_four_devices_are_columns_that_one_can_look_at(lengths: tuple[int, ...], width: float) -> None:
+    """They were as many bars below each other, some 85 pixels each."""
+    drawn, known = crowd(*lengths)
+    scene = scene_of(given(drawn, **known))[0]
+    canvas = partition_canvas(scene, width)
+    assert canvas.height < 1_600 * WIDE / width
+    columns = {group.key: group for group in canvas.groups if group.key}
+    assert set(columns) == {f"{lane.replicas[0]}.{stage.number}" for lane, stage in scene.stages}
+    assert scene.seconds is not None
+    high = max(sum(box.height for box in group.boxes if box.tip) for group in columns.values())
+    for lane, stage in scene.stages:
+        group = columns[f"{lane.replicas[0]}.{stage.number}"]
+        body = next(box for box in group.boxes if box.tip.startswith("computes"))
+        assert body.height / high == pytest.approx(stage.busy / scene.seconds, abs=1e-6)
+        idle = [box for box in group.boxes if box.tip.startswith("idle")]
+        assert sum(box.height for box in idle) / high == pytest.approx(stage.idle_total / scene.seconds, abs=1e-6)
+    for group in canvas.groups:
+        for box in group.boxes:
+            assert box.x >= 0
+            assert box.x + box.width <= width
+            assert box.y + box.height <= canvas.height
+        assert all(words.x + text_width(words.text, words.size) <= width + 12 for words in group.words if words.anchor == "start")
+    ElementTree.fromstring(canvas.to_svg())
+
+
+def test_columns_without_times_are_as_high_as_their_layers() -> None:
+    drawn, _ = crowd(13)
+    canvas = partition_canvas(scene_of(given(drawn))[0])
+    heights = {box.height for group in canvas.groups if group.key for box in group.boxes if box.tip == "1 layers"}
+    assert len(heights) == 1
+
+
+def test_every_bar_has_numbers() -> None:
+    """Where tiles are too narrow, at every second, fifth or tenth layer."""
+    names = [f"l{i}" for i in range(120)]
+    replicas = plan([(0, 90, "n0/0"), (90, 120, "n0/2")])
+    canvas = partition_canvas(scene_of(given(replicas, profile=profile(names), cluster=CLUSTER))[0], NARROW)
+    for group, own in zip([group for group in canvas.groups if group.key], (range(90), range(90, 120)), strict=True):
+        numbers = [int(words.text) for words in group.words if words.text.isdecimal()]
+        assert len(numbers) >= 3
+        assert set(numbers) <= set(own)
+        assert len({b - a for a, b in pairwise(sorted(numbers))}) == 1
+
+
+def test_unused_devices_are_told_with_why() -> None:
+    drawn, known = crowd(13)
+    scene = scene_of(given(drawn, **known))[0]
+    assert unused_line(scene) == "11 of 24 devices are unused (7 × slow, 4 × fast)"
+    searched = scene_of(given(drawn.model_copy(update={"predicted": Prediction.model_validate(PREDICTED)}), **known))[0]
+    assert unused_line(searched).endswith("(7 × slow, 4 × fast): no plan that was tried is faster with them")
+    assert unused_line(searched) in headlines(searched)
 
 
 def test_alike_replicas_are_drawn_once() -> None:

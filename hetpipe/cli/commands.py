@@ -236,13 +236,16 @@ def simulate(
     from hetpipe.show.report import text_gantt
     from hetpipe.show.tables import step_table
     from hetpipe.show.trace import save_trace
+    from hetpipe.show.words import memory_warnings
 
     check_output(trace)
     found = given(Plan.load(plan), profile=Profile.load(profile), cluster=Cluster.load(cluster), source=str(plan))
     timeline = found.predicted()
     assert timeline is not None
-    for warning in timeline.warnings:
-        err.print(f"warning: {warning}", style="yellow")
+    scene = found.scene(timeline, None)
+    warnings = [*memory_warnings(scene), *timeline.warnings]
+    for warning in warnings:
+        err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     if trace is not None:
         save_trace(trace, {"predicted": timeline})
     if as_json:
@@ -255,10 +258,12 @@ def simulate(
                 "bubble_fraction": timeline.bubble_fraction(),
                 "idle_seconds": idle_seconds(timeline),
                 "peak_bytes": dict(timeline.peak_bytes),
+                "does_not_fit": found.too_full(timeline),
+                "unused_devices": found.unused(),
+                "warnings": warnings,
             }
         )
     else:
-        scene = found.scene(timeline, None)
         out.print(step_table(scene))
         out.print(text_gantt(timeline, scene=scene))
 

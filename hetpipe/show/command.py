@@ -42,6 +42,7 @@ def show(
     from hetpipe.show.report import plan_table, text_gantt
     from hetpipe.show.text_picture import TextPicture
     from hetpipe.show.trace import load_measured
+    from hetpipe.show.words import memory_warnings
 
     check_output(output, *PICTURES)
     found = given(
@@ -61,6 +62,8 @@ def show(
         sys.stdout.write(found.plan.to_json())
         return
     scene, timeline = scene_of(found)
+    for warning in memory_warnings(scene):
+        err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     out.print(TextPicture(scene))
     out.print(plan_table(found.plan, profile=found.profile, cluster=found.cluster))
     if timeline is not None:

@@ -43,6 +43,20 @@ class Given:
             return None
         return with_memory(simulate(self.plan, *self.problem), self.plan, *self.problem)
 
+    def too_full(self, predicted: Timeline) -> dict[str, dict[str, int]]:
+        """Each device that needs more memory than it has, and both."""
+        assert self.cluster is not None
+        limits = {device: self.cluster.type_of(device).memory for device in predicted.peak_bytes}
+        return {
+            device: {"needs_bytes": peak, "has_bytes": limits[device]}
+            for device, peak in predicted.peak_bytes.items() if peak > limits[device]
+        }  # fmt: skip
+
+    def unused(self) -> list[str]:
+        """The devices of the cluster that the plan leaves idle."""
+        used = set(self.plan.device_ids)
+        return [device.id for device in self.cluster.devices if device.id not in used] if self.cluster is not None else []
+
     def scene(self, predicted: Timeline | None, equal: Plan | None) -> Scene:
         """The plan as it is shown, beside the equal split."""
         own = {"profile": self.profile, "cluster": self.cluster}

@@ -16,12 +16,13 @@ from hetpipe.predict.cost import Costs
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.show.scene import Lane, Scene, StageScene, make_scene, numbers_text
 from hetpipe.show.trace import WORK, by_device
-from hetpipe.show.words import PROOFS, layer_range, memory_text, origin, share_text, stage_key
+from hetpipe.show.words import PROOFS, layer_range, memory_text, origin, share_text, stage_key, unused_line
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
 _NUMBERS = ("F", "B", "params", "memory")
+PER_STEP = "F, B: seconds of a step that a device computes forward and backward"
 _SPARE = ("names", "params", "depth", "recompute")  # columns of a table that is too wide, least needed first
 # Okabe and Ito 2008: told apart by the colour-blind too
 KIND_COLOURS = {"F": "#56B4E9", "B": "#E69F00", "sync": "#CC79A7", "optimizer": "#009E73"}
@@ -52,8 +53,8 @@ def _stage_row(
     (lo, hi), degree = stage.layers, len(stage.devices)
     forward = backward = parameters = ""
     if costs is not None:
-        pair = costs.stage_seconds(stage.kind, lo, hi, lane.sizes[0], recompute=stage.recomputed, degree=degree)
-        forward, backward = map(human_seconds, pair)
+        pairs = [costs.stage_seconds(stage.kind, lo, hi, size, recompute=stage.recomputed, degree=degree) for size in lane.sizes]
+        forward, backward = (human_seconds(sum(seconds)) for seconds in zip(*pairs, strict=True))
         parameters = human_bytes(costs.parameter_bytes(stage.kind, lo, hi, degree)[0])
     elif profile is not None and degree == 1:
         parameters = human_bytes(float(profile.parameter_bytes()[lo:hi].sum()))
@@ -78,8 +79,8 @@ def plan_rows(
 ) -> list[dict[str, str]]:
     """One row a stage, replicas that are alike once, as text by column; columns of which nothing is known are left out.
 
-    "share" (of the replica) stands with its first stage; F and B are of one micro-batch of its first size;
-    "depth" is the warm-up depth. InputError if the plan does not belong to the profile and cluster.
+    "share" (of the replica) stands with its first stage; F and B are the seconds of all micro-batches of a step; "depth" is the
+    warm-up depth. InputError if the plan does not belong to the profile and cluster.
     """
     profile = profile.at(plan.precision) if profile is not None else None
     scene = make_scene(plan, profile=profile, cluster=cluster)
@@ -132,18 +133,23 @@ def _columns(rows: Sequence[dict[str, str]], wanted: Sequence[str]) -> Table:
 
 
 @dataclass(frozen=True)
-class _Stages:
-    """One table; what does not fit into the terminal is left out, the least needed first."""
+class Narrowing:
+    """The first of several tables that fits into the terminal, or the last."""
 
-    rows: Sequence[dict[str, str]]
+    tables: Iterable[Table]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wanted, spare = list(self.rows[0]), [column for column in _SPARE if column in self.rows[0]]
-        table = _columns(self.rows, wanted)
-        while spare and console.measure(table, options=options.update(max_width=10_000)).maximum > options.max_width:
-            wanted.remove(spare.pop(0))
-            table = _columns(self.rows, wanted)
+        wide, table = options.update(max_width=10_000), Table()
+        for table in self.tables:
+            if console.measure(table, options=wide).maximum <= options.max_width:
+                break
         yield table
+
+
+def _stages(rows: Sequence[dict[str, str]]) -> Iterable[Table]:
+    """All columns, then fewer and fewer, without the least needed."""
+    spare = [column for column in _SPARE if column in rows[0]]
+    return [_columns(rows, [c for c in rows[0] if c not in spare[:left_out]]) for left_out in range(len(spare) + 1)]
 
 
 def plan_table(plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None) -> Group:
@@ -152,15 +158,20 @@ def plan_table(plan: Plan, *, profile: Profile | None = None, cluster: Cluster |
     More is shown with the profile (names, parameters), the cluster (types, memory) and both (times).
     InputError if they do not belong together.
     """
+    profile = profile.at(plan.precision) if profile is not None else None
+    scene = make_scene(plan, profile=profile, cluster=cluster)
     rows = plan_rows(plan, profile=profile, cluster=cluster)
+    notes = [Text(PER_STEP, style="dim")] if "F" in rows[0] else []
     heading = f"{plan.model}: {origin(plan)}"
     below = Table.grid(padding=(0, 2))
     if plan.precision:
         below.add_row(Text("precision", style="bold"), Text(", ".join(f"{p} on {kind}" for kind, p in plan.precision.items())))
     for name, text in prediction_facts(plan):
         below.add_row(Text(name, style="bold"), Text(text))
+    if scene.unused:
+        below.add_row(Text("unused", style="bold"), Text(unused_line(scene)))
     nothing = Text("no prediction in this plan: 'hetpipe simulate' makes one", style="dim")
-    return Group(Text(heading, style="bold"), _Stages(rows), below if plan.predicted else nothing)
+    return Group(Text(heading, style="bold"), Narrowing(_stages(rows)), *notes, below if plan.predicted else nothing)
 
 
 def total_seconds(timeline: Timeline) -> float:
@@ -284,15 +295,13 @@ def _utilisation(spans: Iterable[Span], step: float) -> list[str]:
 
 
 def utilisation_table(predicted: Timeline | None, measured: Timeline) -> Table:
-    """Per device what part of the step it computes (busy) and does not (bubble), and its seconds by kind.
+    """Per device what part of a step it computes (busy) and does not (bubble), and its seconds by kind.
 
     What was predicted stands on a second line.
     """
-    caption = f"step: {human_seconds(measured.step_seconds)} measured"
+    caption = f"of one step, the last that was measured ({human_seconds(measured.step_seconds)})"
     if predicted is not None:
-        caption += f", {human_seconds(predicted.step_seconds)} predicted"
-        if predicted.step_seconds > 0:
-            caption += f" ({100 * (measured.step_seconds / predicted.step_seconds - 1):+.1f} %)"
+        caption += f", and of the predicted one ({human_seconds(predicted.step_seconds)})"
     table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("device", "", "busy", "bubble", "F", "B", "optimizer"):
         table.add_column(column, justify="left" if column in ("device", "") else "right")

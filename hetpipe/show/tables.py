@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,8 +11,18 @@ from rich.text import Text
 
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import Cause
+from hetpipe.show.report import Narrowing
 from hetpipe.show.scene import Scene
-from hetpipe.show.words import idle_line, limit_line, memory_text, percent, stage_key
+from hetpipe.show.words import (
+    idle_line,
+    limit_line,
+    memory_line,
+    memory_text,
+    percent,
+    stage_key,
+    too_full,
+    unused_line,
+)
 from hetpipe.spec.assumed import (
     ALLOCATOR_FACTOR,
     CHANNEL_BYTES,
@@ -114,17 +124,38 @@ def step_table(scene: Scene) -> RenderableType:
         facts.add_row("samples per second", f"{scene.plan.global_batch / scene.seconds:.2f}")
     facts.add_row("idle", idle_line(scene) or "nothing")
     facts.add_row("limit", limit_line(scene) or "nothing takes time")
-    causes = [cause for cause, share in scene.idle_shares().items() if share > 0]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("stage", "device", "busy", *(_SHORT[cause] for cause in causes), "memory"):
+    facts.add_row("memory", memory_line(scene), style="bold red" if too_full(scene) else "")
+    if scene.unused:
+        facts.add_row("unused", unused_line(scene))
+    return Group(facts, Narrowing(_step_tables(scene)), Text("% of the step; ◀ limits it", style="dim"))
+
+
+def _step_tables(scene: Scene) -> Iterator[Table]:
+    """The stages of a step; then narrower and narrower: memory only as the part that is full, the causes of little idle time put
+    together, and at last lines that are folded."""
+    shares = {cause: share for cause, share in scene.idle_shares().items() if share > 0}
+    causes = sorted(shares, key=lambda cause: -shares[cause])
+    yield _step_table(scene, list(shares), short=False)
+    for left_out in range(len(causes)):
+        kept = causes[: len(causes) - left_out] if left_out else causes
+        yield _step_table(scene, [cause for cause in shares if cause in kept], short=True)
+    yield _step_table(scene, [], short=True, fold=True)
+
+
+def _step_table(scene: Scene, causes: Sequence[Cause], *, short: bool, fold: bool = False) -> Table:
+    """With a column for each of these causes, and one for the rest of idle time, if there is any."""
+    table, whole = Table(box=box.SIMPLE_HEAD, pad_edge=False), scene.seconds or 1.0
+    rest = any(cause not in causes and share > 0 for cause, share in scene.idle_shares().items())
+    waits = [*(_SHORT[cause] for cause in causes), *["rest" if causes else "idle"] * rest]
+    for name in ("stage", "device", "busy", *waits, "memory"):
         left = name in ("stage", "device")
-        table.add_column(name, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+        table.add_column(name, justify="left" if left else "right", no_wrap=not (left and fold), overflow="fold")
     for lane, stage in scene.stages:
         many = f"{lane.count} × " if lane.count > 1 else ""
-        whole = scene.seconds or 1.0
-        idle = [percent(stage.idle.get(cause, 0.0) / whole) for cause in causes]
-        style = "bold" if stage.limits_step else ""
         name = f"{many}{stage_key(lane, stage)}{' ◀' if stage.limits_step else ''}"
-        cells = [name, f"{stage.named} {stage.kind}", percent(stage.busy / whole), *idle, memory_text(stage, part=False)]
-        table.add_row(*map(Text, cells), style=style)
-    return Group(facts, table, Text("% of the step; ◀ limits it", style="dim"))
+        idle = [stage.idle.get(cause, 0.0) for cause in causes]
+        idle += [stage.idle_total - sum(idle)] * rest
+        memory = f"{percent(stage.fullness)} full" if short and stage.fullness is not None else memory_text(stage, part=False)
+        cells = [name, f"{stage.named} {stage.kind}", *(percent(max(0.0, x) / whole) for x in (stage.busy, *idle)), memory]
+        table.add_row(*map(Text, cells), style="bold" if stage.limits_step else "")
+    return table

@@ -17,6 +17,7 @@ from rich.text import Text
 from hetpipe.files.units import human_seconds
 from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.picture.canvas import printable
+from hetpipe.show.picture.partition import MOST_BARS
 from hetpipe.show.picture.theme import COLOURS, type_colour
 from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.words import (
@@ -30,6 +31,7 @@ from hetpipe.show.words import (
     layer_range,
     memory_text,
     origin,
+    percent,
     work_share,
     work_text,
 )
@@ -37,7 +39,7 @@ from hetpipe.show.words import (
 LETTERS: dict[Cause, str] = {
     "fill and drain": "/", "slower stage": "\\", "link": ".", "gradient sum": "+", "slower optimizer": "=", "overhead": "-",
 }  # fmt: skip
-_LEAST = 40  # columns
+_LEAST, _NAME = 40, 30  # columns: of all, of a name
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,14 @@ class TextPicture:
         scene, width = self.scene, max(_LEAST, min(self.width, options.max_width))
         yield Text(printable(f"{scene.plan.model}: {origin(scene.plan)}"), style="bold")
         yield from map(Text, headlines(scene))
+        many = len(scene.stages) > MOST_BARS
         for lane in scene.lanes:
             yield Text("\n" + lane_title(lane, scene), style="bold")
             for stage in lane.stages:
-                yield from self._stage(lane, stage, width - 1)
+                yield from [self._line(lane, stage, width - 1)] if many else self._stage(lane, stage, width - 1)
         if scene.equal is not None and scene.equal.seconds is not None:
             yield Text(f"\n{equal_split_text(scene.equal)}: {human_seconds(scene.equal.seconds)} a step", style="dim")
-            for _, stage in scene.equal.stages:
+            for _, stage in [] if many else scene.equal.stages:
                 yield _bar(scene.equal, stage, self._seconds, width - 1, ghost=True)
         yield self._legend()
         yield from (Text(line, style="dim") for line in explained(scene))
@@ -75,6 +78,8 @@ class TextPicture:
         heading = Text(printable(" · ".join(part for part in parts if part)))
         if stage.recomputed:
             heading.append(" · recomputed")
+        if stage.fullness is not None and stage.fullness > 1:
+            heading.append(" · does not fit", style="bold red")
         if stage.limits_step:
             heading.append(" · limits the step", style="bold yellow")
         yield heading
@@ -88,8 +93,20 @@ class TextPicture:
             a, b = stage.edge.between
             yield Text(f"↓ {edge_text(stage.edge)}, {f'inside {a}' if a == b else f'{a} to {b}'}", style="dim")
 
+    def _line(self, lane: Lane, stage: StageScene, width: int) -> Text:
+        """A stage in one line, where there are many: its device, or how many it stands for; layers, bar, memory."""
+        who = stage.named if lane.count == 1 else f"{lane.count} ×"
+        name = printable(f"s{stage.number} {who} {stage.kind} {layer_range(stage.layers)}")
+        full = f" {percent(stage.fullness)}" if stage.fullness is not None else ""
+        left = min(_NAME, width // 3)
+        line = Text(f"{name[:left]:<{left}} ", style="bold" if stage.limits_step else "", no_wrap=True, overflow="crop")
+        bar = _bar(self.scene, stage, self.scene.seconds or 0.0, width - left - 8)
+        return line.append_text(bar).append(full, style="bold red" if (stage.fullness or 0.0) > 1 else "dim")
+
     def _legend(self) -> Text:
         shares = self.scene.idle_shares()
+        if self.scene.equal is not None and len(self.scene.stages) <= MOST_BARS:  # its bars stand here, too
+            shares = {cause: share + shares.get(cause, 0.0) for cause, share in self.scene.equal.idle_shares().items()}
         causes = "  ".join(f"{LETTERS[cause]} {cause}" for cause in CAUSES if shares.get(cause, 0.0) > 0)
         if self.scene.seconds is None:
             return Text("\none column or more a layer: █ ▓ in turn", style="dim")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from hetpipe.files.limits import MOST_LINES
 from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import CAUSES, Cause
@@ -12,7 +13,7 @@ from hetpipe.show.scene import Edge, Lane, Scene, StageScene, lane_name, numbers
 from hetpipe.show.terms import in_short, term
 from hetpipe.spec.plan import Plan
 
-TIGHT = 0.9  # of a device's memory
+TIGHT, MANY_TIMES = 0.9, 10  # of a device's memory
 _EXACT = 1e-6  # a gap that is rounding
 FEW_STAGES = 6  # up to which each has a sentence of its own
 PROOFS = {
@@ -130,7 +131,8 @@ def memory_text(stage: StageScene, *, part: bool = True) -> str:
         return human_bytes(stage.memory)
     used, limit = human_bytes(stage.memory), human_bytes(stage.limit)
     used = used.removesuffix(limit[limit.index(" ") :])
-    return f"{used} of {limit}" + (f", {percent(stage.fullness)}" if part else "")
+    how_full = percent(stage.fullness) if stage.fullness < MANY_TIMES else f"{three_digits(stage.fullness)} ×"
+    return f"{used} of {limit}" + (f", {how_full}" if part else "")
 
 
 def work_share(lane: Lane, stage: StageScene) -> str:
@@ -207,12 +209,51 @@ def work_line(scene: Scene) -> str:
 
 
 def memory_line(scene: Scene) -> str:
-    """Which device's memory is fullest; empty where that is not known."""
+    """Which device's memory is fullest, or that the plan does not fit; empty where that is not known."""
     full = [(stage.fullness, lane, stage) for lane, stage in scene.stages if stage.fullness is not None]
     if not full:
         return ""
     _, lane, stage = max(full, key=lambda item: item[0])
+    if over := too_full(scene):
+        number = sum(lane.count * len(stage.devices) for lane, stage in over)
+        what = f"the memory of {counted(number, 'device')}" if number > 1 else "memory"
+        return f"The plan does not fit into {what}: {needs_text(lane, stage)}"
     return f"Memory is fullest on {devices_text(lane, stage)}: {memory_text(stage)}"
+
+
+def too_full(scene: Scene) -> list[tuple[Lane, StageScene]]:
+    """The stages that need more memory than their devices have, the worst first."""
+    over = [(lane, stage) for lane, stage in scene.stages if stage.fullness is not None and stage.fullness > 1]
+    return sorted(over, key=lambda item: -(item[1].fullness or 0.0))
+
+
+def needs_text(lane: Lane, stage: StageScene) -> str:
+    """`n0/1 t4 needs 149 GiB, and has 15.0 GiB`; of alike replicas, all of them."""
+    assert stage.memory is not None
+    assert stage.limit is not None
+    needs, has = ("need", "have") if lane.count > 1 else ("needs", "has")
+    return f"{devices_text(lane, stage)} {needs} {human_bytes(stage.memory)}, and {has} {human_bytes(stage.limit)}"
+
+
+def memory_warnings(scene: Scene) -> list[str]:
+    """What a command says of a plan that does not fit: a line for each stage, at most ten."""
+    over = too_full(scene)
+    told = [f"the plan does not fit into memory: {needs_text(lane, stage)}" for lane, stage in over[:MOST_LINES]]
+    return told + [f"… and {counted(len(over) - MOST_LINES, 'stage')} more"] * (len(over) > MOST_LINES)
+
+
+def unused_line(scene: Scene) -> str:
+    """`38 of 64 devices are unused (16 × a10g, 22 × p40): no plan that was tried is faster with them`; empty where all are used.
+    Why is known only of plans that were searched for."""
+    if not scene.unused:
+        return ""
+    number, names = sum(scene.unused.values()), ", ".join(f"{count} × {kind}" for kind, count in scene.unused.items())
+    text = f"{number} of {counted(number + scene.device_count, 'device')} {'are' if number > 1 else 'is'} unused ({names})"
+    predicted = scene.plan.predicted
+    if predicted is None or predicted.lower_bound_seconds is None:
+        return text
+    better = "faster" if predicted.lower_bound_price_per_million_samples is None else "cheaper"
+    return f"{text}: no plan that was tried is {better} with {'them' if number > 1 else 'it'}"
 
 
 def step_line(scene: Scene) -> str:
@@ -247,7 +288,7 @@ def bound_line(scene: Scene) -> str:
 
 def headlines(scene: Scene) -> list[str]:
     """What stands over a picture: speed, bound, what limits, memory, idle time; as much of it as is known."""
-    lines = (step_line, bound_line, work_line, limit_line, memory_line, idle_line)
+    lines = (step_line, bound_line, unused_line, work_line, limit_line, memory_line, idle_line)
     return [text for line in lines if (text := line(scene))]
 
 
@@ -272,9 +313,8 @@ def in_words(scene: Scene) -> list[str]:
         found.append(f"{idle}.")
     if memory := memory_line(scene):
         found.append(f"{memory}.")
-    if scene.unused:
-        names = ", ".join(f"{count} × {kind}" for kind, count in scene.unused.items())
-        found.append(f"Unused: {names}; no plan that was tried is faster with them.")
+    if unused := unused_line(scene):
+        found.append(f"{unused}.")
     if bound := bound_line(scene):
         found.append(f"{bound[0].upper()}{bound[1:]}.")
     return found

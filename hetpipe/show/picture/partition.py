@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hetpipe.files.units import human_bytes, human_seconds
-from hetpipe.predict.idle import CAUSES, Cause
+from hetpipe.predict.idle import CAUSES
 from hetpipe.show.picture.axis import FRAME, MARGIN, Scale, draw_axis, draw_marks, scale_of
 from hetpipe.show.picture.canvas import (
     WIDE,
@@ -29,7 +29,8 @@ from hetpipe.show.picture.canvas import (
     text_width,
     wrapped,
 )
-from hetpipe.show.picture.theme import CAUSE_PATTERNS, TYPE_PATTERNS, TYPES, type_colour
+from hetpipe.show.picture.columns import draw_columns, stage_colour, waiting
+from hetpipe.show.picture.theme import TYPE_PATTERNS, TYPES, type_colour
 from hetpipe.show.scene import Lane, Scene, StageScene, Tile
 from hetpipe.show.words import (
     TIGHT,
@@ -52,7 +53,8 @@ from hetpipe.show.words import (
 _NAME = 13.0  # height of a bar that holds a name in its middle
 _GHOST = 13.0
 _SWATCH, _STRIP = 30.0, 6.0  # widths: of a swatch in the legend, of a bar's beginning in its type's pattern
-_MOST_STAGES = 48  # that are drawn; the table and the text have all
+MOST_BARS = 12  # of more stages each is a column (`columns`)
+_MOST_GHOSTS = 48  # of the equal split
 
 
 def partition_canvas(scene: Scene, width: float = WIDE) -> Canvas:
@@ -61,27 +63,16 @@ def partition_canvas(scene: Scene, width: float = WIDE) -> Canvas:
     canvas = Canvas(width=width, title=f"{model}: who computes what", description=description(scene))
     _heading(canvas, scene)
     _legend(canvas, scene)
+    if len(scene.stages) > MOST_BARS:
+        draw_columns(canvas, scene)
+        return canvas
     scale = scale_of(scene, width)
-    left = _MOST_STAGES
     for lane in scene.lanes:
-        if left > 0:
-            _lane(canvas, scene, replace(lane, stages=lane.stages[:left]), scale)
-            left -= len(lane.stages)
-    if len(scene.stages) > _MOST_STAGES:
-        text = f"and {len(scene.stages) - _MOST_STAGES} more stages"
-        canvas.groups[0].words.append(Words(x=MARGIN, y=canvas.height + 12, text=text, size=11.5, colour="faint"))
-        canvas.height += 20
+        _lane(canvas, scene, lane, scale)
     if scene.equal is not None:
         _ghost(canvas, scene, scene.equal, scale)
     draw_axis(canvas, scene, scale)
     return canvas
-
-
-def _colour(scene: Scene, stage: StageScene) -> tuple[str, str]:
-    """The colour and the pattern of a stage's type of device."""
-    kinds = list(scene.memories)
-    place = kinds.index(stage.kind) if stage.kind in kinds else None
-    return type_colour(place), TYPE_PATTERNS[place % TYPES] if place is not None else ""
 
 
 def _heading(canvas: Canvas, scene: Scene) -> None:
@@ -111,7 +102,7 @@ def _legend(canvas: Canvas, scene: Scene) -> None:
         entries.append(([replace(swatch, fill="ink", opacity=0.75)], "optimizer"))
     for cause, share in scene.idle_shares().items():
         if share >= 0.0005:
-            entries.append(([_waiting(cause, swatch)], f"idle: {cause}, {percent(share)}"))
+            entries.append(([waiting(cause, swatch)], f"idle: {cause}, {percent(share)}"))
     top, x, y = canvas.groups[0], MARGIN, canvas.height + 6
     for boxes, name in entries:
         wide = _SWATCH + 6 + text_width(name, 10.5) + 16
@@ -130,14 +121,10 @@ def _legend(canvas: Canvas, scene: Scene) -> None:
 
 def _legend_note(scene: Scene) -> str:
     """What stripes, and the patterns at the left end of bars, say."""
-    kinds = scene.types()
-    patterns = "; the pattern at a bar's left end tells its type of device, not idle time" if len(kinds) > 1 else ""
-    return f"light and dark stripes are layers{patterns}"
-
-
-def _waiting(cause: Cause, box: Box) -> Box:
-    """The box as idle time of this cause looks, in bars and in the legend."""
-    return replace(box, fill="rule", opacity=0.3, pattern=CAUSE_PATTERNS[cause], edge="rule", thickness=0.75)
+    kinds, columns = scene.types(), len(scene.stages) > MOST_BARS
+    end = "column's foot" if columns else "bar's left end"
+    patterns = f"the pattern at a {end} tells its type of device, not idle time" if len(kinds) > 1 else ""
+    return "; ".join(filter(None, ["" if columns else "light and dark stripes are layers", patterns]))
 
 
 def _lane(canvas: Canvas, scene: Scene, lane: Lane, scale: Scale) -> None:
@@ -182,7 +169,7 @@ def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: S
     y = _stage_labels(canvas, group, scene, lane, stage, scale, y)
     bar, limit = scale.heights(stage.memory, stage.limit)
     top, base = y, y + max(bar, limit) + 3
-    colour, pattern = _colour(scene, stage)
+    colour, pattern = stage_colour(scene, stage)
     end = scale.x(scene.seconds) if scene.seconds is not None else 0.0
     if stage.limit is not None and end:  # what the device has
         group.boxes.append(Box(x=scale.left, y=base - limit, width=end - scale.left, height=limit, fill="panel"))
@@ -197,7 +184,7 @@ def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: S
         if (seconds := stage.idle.get(cause, 0.0)) > 0:
             x, to = scale.x(stage.busy + idle), scale.x(stage.busy + idle + seconds)
             tip = f"idle, {cause}: {human_seconds(seconds)}"
-            group.boxes.append(_waiting(cause, Box(x=x, y=base - bar, width=to - x, height=bar, tip=tip)))
+            group.boxes.append(waiting(cause, Box(x=x, y=base - bar, width=to - x, height=bar, tip=tip)))
             said = f"{cause} {human_seconds(seconds)}"
             if text_width(said, 9.5) + 8 <= to - x:
                 middle = _name_height(base, bar, limit)
@@ -252,8 +239,9 @@ def _stage_labels(
         facts.append(f"{human_seconds(stage.busy)}, {percent(stage.busy / scene.seconds)} busy")
     if memory := memory_text(stage):
         facts.append(memory)
-    tight = stage.fullness is not None and stage.fullness >= TIGHT
-    marks = [name for name, so in (("limits the step", stage.limits_step), ("memory tight", tight)) if so]
+    marks = ["limits the step"] if stage.limits_step else []
+    if stage.fullness is not None and stage.fullness >= TIGHT:
+        marks.append("memory tight" if stage.fullness <= 1 else "does not fit")
     right, size = " · ".join([*facts, *marks]), 11.0
     colour = "limit" if marks else "faint"
     room = scale.room
@@ -276,7 +264,8 @@ def _tiles(
     """The layers, and behind them the optimizer, from height `base` up; where they end, and what stands in the tile of a
     layer. Names stand above a bar that is low, if there is room below the limit."""
     y, room = base - height, max(height, _NAME)
-    done, colour = 0.0, _colour(scene, stage)[0]
+    every = _numbered(stage, scale)
+    done, colour = 0.0, stage_colour(scene, stage)[0]
     first = float(stage.layers[0]) if stage.forward is None else 0.0
     at, inside = scale.x(first), dict[int, str]()
     for i, tile in enumerate(stage.tiles):
@@ -290,7 +279,10 @@ def _tiles(
         group.boxes.append(replace(box, **special))  # type: ignore[arg-type]
         left = 7.0 if i == 0 else 1.0
         part = tile.part if _unsaid(tile) else ""
-        if words := _inside(tile.name, part, str(tile.layer), end - at - left - 1, room):
+        words = _inside(tile.name, part, str(tile.layer), end - at - left - 1, room)
+        if every > 1 and (words is None or words.text == str(tile.layer)):  # a name stays where there is room for it
+            words = Words(x=0, y=0, text=str(tile.layer), size=9, anchor="middle") if tile.layer % every == 0 else None
+        if words is not None:
             inside[tile.layer] = words.text
             group.words.append(replace(words, x=(at + left + end) / 2, y=_name_height(base, height, limit)))
         at = end
@@ -300,6 +292,16 @@ def _tiles(
         group.boxes.append(Box(x=at, y=y, width=end - at, height=height, fill="ink", opacity=0.75, tip=tip))
         at = end
     return at, inside
+
+
+def _numbered(stage: StageScene, scale: Scale) -> int:
+    """Every how many layers a number stands, where tiles are too narrow for one each: all bars have numbers."""
+    seconds = [tile.seconds if tile.seconds is not None else 1.0 for tile in stage.tiles]
+    each = (scale.x(sum(seconds)) - scale.x(0.0)) / len(seconds)
+    widest = 10.0  # of numbers that stand upright
+    if scale.heights(stage.memory, stage.limit)[0] < text_width(str(stage.layers[1] - 1), 9) + 4:
+        widest = text_width(str(stage.layers[1] - 1), 9) + 2
+    return next((every for every in (1, 2, 5, 10, 20, 50, 100) if every * each >= widest), len(seconds))
 
 
 def _unsaid(tile: Tile) -> bool:
@@ -323,7 +325,7 @@ def _inside(name: str, part: str, index: str, width: float, height: float) -> Wo
         return replace(across, text=f"{index} {short}")
     if text_width(index, 10) <= width:
         return replace(across, text=index)
-    return replace(across, text=index, size=9, upright=True) if width >= 11 and text_width(index, 9) <= height - 4 else None
+    return replace(across, text=index, size=9, upright=True) if width >= 10 and text_width(index, 9) <= height - 4 else None
 
 
 def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: Scale) -> None:
@@ -336,7 +338,7 @@ def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: Scale) -> None:
     for line in wrapped(text, (canvas.width - 2 * MARGIN) / 1.1, 11.5):
         top.words.append(Words(x=MARGIN, y=y, text=line, size=11.5, bold=True, colour="faint", clear=True))
         y += 15
-    rows = equal.stages[:_MOST_STAGES]
+    rows = equal.stages[:_MOST_GHOSTS]
     for lane, stage in rows:
         group = canvas.group(f"equal split: {stage_sentence(equal, lane, stage)}")
         end, right = scale.x(stage.busy), scale.x(equal.seconds or 0.0)
