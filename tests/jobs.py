@@ -58,8 +58,8 @@ class Folder:
         kind: dict[str, Any] = {"memory": memory, "price_per_hour": 1.0}
         if slowdown is not None:
             kind["emulate"] = {"slowdown": slowdown}
-        nodes = [{"name": f"n{i}", "devices": {"cpu": count}} for i, count in enumerate(counts)]
         link = {"bandwidth": "1 GB/s", "latency": "10 us"}
+        nodes = [{"name": f"n{i}", "devices": {"cpu": count}, "link": link} for i, count in enumerate(counts)]
         return self.write("cluster.yaml" if name is None else name, {
             "format": "hetpipe.cluster/1", "device_types": {"cpu": kind}, "nodes": nodes, "link": link})  # fmt: skip
 

@@ -9,6 +9,7 @@ import signal
 import sys
 
 import pytest
+import yaml
 
 import hetpipe
 from hetpipe.cli.exits import last_words
@@ -277,6 +278,29 @@ def test_a_predicted_step_keeps_to_the_terminal(folder: Folder, columns: int) ->
     assert len(rows) == 3 or columns < 60
     if columns >= 80:
         assert all("rack-12-host-03" in row and "nvidia-a100-80gb" in row and " %" in row for row in rows), "one line a stage"
+
+
+def test_nodes_without_a_link_are_told(run: Command, folder: Folder) -> None:
+    """The link between nodes was taken without a word; measured ones, and nodes of one device, need none."""
+    text = (folder.path / "cluster.yaml").read_text()
+    cluster = yaml.safe_load(text)
+    del cluster["nodes"][0]["link"]
+    folder.write("cluster.yaml", cluster)
+    said = "note: n0 has several devices and no 'link', so what joins nodes (1 GB/s) is taken for what joins its devices"
+    for arguments in (
+        ("plan", *PLANNING, "--global-batch", 12), ("plan", *PLANNING, "--global-batch", 12, "--pareto"),
+        ("simulate", "--plan", "plan.json", *PLANNING), ("show", "plan.json", *PLANNING),
+    ):  # fmt: skip
+        found = run(*arguments)
+        assert (found.code, found.err.count(said)) == (0, 1), arguments
+    profile = folder.read("profile.json")
+    profile["links"] = [{"between": ["n0", "n0"], "bandwidth": 1e9}]
+    folder.write("profile.json", profile)
+    assert "no 'link'" not in run("simulate", "--plan", "plan.json", *PLANNING).err
+    alone = {**cluster, "nodes": [{**cluster["nodes"][0], "devices": {"cpu": 3}}]}
+    assert Cluster.parse(alone, "x").borrowed_links == "", "there is nothing else that a link could be for"
+    many = {**cluster, "nodes": [{"name": f"m{i}", "devices": {"cpu": 1 + i % 2}} for i in range(12)]}
+    assert Cluster.parse(many, "x").borrowed_links.startswith("m1, m3, m5 and 3 more nodes have several devices and no 'link'")
 
 
 def test_wrong_input_in_the_midst_of_a_run_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

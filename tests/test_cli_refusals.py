@@ -54,6 +54,8 @@ def type_not_measured(folder: Folder) -> None:
 def no_links(folder: Folder) -> None:
     cluster = yaml.safe_load((folder.path / "cluster.yaml").read_text())
     del cluster["link"]
+    for node in cluster["nodes"]:
+        del node["link"]
     folder.write("cluster.yaml", cluster)
 
 

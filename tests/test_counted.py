@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.bound.lower import Lower, least_sum
-from hetpipe.partitioners.counted import assembly
+from hetpipe.partitioners.counted import assembly, planner
 from hetpipe.partitioners.counted.floor import simple_plans
 from hetpipe.partitioners.counted.planner import Planner
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.judging import pipeline_ends
 from hetpipe.partitioners.pipelines import line_cuts
+from hetpipe.partitioners.plan_class.limit import PER_SECOND, Limit
 from hetpipe.partitioners.plan_class.space import microbatch_sizes, require_seats
 from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.planning.bounds import fluid_bound
@@ -237,3 +238,21 @@ def test_a_pipeline_without_a_link_is_not_followed_to_its_end(monkeypatch: pytes
     line, inside, ends = np.zeros(2, np.int64), np.zeros(1, np.bool_), np.arange(3)
     found = line_cuts.ended.py_func(line, inside, ends, none, 1, *loaded, sums, sums, np.arange(3), 0.0, False, True)  # type: ignore[attr-defined]
     assert found == np.inf
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(None, 1.0), (1.0, 1.0), (60.0, 60 * PER_SECOND / planner.SECOND)])
+def test_a_longer_time_limit_proves_more(monkeypatch: pytest.MonkeyPatch, seconds: float | None, times: float) -> None:
+    """A limit of a minute changed nothing after the seconds that the search takes without one."""
+    efforts = list[tuple[float, float]]()
+
+    def run(self: Lower, _: float, effort: float, patience: float) -> float:
+        efforts.append((effort, patience))
+        return self.bound
+
+    monkeypatch.setattr(Lower, "run", run)
+    problem = make_problem(make_cluster([{"a": 2}]), make_profile({"a": [1.0, 2.0]}), 8, time_limit_seconds=seconds)
+    limit = Limit.of(problem)
+    with Planner(problem, limit.half_over, limit.late) as found:
+        found.run()
+        found.prove(math.inf)
+    assert efforts == [(planner.FIRST, planner.SOON), (planner.SECOND * times, planner.LATER * times)]

@@ -165,8 +165,9 @@ def test_a_message_has_ten_lines_whoever_wrote_it(
 
     monkeypatch.setattr("hetpipe.training.start.run_everywhere", refuse)
     found = run("train", "job.yaml")
-    begun, *lines = found.err.splitlines()
+    begun, unsaved, *lines = found.err.splitlines()
     assert found.code == 2
     assert begun.startswith("job.yaml: ")
+    assert unsaved.startswith("this job has no section 'checkpoint', so nothing of it will be saved: checkpoint: {folder: ")
     assert (len(lines), lines[0], lines[-1]) == (10, "error: first", "… and 99993 more lines")
     assert len(lines[1]) == 1_000

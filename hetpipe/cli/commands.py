@@ -31,7 +31,7 @@ from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.stopping import StopRequest, importing
 from hetpipe.show.command import show
 from hetpipe.spec.assumed import is_assumed, told_of
-from hetpipe.spec.catalogue import Catalogue, load_choice
+from hetpipe.spec.catalogue import Catalogue, choice_of, load_choice
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import LOG_FILES, Job
 from hetpipe.spec.options import PlanOptions, ScheduleChoice, parse_precision
@@ -81,6 +81,11 @@ def _say_job(path: Path, job: Job) -> None:
     cluster = job.read_cluster()
     devices = f"{counted(cluster.device_count, 'device')} of {job.cluster}" if cluster is not None else ""
     say(f"{path}: {job.model.label} on {devices or 'the devices that are here'}")
+
+
+def _note_links(cluster: Cluster) -> None:
+    if borrowed := cluster.borrowed_links:
+        err.print(f"note: {borrowed}", soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:
@@ -189,10 +194,12 @@ def plan(
         "memory_reserve": memory_reserve,
         "time_limit_seconds": time_limit,
     })  # fmt: skip
+    whole = choice_of(machines).whole() if isinstance(machines, Catalogue) else measured.joined(machines)
     if pareto:
         from hetpipe.cli.front import run_front
 
         run_front(measured, machines, global_batch, options, (output, csv, plans), as_json, out)
+        _note_links(whole)
         return
     check_output(output)
     if output is not None and output.suffix.lower() in PICTURES:
@@ -209,6 +216,7 @@ def plan(
             if request and error.out_of_time:
                 raise KeyboardInterrupt from None
             raise
+    _note_links(whole)
     if options.memory_reserve is None and is_assumed(machines):
         err.print(f"note: {told_of(machines, measured)}")
     if output is not None:
@@ -216,7 +224,7 @@ def plan(
     if as_json:
         sys.stdout.write(found.to_json())
     else:
-        out.print(plan_table(found, profile=measured, cluster=measured.joined(machines)))
+        out.print(plan_table(found, profile=measured, cluster=whole))
     if request:
         err.print("note: the search did not end: this is the best plan that it had")
         raise KeyboardInterrupt
@@ -242,6 +250,8 @@ def simulate(
     found = given(Plan.load(plan), profile=Profile.load(profile), cluster=Cluster.load(cluster), source=str(plan))
     timeline = found.predicted()
     assert timeline is not None
+    assert found.cluster is not None
+    _note_links(found.cluster)
     scene = found.scene(timeline, None)
     warnings = [*memory_warnings(scene), *timeline.warnings]
     for warning in warnings:
@@ -282,10 +292,14 @@ def train(
     registry.check_names(job)
     if plan is not None:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
-    job.check_files()
+    planned_on = job.check_files()
     if _is_main():
         job.check_folders()
         _say_job(job_file, job)
+        if planned_on is not None:
+            _note_links(planned_on)
+        if job.checkpoint is None:
+            say("this job has no section 'checkpoint', so nothing of it will be saved: checkpoint: {folder: checkpoints/NAME}")
     if watch:
         show_with(install_watching)
     with nothing_else(as_json):

@@ -61,6 +61,8 @@ def show(
     if as_json:
         sys.stdout.write(found.plan.to_json())
         return
+    if found.cluster is not None and found.cluster.borrowed_links:
+        err.print(f"note: {found.cluster.borrowed_links}", soft_wrap=True)
     scene, timeline = scene_of(found)
     for warning in memory_warnings(scene):
         err.print(f"warning: {warning}", style="yellow", soft_wrap=True)

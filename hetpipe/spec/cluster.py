@@ -287,6 +287,22 @@ class Cluster(Document):
             )
         return link
 
+    @property
+    def borrowed_links(self) -> str:
+        """What a command says of nodes of several devices for which nobody gives a link: the one between nodes is taken inside
+        them, too. Empty where there are none."""
+        if self.link is None or len(self.nodes) < 2:
+            return ""
+        names = [node.name for node in self.nodes if sum(node.devices.values()) > 1 and frozenset([node.name]) not in self._pairs]
+        if not names:
+            return ""
+        first, many = ", ".join(names[:3]) + (f" and {len(names) - 3} more nodes" if len(names) > 3 else ""), len(names) > 1
+        return (
+            f"{first} {'have' if many else 'has'} several devices and no 'link', so what joins nodes ({self.link.peak / 1e9:.3g} "
+            f"GB/s) is taken for what joins {'their' if many else 'its'} devices, too; give {'each' if many else 'it'} its own, "
+            "such as link: {bandwidth: 12 GB/s, latency: 10 us}"
+        )
+
     def with_links(self, links: tuple[LinkBetween, ...], adapters: tuple[AdapterOf, ...] = ()) -> Cluster:
         """This cluster with measured links, which override those of the file, and with measured adapters, which do not. Those of
         unknown nodes are left out."""

@@ -227,16 +227,19 @@ class Job(Document):
         }
         return job.model_copy(update=found)
 
-    def check_files(self) -> None:
-        """Read the cluster, profile and plan files and compare them, so that a fault is found before anything starts."""
-        cluster = self.read_cluster()
+    def check_files(self) -> Cluster | None:
+        """Read the cluster, profile and plan files and compare them, so that a fault is found before anything starts. The cluster
+        with the profile's links, where both are files."""
+        cluster, joined = self.read_cluster(), None
         profile = Profile.load(self.profile) if self.profile is not None else None
         if cluster is not None and profile is not None:
-            profile.check(profile.joined(cluster))
+            joined = profile.joined(cluster)
+            profile.check(joined)
         if self.plan.file is not None:
             Plan.load(self.plan.file).check(
                 cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=self.plan.file
             )
+        return joined
 
     def check_folders(self) -> None:
         """InputError if the log or the checkpoints could not be written."""

@@ -19,6 +19,7 @@ from hetpipe.partitioners.counted.assembly import ABOVE, Assembly, Made, Wish
 from hetpipe.partitioners.counted.improve import ENDS, Improvement
 from hetpipe.partitioners.counted.polish import Polish
 from hetpipe.partitioners.judging.desk import Desk
+from hetpipe.partitioners.plan_class.limit import PER_SECOND
 from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
@@ -67,7 +68,8 @@ class Planner:
         self.parts = [replace(part) for part in self.lower.parts]
         if self.until is not None:
             self.over = self.until
-            self.proof = self.workers.submit(self.lower.run, math.inf, SECOND, LATER)
+            more = max(1.0, (self.problem.time_limit_seconds or 0.0) * PER_SECOND / SECOND)  # it goes on until the limit
+            self.proof = self.workers.submit(self.lower.run, math.inf, SECOND * more, LATER * more)
         self._search()
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
 
