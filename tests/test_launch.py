@@ -307,3 +307,16 @@ def test_what_only_says_that_another_rank_is_gone_is_told_from_what_is_ones_own(
 def test_ranks_leave_no_trace_in_this_process() -> None:
     assert not torch.distributed.is_initialized()
     assert "RANK" not in os.environ
+
+
+def test_an_error_of_a_megabyte_is_clipped() -> None:
+    """A layer's, a loss's: in the error, in the line of code, and in each line of a traceback."""
+    try:
+        raise KeyError("z" * 10**6)
+    except KeyError as error:
+        report = report_of(error, 0)
+    assert report.error is not None
+    assert len(report.error) == 1_000
+    assert report.error.startswith("KeyError: 'zzz")
+    assert max(map(len, report.trace.splitlines())) == 1_000
+    assert "test_launch.py" in report.line

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from hetpipe.files.writing import append_line, write_text
 from hetpipe.planning.planner import make_plan
 from hetpipe.spec.job import LOG_FILES
 from hetpipe.spec.plan import Plan
-from tests.commands import Command
+from tests.commands import Command, environment
 from tests.jobs import PLANNING, Folder
 
 
@@ -91,6 +93,46 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
         write_text(tmp_path / "summary.json", "{}")
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), InputError), "ranks tell it each other"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
+
+
+def ended(folder: Folder, *arguments: str, closed: tuple[int, ...] = (), out: Any = subprocess.DEVNULL) -> tuple[int, str]:
+    """A command with these streams closed: its exit code, and what it wrote to standard error."""
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    command = [sys.executable, "-m", "hetpipe", *arguments]
+    done = subprocess.run(command, cwd=folder.path, stdout=out, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=close,
+                          env=environment(str(folder.path)))  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("closed", [(2,), (1,), (0, 1, 2)])
+def test_closed_streams_are_no_fault(folder: Folder, closed: tuple[int, ...]) -> None:
+    """`2>&-` ended every command with 1."""
+    assert ended(folder, "show", "plan.json", "-o", "plan.svg", closed=closed)[0] == 0
+    assert (folder.path / "plan.svg").read_text().startswith("<svg")
+    assert ended(folder, "show", "nowhere.json", closed=closed)[0] == 2
+
+
+def test_closed_streams_are_open_in_ranks_too(folder: Folder) -> None:
+    """Else a socket between ranks is what a library prints into."""
+    code = ("import os, subprocess, sys; from hetpipe.cli.exits import _open_streams; _open_streams(); "
+            "sys.exit(subprocess.call([sys.executable, '-c', 'import os; [os.fstat(i) for i in range(3)]']))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], preexec_fn=lambda: os.closerange(0, 3), check=False)
+    assert done.returncode == 0
+
+
+def test_results_that_nobody_can_read(folder: Folder) -> None:
+    with open("/dev/full", "w") as full:
+        code, said = ended(folder, "show", "plan.json", out=full)
+        assert (code, said) == (1, "error: cannot write to standard output: No space left on device\n")
+    for arguments in (("show", "plan.json"), ("show", "plan.json", "--json"), ("export", "plan.json", "--to", "torchrun")):
+        reading, writing = os.pipe()
+        os.close(reading)
+        assert ended(folder, *arguments, out=writing) == (128 + signal.SIGPIPE, "")
+        os.close(writing)
 
 
 def test_a_current_folder_that_is_gone(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

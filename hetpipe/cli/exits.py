@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 the input is wrong, 3 no plan fits, 128 + n stopped by sig
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import logging
@@ -22,12 +23,13 @@ from hetpipe.processes.environment import launched, own_rank
 from hetpipe.processes.launch import RankFailure, Report, end_server, report_of, with_cause
 from hetpipe.processes.progress import debugging, say, show_with
 from hetpipe.processes.pulse import LAUNCHED, first_to_say, others_may_wait, stop_pulse
-from hetpipe.processes.stopping import RunStopped, forget_signals, heed_signals, stop_if_told
+from hetpipe.processes.stopping import RunError, RunStopped, forget_signals, heed_signals, stop_if_told
 from hetpipe.processes.whereabouts import resume
 
 
 def main(run: Callable[[], object]) -> NoReturn:
     """Run a command line and end the process with its exit code."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
@@ -51,10 +53,13 @@ def main(run: Callable[[], object]) -> NoReturn:
             _say_once("stopped by Ctrl-C")
     except (Exception, RunStopped) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:  # other writing names its file
+            error = RunError(_unwritten(error))
         code = exit_code(error)
         report = with_cause(report_of(error, own_rank()), error)
         own, of_another = report.last_words
         _print(last_words(error, report, code), report, error)
+    code = _flushed(code)
     forget_signals()
     if launched():
         # No destructors: after a failure, process groups would wait in them for peers that are gone; after success, they
@@ -69,6 +74,40 @@ def main(run: Callable[[], object]) -> NoReturn:
         os._exit(code)
     end_server()
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Standard streams that are closed (`2>&-`) lead nowhere. Else the next files and sockets that are opened get their numbers,
+    and what a library prints goes into these."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one, for ranks, too
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
+
+
+def _flushed(code: int) -> int:
+    """The exit code when all is written: as a shell gives it for a process that wrote to a pipe that nobody reads any more, and 1
+    where results could not be written."""
+    broken = code == 1 and type(sys.stdout).__name__ == "PacifyFlushWrapper"  # typer's click has seen it, and left this
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        broken = True
+    except OSError as error:
+        if code == 0:
+            say(f"error: {_unwritten(error)}", logging.ERROR)
+        code = code or 1
+    else:
+        return 128 + signal.SIGPIPE if broken else code
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
+    return 128 + signal.SIGPIPE if broken else code
+
+
+def _unwritten(error: OSError) -> str:
+    return f"cannot write to standard output: {error.strerror}"
 
 
 def _look_here() -> None:

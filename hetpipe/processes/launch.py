@@ -24,7 +24,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, NoReturn
 
-from hetpipe.files.messages import exit_code
+from hetpipe.files.messages import clipped, cut, exit_code
 from hetpipe.processes import progress
 from hetpipe.processes.environment import launched, step_timeout
 from hetpipe.processes.forkserver import Forkserver
@@ -44,6 +44,7 @@ from hetpipe.processes.whereabouts import resume, whereabouts
 from hetpipe.spec.cluster import Device
 
 _WRAPPERS = ("failed to run forward:", "Failed to run stage backward:")
+MOST_OF_A_LINE = 1_000  # characters of a traceback
 GRACE_SECONDS = 1.5
 LOOK_SECONDS = 1.0  # a signal that comes just as a wait begins does not end it; what it asks for is done after the wait
 
@@ -98,12 +99,12 @@ def report_of(error: BaseException, rank: int) -> Report:
     return Report(
         rank=rank,
         time=time.time(),
-        error=str(root) if exit_code(root) != 1 or of_all else f"{type(root).__name__}: {root}",
+        error=clipped(str(root) if exit_code(root) != 1 or of_all else f"{type(root).__name__}: {root}"),
         code=exit_code(root),
         where="" if of_all else whereabouts(rank),
         line="" if of_all else _line(root),
         resume=resume(),
-        trace="".join(traceback.format_exception(error)),
+        trace="".join(f"{cut(line, MOST_OF_A_LINE)}\n" for line in "".join(traceback.format_exception(error)).splitlines()),
         stopped=root if isinstance(root, RunStopped) else None,
         cause="" if is_of_another(root) else None,
     )
@@ -129,7 +130,7 @@ def root_cause(error: BaseException) -> BaseException:
 def _line(error: BaseException) -> str:
     """The innermost line of code that is in no installed package."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename and f.line]
-    return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}: {frames[-1].line}" if frames else ""
+    return cut(f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}: {frames[-1].line}") if frames else ""
 
 
 class _Parent(NamedTuple):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from hetpipe.files.messages import cut
+from hetpipe.files.messages import clipped, cut
 from hetpipe.processes.environment import place
 from hetpipe.processes.peers.missing import Came, find_missing, joins, last_words
 from hetpipe.processes.progress import Activity, duration
@@ -193,9 +193,9 @@ def leave() -> None:
     if error is None:
         stop_pulse()
     elif is_of_another(error):
-        stop_pulse(cause=str(error) if isinstance(error, PeerLostError) else "")
+        stop_pulse(cause=clipped(str(error)) if isinstance(error, PeerLostError) else "")
     else:
-        stop_pulse(f"{type(error).__name__}: {error}")
+        stop_pulse(clipped(f"{type(error).__name__}: {error}"))
     if error is not None:
         return
     for holder in list(_holders):

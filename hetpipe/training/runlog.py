@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from hetpipe.files.folders import claimed
+from hetpipe.files.messages import cut
 from hetpipe.files.writing import write_bytes, write_text
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import warn
@@ -151,4 +152,4 @@ def write_report(folder: Path, plan: Plan, profile: Profile, cluster: Cluster, m
         shown = given(plan, profile=profile, cluster=cluster, measured=measured)
         write_text(folder / REPORT_FILE, report_page(shown, compare=False, what_if=False))
     except Exception as error:
-        warn(f"no report in {folder}: {type(error).__name__}: {error}")
+        warn(f"no report in {folder}: {type(error).__name__}: {cut(str(error))}")
