@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT, THREADS_LEFT, Command, Ended, finish, free_port, start
-from tests.pages import SPAN, Page, pages
+from tests.pages import SPAN, Page, commands, pages
 
 FOLLOWED = [page for page in pages() if any(block.language == "sh" for block in page.blocks)]
 
@@ -92,6 +92,28 @@ def test_a_page_runs_from_top_to_bottom(page: Page, folders: dict[str, Path], ru
                 for word in words if word.endswith(".svg")}  # fmt: skip
     for picture in pictures:
         assert (folder / picture).stat().st_size > 1000
+
+
+IN_PROSE = [words for words in commands(Page("README.md")) if words[0] == "hetpipe" and len(words) > 2
+            and words not in [own for block in Page("README.md").blocks for own in block.commands]]  # fmt: skip
+
+
+def test_every_command_of_readme_is_run() -> None:
+    """Those in its blocks are, with their page, and `make` by itself; what is named only, such as `hetpipe schema`, is none."""
+    assert any(words[1] == "what-if" for words in IN_PROSE)
+    assert Page("README.md") in FOLLOWED
+
+
+@pytest.mark.parametrize("words", IN_PROSE, ids=" ".join)
+def test_a_command_in_readmes_prose_ends_with_what_it_promises(run: Command, tmp_path: Path, words: list[str]) -> None:
+    """It fitted nothing, and ended with 3."""
+    here(run, words, tmp_path)
+    if words[1] == "what-if":
+        with contextlib.chdir(tmp_path):
+            rows = json.loads(run(*words[1:], "--json").out)["rows"]
+        assert len(rows) == 1 + words.count("--add")
+        assert all(row["plan"] is not None for row in rows)
+        assert rows[1]["tokens_per_second"] > rows[0]["tokens_per_second"]
 
 
 @pytest.mark.slow

@@ -8,16 +8,20 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.what_if.run import off, rows
 from hetpipe.files.messages import InputError
-from hetpipe.spec.profile import Profile
+from hetpipe.spec.cluster import Link
+from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.whatif.answer import Question, profile_of
 from hetpipe.whatif.cards import Card, Cards, known_cards, plain
 from hetpipe.whatif.estimate import all_measured, estimate, scaled
 from hetpipe.whatif.models import find_model, measured_model, model_names
+from hetpipe.whatif.order import Timed, in_order, outdoes
 from hetpipe.whatif.shared import share_profile, with_cards, without_private
 from hetpipe.whatif.table import TYPICAL, WORST
 from tests.strategies import make_profile
@@ -60,6 +64,73 @@ def test_every_model_has_times_on_every_card(name: str, precision: Any) -> None:
         assert (found.source.precision, found.source.family) == (precision, model.family)
         assert found.source.card == card or not found.measured
         assert "w6800" not in {found.source.card} - {card}  # the only one of AMD
+
+
+def on_all_cards(name: str, precision: Any, **more: Any) -> tuple[dict[str, Measurement], dict[str, str]]:
+    """The measurement of each card, and how it came about."""
+    question = Question(model=find_model(name), machines=(tuple(CARDS),), cards=CARDS, link=Link(bandwidth=12e9),
+                        precision=precision, **more)  # fmt: skip
+    profile, origins = profile_of(question)
+    return {m.device_type: m for m in profile.measurements}, {card: origin.text for card, origin in origins.items()}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+@pytest.mark.parametrize("name", model_names())
+def test_a_card_with_higher_rates_is_never_slower(name: str, precision: Any) -> None:
+    """Of all pairs of cards, at all micro-batch sizes between those of both; two RTX 4090 were predicted slower than two 3090."""
+    found, _ = on_all_cards(name, precision)
+    pairs = [(a, b) for a in CARDS for b in CARDS if outdoes(CARDS[a], CARDS[b], precision)]
+    assert len(pairs) > 300
+    most = max(m.microbatch_sizes[-1] for m in found.values())
+    rows = {card: np.array([m.times(b) for b in range(1, most + 1)])[:, :, 1] for card, m in found.items()}  # of a block
+    for a, b in pairs:
+        assert set(found[a].microbatch_sizes) >= set(found[b].microbatch_sizes)
+        both = min(found[a].microbatch_sizes[-1], found[b].microbatch_sizes[-1])
+        assert (rows[a][:both] <= rows[b][:both] * (1 + 1e-9)).all(), (a, b)
+
+
+def test_measured_times_stay_where_measurements_do_not_contradict_each_other() -> None:
+    found, told = on_all_cards("llama-7b", "fp16")
+    cells = {m.card: m.cell for m in MEASURED if (m.model, m.tokens, m.precision) == ("llama-7b", 512, "fp16")}
+    assert {card for card, text in told.items() if text.startswith("measured")} == set(cells)
+    assert [card for card in cells if told[card] != "measured"] == ["v100-16"]
+    for card, cell in cells.items():
+        for row, size in enumerate(cell.sizes):
+            forward, backward = (float(t[1]) for t in found[card].times(size))
+            if told[card] == "measured":
+                assert (forward, backward) == pytest.approx((cell.forward[row], cell.backward[row]), rel=1e-3)
+            else:  # one with lower rates was faster
+                assert forward <= cell.forward[row]
+                assert backward <= cell.backward[row]
+
+
+def test_a_change_is_told() -> None:
+    _, told = on_all_cards("llama-tiny", "fp16")
+    assert told["4090"] == (
+        "scaled from a6000 by data sheets (llama-tiny, 512 tokens, fp16); no slower than 3090, whose rates are lower"
+    )
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_times_of_any_kind_come_into_order(data: st.DataObject) -> None:
+    """Whatever was measured, with unlike sizes; what was measured and contradicts nothing stays."""
+    names = data.draw(st.lists(st.sampled_from(sorted(CARDS)), min_size=2, max_size=6, unique=True))
+    measured = data.draw(st.sets(st.sampled_from(names)))
+    times = {}
+    for name in names:
+        sizes = tuple(sorted({1, *data.draw(st.sets(st.sampled_from([2, 3, 4, 5, 8, 16])))}))
+        seconds = st.lists(st.floats(1e-4, 10), min_size=len(sizes), max_size=len(sizes)).map(lambda x: np.array(x)[:, None])
+        times[name] = Timed(sizes, data.draw(seconds), data.draw(seconds))
+    found = {name: own for name, (own, _) in in_order(times, measured, CARDS, "fp16").items()}
+    for a in names:
+        below = [b for b in names if outdoes(CARDS[a], CARDS[b], "fp16")]
+        for b in below:
+            for size in range(1, min(found[a].sizes[-1], found[b].sizes[-1]) + 1):
+                assert all((x <= y * (1 + 1e-9)).all() for x, y in zip(found[a].at(size), found[b].at(size), strict=True))
+        if a in measured and not below:
+            assert found[a].sizes == times[a].sizes
+            assert np.array_equal(found[a].forward, times[a].forward)
 
 
 def test_what_is_said_of_scaled_times_is_what_the_bench_finds() -> None:

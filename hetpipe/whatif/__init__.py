@@ -1,6 +1,6 @@
 """What a model would do on cards that one does not have yet; no torch. Read in this order:
 
 cards (data sheets, in cards.yaml), shipped (measured layers, in zorse.json), models (sizes by name), estimate (times of layers
-that were not measured), machine (the cards that were asked for, as a cluster), shared (profiles of others), answer (the rows),
-table.
+that were not measured), order (no card is slower than one whose rates are lower), machine (the cards that were asked for, as a
+cluster), shared (profiles of others), answer (the rows), table.
 """

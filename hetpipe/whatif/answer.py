@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 from pydantic import ValidationError
 
 from hetpipe.exchange.importers import ImportOptions
-from hetpipe.exchange.importers.transformer import transformer_profile
+from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
 from hetpipe.planning.alternatives import Alternative, carried_plan, plan_with, same_plan
@@ -20,7 +21,8 @@ from hetpipe.whatif.cards import Card
 from hetpipe.whatif.estimate import Estimate, estimate
 from hetpipe.whatif.machine import Machine, as_cluster, counted
 from hetpipe.whatif.models import Model
-from hetpipe.whatif.shared import Origin, with_cards
+from hetpipe.whatif.order import Timed, in_order
+from hetpipe.whatif.shared import Origin, changed, with_cards
 
 SECONDS = 4.0  # for each row's search
 STATE_BYTES = {"adamw": 2.0, "momentum": 1.0, "sgd": 0.0}  # of optimizer state for each byte of parameters
@@ -113,18 +115,29 @@ def profile_of(question: Question) -> tuple[Profile, dict[str, Origin]]:
     model = question.model
     if isinstance(model, Profile):
         return with_cards(model, question.kinds, question.cards)
-    own = {card: estimate(model, question.tokens, question.precision, card, question.cards) for card in question.kinds}
+    own = {card: estimate(model, question.tokens, question.precision, card, question.cards) for card in question.cards}
+    timed = {card: _timed(found.cell) for card, found in own.items()}
+    measured = [card for card, found in own.items() if found.measured]
+    ordered = in_order(timed, measured, question.cards, question.precision)
     options = ImportOptions(
         model=model.name, sequence_length=question.tokens, vocabulary=model.vocabulary, number_bytes=4
     )
     try:
         profile = transformer_profile(
-            model.sizes, {(card, question.precision): found.cell for card, found in own.items()}, options,
+            model.sizes, {(card, question.precision): _cell(ordered[card][0]) for card in question.kinds}, options,
             provenance={"source": model.source}, state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
         )  # fmt: skip
     except ValidationError as error:  # sizes or rates that are allowed one by one, and together make no profile
         raise InputError(f"no profile can be made of {model.name} on these cards:\n{listed(explained(error))}") from None
-    return profile, {card: _origin(found, card) for card, found in own.items()}
+    return profile, {card: changed(_origin(own[card], card), ordered[card][1]) for card in question.kinds}
+
+
+def _timed(cell: Cell) -> Timed:
+    return Timed(cell.sizes, *(np.array(times)[:, None] for times in cell[1:]))
+
+
+def _cell(timed: Timed) -> Cell:
+    return Cell(timed.sizes, *(tuple(times[:, 0].tolist()) for times in timed[1:]))
 
 
 def _origin(found: Estimate, card: str) -> Origin:

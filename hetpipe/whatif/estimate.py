@@ -10,6 +10,7 @@ be checked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from math import log
 from typing import NamedTuple
 
@@ -56,6 +57,11 @@ def all_measured() -> Iterator[Measured]:
                     yield Measured(name, model.sizes, family_of(name), card, tokens, precision, cell)
 
 
+@cache
+def _shipped() -> tuple[Measured, ...]:
+    return tuple(all_measured())
+
+
 def ideal_seconds(sizes: TransformerSizes, tokens: int, samples: int, card: Card, precision: Precision) -> float:
     """Forward and backward of one layer at a card's full rates: 6 FLOPs for each parameter and token, 12·t²·h for attention
     (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 5.1, without recomputing)."""
@@ -89,16 +95,18 @@ def estimate(
     or else rates near its own, and the size and number of tokens. `known`: what was measured, if not what is shipped."""
     card = cards[name]
 
-    def far(m: Measured) -> tuple[float, ...]:
-        other = cards[m.card]
-        size = abs(log(m.sizes.layer_parameters / model.sizes.layer_parameters)) + abs(log(m.tokens / tokens))
-        unlike = (m.precision != precision, m.family != model.family, other.maker != card.maker, m.card != name)
-        return *unlike, distance(card, other, precision), size, m.model != model.name
+    def unlike(m: Measured) -> tuple[bool, ...]:
+        return m.precision != precision, m.family != model.family, cards[m.card].maker != card.maker, m.card != name
 
-    there = [m for m in known or all_measured() if m.card in cards]
+    def far(m: Measured) -> tuple[float, ...]:
+        size = abs(log(m.sizes.layer_parameters / model.sizes.layer_parameters)) + abs(log(m.tokens / tokens))
+        return distance(card, cards[m.card], precision), size, m.model != model.name
+
+    there = [m for m in known or _shipped() if m.card in cards]
     if not there:
         raise InputError(f"no card that was measured is in the list of cards, so nothing can be said of {name!r}")
-    source = min(there, key=far)
+    least = min(map(unlike, there))
+    source = min((m for m in there if unlike(m) == least), key=far)
     same = source.sizes == model.sizes and (source.card, source.tokens, source.precision) == (name, tokens, precision)
     if same:
         return Estimate(source.cell, source, True)

@@ -13,6 +13,7 @@ from hetpipe.files.writing import write_text
 from hetpipe.spec.profile import Measurement, Profile
 from hetpipe.whatif.cards import Card, plain
 from hetpipe.whatif.estimate import distance
+from hetpipe.whatif.order import Timed, in_order
 
 _KEPT = ("torch", "cuda", "repeats", "relative_spread")  # of the provenance: versions and numbers
 _VERSION = re.compile(r"[0-9][\w.+-]{0,39}")
@@ -28,7 +29,12 @@ class Origin(NamedTuple):
     @property
     def measured(self) -> bool:
         """Whether nothing was scaled."""
-        return self.text == "measured"
+        return self.text.startswith("measured")
+
+
+def changed(origin: Origin, how: str) -> Origin:
+    """The same, with how its times were changed, if they were."""
+    return origin._replace(text=f"{origin.text}; {how}") if how else origin
 
 
 def without_private(profile: Profile, model: str) -> Profile:
@@ -79,17 +85,26 @@ def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card
             f"the profile of {profile.model!r} was measured on {kinds}, of which none is a known card; describe one in a file "
             "for --cards"
         )
-    found, origins = [], {}
-    for name in wanted:
+    found, origins = dict[str, Measurement](), dict[str, Origin]()
+    for name in cards:
         if name in by_card:
-            m, origins[name] = by_card[name], Origin(name, profile.model, "measured")
+            found[name], origins[name] = by_card[name], Origin(name, profile.model, "measured")
         else:
             near = min(by_card, key=lambda other: distance(cards[name], cards[other], by_card[other].precision or "fp32"))
-            m, factor = by_card[near], slower(cards[name], cards[near], by_card[near])
-            m = m.slower(factor)
+            found[name] = by_card[near].slower(slower(cards[name], cards[near], by_card[near]))
             origins[name] = Origin(near, profile.model, f"scaled from {near} by data sheets (the worse of its two rates)")
-        found.append(m.model_copy(update={"device_type": name}))
-    return profile.model_copy(update={"measurements": tuple(found), "links": ()}), origins
+    timed = {name: Timed(m.microbatch_sizes, m.forward, m.backward) for name, m in found.items()}
+    precision = next(iter(by_card.values())).precision or "fp32"
+    ordered = in_order(timed, by_card, cards, precision)
+    rows = tuple(_with_times(found[name], name, ordered[name][0]) for name in wanted)
+    told = {name: changed(origins[name], ordered[name][1]) for name in wanted}
+    return profile.model_copy(update={"measurements": rows, "links": ()}), told
+
+
+def _with_times(m: Measurement, card: str, timed: Timed) -> Measurement:
+    forward, backward = (tuple(map(tuple, times.tolist())) for times in timed[1:])
+    rows = {"microbatch_sizes": timed.sizes, "forward_seconds": forward, "backward_seconds": backward}
+    return m.model_copy(update={"device_type": card, **rows})
 
 
 def slower(card: Card, other: Card, measured: Measurement) -> float:
