@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import typer
+
+from hetpipe.cli.commands import app
 from tests.commands import ROOT
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -91,3 +94,16 @@ def commands(page: Page) -> Iterator[list[str]]:
         words = span.split()
         if words[0] == "make" or (words[0] == "hetpipe" and not set(span) & set("…|=ABCDEFGHIJKLMNOPQRSTUVWXYZ")):
             yield words
+
+
+def check_hetpipe(words: list[str]) -> None:
+    """Whether `hetpipe words…` has these options and arguments."""
+    command: Any = typer.main.get_command(app)
+    rest = words
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        assert rest[0] in command.commands, words
+        command, rest = command.commands[rest[0]], rest[1:]
+    if hasattr(command, "commands") or not rest:  # `hetpipe --version`, or a command's name only
+        assert all(any(word in p.opts for p in command.params) or word == "--help" for word in rest), words
+    else:
+        command.make_context("hetpipe", list(rest))

@@ -26,7 +26,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from tests.commands import ROOT, Command
-from tests.pages import SPAN, Page, commands, linked, pages
+from tests.pages import SPAN, Page, check_hetpipe, commands, linked, pages
 
 OF_OTHERS = {"--nnodes", "--max-restarts", "--master-addr", "--standalone", "--rdzv-backend", "--node-rank", "--nproc-per-node"}
 
@@ -49,19 +49,6 @@ def test_every_block_is_what_it_says(page: Page, tmp_path: Path) -> None:
             assert "hetpipe" not in block.text, "a command belongs into a block that is checked"
         if block.language in ("yaml", "python", "bash"):
             assert Path(block.name).suffix in (".yaml", ".py", ".slurm"), f"its first comment names no file:\n{block.text}"
-
-
-def check_hetpipe(words: list[str]) -> None:
-    """Whether `hetpipe words…` has these options and arguments."""
-    command: Any = typer.main.get_command(app)
-    rest = words
-    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
-        assert rest[0] in command.commands, words
-        command, rest = command.commands[rest[0]], rest[1:]
-    if hasattr(command, "commands") or not rest:  # `hetpipe --version`, or a command's name only
-        assert all(any(word in p.opts for p in command.params) or word == "--help" for word in rest), words
-    else:
-        command.make_context("hetpipe", list(rest))
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

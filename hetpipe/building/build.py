@@ -22,6 +22,7 @@ from hetpipe.layers.trials.layer_check import ROWS
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
+from hetpipe.spec.guesses import OPTIMIZER
 from hetpipe.spec.job import Job, LossSection, Named, SchedulerSection, TorchNamed
 
 _OPTIMIZERS_REFUSED = {
@@ -220,7 +221,8 @@ def _checked(found: type, section: TorchNamed) -> dict[str, Any]:
     known = [n for n in inspect.signature(found).parameters if n not in ("params", "self", "optimizer")]
     for name in section.arguments:
         if name not in known:
-            raise InputError(f"{section.name!r} has no argument {name!r}{nearest(name, known)}")
+            theirs = f": it is called {OPTIMIZER[name]!r}" if OPTIMIZER.get(name) in known else nearest(name, known)
+            raise InputError(f"{section.name!r} has no argument {name!r}{theirs}")
     return section.arguments
 
 

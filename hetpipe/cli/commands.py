@@ -15,6 +15,7 @@ from hetpipe import __version__
 from hetpipe.cli import exits
 from hetpipe.cli.exchange import export, import_published
 from hetpipe.cli.fastspeed import app as convert
+from hetpipe.cli.guesses import instead
 from hetpipe.cli.terminal import install_watching, nothing_else
 from hetpipe.cli.weights import export_weights
 from hetpipe.cli.what_if import what_if
@@ -332,4 +333,4 @@ def schema(
 
 def main(run: Callable[[], object] = app) -> NoReturn:
     """Run the command line (`run`: another's) and end the process with its exit code."""
-    exits.main(run)
+    exits.main(run, instead)

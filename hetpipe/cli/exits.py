@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hetpipe.cli.terminal import install
@@ -27,8 +27,8 @@ from hetpipe.processes.stopping import RunError, RunStopped, forget_signals, hee
 from hetpipe.processes.whereabouts import resume
 
 
-def main(run: Callable[[], object]) -> NoReturn:
-    """Run a command line and end the process with its exit code."""
+def main(run: Callable[[], object], instead: Callable[[Sequence[str]], str] = lambda _: "") -> NoReturn:
+    """Run a command line and end the process with its exit code. `instead` says what to type in place of one that is refused."""
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -51,6 +51,8 @@ def main(run: Callable[[], object]) -> NoReturn:
         own = f"exit code {code}" if code else None
         if code == 128 + signal.SIGINT:
             _say_once("stopped by Ctrl-C")
+        if code == 2 and (hint := instead(sys.argv[1:])):  # the usage was wrong; an InputError is none of these
+            say(hint)
     except (Exception, RunStopped) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, to what is left of a job that fails
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:  # other writing names its file

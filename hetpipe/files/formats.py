@@ -50,8 +50,10 @@ BytesPerSecond = Annotated[
 
 
 class Strict(BaseModel):
-    """A frozen model that refuses unknown keys and names the nearest known one."""
+    """A frozen model that refuses unknown keys and names the nearest known one, or says what to write in place of one that people
+    try (`guesses`)."""
 
+    guesses: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
     @model_validator(mode="before")
@@ -61,8 +63,12 @@ class Strict(BaseModel):
             known = _keys(cls)
             unknown = [str(key) for key in data if key not in known]
             if unknown:
-                raise Faults(told(unknown, lambda key: f"unknown key {shown(key)}{nearest(key, known)}"))
+                raise Faults(told(unknown, lambda key: f"unknown key {shown(key)}{cls._instead_of(key)}"))
         return data
+
+    @classmethod
+    def _instead_of(cls, key: str) -> str:
+        return f": {cls.guesses[key]}" if key in cls.guesses else nearest(key, _keys(cls))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's, without the cached properties of this one, which are those of its own values."""

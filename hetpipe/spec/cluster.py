@@ -26,6 +26,7 @@ from hetpipe.files.formats import (
 )
 from hetpipe.files.limits import MOST_DEVICES, MOST_FACTOR
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
+from hetpipe.spec import guesses
 
 
 class Emulate(Strict):
@@ -37,6 +38,7 @@ class Emulate(Strict):
 class DeviceType(Strict):
     """One kind of device: its memory in bytes and its price in currency units per hour."""
 
+    guesses = guesses.DEVICE_TYPE
     memory: Bytes
     price_per_hour: Price = 0.0
     emulate: Emulate | None = None
@@ -45,6 +47,7 @@ class DeviceType(Strict):
 class Link(Strict):
     """A link: `latency` (s) and `bandwidth` (bytes/s), or measured `points` [[bytes, seconds], …], interpolated."""
 
+    guesses = guesses.LINK
     bandwidth: BytesPerSecond | None = None
     latency: Seconds = 0.0
     points: tuple[tuple[Bytes, Seconds], ...] | None = None
@@ -127,6 +130,7 @@ class Node(Strict):
     other machines: one adapter, or so many alike (`per_device`: as many as devices). All that crosses them at once shares what
     they carry together. Where no `adapter` is given each is as fast as the fastest link to another node."""
 
+    guesses = guesses.NODE
     name: Annotated[Name, Field(pattern=r"^[^/\s]+$")]
     devices: Annotated[dict[Name, DeviceCount], Field(min_length=1)]
     link: Link | None = None
@@ -182,6 +186,7 @@ class Cluster(Document):
     """Unequal devices on nodes, and what joins them: a `link` is what one transfer gets that has the way for itself, an adapter
     what all get that cross it at the same time."""
 
+    guesses = guesses.CLUSTER
     format: Literal["hetpipe.cluster/1"]
     device_types: Annotated[dict[Name, DeviceType], Field(min_length=1)]
     nodes: Annotated[tuple[Node, ...], Field(min_length=1)]

@@ -26,6 +26,7 @@ from hetpipe.files.formats import (
 from hetpipe.files.limits import LARGEST_INTEGER
 from hetpipe.files.messages import InputError, shown
 from hetpipe.files.writing import check_folder, check_output
+from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan
@@ -73,8 +74,15 @@ class ModelSection(Named):
     running statistics are then those of the whole batch; `coupled_layers: per_microbatch` accepts that to layers that couple
     samples, or keep state, each micro-batch is a batch of its own."""
 
+    guesses = guesses.MODEL
     batch_norm: BatchNorm | None = None
     coupled_layers: CoupledLayers | None = None
+
+
+class DataSection(Named):
+    """The data."""
+
+    guesses = guesses.DATA
 
 
 class LossSection(Strict):
@@ -83,6 +91,7 @@ class LossSection(Strict):
     `package.module:function`, of targets → what the loss of these divides by. `class_weights`: of cross_entropy, one number a
     class; it is then the mean weighted by them."""
 
+    guesses = guesses.LOSS
     name: Name | None = None
     target: Name | None = None
     weight: Literal["samples", "tokens"] = "samples"
@@ -113,6 +122,7 @@ class LossSection(Strict):
 class PlanSection(PlanOptions):
     """How to plan, or which plan `file` to use."""
 
+    guesses = guesses.PLAN
     file: Name | None = None
 
 
@@ -148,6 +158,7 @@ class TrainSection(Strict):
     (by default as many as a few steps train). `on_nonfinite`: what a step does whose loss, or gradient, is infinite or no number:
     it ends the run, is left out, or is taken like any other."""
 
+    guesses = guesses.TRAIN
     global_batch: Samples
     steps: Positive | None = None
     epochs: Positive | None = None
@@ -170,6 +181,7 @@ class TrainSection(Strict):
 class CheckpointSection(Strict):
     """Where and how often to save; training resumes from the newest checkpoint there unless `resume` is false."""
 
+    guesses = guesses.CHECKPOINT
     folder: Name
     every_steps: Positive = 100
     keep: Positive = 3
@@ -184,6 +196,7 @@ LOG_FILES = (REPORT_FILE, PLAN_FILE, PROFILE_FILE, METRICS_FILE, TRACE_FILE, SUM
 class LogSection(Strict):
     """Where results go (metrics, plan, profile, trace, summary, report) and how often a line is written."""
 
+    guesses = guesses.LOG
     folder: Name
     every_steps: Positive = 10
 
@@ -199,9 +212,10 @@ class ProfileSection(Strict):
 class Job(Document):
     """One training run."""
 
+    guesses = guesses.JOB
     format: Literal["hetpipe.job/1"]
     model: ModelSection
-    data: Named
+    data: DataSection
     loss: LossSection = LossSection(name="cross_entropy")
     cluster: Name | None = None
     profile: Name | None = None

@@ -1,0 +1,129 @@
+"""Keys, commands and options that people guess: each gets an answer, and what the answer says can be written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from hetpipe.building.build import optimizer_factory
+from hetpipe.cli.guesses import ARGUMENTS, COMMANDS, OPTIONS, instead
+from hetpipe.files.messages import InputError
+from hetpipe.spec import guesses
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job, TorchNamed
+from tests.commands import Command
+from tests.pages import check_hetpipe
+
+JOB: dict[str, Any] = {
+    "format": "hetpipe.job/1", "model": {"name": "gpt"}, "data": {"name": "text"}, "train": {"global_batch": 8, "steps": 5},
+}  # fmt: skip
+LINK: dict[str, Any] = {"bandwidth": 1e9}
+CLUSTER: dict[str, Any] = {
+    "format": "hetpipe.cluster/1", "device_types": {"a100": {"memory": 100}}, "link": LINK,
+    "nodes": [{"name": "n0", "devices": {"a100": 2}}],
+}  # fmt: skip
+# where the keys of a table are tried: the document, and the path to the section in it
+TABLES: dict[str, tuple[dict[str, Any], tuple[str | int, ...], guesses.Guesses]] = {
+    "job": (JOB, (), guesses.JOB), "train": (JOB, ("train",), guesses.TRAIN), "model": (JOB, ("model",), guesses.MODEL),
+    "data": (JOB, ("data",), guesses.DATA), "loss": (JOB | {"loss": {"name": "mse"}}, ("loss",), guesses.LOSS),
+    "plan": (JOB | {"plan": {}}, ("plan",), guesses.PLAN), "log": (JOB | {"log": {"folder": "l"}}, ("log",), guesses.LOG),
+    "checkpoint": (JOB | {"checkpoint": {"folder": "c"}}, ("checkpoint",), guesses.CHECKPOINT),
+    "cluster": (CLUSTER, (), guesses.CLUSTER), "link": (CLUSTER, ("link",), guesses.LINK),
+    "device type": (CLUSTER, ("device_types", "a100"), guesses.DEVICE_TYPE), "node": (CLUSTER, ("nodes", 0), guesses.NODE),
+}  # fmt: skip
+TRIED = [(table, key) for table, (_, _, answers) in TABLES.items() for key in answers]
+SNIPPET = re.compile(r"'((?:train|checkpoint|log|model|data|loss|plan|nodes|device_types|link): [\[{][^']*)'")
+
+
+def tried(table: str, key: str) -> str:
+    """What is said of this key in its section."""
+    document, path, _ = TABLES[table]
+    document = yaml.safe_load(yaml.safe_dump(document))
+    place: Any = document
+    for part in path:
+        place = place[part]
+    place[key] = 1
+    with pytest.raises(InputError) as caught:
+        (Job if document["format"] == JOB["format"] else Cluster).parse(document, "the file")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("table", "key"), TRIED, ids=[f"{table} {key}" for table, key in TRIED])
+def test_a_guessed_key_says_what_to_write(table: str, key: str) -> None:
+    answer = TABLES[table][2][key]
+    where = ".".join(map(str, TABLES[table][1])) or "top level"
+    assert f"  {where}: unknown key {key!r}: {answer}" in tried(table, key), "whole, and not cut"
+
+
+def test_answers_can_be_written() -> None:
+    """Each part of a file in an answer, put into a file."""
+    written = {snippet for _, _, answers in TABLES.values() for answer in answers.values() for snippet in SNIPPET.findall(answer)}
+    assert len(written) > 20
+    for snippet in written:
+        (key, value), = yaml.safe_load(snippet).items()  # fmt: skip
+        if key in ("nodes", "device_types", "link"):
+            own = CLUSTER | {key: value}
+            if key == "device_types":
+                own |= {"nodes": [{"name": "n0", "devices": {next(iter(value)): 1}}]}
+            Cluster.parse(own, snippet)
+            continue
+        section = value if key == "model" or key == "data" else {**JOB.get(key, {}), **value}
+        if "epochs" in section:
+            section.pop("steps")
+        Job.parse(JOB | {key: section}, snippet)
+
+
+def test_no_answer_is_for_a_key_that_there_is() -> None:
+    for name, (document, path, answers) in TABLES.items():
+        said = tried(name, "no-such-key")
+        known = said.rpartition("known: ")[2].split(", ")
+        assert set(known) & set(answers) == set(), (name, document, path)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), guesses.OPTIMIZER.items())
+def test_arguments_of_an_optimizer_by_other_names(theirs: str, ours: str) -> None:
+    section = TorchNamed.model_validate({"name": "AdamW", theirs: 0.1})
+    with pytest.raises(InputError, match=f"'AdamW' has no argument '{theirs}': it is called '{ours}'"):
+        optimizer_factory(section)([torch.nn.Parameter(torch.zeros(1))])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_guessed_command_says_what_to_type(run: Command, command: str) -> None:
+    found = run(command, "job.yaml")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.endswith(f"{COMMANDS[command]}\n")
+
+
+@pytest.mark.parametrize(("command", "option"), [(c, o) for c, options in OPTIONS.items() for o in options])
+def test_a_guessed_option_says_what_to_type(run: Command, command: str, option: str) -> None:
+    for words in ((option, "3"), (f"{option}=3",)) if option.startswith("--") else ((option, "3"),):
+        found = run(command, "job.yaml", *words)
+        assert (found.code, found.out) == (2, "")
+        assert found.err.endswith(f"{OPTIONS[command][option]}\n")
+
+
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_an_argument_where_there_is_none(run: Command, command: str) -> None:
+    found = run(command, *(["llama-7b", "3090"] if command == "what-if" else ["job.yaml"]))
+    assert (found.code, found.out) == (2, "")
+    assert found.err.endswith(f"{ARGUMENTS[command]}\n")
+
+
+def test_what_is_said_can_be_typed() -> None:
+    """With the options that there are."""
+    texts = [*COMMANDS.values(), *ARGUMENTS.values(), *(text for options in OPTIONS.values() for text in options.values())]
+    ends = r"; |: |, | \(|\)| (?:measures|plans|does|starts|writes|which|is|and|takes)\b"
+    lines = {line for text in texts for line in re.split(ends, text.replace(", and hetpipe", "; hetpipe")) if line.startswith("hetpipe ")}
+    assert len(lines) > 25
+    for line in lines:
+        if not line.endswith(("--help", "--version")):
+            check_hetpipe(shlex.split(line)[1:])
+
+
+def test_nothing_is_said_of_what_nobody_knows() -> None:
+    assert [instead(words) for words in ([], ["train"], ["trian"], ["plan", "--global-batch", "0"], ["what-if", "x"])] == [""] * 5
