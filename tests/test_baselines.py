@@ -89,7 +89,7 @@ class TestEveryBaseline:
             {"a": [1.0] * 2, "b": [1.0] * 2}, layers=[{"parameter_bytes": 75}, {"parameter_bytes": 100}]
         )
         cluster = make_cluster([{"a": 1, "b": 1}], memory={"a": 300, "b": 300})
-        with pytest.raises(PartitionError, match=r"layer.*'layer.1'.*type '[ab]', which has 300: \d+ bytes"):
+        with pytest.raises(PartitionError, match=r"layer.*'layer.1'.*type '[ab]', which has 300 bytes: \d+ bytes"):
             baseline(make_problem(cluster, profile, 4))
 
 
@@ -300,7 +300,7 @@ class TestUnevenDataParallel:
     def test_the_smallest_device_is_named(self) -> None:
         cluster = make_cluster([{"a": 1, "b": 1}], memory={"a": 1_000, "b": 500})
         profile = make_profile({"a": [1.0] * 2, "b": [2.0] * 2}, layer={"parameter_bytes": 100})
-        with pytest.raises(PartitionError, match="device n0/1 of type 'b', which has 500: 300 bytes"):
+        with pytest.raises(PartitionError, match="device n0/1 of type 'b', which has 500 bytes: 300 bytes"):
             UnevenDataParallel()(make_problem(cluster, profile, 4))
 
 

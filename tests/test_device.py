@@ -143,7 +143,7 @@ def test_more_than_the_memory_is_the_error_that_cuda_raises() -> None:
         x.exp()
     assert str(caught.value).startswith(
         "out of memory on rank 1, replica 0 stage 1, device n0/1: a tensor that autograd saves for backward "
-        "needs 2,000 bytes more, which makes 11,000 of 10,000"
+        "needs 2000 bytes more, which makes 11000 bytes of 10000 bytes"
     )
 
 
@@ -154,7 +154,7 @@ def test_up_to_the_limit_all_is_well() -> None:
     meter.add(40, "gradients")
     assert meter.peak == 100
     with pytest.raises(
-        torch.OutOfMemoryError, match="this device: gradients needs 1 bytes more, which makes 101 of 100"
+        torch.OutOfMemoryError, match="this device: gradients needs 1 bytes more, which makes 101 bytes of 100 bytes"
     ):
         meter.add(1, "gradients")
 

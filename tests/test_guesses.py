@@ -118,7 +118,8 @@ def test_what_is_said_can_be_typed() -> None:
     """With the options that there are."""
     texts = [*COMMANDS.values(), *ARGUMENTS.values(), *(text for options in OPTIONS.values() for text in options.values())]
     ends = r"; |: |, | \(|\)| (?:measures|plans|does|starts|writes|which|is|and|takes)\b"
-    lines = {line for text in texts for line in re.split(ends, text.replace(", and hetpipe", "; hetpipe")) if line.startswith("hetpipe ")}
+    parts = [part for text in texts for part in re.split(ends, text.replace(", and hetpipe", "; hetpipe"))]
+    lines = {part for part in parts if part.startswith("hetpipe ")}
     assert len(lines) > 25
     for line in lines:
         if not line.endswith(("--help", "--version")):

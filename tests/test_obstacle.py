@@ -222,6 +222,6 @@ def test_memory_kept_in_reserve_is_told_from_what_a_device_has() -> None:
     with pytest.raises(PartitionError, match="on a 'a', which has 357 bytes without the memory reserve of 15%: ") as caught:
         refuse(kept)
     assert "set the memory reserve of 15% to 0" in str(caught.value)
-    with pytest.raises(PartitionError, match="has 357 without the memory reserve of 15%: 53 bytes are missing"):
+    with pytest.raises(PartitionError, match="has 357 bytes without the memory reserve of 15%: 53 bytes are missing"):
         Even()(kept)
     refuse(problem)

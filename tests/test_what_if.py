@@ -90,7 +90,8 @@ class TestCommand:
         assert {name: card["measured"] for name, card in told["cards"].items()} == dict.fromkeys(["a6000", "p40", "l4"], True)
         assert first["name"] == "as it is"
         assert first["plan"] is None
-        assert "bytes" in first["reason"]
+        assert "666 MiB are missing on each 'l4'" in first["reason"]
+        assert "give each 'l4' 667 MiB more memory" in first["reason"], "rounded up, as it is to be enough"
         assert [row["name"] for row in others] == [f"with one more {card}" for card in ("a6000", "p40", "l4")]
         for row in others:
             assert row["tokens_per_second"] == pytest.approx(64 * 512 / row["step_seconds"])

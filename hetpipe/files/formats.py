@@ -15,7 +15,7 @@ from hetpipe.files import limits
 from hetpipe.files.limits import MOST_FILE_BYTES, MOST_YAML_BYTES
 from hetpipe.files.messages import Faults, InputError, cut, listed, nearest, reason, shown, told
 from hetpipe.files.parsing import ParseError, parse_json, parse_yaml
-from hetpipe.files.units import BYTES_PER_SECOND, SECONDS, quantity, whole, whole_bytes
+from hetpipe.files.units import BYTES_PER_SECOND, SECONDS, in_bytes, quantity, whole, whole_bytes
 from hetpipe.files.writing import write_text
 
 
@@ -169,8 +169,10 @@ def read_text(path: str | Path, most_bytes: int = MOST_YAML_BYTES) -> str:
             content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
             size = max(os.path.getsize(path), len(content))
-            larger = f"; a .json may have {MOST_FILE_BYTES}" if most_bytes < MOST_FILE_BYTES else ""
-            raise InputError(f"cannot read {path}: it has {size} bytes, the most that is read are {most_bytes}{larger}")
+            larger = f"; a .json may have {in_bytes(MOST_FILE_BYTES)}" if most_bytes < MOST_FILE_BYTES else ""
+            raise InputError(
+                f"cannot read {path}: it has {in_bytes(size)}, the most that is read are {in_bytes(most_bytes)}{larger}"
+            )
         return content.decode("utf-8-sig")
     except InputError:
         raise

@@ -67,6 +67,22 @@ def human_bytes(size: float) -> str:
     return f"{x:.0f} B" if unit == 0 else f"{three_digits(x)} {_BYTE_UNITS[unit]}"
 
 
+def in_bytes(size: float, *, up: bool = False) -> str:
+    """What is needed, has or misses: few bytes to the byte, many in binary units of three digits, rounded `up` where it is to be
+    enough.
+
+    >>> in_bytes(4100), in_bytes(80856049259), in_bytes(80856049259, up=True)
+    ('4100 bytes', '75.3 GiB', '75.4 GiB')
+    """
+    if abs(size) < 2**20:
+        return f"{size:.0f} bytes"
+    if not up:
+        return human_bytes(size)
+    unit = 2 ** (10 * int(math.log2(size) // 10))
+    step = 10.0 ** (math.floor(math.log10(size / unit)) - 2)
+    return human_bytes(math.ceil(size / unit / step - 1e-9) * step * unit)
+
+
 def human_seconds(seconds: float) -> str:
     """Seconds in the unit that fits, three digits: `1.23 ms`, `45.0 s`, `2.50 h`."""
     if not math.isfinite(seconds):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hetpipe.files.messages import InputError
+from hetpipe.files.units import in_bytes
 from hetpipe.spec.cluster import DeviceType
 from hetpipe.spec.options import DEFAULT_RESERVE
 from hetpipe.spec.profile import Measurement
@@ -97,8 +98,8 @@ class MemoryMeter:
         self.peak = max(self.peak, self.used)
         if self.limit is not None and self.used > self.limit:
             raise torch.OutOfMemoryError(
-                f"out of memory on {self.where}: {what} needs {size:,} bytes more, which makes {self.used:,} of {self.limit:,} "
-                "(the device type's memory in the cluster file); give the stage fewer layers, or let the plan recompute"
+                f"out of memory on {self.where}: {what} needs {in_bytes(size)} more, which makes {in_bytes(self.used)} of "
+                f"{in_bytes(self.limit)} (the device type's memory in the cluster file); give the stage fewer layers, or let the plan recompute"
             )
 
     def free(self, size: int) -> None:

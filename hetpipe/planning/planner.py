@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetpipe.files.messages import InputError
+from hetpipe.files.units import in_bytes
 from hetpipe.planning import registry
 from hetpipe.planning.bounds import fluid_bound, fluid_price
 from hetpipe.planning.partition import PartitionError, Problem, Solution, never
@@ -113,5 +114,5 @@ def _check_limits(
         limit = problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)
         if peak > limit:
             raise PartitionError(
-                f"the plan of {plan.partitioner!r} needs {peak} bytes on {device}, which has {limit:.0f}"
+                f"the plan of {plan.partitioner!r} needs {in_bytes(peak)} on {device}, which has {in_bytes(limit)}"
             )

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from hetpipe.files.messages import counted
+from hetpipe.files.units import in_bytes
 from hetpipe.partitioners.fitting.capacity import Capacity, Packing, Seat
 from hetpipe.partitioners.fitting.shortage import first_enough
 from hetpipe.partitioners.plan_class.space import measured_sizes
@@ -19,14 +20,6 @@ from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.cluster import Cluster
 
 MOST_DEVICES = 16  # more than these are no small change
-
-
-def gibibytes(size: float) -> str:
-    """Bytes as a person reads them."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:.2f} {unit}"
-    return f"{size:.0f} bytes"
 
 
 def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
@@ -93,8 +86,8 @@ def _obstacle(
         limit, kind = capacity.limits[seat.type], f"a {seat.type!r}"
         split = f" split over {seat.degree}" if seat.degree > 1 else ""
         return (
-            f"layer {layer} ({layers[layer].name!r}) alone needs {gibibytes(short + limit)} on {kind}{split}, which has "
-            f"{gibibytes(limit)}{problem.without_reserve}: {short:.0f} bytes ({gibibytes(short)}) are missing"
+            f"layer {layer} ({layers[layer].name!r}) alone needs {in_bytes(short + limit)} on {kind}{split}, which has "
+            f"{in_bytes(limit)}{problem.without_reserve}: {in_bytes(short)} are missing"
         ), round(short), round(short + limit)
     samples = -(-problem.global_batch // packing.replicas) if packing.samples else 1
     end, devices, b = _longest(capacity, samples)
@@ -120,7 +113,7 @@ def _obstacle(
         return text, None, None
     size, kind = more
     needed = round(capacity.limits_with({kind: size})[kind])
-    return f"{text}: {size} bytes ({gibibytes(size)}) are missing on each {kind!r}", size, needed
+    return f"{text}: {in_bytes(size)} are missing on each {kind!r}", size, needed
 
 
 def _largest_layer(capacity: Capacity) -> tuple[float, int, Seat]:
@@ -201,7 +194,7 @@ def _changes(capacity: Capacity, packing: Packing, more: tuple[int, str] | None)
     if batch >= smallest:
         yield f"use a global batch of {batch} instead of {problem.global_batch}"
     if more is not None:
-        yield f"give each {more[1]!r} {more[0]} bytes ({gibibytes(more[0])}) more memory"
+        yield f"give each {more[1]!r} {in_bytes(more[0], up=True)} more memory"
     spare = _spare(capacity, enough) if _largest_layer(capacity)[0] <= 0 else None
     if spare is not None:
         yield spare

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from hetpipe.files.units import in_bytes
 from hetpipe.partitioners.judging.desk import Candidate, Desk, Rule
 from hetpipe.planning.partition import PartitionError, Problem
 
@@ -48,9 +49,9 @@ def _text(desk: Desk, candidate: Candidate, worst: Shortage) -> str:
             if kind in appraiser.kinds.all[sort.types[s]] and peak - appraiser.limits[kind] == worst.missing:
                 device = appraiser.ids[draft.rows[rows[0]][sort.work.used[s]]]
                 return (
-                    f"layers {lo} ({names[lo]!r}) to {hi - 1} ({names[hi - 1]!r}) need {peak} bytes on device {device} of type "
-                    f"{worst.type!r}, which has {appraiser.limits[kind]:.0f}{desk.problem.without_reserve}: {worst.missing:.0f} "
-                    "bytes are missing"
+                    f"layers {lo} ({names[lo]!r}) to {hi - 1} ({names[hi - 1]!r}) need {in_bytes(peak)} on device {device} of "
+                    f"type {worst.type!r}, which has {in_bytes(appraiser.limits[kind])}{desk.problem.without_reserve}: "
+                    f"{in_bytes(worst.missing)} are missing"
                 )
     raise AssertionError("the shortage is of another candidate")
 
@@ -72,7 +73,7 @@ def _change(problem: Problem, shortages: list[list[Shortage]], again: Rule | Non
         return ""
     if again is not None and len(more) == 1:
         more[kind] = first_enough(lambda part: enough(part, kind), 0, more[kind])
-    each = " and ".join(f"each {kind!r} {part} bytes" for kind, part in more.items())
+    each = " and ".join(f"each {kind!r} {in_bytes(part, up=True)}" for kind, part in more.items())
     return f"It would fit if you give {each} more memory. "
 
 
