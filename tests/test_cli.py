@@ -202,7 +202,7 @@ def test_profile_then_train_as_a_new_user_types_them(run: Command, folder: Folde
     )
     wrong(2, "cannot write into the folder job.yaml: Not a directory", "log.folder=job.yaml")
     folder.cluster(2, memory="1 KiB")
-    wrong(3, "no plan fits the memory of the cluster: layer 1 ('block0') alone needs 35.89 KiB on a 'cpu'")
+    wrong(3, "no plan fits the memory of the cluster: layer 1 ('block0') alone needs 36752 bytes on a 'cpu'")
 
 
 def test_the_installed_command_finds_a_user_s_module_in_the_current_folder(folder: Folder) -> None:
@@ -278,6 +278,27 @@ def test_a_predicted_step_keeps_to_the_terminal(folder: Folder, columns: int) ->
     assert len(rows) == 3 or columns < 60
     if columns >= 80:
         assert all("rack-12-host-03" in row and "nvidia-a100-80gb" in row and " %" in row for row in rows), "one line a stage"
+
+
+def test_show_takes_the_log_folder_of_a_run(run: Command, folder: Folder) -> None:
+    """With its plan and its profile; of other folders it says which file to give."""
+    log = folder.path / "log"
+    log.mkdir()
+    for name in ("plan.json", "profile.json"):
+        (folder.path / name).rename(log / name)
+    whole = run("show", "log", "--cluster", "cluster.yaml")
+    assert whole == run("show", "log/plan.json", *(word.replace("profile.json", "log/profile.json") for word in PLANNING))
+    assert "F forward" in whole.out
+    (folder.path / "saved" / "step-10").mkdir(parents=True)
+    (folder.path / "empty").mkdir()
+    (folder.path / "plans").mkdir()
+    (folder.path / "plans" / "mine.json").touch()
+    for name, hint in (
+        ("saved", "it holds checkpoints; the plan of a run is in the folder log.folder of its job"),
+        ("empty", "give a plan, which 'hetpipe plan -o plan.json' writes, and every run into the folder log.folder of its job"),
+        ("plans", "give one of its files, such as plans/mine.json"),
+    ):
+        assert run("show", name) == (2, "", f"error: {name} is a folder without plan.json: {hint}\n")
 
 
 def test_nodes_without_a_link_are_told(run: Command, folder: Folder) -> None:

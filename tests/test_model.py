@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import cast
 
 import pytest
@@ -23,6 +24,7 @@ from hetpipe.layers.model import (
     named_layers,
     select,
     split_rows,
+    unsplit_note,
 )
 
 IGNORED = -100
@@ -171,3 +173,19 @@ def test_accuracy_counts_what_is_not_ignored() -> None:
 def test_mse_of_two_tensors() -> None:
     zero: Tensor = torch.zeros(2, 2)
     assert float(mse(zero, torch.full((2, 2), 3.0))) == 9.0
+
+
+def test_a_body_that_is_one_layer_is_told() -> None:
+    """No plan cuts inside of it."""
+
+    def row(count: int) -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(2, 2) for _ in range(count)))
+
+    said = "layer 1 ('body') is an nn.Sequential of 24 modules and is never split: put its modules into the outer one, and plans"
+    assert unsplit_note(nn.Sequential(OrderedDict(embed=nn.Linear(2, 2), body=row(24), head=nn.Linear(2, 2)))).startswith(said)
+    assert unsplit_note(nn.Sequential(row(9), row(7))) == (
+        "layer 0 ('0') is an nn.Sequential of 9 modules and is never split; layer 1 ('1') is an nn.Sequential of 7 modules and "
+        "is never split: put their modules into the outer one, and plans may cut between them"
+    )
+    assert unsplit_note(nn.Sequential(*(row(3) for _ in range(2)))) == "", "blocks"
+    assert unsplit_note(nn.Sequential(*(row(6) for _ in range(6)))) == ""

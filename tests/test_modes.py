@@ -17,7 +17,7 @@ from hetpipe.layers.split import trace_boundaries
 from hetpipe.measuring.profiler import measure_device
 from hetpipe.spec.plan import Backend
 from hetpipe.training.session import Session
-from hetpipe.training.trainer import _note_modes
+from hetpipe.training.trainer import _note_model
 from tests.modes import frozen_net, keep_modes, linear_net, modes
 from tests.nets import WIDTH, batch
 from tests.ranks import cluster_of, run_ranks
@@ -76,10 +76,10 @@ def test_a_batch_norm_needs_a_choice_only_where_it_trains() -> None:
 def test_a_job_says_what_is_in_evaluation_mode(capsys: pytest.CaptureFixture[str]) -> None:
     layers, (inputs, targets) = frozen_net(), batch("blocks", 2, 0)
     model = Model(name="frozen", layers=layers, inputs=inputs, targets=targets, loss=Loss(function=mse))
-    _note_modes(cast(Session, SimpleNamespace(model=model)))
+    _note_model(cast(Session, SimpleNamespace(model=model)))
     assert "note: 4 modules are in evaluation mode and stay in it (the first: '1'); where" in capsys.readouterr().err
     layers.train()
-    _note_modes(cast(Session, SimpleNamespace(model=model)))
+    _note_model(cast(Session, SimpleNamespace(model=model)))
     assert capsys.readouterr().err == ""
 
 

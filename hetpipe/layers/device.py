@@ -99,7 +99,8 @@ class MemoryMeter:
         if self.limit is not None and self.used > self.limit:
             raise torch.OutOfMemoryError(
                 f"out of memory on {self.where}: {what} needs {in_bytes(size)} more, which makes {in_bytes(self.used)} of "
-                f"{in_bytes(self.limit)} (the device type's memory in the cluster file); give the stage fewer layers, or let the plan recompute"
+                f"{in_bytes(self.limit)} (the device type's memory in the cluster file); give the stage fewer layers, or let the "
+                "plan recompute"
             )
 
     def free(self, size: int) -> None:

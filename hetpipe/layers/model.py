@@ -251,3 +251,20 @@ class Model:
         """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""
         rows = torch.arange(size) % batch_size(self.inputs)
         return select(self.inputs, rows), select(self.targets, rows)
+
+
+FEW_INSIDE = 4  # modules of a layer that is an nn.Sequential, up to which it is taken for a block
+
+
+def unsplit_note(layers: nn.Sequential) -> str:
+    """What is said of layers that hold more modules in a row than the model has layers, such as a body that somebody wrapped: a
+    plan never cuts inside of a layer. Empty where there are none."""
+    found = [
+        f"layer {position} ({name!r}) is an nn.Sequential of {len(layer)} modules and is never split"
+        for position, (name, layer) in enumerate(named_layers(layers))
+        if isinstance(layer, nn.Sequential) and len(layer) > max(FEW_INSIDE, len(layers))
+    ]
+    if not found:
+        return ""
+    whose = "their" if len(found) > 1 else "its"
+    return f"{'; '.join(found)}: put {whose} modules into the outer one, and plans may cut between them"

@@ -280,8 +280,9 @@ class PlanEngine(Holder, ABC):
     def evaluate(
         self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
     ) -> Evaluation:
-        """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch, on every rank.
-        `metric(output, targets)` returns (sum, count) of a micro-batch, as (correct predictions, predictions)."""
+        """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch on every rank. `metric` is
+        a function of the output and the targets of a micro-batch that gives (sum, count), such as the correct predictions and
+        all of them: both are summed over all micro-batches and replicas, and `.metric` of what is returned is their ratio."""
         sums = [0.0, 0.0, 0.0, 0.0]
         with evaluating(self.stage):
             self.forward_only(inputs, targets, self._scorer(metric, sums))

@@ -8,17 +8,19 @@ from typing import Annotated
 
 import typer
 
+from hetpipe.files.messages import InputError
 from hetpipe.files.screen import Screen
 from hetpipe.files.writing import check_output
 from hetpipe.planning.front import Front
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import PLAN_FILE, PROFILE_FILE
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
 
 def show(
-    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    plan: Annotated[Path, typer.Argument(help="plan.json, or the log folder of a run, with its plan and profile.")],
     profile: Annotated[
         Path | None, typer.Option(help="profile.json: names, times and bytes of the layers.")
     ] = None,
@@ -45,6 +47,9 @@ def show(
     from hetpipe.show.words import memory_warnings
 
     check_output(output, *PICTURES)
+    if plan.is_dir():
+        folder, plan = plan, _plan_in(plan)
+        profile = folder / PROFILE_FILE if profile is None and (folder / PROFILE_FILE).is_file() else profile
     found = given(
         Plan.load(plan),
         profile=Profile.load(profile) if profile is not None else None,
@@ -70,3 +75,17 @@ def show(
     out.print(plan_table(found.plan, profile=found.profile, cluster=found.cluster))
     if timeline is not None:
         out.print(text_gantt(timeline, scene=scene))
+
+
+def _plan_in(folder: Path) -> Path:
+    """The plan of a run's log folder; InputError, with what to give, for any other folder."""
+    if (folder / PLAN_FILE).is_file():
+        return folder / PLAN_FILE
+    there = sorted(path.name for path in folder.glob("*.json") if path.is_file())
+    if there:
+        hint = f"give one of its files, such as {folder / there[0]}"
+    elif any(folder.glob("step-*")):
+        hint = "it holds checkpoints; the plan of a run is in the folder log.folder of its job"
+    else:
+        hint = "give a plan, which 'hetpipe plan -o plan.json' writes, and every run into the folder log.folder of its job"
+    raise InputError(f"{folder} is a folder without {PLAN_FILE}: {hint}")

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from hetpipe.layers.batch_norm import check_batch_norm
-from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
+from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors, unsplit_note
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.loss_check import check_sample
+from hetpipe.processes.progress import warn
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection, TorchNamed
@@ -48,6 +49,8 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
         check_batch_norm(model, batch_norm)
         # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
         check_sample(whole, trace_boundaries(model, inputs, backward=True)[-1], "the sample")
+        if world.is_main and (note := unsplit_note(model)):
+            warn(f"note: {note}")
         setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None, seed=world.first(seed))
         options = PlanOptions().changed({"partitioner": partitioner})
         request = Request(

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.model import unsplit_note
 from hetpipe.processes.environment import launched
 from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.progress import warn
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import Job
@@ -97,6 +99,8 @@ def _refuse_shared_gpus(cluster: Cluster) -> None:
 
 def _profile_rank(job: Job) -> Profile | None:
     session = open_session(job)
+    if session.world.is_main and (note := unsplit_note(session.model.layers)):
+        warn(f"note: {note}")
     profile = obtain_profile(session, Request.by(job), fresh=True)
     return profile if session.world.is_main else None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.files.folders import check_room
+from hetpipe.layers.model import unsplit_note
 from hetpipe.predict.footprint import with_memory
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import warn
@@ -33,7 +34,7 @@ class Trainer:
 
     def _run(self, session: Session, plan: Plan | None, profile: Profile | None) -> TrainResult | None:
         if session.world.is_main:
-            _note_modes(session)
+            _note_model(session)
         plan, profile = prepare(session, Request.by(self.job), plan, profile)
         if (section := self.job.checkpoint) is not None:
             needed = checkpoint_bytes(profile)
@@ -67,8 +68,10 @@ def checkpoint_bytes(profile: Profile) -> int:
     return round(plain + profile.optimizer.state_bytes_per_parameter_byte * (sum(x.trained for x in layers) - again))
 
 
-def _note_modes(session: Session) -> None:
-    """Say which modules the model's function left in evaluation mode, since they train so."""
+def _note_model(session: Session) -> None:
+    """Say which layers hold many modules, and which modules the model's function left in evaluation mode, since they train so."""
+    if note := unsplit_note(session.model.layers):
+        warn(f"note: {note}")
     still = [name for name, module in session.model.layers.named_modules() if name and not module.training]
     if still:
         warn(f"note: {len(still)} modules are in evaluation mode and stay in it (the first: {still[0]!r}); where that is not "
