@@ -28,7 +28,8 @@ from hetpipe.spec.profile import Profile
 from tests.commands import ROOT, Command
 from tests.pages import SPAN, Page, check_hetpipe, commands, linked, pages
 
-OF_OTHERS = {"--nnodes", "--max-restarts", "--master-addr", "--standalone", "--rdzv-backend", "--node-rank", "--nproc-per-node"}
+OF_OTHERS = {"--cpus-per-task", "--device", "--ipc", "--master-port", "--shm-size", "--signal", "--ulimit",
+             "--nnodes", "--max-restarts", "--master-addr", "--standalone", "--rdzv-backend", "--node-rank", "--nproc-per-node"}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
@@ -83,8 +84,28 @@ def test_options_in_the_prose_exist() -> None:
     for page in pages():
         for span in SPAN.findall(page.prose):
             if span.startswith(("--", "hetpipe ")):
-                strange = [word for word in span.split() if word.startswith("--") and word not in known]
+                strange = [word for word in span.split() if word.startswith("--") and word.partition("=")[0] not in known]
                 assert strange == [], (page.name, span)
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (1, 0), (0, 1), (7, 3)])
+def test_a_failed_run_is_no_success_under_slurm(tmp_path: Path, codes: tuple[int, int]) -> None:
+    """The scripts, with programs of that name: SLURM takes a script's exit code for the job's, and a plain `wait` gives 0."""
+    scripts = {block.name: block.text for block in Page("docs/how-to/slurm.md").blocks if block.language == "bash"}
+    (tmp_path / "hetpipe" / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / "hetpipe" / ".venv" / "bin" / "activate").touch()
+    programs = {
+        "srun": f'[[ "$*" == *--het-group=1* ]] && exit {codes[1]}; [[ "$*" == *"-m hetpipe train"* ]] && exit {codes[0]}',
+        "scontrol": "echo node1; echo node2",
+    }  # fmt: skip
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    kept = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    for name, text in scripts.items():
+        done = subprocess.run(["bash", "-c", text], env=kept, check=False)
+        assert (done.returncode == 0) == (codes[0] == 0 and (codes[1] == 0 or name == "job.slurm")), name
+    assert set(scripts) == {"job.slurm", "unlike.slurm"}
 
 
 def test_links_lead_somewhere() -> None:
