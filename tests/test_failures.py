@@ -102,7 +102,7 @@ def test_an_emulated_device_out_of_memory(tmp_path: Path) -> None:
     place = "rank 0, replica 0 stage 0, device n0/0"
     assert ended.last.startswith(f"error: {place}, in ")
     assert f"OutOfMemoryError: out of memory on {place}: " in ended.last
-    assert "of 81,920 (the device type's memory in the cluster file)" in ended.last
+    assert "of 81920 bytes (the device type's memory in the cluster file)" in ended.last
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ class Place:
             now = {found: found.read_bytes() for found in self.path.rglob("*") if found.is_file()}
             if said.code:
                 lines = said.err.splitlines()
-                assert "error: " in (lines[0][:7], lines[1][:7] if lines[1:] else ""), said.err  # after what it begins
+                assert "error: " in [line[:7] for line in lines[:3]], said.err  # after what it begins, and what it notes
                 assert "Traceback" not in said.err
                 assert len(lines) <= 10, said.err
                 assert max(map(len, lines)) <= 1_007, said.err

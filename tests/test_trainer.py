@@ -295,7 +295,7 @@ def test_an_emulated_device_out_of_memory_names_rank_stage_and_device(tmp_path: 
         trained(file)
     text = str(caught.value)
     assert "OutOfMemoryError: out of memory on rank" in text
-    assert "of 20,480 (the device type's memory in the cluster file)" in text
+    assert "of 20480 bytes (the device type's memory in the cluster file)" in text
     assert any(f"rank {rank}, {place}" in text for rank, place in enumerate(
         ("replica 0 stage 0, device n0/0", "replica 0 stage 1, device n0/1", "replica 1 stage 0, device n1/0")))  # fmt: skip
     assert caught.value.report is not None
