@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.world import World, connect, create_world
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan

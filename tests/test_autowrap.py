@@ -9,7 +9,7 @@ import torch
 
 from bench.reference import ReferenceEngine
 from hetpipe.layers.model import Loss, mse, select
-from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
 from tests.nets import batch, build

@@ -23,7 +23,7 @@ from hetpipe.checkpoints.resume import resumed
 from hetpipe.checkpoints.state_tensors import empty_optimizer_state, model_state, optimizer_state
 from hetpipe.checkpoints.training_state import STATE_FILE
 from hetpipe.files.messages import InputError
-from hetpipe.processes.launch import RankFailure
+from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
 from hetpipe.spec.job import Job
 from hetpipe.training.runlog import TrainResult

@@ -19,7 +19,7 @@ from hetpipe.files.screen import Screen
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.planning.partition import PartitionError
 from hetpipe.predict.simulator import simulate
-from hetpipe.processes.launch import RankFailure, Report
+from hetpipe.processes.ranks.report import RankFailure, Report
 from hetpipe.processes.stopping import RunStopped
 from hetpipe.show.draw import given
 from hetpipe.show.tables import step_table

@@ -12,7 +12,7 @@ import torch
 
 from hetpipe.building.data import fetch
 from hetpipe.layers.randomness import Generators
-from hetpipe.processes.launch import RankFailure
+from hetpipe.processes.ranks.report import RankFailure
 from tests.jobs import Folder, train
 from tests.test_trainer import ONE, assert_same, reference, trained
 from tests.user_parts import drawn

@@ -17,19 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.processes import launch
-from hetpipe.processes.forkserver import Forkserver
-from hetpipe.processes.launch import (
-    RankFailure,
-    _store,
-    end_server,
-    rank_environment,
-    report_of,
-    start_ranks,
-    start_server,
-    with_cause,
-)
 from hetpipe.processes.pulse import PeerLostError
+from hetpipe.processes.ranks import launch
+from hetpipe.processes.ranks.forkserver import Forkserver
+from hetpipe.processes.ranks.launch import _store, end_server, rank_environment, start_ranks, start_server
+from hetpipe.processes.ranks.report import RankFailure, report_of, with_cause
 from hetpipe.processes.stopping import RunError
 from tests.programs import (
     be_deaf,
@@ -112,7 +104,7 @@ def test_the_server_of_ranks_is_spared_ctrl_c_and_this_process_is_not(monkeypatc
 def test_the_server_of_ranks_ends_at_once_while_it_imports_and_leaves_nothing(tmp_path: Path) -> None:
     """Also where the process that started it is killed. (torch makes an empty folder for its compiler, and leaves it.)"""
     code = (
-        "import os, signal, sys; from hetpipe.processes import launch; "
+        "import os, signal, sys; from hetpipe.processes.ranks import launch; "
         "launch.start_server(); launch.end_server(); launch.start_server(); "
         "print(launch._server._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -22,7 +22,7 @@ from hetpipe.planning.planner import make_plan as plan_for
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.sums import sync_segments
-from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.runtime.backends import check_backend, processes
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Backend, Plan

@@ -15,7 +15,7 @@ from bench.reference import ReferenceEngine
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, cross_entropy, mse
-from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.plan import Plan
 from hetpipe.training.own_loop import _nodes_of
 from tests.nets import batch, build

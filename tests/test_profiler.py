@@ -23,7 +23,7 @@ from hetpipe.measuring.profiler import (
     profile_model,
     saved_bytes,
 )
-from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import ProfileSection

@@ -20,7 +20,7 @@ from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.files import folders
 from hetpipe.files.folders import check_room, claimed
 from hetpipe.files.messages import InputError
-from hetpipe.processes.launch import RankFailure
+from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.spec.job import Job
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult

@@ -12,7 +12,7 @@ import pytest
 from hetpipe.checkpoints import shared
 from hetpipe.checkpoints.shared import appears
 from hetpipe.files.folders import LOCK_FILE
-from hetpipe.processes.launch import RankFailure
+from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere
 from tests.jobs import Folder

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from bench.reference import ReferenceEngine
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy
-from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.ranks.launch import start_ranks
 from tests.nets import WIDTH, batch, build
 from tests.ranks import cluster_of, run_ranks
 from tests.silence import EPOCHS, PLAN, SHARES, Keeping, Points, everything, loop_over, shuffled

@@ -19,8 +19,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
-from hetpipe.processes.launch import RankFailure
 from hetpipe.processes.progress import Activity
+from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.whereabouts import resume, resumes_from
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job

@@ -10,7 +10,7 @@ import torch
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import as_tuple
-from hetpipe.processes.launch import RankFailure
+from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.runtime.backends import check_backend
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Backend

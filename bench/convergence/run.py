@@ -23,8 +23,8 @@ from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
-from hetpipe.processes.launch import start_ranks
 from hetpipe.processes.progress import Activity
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan

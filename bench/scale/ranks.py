@@ -20,7 +20,7 @@ from bench.simulator.run import NODE, seconds_of, whole_plan
 from hetpipe.planning.shares import shares_for
 from hetpipe.predict.footprint import with_memory
 from hetpipe.predict.simulator import simulate
-from hetpipe.processes.launch import rank_environment
+from hetpipe.processes.ranks.launch import rank_environment
 from hetpipe.processes.world import bind_devices
 from hetpipe.runtime import replicas
 from hetpipe.runtime.replicas import PlanGroups, plan_groups

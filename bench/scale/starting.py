@@ -78,7 +78,7 @@ def rank(program: Callable[..., Any], *arguments: Any) -> Any:
 def command() -> None:
     """The command line."""
     from hetpipe.cli import commands
-    from hetpipe.processes import launch
+    from hetpipe.processes.ranks import launch
 
     mark("commands")
     start_ranks = launch.start_ranks

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import nn
 
 from hetpipe.layers.weights import materialise, tensors_of
-from hetpipe.processes.launch import start_ranks
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.cluster import Cluster
 
 

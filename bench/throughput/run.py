@@ -28,8 +28,8 @@ from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.footprint import with_memory
 from hetpipe.predict.simulator import simulate
-from hetpipe.processes.launch import start_ranks
 from hetpipe.processes.progress import Activity
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan

@@ -27,8 +27,8 @@ from hetpipe.files.writing import check_output
 from hetpipe.planning import registry
 from hetpipe.planning.front import Front
 from hetpipe.processes.environment import check_environment, place
-from hetpipe.processes.launch import start_server
 from hetpipe.processes.progress import Activity, say, show_with
+from hetpipe.processes.ranks.launch import start_server
 from hetpipe.processes.stopping import StopRequest, importing
 from hetpipe.show.command import show
 from hetpipe.spec.assumed import is_assumed, told_of

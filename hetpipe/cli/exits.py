@@ -20,9 +20,10 @@ from typing import NoReturn
 from hetpipe.cli.terminal import install
 from hetpipe.files.messages import InputError, clipped, exit_code, visible
 from hetpipe.processes.environment import launched, own_rank
-from hetpipe.processes.launch import RankFailure, Report, end_server, report_of, with_cause
 from hetpipe.processes.progress import debugging, say, show_with
 from hetpipe.processes.pulse import LAUNCHED, first_to_say, others_may_wait, stop_pulse
+from hetpipe.processes.ranks.launch import end_server
+from hetpipe.processes.ranks.report import RankFailure, Report, report_of, with_cause
 from hetpipe.processes.stopping import RunError, RunStopped, forget_signals, heed_signals, stop_if_told
 from hetpipe.processes.whereabouts import resume
 

@@ -10,8 +10,8 @@ import torch
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import unsplit_note
 from hetpipe.processes.environment import launched
-from hetpipe.processes.launch import start_ranks
 from hetpipe.processes.progress import warn
+from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import Job

@@ -23,7 +23,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from hetpipe.processes.forkserver import serve; serve()"
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from hetpipe.processes.ranks.forkserver import serve; serve()"
 _LENGTH, _EXIT = struct.Struct("<q"), struct.Struct("<qq")  # of a request; (process, how `waitpid` says it ended, or −1: started)
 _STARTED = -1
 # torch's notes on multiprocessing: the server counts GPUs without CUDA, which, once begun, cannot be used in a forked process
