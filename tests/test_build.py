@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,8 +24,12 @@ from hetpipe.building.build import (
 )
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse
-from hetpipe.spec.job import Job, LossSection, SchedulerSection, TorchNamed
+from hetpipe.measuring.measure import profile_cluster
+from hetpipe.processes.world import alone
+from hetpipe.spec.job import Job, LossSection, ProfileSection, SchedulerSection, TorchNamed
+from hetpipe.spec.profile import Profile
 from tests.jobs import MLP, POINTS
+from tests.ranks import cluster_of
 from tests.user_parts import CLASS_WEIGHTS, weighted
 
 USER = "tests.user_parts:"
@@ -181,6 +186,19 @@ def test_batch_norm_needs_a_choice() -> None:
     )
     chosen = job(model={**net, "batch_norm": "per_microbatch"}, **own)
     assert len(build_model(chosen, build_data(chosen).train).layers) == 5
+
+
+def test_a_job_says_that_layers_may_couple_samples_before_anything_is_measured() -> None:
+    options, cluster = ProfileSection(microbatch_sizes=(1,), repeats=1), cluster_of(1)
+    world = replace(alone(), device_id="n0/0", rank_of={"n0/0": 0}, hosts=("here",))
+
+    def profile(**section: Any) -> Profile:
+        own = job(model={"target": USER + "with_centring", **section}, data={"target": USER + "points"})
+        return profile_cluster(build_model(own, build_data(own).train), cluster, world, options, torch.optim.SGD)
+
+    with pytest.raises(InputError, match=r"^layer '1' \(Centre\) couples the samples of a batch: .*'coupled_layers: "):
+        profile()
+    assert [layer.name for layer in profile(coupled_layers="per_microbatch").layers] == ["0", "1", "2"]
 
 
 def test_the_loss_ignores_the_index_that_its_weight_does_not_count() -> None:

@@ -30,6 +30,15 @@ def with_batch_norm() -> nn.Sequential:
     )
 
 
+class Centre(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def with_centring() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), Centre(), nn.Linear(8, 3))
+
+
 def with_batch_norm_of_8() -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(8, 16),
