@@ -80,6 +80,7 @@ class Tie(NamedTuple):
     layers: tuple[int, ...]
     trained_bytes: int
 
+
 class Measurement(Strict):
     """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
     A tensor-parallel degree above 1 carries its own parameter and saved bytes per device; of these parameters as large a part
