@@ -14,10 +14,11 @@ from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, as_tuple, move, named_layers
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.weights import placed
+from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import DIFFERENT, LayerRun, busy_factor, leaves, loss_of
 from hetpipe.measuring.links import LARGE_BYTES, Wires, measure_links, node_pairs
 from hetpipe.measuring.measure import turns
-from hetpipe.measuring.profiler import Clock, time_layer
+from hetpipe.measuring.profiler import time_layer
 from hetpipe.measuring.traffic import Pair, ping_pong
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import AdapterOf, Cluster, Device, LinkBetween
@@ -116,7 +117,8 @@ def glance(model: Model, measurement: Measurement, device: torch.device) -> Glan
             chosen.append(index)
             left -= costs[index]
     inputs, targets = model.sample(size)
-    specs, layers, clock = trace_boundaries(model.layers, inputs), named_layers(model.layers), Clock(device)
+    specs, layers = trace_boundaries(model.layers, inputs), named_layers(model.layers)
+    clock = Clock(device, stretch=stretch_of(device))
     least, median, factor = 0.0, 0.0, 1.0
     with one_thread(device), kept(model.layers):
         for index in sorted(chosen):
@@ -125,7 +127,7 @@ def glance(model: Model, measurement: Measurement, device: torch.device) -> Glan
             with placed(model.layers, layers[index][1], device):
                 run = LayerRun(layers[index][1], leaves([t.to(device) for t in given]), last)
                 times = _seconds(run, clock, index, size, repeats[index])
-                if index == chosen[0]:
+                if index == chosen[0] and clock.stretch is None:
                     factor = busy_factor(run, statistics.median(times), device)
             least, median = least + min(times), median + statistics.median(times)
     names = tuple(layers[i][0] for i in sorted(chosen))

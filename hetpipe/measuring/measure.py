@@ -75,7 +75,7 @@ def profile_cluster(
             measured = _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
             measured_sizes = measured.measurement.microbatch_sizes
             with during(f"measuring what the framework takes on {device.type}"):
-                overhead = device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2])
+                overhead = device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2], measured.stretch)
             results.append((measured, overhead))
         for measured, overhead in (pair for part in _gathered(world, results) for pair in part):
             done.append(measured)

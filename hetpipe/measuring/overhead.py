@@ -46,9 +46,11 @@ class Found(NamedTuple):
         return cls(middle, (max(seconds) - min(seconds)) / middle)
 
 
-def device_overhead(model: Model, device_type: str, device: torch.device, size: int) -> DeviceOverhead:
-    """What can be measured of one device alone. On a card after its layers were measured, so that their kernels are there."""
-    found = {"action_seconds": action_seconds(device)}
+def device_overhead(model: Model, device_type: str, device: torch.device, size: int, stretch: float = 1.0) -> DeviceOverhead:
+    """What can be measured of one device alone. On a card after its layers were measured, so that their kernels are there. On a
+    processor its seconds last `stretch` times as long."""
+    action = action_seconds(device)
+    found = {"action_seconds": action._replace(value=stretch * action.value)}
     if device.type == "cuda":
         found["device_bytes"] = context_bytes(device)
         factor = allocator_factor(model, device, size)

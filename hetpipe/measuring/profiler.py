@@ -1,8 +1,9 @@
 """The profiler: every layer's seconds and bytes, on the devices themselves.
 
 Times are medians over repeats after a warm-up: on a CPU of single actions, each after a short idle gap (a pipeline's ranks wait
-between actions, and a hot loop would flatter small ones); on a card, which the host runs ahead of, of several without a pause. A
-device that is more than 15 % slower without gaps (a CPU quota, heat), by its heaviest layer, since of a small one cold caches
+between actions, and a hot loop would flatter small ones); on a card, which the host runs ahead of, of several without a pause.
+Where a quota, or other work, stops a thread that works without gaps, they are its processor seconds, by as much longer as it is
+stopped. Else a device that is more than 15 % slower without gaps (heat), by its heaviest layer, since of a small one cold caches
 hide it, gets times that are so much longer. Saved bytes come from one forward, by saved-tensor hooks: shared storage once,
 parameters never.
 """
@@ -13,7 +14,6 @@ import datetime
 import platform
 import socket
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,8 +24,6 @@ from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.device import (
     Emulation,
     MemoryMeter,
-    Pacer,
-    Stopwatch,
     module_bytes,
     one_thread,
     static_storages,
@@ -36,7 +34,8 @@ from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
 from hetpipe.layers.split import CARRY, skipping_layers, tied_layers, trace_boundaries
 from hetpipe.layers.stage import alias
 from hetpipe.layers.weights import placed
-from hetpipe.measuring.layer_run import LayerRun, busy_factor, leaves, loss_of, steady_seconds, turn_seconds
+from hetpipe.measuring.clock import Clock, stretch_of
+from hetpipe.measuring.layer_run import LayerRun, busy_factor, leaves, loss_of, turn_seconds
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
@@ -44,39 +43,7 @@ from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, Opti
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
-IDLE_SECONDS = 0.002
 HEAVIER = 1.5  # times as long as the heaviest layer before it
-
-
-@dataclass
-class Clock:
-    """Times one action (layer, kind, size): on a real device as it is; on an emulated one it lasts as long as it would there.
-    `processor_time` counts this thread's own processor seconds instead of wall time, so that other work on the machine does
-    not distort the table by which emulated devices are paced (one thread computes, forward and backward)."""
-
-    device: torch.device
-    emulation: Emulation | None = None
-    processor_time: bool = False
-    pacer: Pacer = field(default_factory=Pacer)
-
-    def measure(self, action: Callable[[], object], kind: str, layer: int, size: int) -> float:
-        """Seconds of the action, which on a card is done several times."""
-        if self.device.type == "cuda":
-            return steady_seconds(Stopwatch(self.device), action)
-        time.sleep(IDLE_SECONDS)
-        if self.processor_time:
-            began = time.thread_time()
-            action()
-            return time.thread_time() - began
-        if self.emulation is None:
-            return Stopwatch(self.device).measure(action)
-        seconds = self.emulation.seconds(kind, layer, layer + 1, size)
-        return Stopwatch(self.device).measure(lambda: self._paced(action, seconds))
-
-    def _paced(self, action: Callable[[], object], seconds: float) -> None:
-        self.pacer.start()
-        action()
-        self.pacer.finish(seconds)
 
 
 class _SizeRun:
@@ -185,6 +152,7 @@ class Measured:
     measurement: Measurement
     state_bytes_per_parameter_byte: float
     spread: float
+    stretch: float  # of processor seconds, see `Clock`
 
 
 def measure_device(
@@ -199,13 +167,14 @@ def measure_device(
     processor_time: bool = False,
     advance: Advance = lambda _: None,
 ) -> Measured:
-    """Measure all layers on one device (see `Clock` for `emulation` and `processor_time`), one after the other, since each gets
-    its values when its turn comes, and only then. `advance` is called for every size of a layer and for its optimizer step.
-    Sizes from the first that does not fit the memory are left out."""
+    """Measure all layers on one device, an emulated one, or in plain processor seconds (see `Clock`), one after the other, since
+    each gets its values when its turn comes, and only then. `advance` is called for every size of a layer and for its optimizer
+    step. Sizes from the first that does not fit the memory are left out."""
     for name in skipping_layers(model.layers):
         raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
-    clock = Clock(device, emulation, processor_time=processor_time)
+    real = emulation is None and not processor_time
+    clock = Clock(device, emulation, stretch_of(device) if real else 1.0 if processor_time else None)
     heaviest, factor, runs, steps = 0.0, 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
     begin_backward(device)
     with one_thread(device), kept(model.layers):
@@ -222,14 +191,15 @@ def measure_device(
                         break
                     advance(f"layer {index + 1} of {len(model.layers)} ({name}), {run.text}")
                 middle = runs[len(runs) // 2]
-                if emulation is None and not processor_time and middle.latest_seconds > HEAVIER * heaviest:
+                if real and clock.stretch is None and middle.latest_seconds > HEAVIER * heaviest:
                     heaviest = middle.latest_seconds
                     factor = busy_factor(middle.run, heaviest, device)
                 steps.measure(layer, clock, index, repeats)
             advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
-    if factor > 1:
-        warn(f"note: {device_type!r} takes {factor:.1f} times as long when it works without a pause (a CPU quota, heat or other "
-            "work): it is planned so")  # fmt: skip
+    stretch = clock.stretch or 1.0
+    if factor * stretch > 1:
+        warn(f"note: {device_type!r} takes {factor * stretch:.1f} times as long when it works without a pause (a CPU quota, heat "
+             "or other work): it is planned so")  # fmt: skip
     measurement = Measurement(
         device_type=device_type,
         microbatch_sizes=tuple(run.size for run in runs),
@@ -241,6 +211,7 @@ def measure_device(
         measurement=measurement.slower(factor) if factor > 1 else measurement,
         state_bytes_per_parameter_byte=steps.state_bytes / max(1, steps.parameter_bytes),
         spread=max(statistics.median(run.spreads) for run in runs),
+        stretch=stretch,
     )
 
 
