@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -51,34 +50,53 @@ def test_emulated_seconds(kind: str, lo: int, hi: int, size: int, recompute: boo
     assert SLOW.seconds(kind, lo, hi, size, recompute=recompute) == pytest.approx(seconds)
 
 
-def test_a_paced_action_lasts_its_time() -> None:
+class FakeTime:
+    """A clock that goes on while one sleeps only."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    made = FakeTime()
+    monkeypatch.setattr("hetpipe.layers.device.time", made)
+    return made
+
+
+def test_a_paced_action_lasts_its_time(clock: FakeTime) -> None:
     pacer = Pacer()
-    began = time.perf_counter()
     pacer.start()
+    clock.now += 0.02
     pacer.finish(0.05)
-    assert time.perf_counter() - began >= 0.05
+    assert clock.now == pytest.approx(100.05)
     assert pacer.overrun_seconds == 0.0
 
 
-def test_a_part_of_an_action_is_reached_no_sooner_than_its_time() -> None:
+def test_a_part_of_an_action_is_reached_no_sooner_than_its_time(clock: FakeTime) -> None:
     pacer = Pacer()
-    began = time.perf_counter()
     pacer.start()
     for seconds in (0.02, 0.01):
         pacer.reach(seconds)
-        assert time.perf_counter() - began >= seconds
+        assert clock.now == pytest.approx(100.02)
     assert pacer.overrun_seconds == 0.0
 
 
-def test_an_action_that_takes_longer_is_an_overrun() -> None:
+def test_an_action_that_takes_longer_is_an_overrun(clock: FakeTime) -> None:
     pacer = Pacer()
-    for _ in range(2):
+    for turn in (1, 2):
         pacer.start()
-        time.sleep(0.02)
-        began = time.perf_counter()
+        clock.now += 0.02
         pacer.finish(0.005)
-        assert time.perf_counter() - began < 0.015, "nothing is left to sleep for"
-    assert pacer.overrun_seconds >= 2 * 0.015
+        assert clock.now == pytest.approx(100 + 0.02 * turn), "nothing is left to sleep for"
+    assert pacer.overrun_seconds == pytest.approx(2 * 0.015)
 
 
 def test_the_meter_counts_storages_once_and_parameters_never() -> None:
@@ -181,9 +199,8 @@ def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         torch_device(kind, 2)
 
 
-def test_the_stopwatch_measures_the_action() -> None:
-    seconds = Stopwatch(torch.device("cpu")).measure(lambda: time.sleep(0.02))
-    assert 0.02 <= seconds < 2.0
+def test_the_stopwatch_measures_the_action(clock: FakeTime) -> None:
+    assert Stopwatch(torch.device("cpu")).measure(lambda: clock.sleep(0.02)) == pytest.approx(0.02)
 
 
 def test_the_stopwatch_times_the_stream_of_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is made of rates that were measured between nodes; and on hosts of which the rates are set, that they come out."""
+"""What is made of rates that were measured between nodes; and, between real hosts, which are measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.links.hosts import HOSTS, missing
-from bench.links.run import carried
+from bench.links.run import carried, off
 from bench.links.steps import compared
 from hetpipe.measuring.confirm import both_ways
 from hetpipe.measuring.links import EQUAL, Carried, alone_on_hosts, joined, many_flows, of_flows
@@ -139,25 +139,31 @@ def test_there_and_back_over_adapters_is_as_slow_as_each_way() -> None:
     assert both_ways(link, adapters_of(a=(100.0, 25.0), b=(100.0, 100.0)), 200) == pytest.approx(1 + (2 + 8) / 2)
 
 
+def test_the_bench_tells_rates_that_are_not_as_they_were_set() -> None:
+    def found(**factors: float) -> list[str]:
+        ways = [*permutations("abc", 2), ("b", None), (None, "b"), ("b", "b")]
+        rows = [{"from": a, "to": b, "bytes_per_second": factors.get(f"{a}_{b}", 1.0) * carried(HOSTS, a, b)} for a, b in ways]
+        return off(make_profile({"cpu": [1.0]}).model_copy(update={"provenance": {"links": rows}}))
+
+    assert found(a_b=0.9, b_None=1.1, b_b=9.0) == []
+    assert found(a_b=0.8, None_b=1.5) == [
+        "from a to b: set 19.1 MB/s, measured 15.3",
+        "from the others to b: set 19.1 MB/s, measured 28.7",
+    ]
+
+
 @pytest.mark.slow
-def test_rates_set_on_three_hosts_come_out_each_way_apart_and_two_ranks_share_one_adapter() -> None:
-    """The limits are wide: token buckets let bursts pass, and a busy machine leaves them idle. Load makes a rate lower than
-    it was set, never one way alone three times as fast."""
+def test_each_way_between_three_hosts_is_measured_and_what_two_ranks_send_and_receive_at_once() -> None:
+    """How high the rates are, on hosts of which they are set, `bench.links.run` checks: it depends on what else runs."""
     why = missing()
     if why is not None:
         pytest.skip(why)
     profile, _ = compared(HOSTS, {})
     rows = {(row.get("from"), row.get("to"), row["flows"]): row for row in profile.provenance["links"]}
-    for (source, target, _), row in rows.items():
-        if source != target:
-            assert row["bytes_per_second"] == pytest.approx(carried(HOSTS, source, target), rel=0.15), row
-            assert row["relative_spread"] >= 0
+    assert all(row["bytes_per_second"] > 0 and row["relative_spread"] >= 0 for row in rows.values())
     assert {key for key in rows if key[0] != key[1]} == {
         *((a, b, 1) for a, b in permutations("abc", 2)), ("b", None, 2), (None, "b", 2),
     }  # fmt: skip
+    assert {adapter.node for adapter in profile.adapters} == set("abc")
+    assert {frozenset(link.between) for link in profile.links} == {frozenset(p) for p in ("ab", "ac", "bc", "b")}
     assert profile.overheads[0].transfer_overlap is not None  # what it is depends on how many cores are free
-    rates = {adapter.node: adapter.rates for adapter in profile.adapters}
-    assert rates["b"].out < 0.75 * (rows["b", "a", 1]["bytes_per_second"] + rows["b", "c", 1]["bytes_per_second"])
-    assert rates["b"].out / rates["b"].into == pytest.approx(3, rel=0.2)
-    for a, b in permutations("abc", 2):
-        assert planned(profile.links, profile.adapters, a, b) == pytest.approx(rows[a, b, 1]["bytes_per_second"], rel=0.15)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -174,18 +173,19 @@ class TestFront:
 
     def test_what_was_cut_short_on_the_front_is_searched_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A planner that uses up its time at first, and then has a plan of one device only."""
-        monkeypatch.setattr(hetpipe.planning.pareto, "LEAST_SECONDS", 0.05)
-        monkeypatch.setattr(hetpipe.planning.pareto, "EACH_SECONDS", 0.05)
-        calls: list[int] = []
+        calls, now = list[int](), [100.0]
+        for module in ("pareto", "workers"):
+            monkeypatch.setattr(f"hetpipe.planning.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
 
         def slow(problem: Problem) -> Solution:
             calls.append(len(problem.cluster.nodes))
-            if calls.count(calls[-1]) > 1:
-                return Auto()(problem)
             assert problem.time_limit_seconds is not None
-            time.sleep(4 * problem.time_limit_seconds)
+            unhurried = replace(problem, time_limit_seconds=None)
+            if calls.count(calls[-1]) > 1:
+                return Auto()(unhurried)
+            now[0] += problem.time_limit_seconds
             one = choice_of(catalogue({"fast": 1})).whole()
-            return Solution(plan=Auto()(replace(problem, cluster=one, time_limit_seconds=None)).plan)
+            return Solution(plan=Auto()(replace(unhurried, cluster=one)).plan)
 
         monkeypatch.setattr("hetpipe.planning.workers.registry", SimpleNamespace(partitioner=lambda _: slow))
         one, two = make_front(PROFILE, catalogue({"fast": "1..2"}), 6).front.rows

@@ -22,7 +22,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wait_for_line(pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Until such a line comes: an earlier one may tell what was so before."""
-    lines, deadline = list[str](), time.monotonic() + 20
+    lines, deadline = list[str](), time.monotonic() + 60
     while not any(re.fullmatch(pattern, line) for line in lines) and time.monotonic() < deadline:
         time.sleep(0.01)
         lines += capsys.readouterr().err.splitlines()
