@@ -129,7 +129,8 @@ def test_torchruns_agent_stops_the_run_of_all(tmp_path: Path) -> None:
 
 
 def test_before_the_first_step_nothing_is_lost_and_nothing_stays(tmp_path: Path) -> None:
-    """Ctrl-C and SIGTERM at any time while a run starts: no traceback, no process."""
+    """Ctrl-C and SIGTERM at any time while a run starts: no traceback, no process. (What Python says where it has not come to
+    hetpipe's first line, as on a busy machine, is Python's own.)"""
     folder = job(tmp_path)
     seed = random.randrange(2**32)
     draw = random.Random(seed)
@@ -142,7 +143,7 @@ def test_before_the_first_step_nothing_is_lost_and_nothing_stays(tmp_path: Path)
         print(f"{how.name} after {after:.3f} s")
         ended = finish(process, tmp_path, str(tmp_path), timeout=60)
         assert (ended.code in (128 + how, -how), ended.leftover) == (True, []), (how, after, ended)
-        assert "Traceback" not in ended.err, (how, after, ended.err)
+        assert "Traceback" not in ended.err or "hetpipe/" not in ended.err, (how, after, ended.err)
         assert ended.code < 0 or "stopped by " in ended.last, (how, after, ended.err)
     assert not list_checkpoints(folder.path / "saved")
 
@@ -201,7 +202,8 @@ def test_ranks_of_other_hosts_are_told_of_one_that_ends_before_they_met(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
 ) -> None:
     """They waited for it for an hour."""
-    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+    place = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(name, value)
     left, codes = list[str](), list[int]()
     monkeypatch.setattr("hetpipe.processes.rendezvous.leave_word", left.append)
