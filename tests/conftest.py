@@ -1,11 +1,13 @@
 """For every test: hypothesis without a deadline, since other processes share the cores, and with the same instances in every run
 (`--hypothesis-profile=fuzz` draws new ones); no GPU, so that a job runs on the CPU's devices where there is one, too (what a card
 alone can show is in test_gpu.py); ranks that find this checkout from any folder (Python's fork server imports ahead only what it
-finds by itself); Ctrl-C is heeded, which a shell ignores of what it runs in the background; and commands run in this process."""
+finds by itself); Ctrl-C is heeded, which a shell ignores of what it runs in the background; commands run in this process; and
+processes side by side find compiled what numba compiles."""
 
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import pytest
 import typer
 from hypothesis import settings
 
-from tests.commands import Command, Said, signals_kept
+from tests.commands import ROOT, Command, Said, signals_kept
 from tests.jobs import Folder
 
 settings.register_profile("hetpipe", deadline=None, print_blob=True, derandomize=True)
@@ -32,6 +34,30 @@ SHOWN: str | None = json.loads(os.environ["HETPIPE_TEST_GPUS"])  # the GPUs that
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")])
 )
+
+
+class Compiling:
+    """What numba compiles, half a minute of work, is compiled while processes side by side collect their tests, and not in
+    each of them and in what they start. None of them begins before."""
+
+    CODE = """
+from hetpipe.partitioners import auto
+from hetpipe.predict import flows
+
+for part in (auto.balance, auto.estimate, auto.line_cuts, auto.places, auto.relaxed, auto.stage_orders, flows):
+    part.ready()
+"""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", self.CODE], cwd=ROOT)
+
+    def pytest_xdist_node_collection_finished(self) -> None:
+        assert self.process.wait() == 0, "numba could not compile"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Compiling())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
