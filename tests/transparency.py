@@ -188,14 +188,16 @@ def _groups_of(engine: PlanEngine) -> Iterator[dist.ProcessGroup]:
 
 
 def train_cases(world: World, cases: list[Case], backend: Backend = "torch") -> list[Trained | None]:
-    """A rank's part of all cases, one after the other."""
+    """A rank's part of all cases, one after the other. Layers are tried in every other pair of cases, and in the others the
+    user has accepted them as they are."""
     results: list[Trained | None] = []
     for number, case in enumerate(cases):
         vars(gradients)["BUCKET_BYTES"] = 25 * 2**20 if number % 2 else 100  # one bucket a group, and many
+        accepted: CoupledLayers | None = "per_microbatch" if number % 4 < 2 else None
         describe_with(f"device {world.device_id}, case {case.name!r}")
         plan, layers = case.make_plan(), build(case.net, case.dtype)
         engine = open_engine(world, plan, layers, *batch(case.net, 3, 0, case.dtype), case.loss(),
-                             emulation=AT_ONCE if case.emulated else None, backend=backend)  # fmt: skip
+                             emulation=AT_ONCE if case.emulated else None, backend=backend, coupled_layers=accepted)  # fmt: skip
         if engine is None:
             results.append(None)
             continue
