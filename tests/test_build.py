@@ -267,8 +267,9 @@ def test_optimizers_by_their_torch_names(name: str) -> None:
         ({"name": "Optimizer"}, "unknown optimizer 'Optimizer'"),
         (
             {"name": "AdamW", "learning_rate": 1.0},
-            "'AdamW' has no argument 'learning_rate'; known: lr, betas",
+            "'AdamW' has no argument 'learning_rate': it is called 'lr'",
         ),
+        ({"name": "AdamW", "rho": 0.9}, "'AdamW' has no argument 'rho'; known: lr, betas"),
         ({"name": "SGD", "momentun": 0.9}, "'SGD' has no argument 'momentun'; did you mean 'momentum'?"),
         (
             {"name": "SGD", "lr": -1.0},
