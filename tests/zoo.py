@@ -30,7 +30,6 @@ from hetpipe.models import bert, gpt2, llama, t5
 from hetpipe.models._hf import HFLayer
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
-from hetpipe.spec.job import CoupledLayers
 from hetpipe.spec.plan import Backend
 from tests.jobs import STATE
 from tests.ranks import make_plan
@@ -212,8 +211,7 @@ def _train(
     plan = make_plan(rows, model=name, schedule="1f1b" if backend == "torch" else "gpipe")
     layers = zoo.build(weights=folder, **dict.fromkeys(zoo.dropout, 0.0)).to(torch.float64)
     inputs, targets, _ = batch(name)
-    accepted: CoupledLayers | None = None if saved is not None or two_replicas else "per_microbatch"  # then no layer is tried
-    engine = open_engine(world, plan, layers, inputs, targets, zoo.loss(), backend=backend, coupled_layers=accepted)
+    engine = open_engine(world, plan, layers, inputs, targets, zoo.loss(), backend=backend)
     if engine is None:
         return {"losses": [], "state": {}}
     held = [n for n, layer in layers.named_children() if not empty_names(layer)]
