@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,6 +244,7 @@ def test_of_two_runs_on_one_folder_the_second_is_refused_and_a_killed_one_is_tak
     try:
         while not checkpoint.list_checkpoints(tmp_path / "saved"):
             assert first.poll() is None
+            time.sleep(0.05)
         message = rf"{tmp_path}/saved \(checkpoint.folder\) is in use by another run: process "
         with pytest.raises(RankFailure, match=message) as caught:
             run_everywhere(Job.read(tmp_path / "job.yaml"), train_rank)
