@@ -239,7 +239,8 @@ def test_a_folder_is_claimed_by_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_of_two_runs_on_one_folder_the_second_is_refused_and_a_killed_one_is_taken_over(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    folder.ready(train=train(steps=10**6, scheduler=None), checkpoint={"folder": str(tmp_path / "saved"), "every_steps": 5})
+    saved = {"folder": str(tmp_path / "saved"), "every_steps": 5}
+    folder.ready(slowdown=20.0, train=train(steps=10**6, scheduler=None), checkpoint=saved)  # its devices mostly wait
     first = start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, f"{tmp_path}/first", "first")
     try:
         while not checkpoint.list_checkpoints(tmp_path / "saved"):
