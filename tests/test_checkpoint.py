@@ -155,7 +155,7 @@ DAMAGED: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("sampler", "epoch"), -3, "sampler.epoch: Input should be greater than or equal to 0 (got -3)"),
     (("sampler", "epoch"), 10**15, "sampler.epoch: Input should be less than or equal to"),
     (("sampler", "seed"), 10**17, "sampler.seed: Input should be less than or equal to"),
-    (("sampler", "shuffle"), "yes", "sampler.shuffle: Input should be a valid boolean (got 'yes')"),
+    (("sampler", "shuffle"), "yes", "sampler.shuffle: Input should be a valid boolean: write true or false (got 'yes')"),
     (("optimizer",), 7, "optimizer: Input should be a valid string (got 7)"),
     (("scheduler",), None, "scheduler is None, but scheduler_state is {"),
     (("scheduler_state",), [1], "scheduler_state: Input should be a valid dictionary"),

@@ -49,7 +49,7 @@ def test_the_table_and_all_files(run: Command, folder: Path) -> None:
     assert "2 fast + 1 slow" in said.out
     assert f"5 sub-clusters: {len(front.front)} on the front" in said.out
     assert "1 out of memory" in said.out
-    assert "bytes (" in said.out
+    assert "bytes more memory" in said.out
     assert said.out.endswith("written to front.json\nwritten to out/front.csv\nwritten to plans\n")
     lines = list(csv.DictReader(io.StringIO((folder / "out/front.csv").read_text())))
     assert [line["is_oom"] for line in lines].count("True") == 1
