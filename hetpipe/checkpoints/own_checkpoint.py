@@ -35,13 +35,21 @@ def save_checkpoint(
     written."""
     world = engine.world.patiently()
     schedule = world.together(lambda: _saved_schedule(scheduler, optimizer))
-    given = dict(zip(world.ranks, map(_called, world.gather(schedule.get("scheduler"))), strict=True))
-    first = world.ranks[0]
-    for rank, called in given.items():
-        if called != given[first]:
-            raise InputError(f"save_checkpoint was given {given[first]} on rank {first}, and {called} on rank {rank}")
-    extra = {"steps": engine.steps, **schedule}
+    every = world.gather((_layers(engine), schedule))
+    first, (_, of_first) = world.ranks[0], every[0]
+    for rank, (_, other) in zip(world.ranks, every, strict=True):
+        if other.get("scheduler") != of_first.get("scheduler"):
+            called = [_called(s.get("scheduler")) for s in (of_first, other)]
+            raise InputError(f"save_checkpoint was given {called[0]} on rank {first}, and {called[1]} on rank {rank}")
+    extra = {"steps": engine.steps, **of_first}
+    if any(other != of_first for _, other in every):
+        stages = {layers: {key: own[key] for key in ("scheduler_state", "scheduled")} for layers, own in every}
+        extra["schedules"] = [{"layers": layers, **own} for layers, own in stages.items()]
     return checkpoint.save(folder, step, engine.stage, optimizer, extra, world, keep)
+
+
+def _layers(engine: PlanEngine) -> tuple[str, ...]:
+    return tuple(name for name, _ in engine.stage.named_children())
 
 
 def _saved_schedule(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -70,18 +78,19 @@ def load_checkpoint(
     newest = Path(found[-1])
     check_seen(newest / STATE_FILE, world)
     state = world.together(lambda: read_saved(newest))
-    world.together(lambda: _check_schedule(newest, state, scheduler, optimizer))
+    own = world.together(lambda: _own_schedule(newest, state, scheduler, optimizer, _layers(engine)))
     checkpoint.load(newest, engine.stage, optimizer, world, whole=engine.layers, keeps=state_keys(_like(optimizer)),
                     advice="name another folder to start anew")  # fmt: skip
     if scheduler is not None:
-        take_over(scheduler, optimizer, state)
+        take_over(scheduler, optimizer, own)
     engine.steps = state.steps if isinstance(state, LoopState) and state.steps is not None else state.step
     return state.step
 
 
-def _check_schedule(
-    newest: Path, state: SavedState, scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer
-) -> None:
+def _own_schedule(
+    newest: Path, state: SavedState, scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer, layers: Sequence[str]
+) -> SavedState:
+    """What this rank takes over. InputError if that does not fit."""
     own = type(scheduler).__name__ if scheduler is not None else None
     if own != state.scheduler:
         raise InputError(
@@ -89,7 +98,9 @@ def _check_schedule(
             "give it the same one, or name another folder to start anew"
         )
     if scheduler is not None:
+        state = state.of(layers, str(newest / STATE_FILE))
         state.check(plain(scheduler.state_dict()), len(optimizer.param_groups), str(newest / STATE_FILE))
+    return state
 
 
 def _called(scheduler: str | None) -> str:

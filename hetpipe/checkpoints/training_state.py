@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -53,6 +53,10 @@ class SavedState(Document):
             )
         return state
 
+    def of(self, layers: Sequence[str], source: str) -> SavedState:
+        """As the rank that trains these layers takes it over; `source` is its file, for messages."""
+        return self
+
     def check(self, own_state: Mapping[str, Any] | None, groups: int, source: str) -> None:
         """Compare with a new schedule's own plain state (None: there is none) and the number of the optimizer's groups: an
         InputError lists the keys whose values are not of the kind that the schedule wants."""
@@ -61,6 +65,14 @@ class SavedState(Document):
             faults.append(f"scheduled: {len(self.scheduled)} groups of parameters, the optimizer has {groups}")
         if faults:
             raise InputError(f"{source}: {len(faults)} fault(s) in this checkpoint\n{listed(faults)}")
+
+
+class StageSchedule(Strict):
+    """The schedule of the ranks that train these layers."""
+
+    layers: tuple[str, ...]
+    scheduler_state: dict[str, Any]
+    scheduled: tuple[Scheduled, ...]
 
 
 class SamplerPosition(Strict):
@@ -93,9 +105,28 @@ class TrainerState(SavedState):
 
 
 class LoopState(SavedState):
-    """Of one's own loop: `steps` are those that its engine had begun."""
+    """Of one's own loop: `steps` are those that its engine had begun; `schedules` are given where those of the stages differ, as
+    with a learning rate for each layer, or where one stage has no parameters of a group."""
 
     steps: Count | None = None
+    schedules: tuple[StageSchedule, ...] | None = None
+
+    def of(self, layers: Sequence[str], source: str) -> SavedState:
+        """As the rank that trains these layers takes it over. InputError if there is no schedule for them."""
+        if self.schedules is None:
+            return self
+        found = next((s for s in self.schedules if s.layers == tuple(layers)), None)
+        if found is None:
+            raise InputError(
+                f"{source} holds a schedule for each stage of the plan under which it was saved, since they differ, and none for "
+                f"{_told(layers)}: go on under that plan, or give the optimizer of every rank the same groups with the same "
+                "learning rates, so that one schedule is saved for all"
+            )
+        return self.model_copy(update={"scheduler_state": found.scheduler_state, "scheduled": found.scheduled})
+
+
+def _told(layers: Sequence[str]) -> str:
+    return f"layers {shown(layers[0])} to {shown(layers[-1])}" if layers else "no layers"
 
 
 def take_over(
