@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import (
@@ -136,6 +137,28 @@ def test_nothing_but_ignored_targets_is_zero_with_zero_gradients() -> None:
     assert float(share.detach()) == 0.0
     assert output.grad is not None
     assert torch.equal(output.grad, torch.zeros(2, 5))
+
+
+def test_what_a_batch_without_weight_sums_is_not_lost() -> None:
+    """A detection loss over its positives: a micro-batch that had none contributed nothing, and gradients were off by a third."""
+
+    def positives(more: float) -> Loss:
+        def weight(targets: Tensor) -> Tensor:
+            return targets.sum() + more * len(targets)
+
+        def function(output: Tensor, targets: Tensor) -> Tensor:
+            return F.binary_cross_entropy_with_logits(output, targets, reduction="sum") / weight(targets)
+
+        return Loss(function=function, weight=weight)
+
+    output, targets = torch.zeros(4, 1), torch.tensor([[1.0], [1.0], [0.0], [0.0]])
+    for loss, said in ((positives(0.0), "inf"), (Loss(function=mse, weight=lambda t: t.sum()), "1")):
+        with pytest.raises(InputError, match=f"^a micro-batch of 2 samples weighs 0, but its loss is {said}: the loss of "):
+            loss.share(output[2:] + 1, targets[2:], 2.0)
+    right = positives(1e-6)
+    whole = right.count(targets)
+    parts = [right.share(output[part], targets[part], whole) for part in (slice(0, 2), slice(2, 4))]
+    assert float(sum(parts)) == pytest.approx(float(right.function(output, targets)), rel=1e-5)
 
 
 def test_a_zero_share_keeps_the_type_of_the_output() -> None:
