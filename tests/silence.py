@@ -119,6 +119,15 @@ def add_up(world: World) -> dict[str, Any]:
     heard["gradients"] = {name: p.grad.clone() for name, p in engine.named_parameters() if p.grad is not None}
     heard["norm"] = engine.grad_norm()
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
+    with engine.accumulate():
+        engine.step(*parts(engine, "tied", 5))
+        engine.zero_grad()
+        heard["anew"] = [engine.step(*parts(engine, "tied", step)) for step in range(3)]
+        heard["anew gradients"] = {name: p.grad.clone() for name, p in engine.named_parameters() if p.grad is not None}
+        optimizer.zero_grad()
+        heard["gone"] = told(lambda: engine.step(*parts(engine, "tied", 3)))
+        heard["after"] = engine.step(*parts(engine, "tied", 0))
+    engine.zero_grad()
     with said() as lines:
         optimizer.step()
         engine.step(*parts(engine, "tied", 3))

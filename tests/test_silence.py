@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
+import hetpipe
 from bench.reference import ReferenceEngine
+from hetpipe.files.messages import InputError
 from hetpipe.layers.device import one_thread
-from hetpipe.layers.model import Loss, as_tuple, cross_entropy
+from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
 from hetpipe.processes.ranks.launch import start_ranks
 from tests.nets import WIDTH, batch, build
-from tests.ranks import cluster_of, run_ranks
+from tests.ranks import cluster_of, make_plan, run_ranks
 from tests.silence import EPOCHS, PLAN, SHARES, Keeping, Points, everything, loop_over, shuffled
 from tests.test_autowrap import unequal
 
@@ -65,11 +68,38 @@ def test_steps_add_up_to_the_gradient_of_all_their_batches(ran: list[dict[str, A
     assert "cannot be entered again" in everywhere(ran, "add up", "again")
 
 
+def test_a_sum_that_was_dropped_begins_anew_or_is_told(ran: list[dict[str, Any]]) -> None:
+    """What it divided by counted the batches that were dropped: gradients were a third off."""
+    for result in ran:
+        heard = result["add up"]
+        assert heard["anew"] == pytest.approx(heard["losses"], abs=0)
+        assert all(torch.equal(value, heard["gradients"][name]) for name, value in heard["anew gradients"].items())
+        assert heard["after"] == heard["losses"][0]
+    assert everywhere(ran, "add up", "gone").endswith("or call engine.zero_grad(), which begins the sum anew")
+
+
 def test_gradients_that_no_optimizer_took_are_told(ran: list[dict[str, Any]]) -> None:
     message = everywhere(ran, "add up", "lost")
     assert message.startswith("the optimizer is given the gradients of the last engine.step only")
     assert "with engine.accumulate():" in message
     assert "engine.zero_grad()" in message
+
+
+def test_an_optimizer_that_steps_in_backward_is_told() -> None:
+    """It took one micro-batch's gradients: parameters were off by 0.8."""
+    plan = make_plan([{"cuts": [2], "sizes": [2, 2]}])
+    rows, first, last = torch.randn(4, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+    engine = hetpipe.wrap(nn.Sequential(first, last), plan, rows, mse)
+    try:
+        optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
+        hook = last.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+        with pytest.raises(InputError, match="^an optimizer steps within engine.step, as in a hook of register_post_accum"):
+            engine.step(rows, rows)
+        hook.remove()
+        engine.step(rows, rows)
+        optimizer.step()
+    finally:
+        engine.close()
 
 
 def test_torchs_own_clipping_is_told_once(ran: list[dict[str, Any]]) -> None:

@@ -169,7 +169,7 @@ class PlanEngine(Holder, ABC):
         self.steps += 1
         self._called += 1
         try:
-            with peers_named(), self._by_itself(self.steps):
+            with peers_named(), self._by_itself(self.steps), self._handover.inside():
                 return self._step(inputs, targets)
         except BaseException:
             self.zero_grad()  # no optimizer takes a gradient of half a step, or of the step before
@@ -185,12 +185,12 @@ class PlanEngine(Holder, ABC):
         self.recorders[0].note("the agreement on shares")
         row, own = self._told(inputs, targets, training=True)
         row.adding = float(self._weights is not None)
-        self._handover.begin(kept=bool(self._weights))
+        gone = self._handover.begin(kept=bool(self._weights))
         weight = self.world.sum_later([row.weight])
         before = sum(self._weights or ())
         self._whole = cache(lambda: (before + weight()[0]) or 1.0)
         sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
-        self._faults.clear()
+        self._faults[:] = [gone] if gone is not None else []
         if sizes and self._looks and self._model.coupled_layers is None:
             self.recorders[0].note("the trial of the layers", waits=False)
             self._faults += self._given.faults_of_layers(self._try_layers(inputs, sum(sizes)))
@@ -252,9 +252,11 @@ class PlanEngine(Holder, ABC):
             self._weights = None
 
     def zero_grad(self) -> None:
-        """No parameter has a gradient."""
+        """No parameter has a gradient; in `accumulate` the sum begins anew. Every rank calls it."""
         self.sync.forget()
         self._handover.forget()
+        if self._weights is not None:
+            self._weights.clear()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale all gradients by the one global norm (each layer once however many replicas hold it). Returns the norm before. As

@@ -5,7 +5,8 @@ other ranks, as torch's own clipping does, which takes the norm of this rank's l
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,14 @@ LOST = (
     "and are lost. To add up the gradients of several steps, call them in 'with engine.accumulate():'; to drop those of one on "
     "purpose, call engine.zero_grad() after it"
 )
+GONE = (
+    "the gradients of the steps before in this 'with engine.accumulate():' are gone, as after optimizer.zero_grad(), but what "
+    "this step divides by counts their batches: leave it out in there, or call engine.zero_grad(), which begins the sum anew"
+)
+INSIDE = (
+    "an optimizer steps within engine.step, as in a hook of register_post_accumulate_grad_hook: it is given the gradient of one "
+    "micro-batch of this rank's, not that of the batch. Call optimizer.step() after engine.step"
+)
 
 
 class Handover:
@@ -36,17 +45,28 @@ class Handover:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._ids = {id(p) for p in self._parameters}
         self._marks: list[tuple[nn.Parameter, int, Tensor, int]] = []  # with its version, its gradient, and that one's version
-        self._lost = self._taken = self._told = False
+        self._lost = self._taken = self._told = self._inside = False
         own = weakref.ref(self)  # the hooks must not keep an engine's process groups
         self._handles = [
             register_optimizer_step_pre_hook(partial(_before, own)), register_optimizer_step_post_hook(partial(_after, own))
         ]  # fmt: skip
 
-    def begin(self, *, kept: bool) -> None:
-        """Another step begins, which drops the gradients of the one before, or keeps them."""
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """A step, in which no optimizer may take what there is of gradients."""
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def begin(self, *, kept: bool) -> str | None:
+        """Another step begins, which drops the gradients of the one before, or keeps them: what is said where they are gone."""
+        gone = kept and bool(self._marks) and all(_is_gone(p.grad, version) for p, _, _, version in self._marks)
         unused = bool(self._marks) and not self._taken and all(p._version == version for p, version, _, _ in self._marks)
         self._lost = not kept and (self._lost or (unused and not self._differ()))
         self._marks, self._taken = [], False
+        return GONE if gone else None
 
     def made(self) -> None:
         """The gradients of a step are ready for an optimizer, as they are now."""
@@ -61,6 +81,8 @@ class Handover:
 
     def before(self) -> None:
         """An optimizer is about to take the gradients. InputError if it is not given all that there were."""
+        if self._inside:
+            raise InputError(INSIDE)
         if self._lost and not self._taken:
             raise InputError(LOST)
         if not self._taken and not self._told and self._differ():
@@ -81,6 +103,10 @@ class Handover:
         self.forget()
         for handle in self._handles:
             handle.remove()
+
+
+def _is_gone(gradient: Tensor | None, version: int) -> bool:
+    return gradient is None or (gradient._version != version and not bool(gradient.any()))
 
 
 def _before(own: weakref.ref[Handover], optimizer: torch.optim.Optimizer, *_: Any) -> None:
