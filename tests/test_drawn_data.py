@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from hetpipe.building.data import fetch
+from hetpipe.building.same_data import check_same_data
+from hetpipe.files.messages import InputError
 from hetpipe.layers.randomness import Generators
 from hetpipe.processes.ranks.report import RankFailure
+from hetpipe.processes.world import World
 from tests.jobs import Folder, train
 from tests.test_trainer import ONE, assert_same, reference, trained
 from tests.user_parts import drawn
@@ -93,3 +97,50 @@ def test_where_both_ends_are_one_rank_a_data_set_may_draw_from_anywhere(tmp_path
     file = Folder(tmp_path).ready((1,), ONE, data=own, train=PLAIN)
     losses = trained(file).losses
     assert losses[-1] < losses[0]
+
+
+@dataclass
+class Both:
+    """Two ranks, of which the other has read this."""
+
+    other: Any
+    ranks: tuple[int, ...] = (0, 1)
+    hosts: tuple[str, ...] = ("a", "b")
+    is_main: bool = True
+
+    def gather(self, own: Any) -> list[Any]:
+        self.own = own
+        return [own, own if self.other is None else self.other]
+
+
+def read_by_both(data: Any, other: Any = None) -> Both:
+    both = Both(other)
+    check_same_data(data, 0, cast(World, both))
+    return both
+
+
+def test_ranks_that_read_other_data_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """Two replicas of one stage each have no two ends: files in another order, or fewer of them, were trained in silence."""
+    data = [(torch.rand(3, 2), torch.tensor(number)) for number in range(9)]
+    size, marks = read_by_both(data).own
+    rounded = [[number * (1 + 1e-6) for number in row] for row in marks]
+    assert (size, read_by_both(data, (9, rounded)).own[1]) == (9, marks)
+    with pytest.raises(InputError, match="^the ranks read other data: sample 3 of list is another on rank 1 on host b than"):
+        read_by_both(data, read_by_both([*data[:2], data[3], data[2], *data[4:]]).own)
+    with pytest.raises(InputError, match="^the ranks read other data: rank 0 has 9 training samples, and rank 1 on host b has"):
+        read_by_both(data, (8, marks))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_sample_that_is_another_each_time_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """A generator of its own: another plan and a resumed run read other samples, and no two ends need differ."""
+
+    class Own(list[Any]):
+        generator = torch.Generator().manual_seed(0)
+
+        def __getitem__(self, index: Any) -> Any:
+            return torch.rand(2, generator=self.generator), super().__getitem__(index)
+
+    assert read_by_both(Own(range(5)), (5, None)).own == (5, None)
+    told = capfd.readouterr().err
+    assert told.startswith("note: sample 0 of Own is another each time it is read, though under one seed: it draws from ")
