@@ -333,6 +333,7 @@ def test_messages_of_a_run_that_cannot_go_on(tmp_path: Path) -> None:
             runs.run(*settings)
         assert caught.value.report is not None
         assert caught.value.report.code == 2
+        assert caught.value.resume == "", "not from that one"
         return str(caught.value)
 
     assert f"checkpoint {saved} was saved with the optimizer AdamW, the job has SGD" in message(

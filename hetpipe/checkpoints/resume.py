@@ -86,6 +86,13 @@ class Saved:
     def restore(self, total: int) -> TrainerState | None:
         """Take over the newest checkpoint of the job's folder for a run of `total` steps; None where there is none. InputError on
         every rank where the run cannot go on from it, or the ranks do not share that folder."""
+        try:
+            return self._restore(total)
+        except InputError:  # it says what the run could go on from
+            resumes_from("")
+            raise
+
+    def _restore(self, total: int) -> TrainerState | None:
         world = self.engine.world
         check_shared(self.section.folder, world.patiently(), "checkpoint.folder")
         found = world.first([str(p) for p in checkpoint.list_checkpoints(self.section.folder)])
