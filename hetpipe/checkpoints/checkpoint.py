@@ -1,4 +1,4 @@
-"""State by layer: torch.distributed.checkpoint over safetensors files, keyed by the whole model's names, so that a run saved
+"""State by layer: tensors in safetensors files, keyed by the whole model's names, so that a run saved
 under one plan goes on under any other. A checkpoint is complete or absent: it is written beside its place and then renamed, once
 the main rank sees every file whole; and it is loaded only if every file is as it was written.
 
@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from inspect import signature
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
-from hetpipe.checkpoints.digests import Written, damage, written
-from hetpipe.checkpoints.shared import appears, check_shared
+from hetpipe.checkpoints.digests import REMOVE, Written, damage, written
+from hetpipe.checkpoints.shared import RankError, appears, check_shared
 from hetpipe.checkpoints.state_tensors import (
     StateKeys,
     empty_optimizer_state,
@@ -37,18 +28,18 @@ from hetpipe.checkpoints.state_tensors import (
     optimizer_state,
     separate,
 )
+from hetpipe.checkpoints.tensor_files import read_tensors, tensors_in, write_tensors
 from hetpipe.checkpoints.training_state import STATE_FILE, LoopState, TrainerState, read_saved, state_text
 from hetpipe.files.folders import check_room, free_bytes
 from hetpipe.files.messages import InputError, listed
 from hetpipe.files.units import human_bytes
 from hetpipe.files.writing import write_text
 from hetpipe.processes.stopping import RunError
-from hetpipe.processes.whereabouts import during, waiting
+from hetpipe.processes.whereabouts import waiting
 from hetpipe.processes.world import World, alone
 
 SUFFIX = ".safetensors"
 ANEW = "name another checkpoint.folder to start anew"
-REMOVE = "remove it to go on from the one before"
 
 
 class CheckpointError(RunError):
@@ -62,13 +53,6 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
         for p in Path(folder).glob("step-*")
         if (p / STATE_FILE).exists() and not p.name.endswith(".partial")
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # notes of torch's about its own deprecated calls
-        yield
 
 
 # ---- saving ----
@@ -122,72 +106,30 @@ def _prepare(partial: Path, needed: int, step: int) -> None:
 def _write(tensors: dict[str, Tensor], partial: Path, world: World) -> dict[str, Written]:
     """Each rank writes its tensors; what then is in all files. OSError on every rank if one cannot, or if the main rank does not
     see what it has written."""
-    writer = _Writer(partial)
-    with _failures_told(world), _quiet(), waiting():
-        state_dict_saver.save(
-            tensors, storage_writer=writer, process_group=world.control, no_dist=world.control is None
-        )
-    own = world.together(lambda: {name: written(partial / name) for name in writer.written})
+    with waiting():
+        names = write_tensors(tensors, partial, world)
+    own = world.together(lambda: {name: written(partial / name) for name in names})
     files = {name: file for part in world.gather(own) for name, file in part.items()}
     world.on_main(lambda: _check_all_there(partial, files))
     return dict(sorted(files.items()))
 
 
-class _Writer(HuggingFaceStorageWriter):
-    """Every rank writes a file of its own, and knows which (one whose tensors others write, too, may have none)."""
-
-    def __init__(self, folder: Path) -> None:
-        known = signature(HuggingFaceStorageWriter).parameters  # torch 2.8 has another name for that
-        each: dict[str, Any] = {name: True for name in ("save_distributed", "save_sharded") if name in known}
-        super().__init__(str(folder), **each)
-        self.written: list[str] = []
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        with during("writing its part of the checkpoint"):
-            future = super().write_data(plan, planner)
-            results = future.wait()
-        self.written = list(dict.fromkeys(result.storage_data.relative_path for result in results))
-        return future
-
-
-@contextmanager
-def _failures_told(world: World) -> Iterator[None]:
-    """torch's CheckpointException, which is no Exception, is told as the OSError of the first rank that failed. A rank that was
-    interrupted (KeyboardInterrupt, SystemExit, RunStopped) interrupts all."""
-    try:
-        yield
-    except CheckpointException as error:
-        failures = {rank: found for rank, (found, _) in sorted(error.failures.items())}
-        for found in failures.values():
-            if not isinstance(found, Exception):
-                raise found from error
-        rank, first = next(iter(failures.items()))
-        number = world.ranks[rank]
-        host = f" on host {world.hosts[number]}" if world.hosts else ""
-        where = f"rank {number}{host}: " if len(world.ranks) > 1 else ""
-        raise _RankError(f"{where}{type(first).__name__}: {first}") from first
-
-
-class _RankError(OSError):
-    """Says itself of which rank it is, and what."""
-
-
 def _told(error: OSError) -> str:
-    return str(error) if isinstance(error, _RankError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RankError) else f"{type(error).__name__}: {error}"
 
 
 def _check_all_there(partial: Path, files: Mapping[str, Written]) -> None:
     """OSError unless this rank sees every file that was written, whole."""
     for name, file in files.items():
         if not appears(partial / name, file.size_bytes):
-            raise _RankError(f"the main rank does not see the {file.size_bytes} bytes that another has written as {name}")
+            raise RankError(f"the main rank does not see the {file.size_bytes} bytes that another has written as {name}")
 
 
 def _complete(partial: Path, final: Path, state: dict[str, Any]) -> None:
     try:
         write_text(partial / STATE_FILE, state_text(state))
     except InputError as error:
-        raise _RankError(str(error)) from error
+        raise RankError(str(error)) from error
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)
 
@@ -241,8 +183,7 @@ def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | 
     do then."""
     world = world.patiently()
     state = read_whole(checkpoint, world)
-    reader = HuggingFaceStorageReader(str(checkpoint))
-    available = world.together(lambda: tensors_in(checkpoint, state.tensors, reader))
+    available = world.together(lambda: tensors_in(checkpoint, state.tensors))
     wanted: dict[str, Tensor] = model_state(stage)
     faults = model_faults(available, model_state(whole) if whole is not None else wanted, surplus=whole is not None)
     if optimizer is not None:
@@ -253,26 +194,9 @@ def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | 
     if faults:
         raise InputError(f"checkpoint {checkpoint} is of something else; {advice}:\n{listed(faults)}")
     try:
-        with _failures_told(world), _quiet():
-            state_dict_loader.load(
-                wanted, storage_reader=reader, process_group=world.control, no_dist=world.control is None
-            )
-    except _RankError as error:
+        read_tensors(wanted, checkpoint, world)
+    except RankError as error:
         raise InputError(f"cannot read checkpoint {checkpoint}: {error}; {REMOVE}") from error
     if optimizer is not None:
         install(stage, optimizer, wanted)
     world.barrier()
-
-
-def tensors_in(checkpoint: Path, count: int | None, reader: HuggingFaceStorageReader) -> dict[str, Any]:
-    """What is known of each tensor of a checkpoint, by its key. InputError if it cannot be read, or there are not so many."""
-    try:
-        found: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
-    except Exception as error:  # whatever safetensors says of a damaged file
-        raise InputError(f"cannot read checkpoint {checkpoint}: {type(error).__name__}: {error}; {REMOVE}") from error
-    if count is not None and len(found) != count:
-        raise InputError(
-            f"checkpoint {checkpoint} holds {len(found)} tensors, and {count} were saved: a file is missing, or was "
-            f"changed; {REMOVE}"
-        )
-    return found

@@ -18,6 +18,7 @@ from hetpipe.files.messages import reason
 _blake2b = partial(hashlib.blake2b, digest_size=32)
 _THREADS = 4  # hashing lets others run, and a disk gives one reader less than it can
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+REMOVE = "remove it to go on from the one before"  # of a checkpoint that is damaged
 
 
 class Written(Strict):

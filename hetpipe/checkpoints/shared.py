@@ -22,6 +22,10 @@ _LOOK_SECONDS = 0.1
 _found: set[str] = set()  # the folders that were found to be shared, as the main rank calls them
 
 
+class RankError(OSError):
+    """What one rank could not do with its part: says itself of which rank it is, and what."""
+
+
 class _Place(NamedTuple):
     """The folder as a rank has it; `fault`: what is wrong with it there."""
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from hetpipe.checkpoints.checkpoint import SUFFIX, read_whole, tensors_in
+from hetpipe.checkpoints.checkpoint import SUFFIX, read_whole
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
+from hetpipe.checkpoints.tensor_files import tensors_in
 from hetpipe.exchange.hf import (
     INDEX,
     WEIGHTS,
@@ -58,7 +58,7 @@ def export_weights(layers: nn.Sequential | None, checkpoint: Path, folder: str |
     saved = TensorFiles({name: file for part in sorted(checkpoint.glob(f"*{SUFFIX}")) for name, file in names_in(part).items()})
     if layers is not None and all(isinstance(layer, TransformersLayer) for layer in layers):
         return _export_folder(layers, checkpoint, saved, folder)
-    available = tensors_in(checkpoint, state.tensors, HuggingFaceStorageReader(str(checkpoint)))
+    available = tensors_in(checkpoint, state.tensors)
     if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
         raise InputError(f"checkpoint {checkpoint} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
