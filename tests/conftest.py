@@ -1,8 +1,9 @@
 """For every test: hypothesis without a deadline, since other processes share the cores, and with the same instances in every run
 (`--hypothesis-profile=fuzz` draws new ones); no GPU, so that a job runs on the CPU's devices where there is one, too (what a card
 alone can show is in test_gpu.py); ranks that find this checkout from any folder (Python's fork server imports ahead only what it
-finds by itself); Ctrl-C is heeded, which a shell ignores of what it runs in the background; commands run in this process; and
-processes side by side find compiled what numba compiles."""
+finds by itself); Ctrl-C is heeded, which a shell ignores of what it runs in the background; commands run in this process; one
+thread computes in each process, since idle ones of OpenMP's keep a core busy while they wait; and processes side by side find
+compiled what numba compiles."""
 
 import json
 import os
@@ -31,6 +32,7 @@ if "HETPIPE_TEST_GPUS" not in os.environ:  # else a process of xdist's, to whose
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 SHOWN: str | None = json.loads(os.environ["HETPIPE_TEST_GPUS"])  # the GPUs that were, by CUDA_VISIBLE_DEVICES
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")])
 )
