@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import hetpipe
 from hetpipe.files.messages import InputError
@@ -273,6 +274,35 @@ def test_a_model_of_which_nothing_would_be_trained() -> None:
     for parameter in layers.parameters():
         parameter.requires_grad_(False)
     check_sample(model, trace_boundaries(layers, inputs)[-1], "the sample")  # somebody wants it so
+
+
+class Shifted(nn.CrossEntropyLoss):
+    """Of logits [rows, words, classes]."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input.transpose(1, 2), target)
+
+
+class Named(nn.CrossEntropyLoss):
+    """Cross-entropy itself."""
+
+
+def test_a_subclass_is_known_where_it_computes_the_same() -> None:
+    """Classes were looked for in dimension 1, as torch's own has them."""
+    assert tried(Shifted(), TOKENS, WORDS) is None
+    assert "the target of sample 3 is 99, but layer" in refused(Named(), torch.tensor([1, 0, 2, 99, 3]), spec(5, 4))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_reentrant_checkpointing_in_a_loss_is_refused(reentrant: bool) -> None:
+    """The head's gradient stayed on each last stage, and could not be seen."""
+    head = nn.Linear(4, 4)
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(checkpoint(head, output, use_reentrant=reentrant), targets)
+
+    said = refused(loss, LABELS, LOGITS)
+    assert said.startswith("the loss uses reentrant checkpointing, under which a" if reentrant else "the loss depends on a param")
 
 
 def test_weights_are_numbers_that_add_up() -> None:

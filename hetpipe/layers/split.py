@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -115,7 +115,9 @@ def _traced(
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise InputError(
                 f"layer {name!r} ({type(layer).__name__}) decides by the values of its tensors ({error}); a pipeline must "
-                "know every shape beforehand: let the layer compute both ways and select, with torch.where"
+                "know every shape beforehand: let the layer compute both ways and select, with torch.where. Where it only checks "
+                "or logs them (.item(), .numpy(), 'if torch.isnan(x).any(): raise'), do that outside of the model, of what the "
+                "engine returns, or in the loss"
             ) from error
         except Exception as error:
             raise InputError(_does_not_run(name, layer, found, error)) from error
@@ -124,7 +126,7 @@ def _traced(
         nodes.append([t.grad_fn for t in tensors])
     if backward:
         _check_backward(tensors, parameters, overwriting)
-    used = _ancestors(nodes[-1])
+    used = ancestors(nodes[-1])
     return [tuple(replace(spec, requires_grad=spec.requires_grad and (node is None or node in used))
                   for spec, node in zip(specs, row, strict=True)) for specs, row in zip(found, nodes, strict=True)]  # fmt: skip
 
@@ -168,15 +170,29 @@ def joint_gradients(rows: Sequence[tuple[TensorSpec, ...]]) -> list[tuple[Tensor
     return [tuple(replace(s, requires_grad=n) for s, n in zip(row, needed, strict=True)) for row in rows]
 
 
-def _ancestors(nodes: Iterable[Node | None]) -> set[Node]:
-    """All nodes of the autograd graph that a backward from these visits."""
-    pending, seen = [node for node in nodes if node is not None], set[Node]()
+def ancestors(nodes: Iterable[Node | None], stops: Collection[Node | None] = ()) -> dict[Node, None]:
+    """All nodes of the autograd graph that a backward from these visits, in this order; not those in `stops`, nor behind them."""
+    pending, seen = [*nodes], dict[Node, None]()
     while pending:
         node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            pending += [parent for parent, _ in node.next_functions if parent is not None]
+        if node is not None and node not in seen and node not in stops:
+            seen[node] = None
+            pending += [parent for parent, _ in node.next_functions]
     return seen
+
+
+def leaves(tensors: Iterable[Tensor], stops: Collection[Node | None] = ()) -> list[Tensor]:
+    """The tensors that would be given a gradient by a backward from these, which ends at `stops`."""
+    found = [getattr(node, "variable", None) for node in ancestors((t.grad_fn for t in tensors), stops)]
+    return [variable for variable in found if isinstance(variable, Tensor)]
+
+
+REENTRANT = "uses reentrant checkpointing, under which a pipeline loses gradients without a word"
+
+
+def is_reentrant(tensors: Iterable[Tensor]) -> bool:
+    """Whether some of what was computed for these will be computed again in a backward of its own."""
+    return any(node.name() == "CheckpointFunctionBackward" for node in ancestors(t.grad_fn for t in tensors))
 
 
 def _specs(tensors: tuple[Tensor, ...]) -> tuple[TensorSpec, ...]:
@@ -184,9 +200,9 @@ def _specs(tensors: tuple[Tensor, ...]) -> tuple[TensorSpec, ...]:
 
 
 def _refuse_reentrant(name: str, tensors: tuple[Tensor, ...]) -> None:
-    if any(node.name() == "CheckpointFunctionBackward" for node in _ancestors(t.grad_fn for t in tensors)):
+    if is_reentrant(tensors):
         raise InputError(
-            f"layer {name!r} uses reentrant checkpointing, under which a pipeline loses gradients without a word; "
+            f"layer {name!r} {REENTRANT}; "
             "call torch.utils.checkpoint.checkpoint(…, use_reentrant=False), or leave recompute to the plan"
         )
 

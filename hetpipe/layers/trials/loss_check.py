@@ -18,7 +18,7 @@ from hetpipe.layers.fakes import fake_tensors
 from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
 from hetpipe.layers.randomness import drawing
-from hetpipe.layers.split import TensorSpec, type_name
+from hetpipe.layers.split import REENTRANT, TensorSpec, is_reentrant, leaves, type_name
 from hetpipe.layers.trials.loss_trial import Trial, draws, masked, with_few_rows
 
 DETACHED = (
@@ -116,7 +116,7 @@ def _classes(trial: Trial) -> tuple[int, int, Tensor | None] | None:
         return None
     if function is cross_entropy:
         return shape[-1], keywords.get("ignore_index", -100), None
-    if isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss):
+    if getattr(type(function), "forward", None) in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward):
         keywords = {"ignore_index": function.ignore_index, "weight": function.weight}
     elif function not in (nn.functional.cross_entropy, nn.functional.nll_loss):
         return None
@@ -180,6 +180,9 @@ def _tried(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -
 
     whole = loss_of(0, trial.rows)
     _refuse_no_number(trial, whole)
+    if is_reentrant([whole]):
+        raise InputError(f"the loss {REENTRANT}, those of parameters inside among them, which cannot be seen; call "
+                         "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)")  # fmt: skip
     if held := held_by_loss(whole, as_tuple(output)):
         raise InputError(holds(held, trial.loss, trial.model))
     state = _state(trial.loss)
@@ -225,18 +228,8 @@ def _owner(loss: Loss) -> nn.Module | None:
 
 def held_by_loss(loss: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that would get a gradient from this loss beside those of the model's outputs."""
-    stops, own = {t.grad_fn for t in outputs}, {id(t) for t in outputs}
-    pending, seen, found = [loss.grad_fn], set[Any](), list[Tensor]()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen or node in stops:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)  # of a leaf's
-        if isinstance(variable, Tensor) and id(variable) not in own:
-            found.append(variable)
-        pending += [parent for parent, _ in node.next_functions]
-    return found
+    own = {id(t) for t in outputs}
+    return [leaf for leaf in leaves([loss], {t.grad_fn for t in outputs}) if id(leaf) not in own]
 
 
 def holds(held: Sequence[Tensor], loss: Loss, model: Model) -> str:
