@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hetpipe
@@ -248,6 +249,34 @@ def test_what_couples_samples_keeps_state_or_adds_gradients_is_named(case: str) 
     assert "write 'coupled_layers: per_microbatch' in the job's model section, or coupled_layers=\"per_mi" in found.fault
 
 
+class Decoder(nn.Module):
+    """Goes back by the weights of another module, which it may not register."""
+
+    def __init__(self, encoder: nn.Linear, *, registers: bool) -> None:
+        super().__init__()
+        self.encoder = encoder if registers else [encoder]
+
+    def forward(self, x: Tensor) -> Tensor:
+        encoder: Any = self.encoder
+        return F.linear(x, (encoder[0] if isinstance(encoder, list) else encoder).weight.t())
+
+
+def tied(*, registers: bool) -> nn.Sequential:
+    encoder = nn.Linear(D, 2 * D)
+    return nn.Sequential(encoder, nn.Tanh(), Decoder(encoder, registers=registers))
+
+
+def test_a_weight_that_a_layer_uses_and_does_not_register_is_refused() -> None:
+    """Its gradient was that of one of two layers, without a word."""
+    said = tried(tied(registers=False), ROWS).fault
+    assert said is not None
+    assert said.startswith("layer '2' (Decoder) uses a tensor of shape (32, 16) that requires a gradient and is no parameter of")
+    weight = torch.ones(D, requires_grad=True)
+    said = tried(between(Of(lambda x: x * weight)), ROWS).fault
+    assert said is not None
+    assert "uses a tensor of shape (16,)" in said
+
+
 def test_the_message_has_its_numbers() -> None:
     fault = tried(between(Of(lambda x: x - x.mean(0))), ROWS).fault
     assert fault is not None
@@ -274,6 +303,21 @@ class Table(nn.Module):
         self.last = x * self.mask + self.table
         result: Tensor = self.last
         return result
+
+
+class LowRank(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(D, 2)), nn.Parameter(torch.zeros(2, D))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.a @ self.b
+
+
+def low_rank() -> nn.Linear:
+    layer = nn.Linear(D, D)
+    register_parametrization(layer, "weight", LowRank())
+    return layer
 
 
 class Slope(nn.Module):
@@ -379,7 +423,11 @@ LEFT_ALONE: dict[str, tuple[Callable[[], nn.Sequential], Tensors]] = {
     "a mean carried along": (lambda: nn.Sequential(nn.Linear(D, D), Of(lambda x: (x, x.square().mean())), First()), ROWS),
     "tables and a memory": (lambda: between(Table()), ROWS),
     "a gradient inside": (lambda: between(Slope()), ROWS),
+    "a gradient inside, of the inputs": (lambda: nn.Sequential(Slope(), nn.Linear(D, D)), ROWS),
     "clipped gradients": (lambda: between(Clamped()), ROWS),
+    "tied weights": (lambda: tied(registers=True), ROWS),
+    "frozen weights of nobody": (lambda: between(Of(lambda x: x @ torch.ones(D, D))), ROWS),
+    "a low-rank change as a parametrization": (lambda: between(low_rank()), ROWS),
     "weight_norm": (lambda: between(parametrizations.weight_norm(nn.Linear(D, D))), ROWS),
     "frozen": (lambda: between(nn.Linear(D, D).requires_grad_(False)), ROWS),
     "words": (lambda: nn.Sequential(nn.Embedding(30, D), nn.LayerNorm(D)), torch.randint(30, (8, 6))),

@@ -21,6 +21,7 @@ from hetpipe.layers.batch_norm import may_normalise_batches, normalises_batches
 from hetpipe.layers.kept import remember
 from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
 from hetpipe.layers.randomness import drawing
+from hetpipe.layers.split import leaves as leaves_of
 from hetpipe.layers.stage import alias
 from hetpipe.layers.trials.compare import NONE, Difference, growing, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.still import Still
@@ -146,13 +147,14 @@ def _tried(layer: nn.Module, given: Sets) -> tuple[str | None, Sets]:
 class _Run(NamedTuple):
     """What a layer gave for some rows, and its gradients, of a sum over that number by number: of its inputs, and of its
     parameters. `added`: the names of those that have one even where the sum is zero, and `state`: shape and hash of each buffer
-    and parameter afterwards; one of both is looked at."""
+    and parameter afterwards; one of both is looked at. `foreign`: whatever else would be given a gradient."""
 
     outputs: tuple[Tensor, ...]
     of_inputs: list[Tensor | None]
     of_parameters: list[Tensor | None]
     added: list[str]
     state: dict[str, tuple[tuple[int, ...], int]]
+    foreign: list[Tensor]
 
 
 class _Trial:
@@ -193,6 +195,8 @@ class _Trial:
         if not self.scales:
             self.scales = [_scale(t.detach()) for t in outputs]
             self.grows = [t.shape != shape for t, shape in zip(outputs, self.of_part, strict=True)]
+        own = {id(t) for t in (*leaves, *self.layer.parameters())}
+        foreign = [t for t in leaves_of(outputs) if id(t) not in own]
         inputs = [t for t in leaves if t.requires_grad]
         names, wanted = [*(f"input {k}" for k in range(len(inputs))), *named], [*inputs, *named.values()]
         of_zero = self.gradients(outputs, wanted, part, 0.0, keep=True) if zeros else [None] * len(wanted)
@@ -201,7 +205,7 @@ class _Trial:
         held = () if zeros else (*self.layer.named_buffers(), *self.layer.named_parameters())
         state = {name: (tuple(t.shape), int(fingerprint([t.detach()]))) for name, t in held}
         found = tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
-        return _Run(found, made[: len(inputs)], made[len(inputs) :], added, state)
+        return _Run(found, made[: len(inputs)], made[len(inputs) :], added, state, foreign)
 
     def gradients(
         self, outputs: Sequence[Tensor], leaves: Sequence[Tensor], part: float, factor: float = 1.0, *, keep: bool = False
@@ -217,6 +221,14 @@ class _Trial:
 
     def fault(self) -> str | None:
         """What is wrong with the layer."""
+        made_before = {id(t) for t in self.parts[0].foreign}  # those of one forward only it made itself
+        if found := [t for t in self.whole.foreign if id(t) in made_before]:
+            return (
+                f"uses a tensor of shape {tuple(found[0].shape)} that requires a gradient and is no parameter of it (it is held "
+                "in a list, a plain attribute, a global or a closure): the gradient would stay where this layer is, and nobody "
+                "would sum it. Let the layer register it, or the module that has it, as an attribute (self.tied = embedding, and "
+                "not [embedding]): a parameter that several layers have is tied, and its gradients are summed"
+            )
         if self.whole.added:
             return (
                 f"adds a gradient of its own in backward (that of {self.whole.added[0]!r} is not zero where that of what the "
