@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm
 from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hetpipe
@@ -211,6 +212,51 @@ def hooked() -> nn.Sequential:
     return net
 
 
+class MixStyle(nn.Module):
+    """Mixes each sample's mean with another's, drawn in one of several ways."""
+
+    def __init__(self, order: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True)
+        return x - 0.5 * mean + 0.5 * mean[self.order(len(x))]
+
+
+class Drawing(nn.Module):
+    """Noise, drawn in each forward from a generator of its own, which keeps its place; or begins anew with a fixed seed."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.generator = how, torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "begins anew":
+            self.generator.manual_seed(3)
+        elif self.how == "another":
+            return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+        elif self.how == "of columns":
+            return x + torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(3))
+        elif self.how == "all anew":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(3)
+                return F.dropout(F.dropout(x, 0.3), 0.3)
+        return x + torch.randn(x.shape, generator=self.generator)
+
+
+class Checkpointed(nn.Module):
+    """Computes, and draws, again in its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(D, D), nn.Dropout(0.5), nn.Linear(D, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return result
+
+
 COUPLES, KEEPS, ADDS = "couples the samples of a batch", "keeps state", "adds a gradient of its own in backward"
 TWO_PARTS = "for 4 samples together, and in two parts, what it gives differs by"
 REFUSED: dict[str, tuple[Callable[[], nn.Sequential], Tensors, str]] = {
@@ -227,6 +273,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Sequential], Tensors, str]] = {
     "LSTM over samples": (lambda: nn.Sequential(Output(nn.LSTM(D, D))), WORDS, "Its LSTM 'rnn' takes dimension 0 for time"),
     "auxiliary loss in backward": (lambda: between(Of(inject)), ROWS, f"layer '1' (Of) {ADDS} (that of 'input 0' is not zero"),
     "a hook that adds": (hooked, ROWS, f"{ADDS} (that of 'weight' is not zero"),
+    "a permutation of the batch": (lambda: between(MixStyle(torch.randperm)), ROWS, COUPLES),
+    "an order of the batch": (lambda: between(MixStyle(lambda n: torch.rand(n).argsort())), ROWS, COUPLES),
+    "a choice of the batch": (lambda: between(MixStyle(lambda n: torch.rand(n).topk(n).indices)), ROWS, COUPLES),
+    "a fixed seed, of another generator": (lambda: between(Drawing("another")), ROWS, COUPLES),
+    "a fixed seed, of its generator": (lambda: between(Drawing("begins anew")), ROWS, COUPLES),
+    "a fixed seed, of torch's generator": (lambda: between(Drawing("all anew")), ROWS, COUPLES),
     "a codebook": (lambda: between(Codebook()), ROWS, f"{KEEPS}: 'codes' changes in its forward"),
     "a mean in a buffer": (lambda: between(Keeping("buffer")), ROWS, f"{KEEPS}: 'mean' changes in its forward"),
     "a mean in another buffer": (lambda: between(Keeping("other")), ROWS, f"{KEEPS}: 'mean' changes in its forward"),
@@ -303,6 +355,11 @@ class Table(nn.Module):
         self.last = x * self.mask + self.table
         result: Tensor = self.last
         return result
+
+
+def put_back_in_order(x: Tensor) -> Tensor:
+    order = torch.randperm(len(x))
+    return torch.tanh(x[order])[order.argsort()]
 
 
 class LowRank(nn.Module):
@@ -411,6 +468,14 @@ LEFT_ALONE: dict[str, tuple[Callable[[], nn.Sequential], Tensors]] = {
     "stochastic depth": (lambda: between(DropPath()), WORDS),
     "random ReLU": (lambda: between(nn.RReLU()), ROWS),
     "Gumbel softmax": (lambda: between(Of(F.gumbel_softmax)), ROWS),
+    "noise of a generator of its own": (lambda: between(Drawing("goes on")), ROWS),
+    "fixed noise, alike for all samples": (lambda: between(Drawing("of columns")), ROWS),
+    "words in another order": (lambda: between(Of(lambda x: x[:, torch.randperm(x.shape[1])])), WORDS),
+    "some words, in another order": (lambda: between(Of(lambda x: x[:, torch.rand(x.shape[1]).argsort()[:4]])), WORDS),
+    "each sample's words in another order": (lambda: between(Of(
+        lambda x: x.gather(1, torch.rand(x.shape[:2]).argsort(1)[:, :, None].expand(-1, -1, D)))), WORDS),
+    "an order that is put back": (lambda: between(Of(put_back_in_order)), ROWS),
+    "dropout in a checkpoint": (lambda: between(Checkpointed()), ROWS),
     "noise": (lambda: between(Of(lambda x: x + torch.randn_like(x) + torch.distributions.Normal(x, 1.0).rsample())), ROWS),
     "encoder": (lambda: between(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.2, batch_first=True)), WORDS),
     "attention": (lambda: between(Self(batch_first=True)), WORDS),

@@ -24,7 +24,7 @@ from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import leaves as leaves_of
 from hetpipe.layers.stage import alias
 from hetpipe.layers.trials.compare import NONE, Difference, growing, of_rows, of_sums, tolerance
-from hetpipe.layers.trials.still import Still
+from hetpipe.layers.trials.still import Still, fixed_seeds
 from hetpipe.layers.weights import eagerly, fingerprint, uncompiled
 
 ROWS = 4  # that a model is tried on, at most
@@ -161,9 +161,13 @@ class _Trial:
     """One layer, which `put_back` makes what it was, on rows together and apart."""
 
     def __init__(self, layer: nn.Module, given: Sets, put_back: Callable[[], None]) -> None:
-        self.layer, self.given = layer, given
+        self.layer, self.given, self.fixed = layer, given, set[int]()
         with torch.no_grad():
-            self.of_part = [t.shape for t in self.forward(given.parts[0])]
+            still, other = Still(), Still()
+            self.of_part = [t.shape for t in self.forward(given.parts[0], still)]
+            if still.seeds:
+                self.forward(given.parts[0], other, "another run")
+                self.fixed = fixed_seeds(still, other)
         put_back()
         self.scales, self.grows = list[float](), list[bool]()  # of what the layer gives: how large it is; whether with the rows
         self.whole = self.run(given.whole, zeros=True)
@@ -181,10 +185,10 @@ class _Trial:
         parts = self.parts[0].outputs, self.parts[1].outputs
         return Sets(self.whole.outputs, parts, self.given.rows)
 
-    def forward(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, leaves: Sequence[Tensor], still: Still | None = None, seed: str = "run") -> tuple[Tensor, ...]:
         """As if nothing were drawn; a layer may write into what it is given."""
         given = [alias(t) if t.requires_grad and torch.is_grad_enabled() else t.clone() for t in leaves]
-        with drawing("run"), eagerly(), Still():  # type: ignore[no-untyped-call]
+        with drawing(seed), eagerly(), still or Still(self.fixed):
             return as_tuple(self.layer(as_value(given)))
 
     def run(self, tensors: Sequence[Tensor], part: float = 1.0, *, zeros: bool = False) -> _Run:
@@ -216,7 +220,8 @@ class _Trial:
             return [None] * len(leaves)
         seeds = [torch.sin(t.detach() / scale) + 0.3 if grows else torch.full_like(t, part) for t, scale, grows in ends]
         seeds = [(factor * seed).to(t.dtype) for seed, (t, _, _) in zip(seeds, ends, strict=True)]
-        found = torch.autograd.grad([t for t, _, _ in ends], list(leaves), seeds, retain_graph=keep, allow_unused=True)
+        with drawing("run"), eagerly(), Still(self.fixed):  # a layer that checkpoints draws again
+            found = torch.autograd.grad([t for t, _, _ in ends], list(leaves), seeds, retain_graph=keep, allow_unused=True)
         return [None if g is None else g.to_dense() if g.is_sparse else g for g in found]
 
     def fault(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -13,13 +14,24 @@ _CHANCE = ("dropout_p", "dropout")  # arguments of operations that draw inside
 
 class Still(TorchDispatchMode):
     """In here what is drawn from torch's generators is the same number everywhere: 1 for a choice, the least for a whole number,
-    0.5 for any other; a permutation changes nothing, and kernels that draw inside (of attention, of RNNs) do without. Dropout
-    thus keeps all, times a constant."""
+    0.5 for any other; a permutation (also the order of numbers that were drawn) is the one that turns round, and kernels that
+    draw inside (of attention, of RNNs) do without. Dropout thus keeps all, times a constant. But draws from a generator whose
+    seed is one of `fixed` are what they are."""
+
+    def __init__(self, fixed: Collection[int] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seeds = dict[int, bytes]()  # of the generators that were drawn from → their states before
+        self._fixed, self._drawn = fixed, list[Tensor]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = list(args), dict(kwargs or {})
         name = func._schema.name.partition("::")[2].rstrip("_")
         if torch.Tag.nondeterministic_seeded not in func.tags and name != "random":
+            result = func(*args, **kwargs)
+            if name in ("sort", "topk") and self._was_drawn(args[0]):
+                return result[0], torch.arange(len(args[0]) - 1, -1, -1, device=result[1].device)[: len(result[1])]
+            return result
+        if self._is_fixed(args, kwargs):
             return func(*args, **kwargs)
         inside = _without_chance(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -28,8 +40,42 @@ class Still(TorchDispatchMode):
         if inside or not isinstance(result, Tensor):
             return result
         if name == "randperm":
-            return result.copy_(torch.arange(len(result), device=result.device))
+            return result.copy_(torch.arange(len(result) - 1, -1, -1, device=result.device))
+        if result.ndim == 1:
+            self._drawn.append(result)
         return result.fill_(_number(name, args, result))
+
+    def _was_drawn(self, tensor: Tensor) -> bool:
+        """Whether these are numbers in a row that were drawn, which are all equal."""
+        if not any(tensor.data_ptr() == drawn.data_ptr() and tensor.shape == drawn.shape for drawn in self._drawn):
+            return False
+        return len(tensor) > 0 and bool((tensor == tensor[0]).all())
+
+    def _is_fixed(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether the generator from which will be drawn has a seed that is always the same; notes its state."""
+        generator = _generator(args, kwargs)
+        if generator is None:
+            return False
+        seed = generator.initial_seed()
+        if seed not in self.seeds:
+            self.seeds[seed] = generator.get_state().numpy().tobytes()
+        return seed in self._fixed
+
+
+def fixed_seeds(first: Still, second: Still) -> set[int]:
+    """The seeds that a function sets itself: those from which it drew the same in two runs, before which others were set."""
+    return {seed for seed, state in first.seeds.items() if second.seeds.get(seed) == state}
+
+
+def _generator(args: list[Any], kwargs: dict[str, Any]) -> torch.Generator | None:
+    """From which an operation draws: that which it is given, or its device's; None where it is not known."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Generator):
+            return value
+    device = next((value.device for value in args if isinstance(value, Tensor)), kwargs.get("device") or torch.device("cpu"))
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator if device.type == "cpu" else None
 
 
 def _without_chance(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ class Trying(Stage):
         wanted = self._leaves[len(self.entered)]
         self.entered.append(tuple(t.detach().clone() for t in tensors))
         try:
-            with eagerly(), Still():  # type: ignore[no-untyped-call]
+            with eagerly(), Still():
                 output = self._run(*tensors)
             if [(tuple(t.shape), t.dtype) for t in as_tuple(output)] == [(s.shape, s.dtype) for s in wanted]:
                 return output
