@@ -261,6 +261,7 @@ COUPLES, KEEPS, ADDS = "couples the samples of a batch", "keeps state", "adds a 
 TWO_PARTS = "for 4 samples together, and in two parts, what it gives differs by"
 REFUSED: dict[str, tuple[Callable[[], nn.Sequential], Tensors, str]] = {
     "centring": (lambda: between(Of(lambda x: x - x.mean(0))), ROWS, COUPLES),
+    "hardly centring": (lambda: between(Of(lambda x: x - 1e-5 * x.mean(0))).double(), ROWS.double(), COUPLES),
     "one sample, centred": (lambda: between(Of(lambda x: x - x.mean(0))), ROWS[:1], COUPLES),
     "samples that are alike, centred": (lambda: between(Of(lambda x: x - x.mean(0))), ROWS[:1].repeat(6, 1), COUPLES),
     "functional BatchNorm": (lambda: between(Of(lambda x: F.batch_norm(x, None, None, training=True))), ROWS, COUPLES),
@@ -491,7 +492,7 @@ LEFT_ALONE: dict[str, tuple[Callable[[], nn.Sequential], Tensors]] = {
     "a gradient inside, of the inputs": (lambda: nn.Sequential(Slope(), nn.Linear(D, D)), ROWS),
     "clipped gradients": (lambda: between(Clamped()), ROWS),
     "tied weights": (lambda: tied(registers=True), ROWS),
-    "frozen weights of nobody": (lambda: between(Of(lambda x: x @ torch.ones(D, D))), ROWS),
+    "frozen weights of nobody": (lambda: between(Of(lambda x: x @ torch.ones(D, D).to(x))), ROWS),
     "a low-rank change as a parametrization": (lambda: between(low_rank()), ROWS),
     "weight_norm": (lambda: between(parametrizations.weight_norm(nn.Linear(D, D))), ROWS),
     "frozen": (lambda: between(nn.Linear(D, D).requires_grad_(False)), ROWS),
@@ -516,6 +517,27 @@ def test_what_does_neither_is_left_alone(case: str) -> None:
     found = tried(make(), inputs)
     assert (found.fault, found.untried) == (None, None)
     assert found.found is not None
+
+
+@pytest.mark.parametrize("case", LEFT_ALONE)
+def test_nor_is_it_refused_in_float64(case: str) -> None:
+    """Where numbers may differ by less."""
+    torch.manual_seed(0)
+    make, inputs = LEFT_ALONE[case]
+    found = tried(make().double(), as_tuple(inputs)[0].double() if as_tuple(inputs)[0].is_floating_point() else inputs)
+    assert (found.fault, found.untried) == (None, None)
+
+
+class Single(nn.Module):
+    """Computes in float32 what is rounded otherwise in a batch of another size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.float() + 1.1 * len(x) - 1.1 * len(x)).to(x)
+
+
+def test_numbers_of_float64_may_have_been_rounded() -> None:
+    found = tried(between(Single()).double(), WORDS.double())
+    assert (found.fault, found.untried) == (None, None)
 
 
 def test_under_autocast_what_is_rounded_is_no_coupling() -> None:

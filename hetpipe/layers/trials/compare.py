@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+EXACT = 1e-9  # by which numbers of float64 may differ, of the largest
 MOST_SORTED = 1 << 24  # numbers of a tensor whose rows are nobody knows where
 
 
@@ -25,9 +26,11 @@ class Difference(NamedTuple):
 NONE = Difference()
 
 
-def tolerance(base: float, tensors: Sequence[Tensor]) -> float:
-    """`base`, or what numbers of so few bits may differ by, also where autocast computes with such."""
+def tolerance(base: float, tensors: Sequence[Tensor], *, exact: bool = False) -> float:
+    """`base`, or what numbers of so few bits may differ by, also where autocast computes with such. Less than `base` for those of
+    float64 on the way to which none had fewer bits (`exact`)."""
     types = {t.dtype for t in tensors if t.is_floating_point()}
+    base = EXACT if exact and types == {torch.float64} else base
     types |= {torch.get_autocast_dtype(t.device.type) for t in tensors if torch.is_autocast_enabled(t.device.type)}
     return max(base, *(4 * torch.finfo(dtype).eps for dtype in types), 0.0)
 

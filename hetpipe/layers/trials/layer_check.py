@@ -161,7 +161,7 @@ class _Trial:
     """One layer, which `put_back` makes what it was, on rows together and apart."""
 
     def __init__(self, layer: nn.Module, given: Sets, put_back: Callable[[], None]) -> None:
-        self.layer, self.given, self.fixed = layer, given, set[int]()
+        self.layer, self.given, self.fixed, self.exact = layer, given, set[int](), True
         with torch.no_grad():
             still, other = Still(), Still()
             self.of_part = [t.shape for t in self.forward(given.parts[0], still)]
@@ -188,8 +188,10 @@ class _Trial:
     def forward(self, leaves: Sequence[Tensor], still: Still | None = None, seed: str = "run") -> tuple[Tensor, ...]:
         """As if nothing were drawn; a layer may write into what it is given."""
         given = [alias(t) if t.requires_grad and torch.is_grad_enabled() else t.clone() for t in leaves]
-        with drawing(seed), eagerly(), still or Still(self.fixed):
-            return as_tuple(self.layer(as_value(given)))
+        with drawing(seed), eagerly(), (still or Still(self.fixed)) as still:
+            found = as_tuple(self.layer(as_value(given)))
+        self.exact &= still.exact
+        return found
 
     def run(self, tensors: Sequence[Tensor], part: float = 1.0, *, zeros: bool = False) -> _Run:
         """A forward of this part of the rows, and its gradients; with `zeros` those of zero, too, without a state."""
@@ -220,8 +222,9 @@ class _Trial:
             return [None] * len(leaves)
         seeds = [torch.sin(t.detach() / scale) + 0.3 if grows else torch.full_like(t, part) for t, scale, grows in ends]
         seeds = [(factor * seed).to(t.dtype) for seed, (t, _, _) in zip(seeds, ends, strict=True)]
-        with drawing("run"), eagerly(), Still(self.fixed):  # a layer that checkpoints draws again
+        with drawing("run"), eagerly(), Still(self.fixed) as still:  # a layer that checkpoints draws again
             found = torch.autograd.grad([t for t, _, _ in ends], list(leaves), seeds, retain_graph=keep, allow_unused=True)
+        self.exact &= still.exact
         return [None if g is None else g.to_dense() if g.is_sparse else g for g in found]
 
     def fault(self) -> str | None:
@@ -242,7 +245,7 @@ class _Trial:
             )
         if (name := self.changing()) is not None:
             return f"keeps state: {name!r} changes in its forward, as the samples of a batch say. {CUT} {ACCEPT}"
-        most = tolerance(OUTPUTS, self.whole.outputs)
+        most = tolerance(OUTPUTS, self.whole.outputs, exact=self.exact)
         pairs = zip(self.parts[0].outputs, self.again.outputs, strict=True)
         if (off := _all(of_rows(a, [b], (1,), most) for a, b in pairs)).share and not self.by_rounding(off):
             return f"keeps state: for the same samples it gives something else the second time. {CUT} {ACCEPT}"
@@ -271,7 +274,7 @@ class _Trial:
     def slopes(self) -> Difference:
         """Likewise, of its gradients."""
         found = [g for g in (*self.whole.of_inputs, *self.whole.of_parameters) if g is not None]
-        most = tolerance(GRADIENTS, [*found, *self.whole.outputs])
+        most = tolerance(GRADIENTS, [*found, *self.whole.outputs], exact=self.exact)
         columns = zip(self.whole.of_inputs, *(part.of_inputs for part in self.parts), strict=True)
         whole, parts = list(self.whole.of_parameters), [list(part.of_parameters) for part in self.parts]
         rows = NONE
@@ -293,6 +296,7 @@ class _Trial:
         try:
             exact = copy.deepcopy(self.layer).double()
             trial = _Trial(exact, self.given.double(), remember(exact, parameters=True))
+            trial.exact = False  # it need not be more alike than this one
         except Exception:
             return off.share < FEW
         pairs = zip(trial.parts[0].outputs, trial.again.outputs, strict=True)

@@ -20,11 +20,17 @@ class Still(TorchDispatchMode):
 
     def __init__(self, fixed: Collection[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.exact = True  # that no number had fewer bits than those of float64
         self.seeds = dict[int, bytes]()  # of the generators that were drawn from → their states before
         self._fixed, self._drawn = fixed, list[Tensor]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = list(args), dict(kwargs or {})
+        result = self._result(func, list(args), dict(kwargs or {}))
+        if self.exact:
+            self.exact = not any(_is_rounded(item) for item in (result if isinstance(result, tuple | list) else (result,)))
+        return result
+
+    def _result(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.partition("::")[2].rstrip("_")
         if torch.Tag.nondeterministic_seeded not in func.tags and name != "random":
             result = func(*args, **kwargs)
@@ -60,6 +66,13 @@ class Still(TorchDispatchMode):
         if seed not in self.seeds:
             self.seeds[seed] = generator.get_state().numpy().tobytes()
         return seed in self._fixed
+
+
+def _is_rounded(value: object) -> bool:
+    """Whether it has numbers of fewer bits than those of float64."""
+    if not isinstance(value, Tensor):
+        return False
+    return (value.is_floating_point() and value.dtype != torch.float64) or value.dtype in (torch.complex64, torch.complex32)
 
 
 def fixed_seeds(first: Still, second: Still) -> set[int]:
