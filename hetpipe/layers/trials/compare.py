@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 EXACT = 1e-9  # by which numbers of float64 may differ, of the largest
+ALIKE = 1e-12  # by which they may differ before it, for that
 MOST_SORTED = 1 << 24  # numbers of a tensor whose rows are nobody knows where
 
 

@@ -23,7 +23,7 @@ from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import leaves as leaves_of
 from hetpipe.layers.stage import alias
-from hetpipe.layers.trials.compare import NONE, Difference, growing, of_rows, of_sums, tolerance
+from hetpipe.layers.trials.compare import ALIKE, NONE, Difference, growing, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.still import Still, fixed_seeds
 from hetpipe.layers.weights import eagerly, fingerprint, uncompiled
 
@@ -161,7 +161,9 @@ class _Trial:
     """One layer, which `put_back` makes what it was, on rows together and apart."""
 
     def __init__(self, layer: nn.Module, given: Sets, put_back: Callable[[], None]) -> None:
-        self.layer, self.given, self.fixed, self.exact = layer, given, set[int](), True
+        self.layer, self.given, self.fixed = layer, given, set[int]()
+        columns = [column for column in zip(given.whole, *given.parts, strict=True) if column[0].is_floating_point()]
+        self.exact = not _all(of_rows(whole, parts, given.rows, ALIKE) for whole, *parts in columns).share  # as far as is known
         with torch.no_grad():
             still, other = Still(), Still()
             self.of_part = [t.shape for t in self.forward(given.parts[0], still)]
