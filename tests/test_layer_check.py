@@ -123,6 +123,23 @@ class Keeping(nn.Module):
         return x - mean
 
 
+class Evaluated(nn.Module):
+    """Keeps a mean of what it has seen in an attribute, which only an evaluation reads."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.in_place, self.mean = in_place, torch.zeros(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x - self.mean
+        if self.in_place:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        else:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x.clone()
+
+
 class Codebook(nn.Module):
     """Of a VQ-VAE, whose codes follow what comes near them."""
 
@@ -284,6 +301,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Sequential], Tensors, str]] = {
     "a mean in a buffer": (lambda: between(Keeping("buffer")), ROWS, f"{KEEPS}: 'mean' changes in its forward"),
     "a mean in another buffer": (lambda: between(Keeping("other")), ROWS, f"{KEEPS}: 'mean' changes in its forward"),
     "a mean in an attribute": (lambda: between(Keeping("attribute")), ROWS, KEEPS),
+    "a mean in an attribute that evaluation reads": (lambda: between(Evaluated(in_place=False)), ROWS,
+                                                     f"{KEEPS}: the tensor in its attribute 'mean' changes in its forward, and"),
+    "a mean in an attribute, in place": (lambda: between(nn.Sequential(Evaluated(in_place=True))), ROWS,
+                                         f"{KEEPS}: the tensor in its attribute '0.mean' changes in its forward, and depends on"),
     "spectral_norm": (lambda: between(spectral_norm(nn.Linear(D, D))), ROWS, f"{KEEPS}: 'weight_u' changes"),
     "spectral norm as a parametrization": (lambda: between(parametrizations.spectral_norm(nn.Linear(D, D))), ROWS, KEEPS),
     "a scale of the first batch": (lambda: between(ActNorm()), ROWS, f"{KEEPS}: 'scale' changes in its forward"),
@@ -338,19 +359,21 @@ def test_the_message_has_its_numbers() -> None:
 
 
 class Table(nn.Module):
-    """Makes tables in its first forward; remembers what it gave last; counts."""
+    """Makes tables in its first forward; remembers what it gave last, and the first number of all; counts, also in a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table: Any = None
         self.last: Any = None
-        self.calls = 0
+        self.calls, self.rows, self.first = 0, torch.tensor(0), torch.zeros(())
         self.register_buffer("mask", None)
 
     mask: Any
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
+        self.rows += len(x)
+        self.first.copy_(x.detach().flatten()[0])
         if self.table is None:
             self.table, self.mask = torch.arange(x.shape[-1]) / 10, torch.ones(x.shape[-1])
         self.last = x * self.mask + self.table

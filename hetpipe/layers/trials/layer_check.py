@@ -147,13 +147,15 @@ def _tried(layer: nn.Module, given: Sets) -> tuple[str | None, Sets]:
 class _Run(NamedTuple):
     """What a layer gave for some rows, and its gradients, of a sum over that number by number: of its inputs, and of its
     parameters. `added`: the names of those that have one even where the sum is zero, and `state`: shape and hash of each buffer
-    and parameter afterwards; one of both is looked at. `foreign`: whatever else would be given a gradient."""
+    and parameter afterwards; one of both is looked at. `plain`: what its plain attributes then are; and `foreign`: whatever else
+    would be given a gradient."""
 
     outputs: tuple[Tensor, ...]
     of_inputs: list[Tensor | None]
     of_parameters: list[Tensor | None]
     added: list[str]
     state: dict[str, tuple[tuple[int, ...], int]]
+    plain: dict[str, Tensor]
     foreign: list[Tensor]
 
 
@@ -212,8 +214,9 @@ class _Trial:
         made = self.gradients(outputs, wanted, part)
         held = () if zeros else (*self.layer.named_buffers(), *self.layer.named_parameters())
         state = {name: (tuple(t.shape), int(fingerprint([t.detach()]))) for name, t in held}
+        plain = {} if zeros else plain_numbers(self.layer)
         found = tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
-        return _Run(found, made[: len(inputs)], made[len(inputs) :], added, state, foreign)
+        return _Run(found, made[: len(inputs)], made[len(inputs) :], added, state, plain, foreign)
 
     def gradients(
         self, outputs: Sequence[Tensor], leaves: Sequence[Tensor], part: float, factor: float = 1.0, *, keep: bool = False
@@ -248,6 +251,11 @@ class _Trial:
         if (name := self.changing()) is not None:
             return f"keeps state: {name!r} changes in its forward, as the samples of a batch say. {CUT} {ACCEPT}"
         most = tolerance(OUTPUTS, self.whole.outputs, exact=self.exact)
+        if (name := self.adding_up(most)) is not None:
+            return (
+                f"keeps state: the tensor in its attribute {name!r} changes in its forward, and depends on what it was before. "
+                f"{CUT} {ACCEPT}"
+            )
         pairs = zip(self.parts[0].outputs, self.again.outputs, strict=True)
         if (off := _all(of_rows(a, [b], (1,), most) for a, b in pairs)).share and not self.by_rounding(off):
             return f"keeps state: for the same samples it gives something else the second time. {CUT} {ACCEPT}"
@@ -265,6 +273,15 @@ class _Trial:
         for name, now in self.again.state.items():
             first, second = (part.state.get(name, now) for part in self.parts)
             if first != now or (first[0] == second[0] and first != second):
+                return name
+        return None
+
+    def adding_up(self, most: float) -> str | None:
+        """A plain attribute that the same samples make something else the second time: one that only remembers them, they do
+        not."""
+        for name, now in self.again.plain.items():
+            before = self.parts[0].plain.get(name, now)
+            if before.shape == now.shape and of_rows(before, [now], (1,), tolerance(most, [now])).share:
                 return name
         return None
 
@@ -303,6 +320,17 @@ class _Trial:
             return off.share < FEW
         pairs = zip(trial.parts[0].outputs, trial.again.outputs, strict=True)
         return not (_all(of_rows(a, [b], (1,), OUTPUTS) for a, b in pairs) | trial.outputs(OUTPUTS) | trial.slopes()).share
+
+
+def plain_numbers(layer: nn.Module) -> dict[str, Tensor]:
+    """The tensors of floating-point numbers that a layer and its modules have as plain attributes, as they are now."""
+    return {
+        f"{prefix}.{name}".lstrip("."): tensor.detach().clone()
+        for prefix, module in layer.named_modules()
+        for name, tensor in vars(module).items()
+        if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex())
+        if tensor.layout == torch.strided and not tensor.is_meta
+    }
 
 
 def _all(found: Iterable[Difference]) -> Difference:
