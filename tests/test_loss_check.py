@@ -66,6 +66,13 @@ def ctc(output: Tensor, targets: Tensor) -> Tensor:
     return F.ctc_loss(output.log_softmax(-1).transpose(0, 1), targets[:, :2] % 6 + 1, *lengths)
 
 
+class Shifted(nn.CrossEntropyLoss):
+    """Of logits [rows, words, classes]."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input.transpose(1, 2), target)
+
+
 MEANS: dict[str, tuple[Any, ...]] = {
     "cross entropy": (F.cross_entropy, LABELS, LOGITS),
     "a module": (nn.CrossEntropyLoss(), LABELS, LOGITS),
@@ -91,6 +98,45 @@ MEANS: dict[str, tuple[Any, ...]] = {
     "a frozen model": (F.cross_entropy, LABELS, spec(12, 4, requires_grad=False)),
     "very many words": (cross_entropy, torch.zeros(2, 4096, dtype=torch.int64), spec(2, 4096, 20_000)),
 }
+
+
+def focal(output: Tensor, targets: Tensor) -> Tensor:
+    right = output.log_softmax(1).gather(1, targets[:, None])
+    return (-((1 - right.exp()) ** 2) * right).mean()
+
+
+def penalised(output: Tensor, targets: Tensor) -> Tensor:
+    """Takes a gradient inside."""
+    (slope,) = torch.autograd.grad(output.tanh().sum(), output, create_graph=True)
+    return F.mse_loss(output, targets) + slope.square().mean()
+
+
+COUNTS = torch.arange(18).reshape(6, 3) % 5
+MEANS.update({
+    "focal": (focal, LABELS, LOGITS),
+    "labels by index": (lambda o, t: -o.log_softmax(1)[torch.arange(len(t)), t].mean(), LABELS, LOGITS),
+    "margins": (nn.MultiMarginLoss(), LABELS, LOGITS),
+    "several labels": (nn.MultiLabelMarginLoss(), torch.tensor([[1, 0, -1, -1], [3, -1, 0, 0]] * 6), LOGITS),
+    "soft margins": (nn.MultiLabelSoftMarginLoss(), COUNTS % 2, NUMBERS),
+    "signs": (lambda o, t: F.soft_margin_loss(o, 2.0 * t - 1), COUNTS % 2, NUMBERS),
+    "whole numbers": (lambda o, t: F.mse_loss(o, t.float()), COUNTS, NUMBERS),
+    "counts": (lambda o, t: F.poisson_nll_loss(o, t.float()), COUNTS, NUMBERS),
+    "bytes": (lambda o, t: F.cross_entropy(o, t.long()), LABELS.to(torch.uint8), LOGITS),
+    "clamped labels": (lambda o, t: F.cross_entropy(o, t.clamp(min=0)), LABELS, LOGITS),
+    "Huber": (nn.HuberLoss(), POINTS, NUMBERS),
+    "relative": (lambda o, t: ((o - t).abs() / t.abs().clamp(min=0.1)).mean(), POINTS, NUMBERS),
+    "logarithms": (lambda o, t: F.mse_loss(o, t.log1p()), POINTS.abs(), NUMBERS),
+    "quantiles": (lambda o, t: torch.maximum(0.9 * (t - o), 0.1 * (o - t)).mean(), POINTS, NUMBERS),
+    "chances": (F.cross_entropy, POINTS.softmax(1), NUMBERS),
+    "what is no number is 0": (lambda o, t: F.mse_loss(o, t).nan_to_num(), POINTS, NUMBERS),
+    "targets that are no numbers are 0": (lambda o, t: F.mse_loss(o, t.nan_to_num()), POINTS, NUMBERS),
+    "a gradient inside": (penalised, POINTS, NUMBERS),
+    "overlap of each sample": (lambda o, t: (1 - 2 * (o.sigmoid() * t).sum(1) / (o.sigmoid() + t).sum(1)).mean(),
+                               POINTS.sigmoid(), NUMBERS),
+    "pairs of signs": (lambda o, t: F.hinge_embedding_loss(o.square().sum(1), 2 * t - 1), LABELS % 2, LOGITS),
+    "alignments, as they are": (lambda o, t: F.ctc_loss(o.log_softmax(-1).transpose(0, 1), t[:, :2], torch.full((len(t),), 5),
+                                                        torch.full((len(t),), 2)), TOKENS + 1, spec(6, 5, 9)),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("case", MEANS)
@@ -139,6 +185,52 @@ def test_what_is_no_mean(function: Any, targets: Tensor, output: TensorSpec, wei
     said = refused(function, targets, output, weight=weight)
     assert said.startswith("the loss is no mean weighed by "), said
     assert expected in said
+
+
+def where_numbers(output: Tensor, targets: Tensor) -> Tensor:
+    found: Tensor = (output - targets.nan_to_num()).square()[~targets.isnan()].mean()
+    return found
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(ignore_index=9)
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        result: Tensor = self.loss(output.transpose(1, 2), targets)
+        return result
+
+
+def by_hand(output: Tensor, targets: Tensor, ignore_index: int = 9) -> Tensor:
+    counts = targets != ignore_index
+    return F.cross_entropy(output[counts], targets[counts])
+
+
+@pytest.mark.parametrize(
+    ("function", "targets", "output", "weight", "value"),
+    [
+        (lambda o, t: of_words(o, t, ignore_index=9), TOKENS, WORDS, "samples", "9"),
+        (Inside(), TOKENS, WORDS, "samples", "9"),
+        (by_hand, TOKENS, WORDS, "samples", "9"),
+        (partial(by_hand, ignore_index=8), TOKENS, WORDS, "samples", "8"),
+        (Shifted(ignore_index=9), TOKENS, WORDS, "samples", "9"),
+        (lambda o, t: of_words(o, t) + 0.1 * o.square().mean(), TOKENS, WORDS, "tokens", "-100"),
+        (lambda o, t: F.cross_entropy(o[t >= 0], t[t >= 0]), LABELS, LOGITS, "samples", "-1"),
+        (lambda o, t: (o - t).square()[t >= 0].mean(), POINTS.abs(), NUMBERS, "samples", "-1"),
+        (where_numbers, POINTS, NUMBERS, "samples", "nan"),
+    ],
+)
+def test_what_a_loss_leaves_out_is_tried_before_it_comes(
+    function: Any, targets: Tensor, output: TensorSpec, weight: Any, value: str
+) -> None:
+    """Such targets came in steps 3, 5, 6 and 7, in which no loss is tried, and gradients were wrong."""
+    said = refused(function, targets, output, weight=weight)
+    assert said.startswith(f"on targets of which a part was set to {value}, as a mask may be in later batches, the loss is no ")
+    if weight == "samples" and value != "nan" and not targets.is_floating_point():
+        assert f"or loss_weight=lambda targets: (targets != {value}).sum()" in said
+        own = Loss(function=function, weight="tokens", ignore_index=int(value))
+        assert check_loss(Trial(model=MODEL, loss=own, output=[output], targets=targets, rows=len(targets))) is None
 
 
 def test_a_rare_class_s_weight_is_seen() -> None:
@@ -274,13 +366,6 @@ def test_a_model_of_which_nothing_would_be_trained() -> None:
     for parameter in layers.parameters():
         parameter.requires_grad_(False)
     check_sample(model, trace_boundaries(layers, inputs)[-1], "the sample")  # somebody wants it so
-
-
-class Shifted(nn.CrossEntropyLoss):
-    """Of logits [rows, words, classes]."""
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return super().forward(input.transpose(1, 2), target)
 
 
 class Named(nn.CrossEntropyLoss):

@@ -19,7 +19,8 @@ from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import REENTRANT, TensorSpec, is_reentrant, leaves, type_name
-from hetpipe.layers.trials.loss_trial import Trial, draws, masked, with_few_rows
+from hetpipe.layers.trials.loss_trial import Trial, draws, with_few_rows
+from hetpipe.layers.trials.masks import USUAL, masked, seen, trains
 
 DETACHED = (
     "the loss requires no gradient: what it returns does not depend on the model's output, or was detached from it "
@@ -205,12 +206,19 @@ def _tried(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -
 
 def _try_masked(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -> None:
     """InputError if the loss is no mean where targets are masked out of which these have none: later batches may have some."""
-    for targets in masked(drawn[1]):
+    loss, output = trial.loss, drawn[0]
+    with drawing(0, devices=[device]):  # a GPU would be lost to a label that is out of range
+        known = seen(loss, output, drawn[1]) if device.type == "cpu" else None
+    for value, targets, labels, likely in masked(loss, drawn[1], known):
+        named = replace(trial, loss=replace(loss, ignore_index=int(value))) if labels and loss.weight == "samples" else trial
         try:
-            _tried(trial, (drawn[0], targets), device)
+            with drawing(0, devices=[device]):
+                if likely or trains(loss, output, targets):
+                    _tried(named, (output, targets), device)
         except InputError as error:
             if error.__cause__ is None:
-                raise InputError(f"on targets of which a part was set to 0, as a mask may be in later batches, {error}") from None
+                said = f"on targets of which a part was set to {value:g}, as a mask may be in later batches"
+                raise InputError(f"{said}, {error}") from None
         except Exception:  # what a loss says of targets that are none
             continue
 
@@ -327,10 +335,11 @@ def _no_mean(
     for weight, counts in looks.items():
         if weight != loss.weight and min(counts) > 0 and abs(values[0] - _mean(values, counts)) <= tolerance:
             of = "samples" if weight == "samples" else f"the targets that are not {loss.ignore_index}"
-            return (
-                f"{message} It looks like a mean over {of}: write 'weight: {weight}' in the job's loss section, or "
-                f"loss_weight={weight!r}"
-            )
+            write, argument = f"'weight: {weight}'", repr(weight)
+            if weight == "tokens" and loss.ignore_index != USUAL:
+                write += f" and 'ignore_index: {loss.ignore_index}'"
+                argument = f"lambda targets: (targets != {loss.ignore_index}).sum()"
+            return f"{message} It looks like a mean over {of}: write {write} in the job's loss section, or loss_weight={argument}"
     return (
         f"{message} Its weight is neither samples nor tokens. {GIVE}; a loss over pairs of samples, or a root of a mean, is "
         "no mean over samples"

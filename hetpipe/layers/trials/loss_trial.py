@@ -121,21 +121,6 @@ def _varied(trial: Trial) -> Iterator[Tensors]:
     yield trial.targets
 
 
-def masked(targets: Tensors) -> Iterator[Tensors]:
-    """The same targets, but for a part of the second half of the rows that is 0: of each tensor that could be a mask (of zeros
-    and ones only), and of labels of several positions, of which 0 may be one that a loss leaves out."""
-    parts = as_tuple(targets)
-    for place, tensor in enumerate(parts):
-        if tensor.is_complex() or tensor.numel() < 2:
-            continue
-        labels = tensor.ndim > 1 and not tensor.is_floating_point() and bool((tensor >= 0).all())
-        if labels or bool(((tensor == 0) | (tensor == 1)).all()):
-            changed = tensor.clone()
-            later = changed[len(changed) // 2 :].view(len(changed) - len(changed) // 2, -1)
-            (later.T if later.shape[1] > 1 else later)[1::2] = 0
-            yield as_value([*parts[:place], changed, *parts[place + 1 :]])
-
-
 def _drawn(spec: TensorSpec, kind: Callable[[Tensor], Tensor], draw: torch.Generator) -> Tensor:
     if spec.dtype.is_floating_point:
         return kind(torch.randn(spec.shape, generator=draw)).to(spec.dtype).requires_grad_(spec.requires_grad)
