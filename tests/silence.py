@@ -27,7 +27,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.training.own_loop import check_same_model
 from tests.nets import WIDTH, batch, build
-from tests.ranks import make_plan
+from tests.ranks import cluster_of, make_plan
 from tests.transparency import open_engine, share
 
 PLAN = make_plan([{"cuts": [6, 4], "sizes": [3, 2]}, {"cuts": [10], "sizes": [2, 1]}])  # ranks 0 and 1, beside rank 2
@@ -324,6 +324,40 @@ def couple(world: World) -> dict[str, Any]:
     return heard
 
 
+OTHER = make_plan([{"cuts": [4, 6], "sizes": [3, 2]}, {"cuts": [10], "sizes": [2, 1]}])
+
+
+def rewrap(_: World) -> dict[str, Any]:
+    """A model that was trained by one plan is called, saved, and trained on by another."""
+    heard: dict[str, Any] = {"losses": []}
+    net, inputs = build("blocks"), as_tuple(batch("blocks", 4, 0)[0])[0]
+
+    def wrapped(plan: Plan) -> PlanEngine:
+        return hetpipe.wrap(net, plan, inputs, mse, cluster=cluster_of(2, 1))
+
+    def train(engine: PlanEngine) -> PlanEngine:
+        optimizer = torch.optim.SGD(engine.parameters(), lr=0.5)
+        heard["losses"].append(engine.step(*parts(engine, "blocks", len(heard["losses"]))))
+        optimizer.step()
+        return engine
+
+    engine = train(wrapped(PLAN))
+    heard["called"], heard["state"] = told(lambda: net(inputs)), told(net.state_dict)
+    engine.close()
+    net.requires_grad_(False).requires_grad_(True)
+    heard["called, closed"], heard["other plan"] = told(lambda: net(inputs)), told(lambda: wrapped(OTHER))
+    engine = train(wrapped(PLAN))
+    heard["called, again"] = told(lambda: net(inputs))
+    net.load_state_dict(engine.world.first(engine.whole_state_dict()))
+    heard["output"] = net(inputs).detach()
+    engine.close()
+    heard["hooks"] = len(net._forward_pre_hooks) + len(net._state_dict_pre_hooks)
+    engine = train(wrapped(OTHER))
+    heard["trained"] = engine.whole_state_dict()
+    engine.close()
+    return heard
+
+
 def predict(world: World) -> dict[str, Any]:
     """Outputs; an evaluation in inference mode; an optimizer of named parameters where there are none; complex gradients."""
     net = nn.Sequential(*list(build("blocks"))[:6], *(nn.Identity() for _ in range(4)))
@@ -396,4 +430,4 @@ def shuffled(plan: Plan | None, cluster: Cluster, folder: str) -> list[dict[str,
 def everything(world: World) -> dict[str, Any]:
     """All of it, in one start of ranks."""
     return {"draw": draw(world), "add up": add_up(world), "change": change(world), "lose": lose(world), "couple": couple(world),
-            "predict": predict(world)}  # fmt: skip
+            "predict": predict(world), "rewrap": rewrap(world)}  # fmt: skip

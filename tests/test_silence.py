@@ -209,6 +209,44 @@ def test_predictions_and_inference_mode(ran: list[dict[str, Any]]) -> None:
         assert found["inferred"] is None or torch.equal(found["inferred"], found["output"])
 
 
+def test_a_model_that_others_trained_in_part_is_used_in_no_other_way(ran: list[dict[str, Any]]) -> None:
+    """Layers that other ranks had trained went on, or into a file, with the values of before the first step."""
+    found = [result["rewrap"] for result in ran]
+    for what in ("called", "called, closed", "called, again"):
+        first, second, whole = (one[what] for one in found)
+        assert first.startswith("the model was called as a whole, but other ranks have trained 4 layers ('6', '7', '8', '9')")
+        assert second.startswith("the model was called as a whole, but other ranks have trained 6 layers ('0', '1', ")
+        assert "engine(x) gives the model's outputs" in first
+        assert whole is None, "rank 2 has trained all of them"
+    assert found[0]["state"].startswith("model.state_dict() was asked for, but other ranks have trained 4 layers")
+    assert "engine.whole_state_dict(), which every rank calls, gives the trained model" in found[0]["state"]
+    message = everywhere(ran, "rewrap", "other plan")
+    assert message.startswith("rank 1 would train 2 layers ('4', '5') of the model, which other ranks have trained")
+    assert "'model.load_state_dict(engine.world.first(engine.whole_state_dict()))' on every rank, before engine" in message
+
+
+def test_a_model_goes_on_by_another_plan_with_what_was_trained(ran: list[dict[str, Any]]) -> None:
+    net, losses = build("blocks"), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    with one_thread(torch.device("cpu")):
+        for step in range(3):
+            if step == 2:
+                output = net(as_tuple(batch("blocks", 4, 0)[0])[0]).detach()
+            inputs, targets = (as_tuple(x)[0] for x in batch("blocks", 8, step))
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(net(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    for result in ran:
+        found = result["rewrap"]
+        assert found["losses"] == pytest.approx(losses, abs=1e-12)
+        assert torch.allclose(found["output"], output, rtol=0, atol=1e-12)
+        assert found["hooks"] == 0
+    trained = ran[0]["rewrap"]["trained"]
+    assert all(torch.allclose(trained[name], tensor, rtol=0, atol=1e-12) for name, tensor in net.state_dict().items())
+
+
 def one_device(dropout: float) -> tuple[list[float], list[list[int]]]:
     """The losses, and the samples of each batch, of a plain loop over a shuffled loader."""
     model, loader, seen = loop_over(dropout)

@@ -9,7 +9,7 @@ from torch import nn
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.training_state import STATE_FILE, read_saved
 from hetpipe.files.messages import InputError
-from hetpipe.layers.weights import materialise
+from hetpipe.layers.weights import materialise, state_of
 from hetpipe.processes.world import alone
 
 LIKE_TRAINED = "build the model as it was built for training, and of the same type (model.to(torch.bfloat16), say)"
@@ -32,7 +32,7 @@ def load_weights(model: nn.Module, folder: str | Path) -> int:
     found = find_checkpoint(folder)
     if isinstance(model, nn.Sequential):
         materialise(model)  # layers on the meta device
-    if empty := next((name for name, p in model.state_dict().items() if p.is_meta), None):
+    if empty := next((name for name, p in state_of(model).items() if p.is_meta), None):
         raise InputError(f"{empty!r} of the model is on the meta device, and has no memory to load it into; build the model "
                          "without torch.device('meta')")  # fmt: skip
     checkpoint.load(found, model, None, alone(), whole=model, advice=LIKE_TRAINED)

@@ -51,8 +51,13 @@ def plain_name(name: str) -> str:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """The module's `state_dict`, the same whether parts of it are compiled or not."""
-    return {plain_name(name): tensor for name, tensor in module.state_dict().items()}
+    """The module's `state_dict`, the same whether parts of it are compiled or not. Of a chain it is put together of its layers',
+    without the hooks that the chain as a whole has: whoever wants names and shapes only may ask for it at any time."""
+    if isinstance(module, nn.Sequential) and not module._parameters and not module._buffers:
+        parts = [layer.state_dict(prefix=f"{name}.") for name, layer in named_layers(module)]
+    else:
+        parts = [module.state_dict()]
+    return {plain_name(name): tensor for part in parts for name, tensor in part.items()}
 
 
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, listed
 from hetpipe.layers.model import Model, Tensors, batch_size, select
-from hetpipe.layers.weights import load_state, plain_name, state_of
+from hetpipe.layers.weights import load_state, materialise, plain_name, state_of
 from hetpipe.planning.shares import shares_for
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.world import World
+from hetpipe.runtime.checks import stale
 from hetpipe.runtime.gradients import is_finite
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.whole_state import whole_state
@@ -40,6 +41,16 @@ class Holder:
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self.steps = 0  # begun so far
+
+    def _give_values(self, lo: int, hi: int, device: torch.device) -> None:
+        """Layers [lo, hi) are this process's: they have values, which are the newest. Collective."""
+        stale.check_fresh(self.layers, lo, hi, self.world)
+        materialise(self.layers, lo, hi, device)
+
+    def left_to_others(self) -> None:
+        """The values of this process's layers are newer now than what it has of other processes' layers."""
+        if not (self.is_first and self.is_last):
+            stale.mark(self.layers, self.stage)
 
     @property
     def name(self) -> str:
@@ -110,6 +121,7 @@ class Holder:
         if faults:
             raise InputError(f"{self.name}: this is not a state of the model:\n{listed(faults)}")
         load_state(self.stage, {name: state[name] for name in own})
+        self.left_to_others()
 
     def parameters_are_finite(self) -> bool:
         """Whether all numbers of the model's parameters are, on all devices. Collective."""

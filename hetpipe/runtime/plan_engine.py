@@ -24,6 +24,7 @@ from hetpipe.processes.rendezvous import give_back_at_exit
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.buffers import SharedBuffers
+from hetpipe.runtime.checks import stale
 from hetpipe.runtime.checks.agreement import Complaint, Row, digest, marks_of, raise_first
 from hetpipe.runtime.checks.given import Given
 from hetpipe.runtime.checks.handover import Handover
@@ -170,10 +171,12 @@ class PlanEngine(Holder, ABC):
         self._called += 1
         try:
             with peers_named(), self._by_itself(self.steps), self._handover.inside():
-                return self._step(inputs, targets)
+                loss = self._step(inputs, targets)
         except BaseException:
             self.zero_grad()  # no optimizer takes a gradient of half a step, or of the step before
             raise
+        self.left_to_others()
+        return loss
 
     def _step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """The stages of a replica agree on their share before they send each other anything. What the whole batch weighs, by
@@ -344,5 +347,6 @@ class PlanEngine(Holder, ABC):
 
     def close(self) -> None:
         """Give hooks and buffers back."""
+        stale.close(self.layers)
         self._handover.close()
         self.sync.close()

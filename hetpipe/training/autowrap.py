@@ -11,6 +11,7 @@ from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.processes.progress import warn
+from hetpipe.runtime.checks.stale import set_aside
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection, TorchNamed
@@ -44,19 +45,21 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     seed = torch.initial_seed() if seed is None else seed
     with drawing("auto"):
         world, machines = meet(cluster)
-        whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss,
-                      batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
-        check_batch_norm(model, batch_norm)
-        # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
-        check_sample(whole, trace_boundaries(model, inputs, backward=True)[-1], "the sample")
-        if world.is_main and (note := unsplit_note(model)):
-            warn(f"note: {note}")
-        setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None, seed=world.first(seed))
-        options = PlanOptions().changed({"partitioner": partitioner})
-        request = Request(
-            global_batch=global_batch, options=options, profiler=ProfileSection(), optimizer=TorchNamed(name=optimizer)
-        )
-        engine = join(setting, *prepare(setting, request))
+        with set_aside(model):
+            whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss,
+                          batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
+            check_batch_norm(model, batch_norm)
+            # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
+            check_sample(whole, trace_boundaries(model, inputs, backward=True)[-1], "the sample")
+            if world.is_main and (note := unsplit_note(model)):
+                warn(f"note: {note}")
+            setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None, seed=world.first(seed))
+            options = PlanOptions().changed({"partitioner": partitioner})
+            request = Request(
+                global_batch=global_batch, options=options, profiler=ProfileSection(), optimizer=TorchNamed(name=optimizer)
+            )
+            plan, profile = prepare(setting, request)
+        engine = join(setting, plan, profile)
         if engine is None:
             raise UnusedRank(f"rank {world.rank} is not used: the plan is faster without device {world.device_id}")
         check_same_model(engine)

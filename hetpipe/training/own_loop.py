@@ -11,6 +11,7 @@ from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.layers.randomness import drawing
 from hetpipe.processes.world import connect, create_world
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica
+from hetpipe.runtime.checks.stale import set_aside
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster, Node
@@ -59,8 +60,9 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
         nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
         shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
         world = create_world(shown)
-        whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
-                      batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
+        with set_aside(model):
+            whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
+                          batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
         check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
         plan = plan.model_copy(update={"backend": backend})
         engine = join(Setting(world=world, cluster=shown, model=whole, seed=world.first(seed)), plan, None)

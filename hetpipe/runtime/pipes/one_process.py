@@ -16,7 +16,6 @@ from hetpipe.layers.model import Model, Tensors, evaluating, move, named_layers,
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
 from hetpipe.layers.stage import Stage, make_stage
 from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, try_layers
-from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.pipes.batch_norm import DeferredStatistics
@@ -58,7 +57,7 @@ class OneProcessEngine(PlanEngine):
         self.devices, self.device, self._library = list(devices), devices[0], library
         bounds = [stage.layers for stage in self._replica_plan.stages]
         _check_skips(model.layers, plan, library)
-        materialise(model.layers)
+        self._give_values(0, len(model.layers), torch.device("cpu"))
         self.stage, copies = separate_stages(model.layers, bounds)
         self._clocks = [GpipeRecorder(device) for device in devices]
         self.recorders = [*self._clocks]

@@ -16,7 +16,6 @@ from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
 from hetpipe.layers.stage import Stage, make_stage
 from hetpipe.layers.trials.layer_check import Outcome, Sets, cut_to_try, norms_off, sizes_to_try, try_layers
-from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
@@ -38,7 +37,7 @@ class TorchEngine(PlanEngine):
         self.device = device
         self._stage_plan = self._replica_plan.stages[self.index]
         lo, hi = self._stage_plan.layers
-        materialise(model.layers, lo, hi, device)
+        self._give_values(lo, hi, device)
         self.stage = make_stage(model.layers, lo, hi, recompute=self._stage_plan.recompute).to(device)
         self._lanes = groups.pipelines[self.replica]
         self._ranks = [world.rank_of[s.device] for s in self._replica_plan.stages]
