@@ -188,6 +188,8 @@ def change(world: World) -> dict[str, Any]:
         if heard[f"edited, step {step}"] is not None:
             break
         optimizer.step()
+    heard["edited, saved"] = told(lambda: hetpipe.save_checkpoint(engine, optimizer, "nowhere", 3))
+    heard["edited, whole"] = told(engine.whole_state_dict)
     engine.close()
     engine = opened(world, build("blocks"))
     inputs, targets = parts(engine, "blocks", 0)

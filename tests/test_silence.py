@@ -129,8 +129,9 @@ def test_what_is_trained_must_stay_what_it_was(ran: list[dict[str, Any]], what: 
 
 def test_replicas_are_compared_in_a_loop_of_ones_own(ran: list[dict[str, Any]]) -> None:
     assert [everywhere(ran, "change", f"edited, step {step}") for step in (0, 1)] == [None, None]
-    message = everywhere(ran, "change", "edited, step 2")
-    assert message.startswith("the replicas of layers 0:6 (ranks [0, 2]) hold different parameters")
+    for what in ("step 2", "saved", "whole"):
+        message = everywhere(ran, "change", f"edited, {what}")
+        assert message.startswith("the replicas of layers 0:6 (ranks [0, 2]) hold different parameters"), what
 
 
 def test_samples_that_differ_at_the_two_ends_are_told(ran: list[dict[str, Any]]) -> None:

@@ -32,8 +32,9 @@ def save_checkpoint(
     """Save the model, the optimizer, the scheduler if there is one, and `engine.steps`, as they are after `step`, complete or not
     at all, and keep the newest `keep` there. Every rank of the engine calls it. InputError if there is no room, if the hosts do
     not share this folder, or if the scheduler's `state_dict` holds more than plain values; CheckpointError if it cannot be
-    written."""
+    written; ReplicaMismatchError if replicas of a layer hold different parameters."""
     world = engine.world.patiently()
+    engine.check_replicas()
     schedule = world.together(lambda: _saved_schedule(scheduler, optimizer))
     every = world.gather((_layers(engine), schedule))
     first, (_, of_first) = world.ranks[0], every[0]
@@ -81,6 +82,7 @@ def load_checkpoint(
     own = world.together(lambda: _own_schedule(newest, state, scheduler, optimizer, _layers(engine)))
     checkpoint.load(newest, engine.stage, optimizer, world, whole=engine.layers, keeps=state_keys(_like(optimizer)),
                     advice="name another folder to start anew")  # fmt: skip
+    engine.left_to_others()
     if scheduler is not None:
         take_over(scheduler, optimizer, own)
     engine.steps = state.steps if isinstance(state, LoopState) and state.steps is not None else state.step

@@ -12,12 +12,10 @@ from hetpipe.files.messages import InputError, listed
 from hetpipe.layers.model import Model, Tensors, batch_size, select
 from hetpipe.layers.weights import load_state, materialise, plain_name, state_of
 from hetpipe.planning.shares import shares_for
-from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.world import World
 from hetpipe.runtime.checks import stale
 from hetpipe.runtime.gradients import is_finite
 from hetpipe.runtime.recorder import Recorder
-from hetpipe.runtime.whole_state import whole_state
 from hetpipe.spec.plan import Plan
 
 Span = tuple[str, int, int, str, int, float, float]  # device, replica, stage, kind, micro-batch, start, end
@@ -99,13 +97,6 @@ class Holder:
     def state_dict(self) -> dict[str, Tensor]:
         """This process's parameters and buffers by their names in the whole model; all processes together have all of them."""
         return state_of(self.stage)
-
-    def whole_state_dict(self) -> dict[str, Tensor] | None:
-        """The parameters and buffers of the whole model, by their names in it, on the engine's first rank, where
-        `engine.world.is_main`; None on the others, which send one tensor after the other. They are copies on the CPU; a tensor
-        that several layers share is one under each of its names. Every rank of the engine calls it."""
-        with peers_named():
-            return whole_state(self.layers, self.stage, self.world)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before

@@ -31,6 +31,7 @@ from hetpipe.runtime.checks.handover import Handover
 from hetpipe.runtime.checks.trained import Trained
 from hetpipe.runtime.gradients import GradientSync, ReplicaMismatchError
 from hetpipe.runtime.holder import Holder
+from hetpipe.runtime.whole_state import whole_state
 from hetpipe.spec.plan import Plan
 
 OnOutput = Callable[[Tensors, int], None]  # of a micro-batch, by its number
@@ -281,6 +282,15 @@ class PlanEngine(Holder, ABC):
         told = next((message for message in self.world.gather(own) if message is not None), None)
         if told is not None:
             raise ReplicaMismatchError(told)
+
+    def whole_state_dict(self) -> dict[str, Tensor] | None:
+        """The parameters and buffers of the whole model, by their names in it, on the engine's first rank, where
+        `engine.world.is_main`; None on the others, which send one tensor after the other. They are copies on the CPU; a tensor
+        that several layers share is one under each of its names. Every rank of the engine calls it. ReplicaMismatchError on every
+        rank if replicas of a layer hold different parameters, of which only one would be in it."""
+        with peers_named():
+            self.check_replicas()
+            return whole_state(self.layers, self.stage, self.world)
 
     def evaluate(
         self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
