@@ -360,6 +360,20 @@ def rewrap(_: World) -> dict[str, Any]:
     return heard
 
 
+def differ(world: World) -> dict[str, Any]:
+    """`wrap` is given other arguments on rank 2; a replica is in another mode."""
+    net, inputs = build("blocks"), as_tuple(batch("blocks", 4, 0)[0])[0]
+    odd = world.rank == 2
+    heard: dict[str, Any] = {"wrapped": told(lambda: hetpipe.wrap(
+        net.train(not odd), PLAN, inputs, cross_entropy if odd else mse, loss_weight="tokens" if odd else "samples",
+        coupled_layers="per_microbatch" if odd else None, seed=7, cluster=cluster_of(2, 1)))}  # fmt: skip
+    engine = opened(world, net.train())
+    net[7].linear.train(not odd)  # type: ignore[union-attr]
+    heard["modes"] = told(lambda: engine.step(*parts(engine, "blocks", 0)))
+    engine.close()
+    return heard
+
+
 def predict(world: World) -> dict[str, Any]:
     """Outputs; an evaluation in inference mode; an optimizer of named parameters where there are none; complex gradients."""
     net = nn.Sequential(*list(build("blocks"))[:6], *(nn.Identity() for _ in range(4)))
@@ -432,4 +446,5 @@ def shuffled(plan: Plan | None, cluster: Cluster, folder: str) -> list[dict[str,
 def everything(world: World) -> dict[str, Any]:
     """All of it, in one start of ranks."""
     return {"draw": draw(world), "add up": add_up(world), "change": change(world), "lose": lose(world), "couple": couple(world),
-            "predict": predict(world), "rewrap": rewrap(world)}  # fmt: skip
+            "predict": predict(world), "rewrap": rewrap(world),
+            "differ": differ(world)}  # fmt: skip

@@ -3,6 +3,7 @@ otherwise to two ranks."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,24 @@ def test_a_model_goes_on_by_another_plan_with_what_was_trained(ran: list[dict[st
         assert found["hooks"] == 0
     trained = ran[0]["rewrap"]["trained"]
     assert all(torch.allclose(trained[name], tensor, rtol=0, atol=1e-12) for name, tensor in net.state_dict().items())
+
+
+def test_arguments_that_differ_between_ranks_are_told(ran: list[dict[str, Any]]) -> None:
+    """Replicas trained another loss, or ranks waited for a trial that another left out."""
+    first, *lines = everywhere(ran, "differ", "wrapped").splitlines()
+    assert first.startswith("the ranks differ in what must be the same on all hosts")
+    told = {line.strip().split(" is ")[0]: re.sub(r" \(host [^)]*\)", "", line) for line in lines}
+    others = {"coupled_layers", "loss_weight", "the mode of the model's modules"}
+    assert told.keys() == {"loss_fn", "the content of loss_fn", *others}
+    assert told["loss_fn"].endswith("'hetpipe.layers.model.mse' on ranks 0, 1, 'hetpipe.layers.model.cross_entropy' on rank 2")
+    assert told["coupled_layers"].endswith("is None on ranks 0, 1, 'per_microbatch' on rank 2")
+    assert told["loss_weight"].endswith("is 'samples' on ranks 0, 1, 'tokens' on rank 2")
+    assert told["the mode of the model's modules"].endswith("is 'train' on ranks 0, 1, 'eval' on rank 2")
+
+
+def test_replicas_in_different_modes_are_told(ran: list[dict[str, Any]]) -> None:
+    message = everywhere(ran, "differ", "modes")
+    assert message.startswith("layer '7' is in the mode 'train' on rank 1 and in 'train, but for linear eval' on rank 2")
 
 
 def one_device(dropout: float) -> tuple[list[float], list[list[int]]]:

@@ -186,6 +186,8 @@ class PlanEngine(Holder, ABC):
         if self._called > 1 and (self.steps - 1) % self.check_replicas_every == 0:
             self.recorders[0].note("the comparison of replicas")
             self.check_replicas()
+        if self._looks and len(self.plan.replicas) > 1:
+            self._trained.check_modes(self.world)
         self.recorders[0].note("the agreement on shares")
         row, own = self._told(inputs, targets, training=True)
         row.adding = float(self._weights is not None)

@@ -16,6 +16,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection, TorchNamed
 from hetpipe.spec.options import PlanOptions
+from hetpipe.training.arguments import arguments
 from hetpipe.training.own_loop import check_same_model
 from hetpipe.training.session import Request, Setting, join, meet, prepare
 
@@ -42,9 +43,12 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     """
     inputs, targets = sample
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
+    told = arguments(model, loss_fn, loss_weight, cluster, global_batch=global_batch, ignore_index=ignore_index,
+                     optimizer=optimizer, partitioner=partitioner, batch_norm=batch_norm, coupled_layers=coupled_layers,
+                     seed=seed)  # fmt: skip
     seed = torch.initial_seed() if seed is None else seed
     with drawing("auto"):
-        world, machines = meet(cluster)
+        world, machines = meet(cluster, told=told)
         with set_aside(model):
             whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss,
                           batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip

@@ -17,6 +17,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster, Node
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
+from hetpipe.training.arguments import arguments
 from hetpipe.training.session import Setting, join
 
 
@@ -52,11 +53,13 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     the generators of torch, numpy and Python are left as they were, here and in each step.
     """
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
+    told = arguments(model, loss_fn, loss_weight, cluster, ignore_index=ignore_index, backend=backend, batch_norm=batch_norm,
+                     coupled_layers=coupled_layers, seed=seed)  # fmt: skip
     seed = torch.initial_seed() if seed is None else seed
     with drawing("wrap"):
         check_backend(backend, plan)
         check_cluster(backend, cluster)
-        connect(use_cuda=torch.cuda.is_available())
+        connect(use_cuda=torch.cuda.is_available(), told=told)
         nodes = cluster.nodes if cluster is not None else _nodes_of(plan)
         shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
         world = create_world(shown)

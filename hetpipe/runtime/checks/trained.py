@@ -6,6 +6,7 @@ from torch import nn
 
 from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.weights import plain_name
+from hetpipe.processes.world import World
 
 
 class Trained:
@@ -44,6 +45,31 @@ class Trained:
             "send each other, are for the parameters that there were: close the engine (engine.close()), wrap the model again, "
             "and make a new optimizer"
         )
+
+
+    def check_modes(self, world: World) -> None:
+        """InputError on every rank where replicas of a layer are in different modes. Collective."""
+        first: dict[str, tuple[int, str]] = {}
+        own = {name: modes(layer) for name, layer in self._layers.named_children()}
+        for rank, told in zip(world.ranks, world.gather(own), strict=True):
+            for name, mode in told.items():
+                before, other = first.setdefault(name, (rank, mode))
+                if mode != other:
+                    raise InputError(
+                        f"layer {name!r} is in the mode {cut(other, 120)!r} on rank {before} and in {cut(mode, 120)!r} on rank "
+                        f"{rank}, so they do not train the same model: call .train() and .eval() alike on all ranks"
+                    )
+
+
+def modes(module: nn.Module) -> str:
+    """Which modules train: the module, and those in it in another mode than the one that holds them."""
+    changes = [f"{name} {_mode(part)}" for name, part in module.named_modules()
+               if name and part.training != module.get_submodule(name.rpartition(".")[0]).training]  # fmt: skip
+    return _mode(module) + (f", but for {', '.join(changes)}" if changes else "")
+
+
+def _mode(module: nn.Module) -> str:
+    return "train" if module.training else "eval"
 
 
 def _named(layers: nn.Module) -> dict[str, nn.Parameter]:
