@@ -36,6 +36,15 @@ INSIDE = (
     "an optimizer steps within engine.step, as in a hook of register_post_accumulate_grad_hook: it is given the gradient of one "
     "micro-batch of this rank's, not that of the batch. Call optimizer.step() after engine.step"
 )
+OTHERS = (
+    "note: an optimizer has stepped that has none of the parameters that the engine trains on this rank, and no other has taken "
+    "the gradients of the last engine.step: nothing is trained here. Make the optimizer after hetpipe.wrap or hetpipe.auto, of "
+    "engine.parameters(): layers on the meta device get other parameters when they get their values"
+)
+SEARCHES = (
+    "optimizer 'LBFGS' cannot train a pipeline: it evaluates the model several times a step, and each rank would search in a "
+    "direction of its own, by the gradients of its layers; use, for example, AdamW"
+)
 
 
 class Handover:
@@ -46,6 +55,7 @@ class Handover:
         self._ids = {id(p) for p in self._parameters}
         self._marks: list[tuple[nn.Parameter, int, Tensor, int]] = []  # with its version, its gradient, and that one's version
         self._lost = self._taken = self._told = self._inside = False
+        self._others = self._noted = False  # whether an optimizer has stepped that has none of them, and whether that was said
         own = weakref.ref(self)  # the hooks must not keep an engine's process groups
         self._handles = [
             register_optimizer_step_pre_hook(partial(_before, own)), register_optimizer_step_post_hook(partial(_after, own))
@@ -64,8 +74,12 @@ class Handover:
         """Another step begins, which drops the gradients of the one before, or keeps them: what is said where they are gone."""
         gone = kept and bool(self._marks) and all(_is_gone(p.grad, version) for p, _, _, version in self._marks)
         unused = bool(self._marks) and not self._taken and all(p._version == version for p, version, _, _ in self._marks)
+        if unused and self._others and not kept and not self._noted:
+            self._noted = True
+            if first_to_say(OTHERS):
+                warn(OTHERS)
         self._lost = not kept and (self._lost or (unused and not self._differ()))
-        self._marks, self._taken = [], False
+        self._marks, self._taken, self._others = [], False, False
         return GONE if gone else None
 
     def made(self) -> None:
@@ -79,8 +93,13 @@ class Handover:
         """Whether the optimizer has one of the parameters."""
         return any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"])
 
-    def before(self) -> None:
-        """An optimizer is about to take the gradients. InputError if it is not given all that there were."""
+    def before(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to take the gradients. InputError if it is not given all that there were, or wants more."""
+        if not self.has(optimizer):
+            self._others = True
+            return
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise InputError(SEARCHES)
         if self._inside:
             raise InputError(INSIDE)
         if self._lost and not self._taken:
@@ -111,8 +130,8 @@ def _is_gone(gradient: Tensor | None, version: int) -> bool:
 
 def _before(own: weakref.ref[Handover], optimizer: torch.optim.Optimizer, *_: Any) -> None:
     handover = own()
-    if handover is not None and handover.has(optimizer):
-        handover.before()
+    if handover is not None:
+        handover.before(optimizer)
 
 
 def _after(own: weakref.ref[Handover], optimizer: torch.optim.Optimizer, *_: Any) -> None:
