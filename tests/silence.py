@@ -368,6 +368,13 @@ def differ(world: World) -> dict[str, Any]:
         net.train(not odd), PLAN, inputs, cross_entropy if odd else mse, loss_weight="tokens" if odd else "samples",
         coupled_layers="per_microbatch" if odd else None, seed=7, cluster=cluster_of(2, 1)))}  # fmt: skip
     engine = opened(world, net.train())
+    whole = [as_tuple(x)[0] for x in batch("blocks", 8, 0)]
+    turned = torch.arange(8).roll(1 if odd else 0)
+    for what, order in {"same batch": torch.arange(8), "other batch": turned}.items():
+        given = [engine.share(x[order]) for x in whole]
+        heard[what] = told(lambda given=given: engine.step(*given))  # type: ignore[misc]
+        heard[f"{what} in an evaluation"] = told(lambda given=given: engine.evaluate(*given))  # type: ignore[misc]
+    heard["not shared"] = told(lambda: engine.step(*parts(engine, "blocks", world.rank // 2)))
     net[7].linear.train(not odd)  # type: ignore[union-attr]
     heard["modes"] = told(lambda: engine.step(*parts(engine, "blocks", 0)))
     engine.close()

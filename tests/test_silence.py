@@ -262,6 +262,15 @@ def test_arguments_that_differ_between_ranks_are_told(ran: list[dict[str, Any]])
     assert told["the mode of the model's modules"].endswith("is 'train' on ranks 0, 1, 'eval' on rank 2")
 
 
+def test_replicas_that_share_different_batches_are_told(ran: list[dict[str, Any]]) -> None:
+    """Samples were trained twice, and others never."""
+    for what in ("same batch", "same batch in an evaluation", "not shared"):
+        assert everywhere(ran, "differ", what) is None, what
+    for what in ("other batch", "other batch in an evaluation"):
+        message = everywhere(ran, "differ", what)
+        assert message.startswith("rank 2 gave engine.share another batch of targets than rank 1: it takes the same global batch")
+
+
 def test_replicas_in_different_modes_are_told(ran: list[dict[str, Any]]) -> None:
     message = everywhere(ran, "differ", "modes")
     assert message.startswith("layer '7' is in the mode 'train' on rank 1 and in 'train, but for linear eval' on rank 2")

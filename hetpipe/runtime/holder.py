@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
@@ -9,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, listed
-from hetpipe.layers.model import Model, Tensors, batch_size, select
+from hetpipe.layers.model import Model, Tensors, as_tuple, batch_size, select
 from hetpipe.layers.weights import load_state, materialise, plain_name, state_of
 from hetpipe.planning.shares import shares_for
 from hetpipe.processes.world import World
 from hetpipe.runtime.checks import stale
+from hetpipe.runtime.checks.agreement import batch_mark
 from hetpipe.runtime.gradients import is_finite
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.spec.plan import Plan
 
 Span = tuple[str, int, int, str, int, float, float]  # device, replica, stage, kind, micro-batch, start, end
+SHARED = 64  # parts of batches that are known until they are used
 NOTHING = "nothing"  # the name of the parameter of a process that has none
 
 
@@ -39,6 +43,7 @@ class Holder:
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self.steps = 0  # begun so far
+        self._shared: deque[tuple[weakref.ref[Tensor], int | None]] = deque(maxlen=SHARED)
 
     def _give_values(self, lo: int, hi: int, device: torch.device) -> None:
         """Layers [lo, hi) are this process's: they have values, which are the newest. Collective."""
@@ -121,7 +126,15 @@ class Holder:
     def share(self, batch: Tensors) -> Tensors:
         """This replica's rows of a global batch, for `step`: its planned samples, or its part of a smaller (last) batch."""
         begin, end = self._rows(batch_size(batch), self.replica)
-        return select(batch, slice(begin, end))
+        part = select(batch, slice(begin, end))
+        if len(self.plan.replicas) > 1:
+            self._shared.append((weakref.ref(as_tuple(part)[0]), batch_mark(batch)))
+        return part
+
+    def shared_of(self, part: Tensors | None) -> int | None:
+        """The mark of the global batch of which `share` gave this part; None if it did not."""
+        first = as_tuple(part)[:1] if part is not None else ()
+        return next((mark for tensor, mark in reversed(self._shared) for own in first if tensor() is own), None)
 
     def _rows(self, samples: int, replica: int) -> tuple[int, int]:
         shares = [sum(sizes) for sizes in shares_for(self.plan, samples)]

@@ -25,7 +25,7 @@ from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.buffers import SharedBuffers
 from hetpipe.runtime.checks import stale
-from hetpipe.runtime.checks.agreement import Complaint, Row, digest, marks_of, raise_first
+from hetpipe.runtime.checks.agreement import Complaint, Row, digest, marks_of, raise_batches, raise_first
 from hetpipe.runtime.checks.given import Given
 from hetpipe.runtime.checks.handover import Handover
 from hetpipe.runtime.checks.trained import Trained
@@ -141,12 +141,17 @@ class PlanEngine(Holder, ABC):
         except InputError as error:
             fault = str(error)
         row.faults = float(fault is not None)
-        return row, Complaint(self.replica, self.is_first, fault, marks)
+        batch = self.shared_of(targets) if self.is_last else None
+        if batch is not None:
+            row.shared, row.batch, row.square = 1.0, float(batch), float(batch**2)
+        return row, Complaint(self.replica, self.is_first, fault, marks, batch)
 
     def _hear(self, total: Row, own: Complaint) -> None:
         """InputError on every rank if what any of them was given is wrong, by the sum over all. Collective."""
         if total.faults:
             raise_first(self.world.gather(own))
+        if total.batches_differ:
+            raise_batches(self.world.ranks, self.world.gather(own))
         if 0 < total.adding < len(self.world.ranks):
             raise InputError("some ranks are in 'with engine.accumulate():', and others are not: every rank must enter it")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, as_tuple, batch_size
 
 ROW_BYTES = 1 << 16  # of each tensor of a sample that are looked at in every step
+BATCH_BYTES, BATCH_BITS = 128, 20  # of each row of a batch that its mark looks at, about; and of a mark, so that sums are exact
 ADVICE = (
     "Let both fetch the same samples in the same order (a loader that shuffles, or a data set that draws, from a torch.Generator "
     "that is seeded alike on all ranks), or give None for what a rank does not read"
@@ -23,7 +25,8 @@ ADVICE = (
 class Row:
     """What one rank says, or several in sum: the samples of each replica's inputs (`given`, by its first stage) and targets
     (`counted`, by its last); what the targets weigh; the `digest` of the samples that a first stage was given, less that of a
-    last stage, and how many `ends` gave theirs; how many are `adding` up steps; and how many have something to complain of."""
+    last stage, and how many `ends` gave theirs; how many are `adding` up steps; how many have something to complain of; and of how
+    many last stages the targets were `shared` out of a global batch, with the sum of the batches' marks, and of their squares."""
 
     given: list[float]
     counted: list[float]
@@ -32,6 +35,9 @@ class Row:
     ends: float = 0.0
     adding: float = 0.0
     faults: float = 0.0
+    shared: float = 0.0
+    batch: float = 0.0
+    square: float = 0.0
 
     @classmethod
     def empty(cls, replicas: int) -> Row:
@@ -47,6 +53,11 @@ class Row:
         """The inverse of `numbers`."""
         replicas = (len(numbers) - len(fields(cls)) + 2) // 2
         return cls(list(numbers[:replicas]), list(numbers[replicas : 2 * replicas]), *numbers[2 * replicas :])
+
+    @property
+    def batches_differ(self) -> bool:
+        """Whether the ranks shared different global batches: the mean of squares is the square of the mean only of equal ones."""
+        return int(self.shared) * int(self.square) != int(self.batch) ** 2
 
     def check_ends(self) -> None:
         """InputError if a replica's two ends were given other numbers of samples."""
@@ -67,6 +78,7 @@ class Complaint:
     first: bool
     fault: str | None
     marks: tuple[int, ...]
+    batch: int | None = None
 
 
 class DifferentSamplesError(InputError):
@@ -99,6 +111,30 @@ def raise_first(complaints: Sequence[Complaint]) -> None:
     raise AssertionError("nobody says what is wrong")
 
 
+def raise_batches(ranks: Sequence[int], complaints: Sequence[Complaint]) -> None:
+    """InputError about the ranks that shared different global batches."""
+    groups: dict[int, list[int]] = {}
+    for rank, complaint in zip(ranks, complaints, strict=True):
+        if complaint.batch is not None:
+            groups.setdefault(complaint.batch, []).append(rank)
+    first, other, *_ = groups.values()
+    raise InputError(
+        f"rank {other[0]} gave engine.share another batch of targets than rank {first[0]}: it takes the same global batch on "
+        f"every rank, of which each replica gets its rows, so samples would be trained twice, and others never. {ADVICE}"
+    )
+
+
+def batch_mark(batch: Tensors) -> int | None:
+    """A hash of some of each row of a batch, of BATCH_BITS; None where nothing is on the CPU (a GPU would be waited for)."""
+    parts = [_rows(t) for t in as_tuple(batch)
+             if t.ndim > 0 and t.numel() and t.device.type == "cpu" and t.layout == torch.strided]  # fmt: skip
+    mark = 0
+    for rows in parts:
+        every = rows.shape[1] // BATCH_BYTES | 1  # odd, so that it meets every byte of a number
+        mark = zlib.crc32(rows[:, ::every].tobytes(), mark)
+    return mark % 2**BATCH_BITS if parts else None
+
+
 def marks_of(inputs: Tensors, targets: Tensors, *, whole: bool) -> tuple[int, ...]:
     """A hash of each sample, of its first bytes where it has many, or of the `whole`; tensors of GPUs, which would be waited for,
     count only then."""
@@ -117,9 +153,14 @@ def digest(marks: Sequence[int]) -> int:
     return zlib.crc32(repr(marks).encode())
 
 
-def _bytes(tensor: Tensor) -> Sequence[memoryview]:
+def _rows(tensor: Tensor) -> Any:
+    """Its bytes, uint8 [samples, …], of numpy."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(len(tensor), -1)
-    return [memoryview(row) for row in plain.view(torch.uint8).numpy()] if plain.numel() else []
+    return plain.view(torch.uint8).numpy()
+
+
+def _bytes(tensor: Tensor) -> Sequence[memoryview]:
+    return [memoryview(row) for row in _rows(tensor)] if tensor.numel() else []
 
 
 def _some(content: memoryview) -> bytes:
