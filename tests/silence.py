@@ -147,7 +147,7 @@ def add_up(world: World) -> dict[str, Any]:
 
 
 def change(world: World) -> dict[str, Any]:
-    """What is trained is changed on one rank; a weight is edited on one rank; samples differ at the two ends."""
+    """What is trained is changed on one rank, or on all."""
     heard: dict[str, Any] = {}
 
     def frozen() -> nn.Sequential:
@@ -170,13 +170,22 @@ def change(world: World) -> dict[str, Any]:
     def assign(net: nn.Sequential) -> None:
         net.load_state_dict({k: v.clone() for k, v in net.state_dict().items()}, assign=True)
 
-    for number, action in enumerate((thaw, freeze, replace, add, assign)):
+    def narrow(net: nn.Sequential) -> None:
+        net.float()
+
+    for number, action in enumerate((thaw, freeze, replace, add, assign, narrow)):
         net = frozen()
         engine = opened(world, net)
         if world.rank == 0 or number % 2:
             action(net)
         heard[action.__name__] = told(lambda engine=engine: engine.step(*parts(engine, "blocks", 0)))  # type: ignore[misc]
         engine.close()
+    return heard
+
+
+def edit(world: World) -> dict[str, Any]:
+    """A weight is edited on one rank."""
+    heard: dict[str, Any] = {}
     engine = opened(world, build("blocks"))
     engine.check_replicas_every = 2
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
@@ -191,10 +200,17 @@ def change(world: World) -> dict[str, Any]:
     heard["edited, saved"] = told(lambda: hetpipe.save_checkpoint(engine, optimizer, "nowhere", 3))
     heard["edited, whole"] = told(engine.whole_state_dict)
     engine.close()
+    return heard
+
+
+def unlike(world: World) -> dict[str, Any]:
+    """What is given to the two ends of a pipeline, or to all, is not what it should be."""
+    heard: dict[str, Any] = {}
     engine = opened(world, build("blocks"))
     inputs, targets = parts(engine, "blocks", 0)
     swapped = [0, 1, 3, 2, 4] if world.rank == 0 else list(range(len(inputs)))
     heard["swapped"] = told(lambda: engine.step(inputs[swapped], targets[swapped]))
+    heard["narrow inputs"] = told(lambda: engine.step(inputs if engine.is_last else inputs.float(), targets))
     heard["swapped in an evaluation"] = told(lambda: engine.evaluate(inputs[swapped], targets[swapped]))
     heard["others"] = told(lambda: engine.step(inputs, targets if engine.is_last else None))
     engine.close()
@@ -452,6 +468,6 @@ def shuffled(plan: Plan | None, cluster: Cluster, folder: str) -> list[dict[str,
 
 def everything(world: World) -> dict[str, Any]:
     """All of it, in one start of ranks."""
-    return {"draw": draw(world), "add up": add_up(world), "change": change(world), "lose": lose(world), "couple": couple(world),
-            "predict": predict(world), "rewrap": rewrap(world),
-            "differ": differ(world)}  # fmt: skip
+    every = {"draw": draw, "add up": add_up, "change": change, "edit": edit, "unlike": unlike, "lose": lose, "couple": couple,
+             "predict": predict, "rewrap": rewrap, "differ": differ}  # fmt: skip
+    return {name: part(world) for name, part in every.items()}

@@ -8,7 +8,7 @@ import torch
 from hetpipe.runtime.checks.agreement import Row, batch_mark
 
 
-@pytest.mark.parametrize("batch", [torch.arange(12), torch.arange(12 * 3000).reshape(12, 3000).float(), torch.rand(12, 3, 5) < 0.5])
+@pytest.mark.parametrize("batch", [torch.arange(12), torch.arange(36_000).reshape(12, -1).float(), torch.rand(12, 3, 5) < 0.5])
 def test_a_mark_knows_the_order_of_a_batch(batch: torch.Tensor) -> None:
     assert batch_mark(batch) == batch_mark(batch.clone()) != batch_mark(batch.roll(1, 0))
     assert batch_mark((batch, batch)) != batch_mark(batch)

@@ -118,6 +118,7 @@ def test_torchs_own_clipping_is_told_once(ran: list[dict[str, Any]]) -> None:
         ("freeze", "'5.linear.weight' was trained, and is frozen"),
         ("replace", "'5.linear.weight' is another tensor (.copy_ changes the values of the one that there was)"),
         ("add", "'5.adapter.weight' is new; '5.adapter.bias' is new"),
+        ("narrow", "'0.norm.weight' was float64, and is float32; '0.norm.bias' was float64, and is float32"),
         ("assign", "'0.norm.weight' is another tensor"),
     ],
 )
@@ -129,17 +130,23 @@ def test_what_is_trained_must_stay_what_it_was(ran: list[dict[str, Any]], what: 
 
 
 def test_replicas_are_compared_in_a_loop_of_ones_own(ran: list[dict[str, Any]]) -> None:
-    assert [everywhere(ran, "change", f"edited, step {step}") for step in (0, 1)] == [None, None]
+    assert [everywhere(ran, "edit", f"edited, step {step}") for step in (0, 1)] == [None, None]
     for what in ("step 2", "saved", "whole"):
-        message = everywhere(ran, "change", f"edited, {what}")
+        message = everywhere(ran, "edit", f"edited, {what}")
         assert message.startswith("the replicas of layers 0:6 (ranks [0, 2]) hold different parameters"), what
 
 
 def test_samples_that_differ_at_the_two_ends_are_told(ran: list[dict[str, Any]]) -> None:
     for what in ("swapped", "swapped in an evaluation"):
-        message = everywhere(ran, "change", what)
+        message = everywhere(ran, "unlike", what)
         assert message.startswith("the two ends of replica 0 were given different samples: sample 2 of its share is not the same")
-    assert everywhere(ran, "change", "others") is None
+    assert everywhere(ran, "unlike", "others") is None
+
+
+def test_inputs_of_another_type_than_the_samples_are_told_on_all_ranks(ran: list[dict[str, Any]]) -> None:
+    """The first stage failed, and the others waited for it."""
+    message = everywhere(ran, "unlike", "narrow inputs")
+    assert message.startswith("replica 0: its inputs are float32, those of the sample batch float64; what crosses from stage to ")
 
 
 def test_a_loss_with_parameters_is_refused(ran: list[dict[str, Any]]) -> None:

@@ -80,7 +80,7 @@ class _Bucket:
         if self.summed is not None:
             self.summed.zero_()
             for parameter, view in zip(self.parameters, self.views, strict=True):
-                parameter.grad = view
+                _give(parameter, view)
 
     def go_on(self, factor: float, *, holds: bool) -> None:
         """The gradients that there are, times `factor`, are a part of those that come: on the one of their owners that `holds`
@@ -112,7 +112,13 @@ class _Bucket:
                     view.copy_(parameter.grad)
                 else:
                     view.zero_()
-                parameter.grad = view
+                _give(parameter, view)
+
+
+def _give(parameter: nn.Parameter, gradient: Tensor) -> None:
+    """It has this gradient; none if it was converted since (`model.double()`), which the end of the step tells on every rank."""
+    if gradient.dtype == parameter.dtype and gradient.device == parameter.device:
+        parameter.grad = gradient
 
 
 def _cut(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

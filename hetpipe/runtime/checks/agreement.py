@@ -25,8 +25,8 @@ ADVICE = (
 class Row:
     """What one rank says, or several in sum: the samples of each replica's inputs (`given`, by its first stage) and targets
     (`counted`, by its last); what the targets weigh; the `digest` of the samples that a first stage was given, less that of a
-    last stage, and how many `ends` gave theirs; how many are `adding` up steps; how many have something to complain of; and of how
-    many last stages the targets were `shared` out of a global batch, with the sum of the batches' marks, and of their squares."""
+    last stage, and how many `ends` gave theirs; how many are `adding` up steps; how many have something to complain of; and how
+    many last stages had targets `shared` out of a global batch, with the sum of the batches' marks, and of their squares."""
 
     given: list[float]
     counted: list[float]

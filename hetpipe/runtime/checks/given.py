@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import may_normalise_batches, needs_a_choice, normalises_batches
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, batch_size
-from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.split import TensorSpec, type_name
 from hetpipe.layers.trials.layer_check import Outcome
 from hetpipe.layers.trials.loss_check import DETACHED, check_labels, check_loss, held_by_loss, holds
 from hetpipe.layers.trials.loss_trial import Trial
@@ -45,12 +45,22 @@ class Given:
                 raise InputError(f"{self._replica}: {needs_a_choice(name, module)}")
 
     def check_inputs(self, inputs: Tensors) -> None:
-        """InputError if they have other shapes than the sample: what crosses from stage to stage has the sample's."""
+        """InputError if they have other shapes, or numbers of another type, than the sample: what crosses from stage to stage has
+        the sample's."""
         if _shapes(inputs) != _shapes(self._model.inputs):
             raise InputError(
                 f"{self._replica}: its inputs have other shapes a sample than {_shapes(self._model.inputs)}, those of the sample "
                 "batch; what crosses from stage to stage has a fixed shape: pad every batch to those shapes"
             )
+
+        types, wanted = ([t.dtype for t in as_tuple(batch)] for batch in (inputs, self._model.inputs))
+        for found, other in zip(types, wanted, strict=True) if not _autocast() else ():
+            if found != other and found.is_floating_point and other.is_floating_point:
+                raise InputError(
+                    f"{self._replica}: its inputs are {type_name(found)}, those of the sample batch {type_name(other)}; what "
+                    "crosses from stage to stage has the types that the sample gave: convert the inputs, or wrap the model with "
+                    "a sample like them"
+                )
 
     def check_targets(self, targets: Tensors) -> None:
         """InputError if some are to be ignored that the loss's weight counts."""
@@ -94,6 +104,10 @@ class Given:
             return [f"{self._who}: {DETACHED}"]
         held = held_by_loss(loss, outputs) if whole else []
         return [f"{self._who}: {holds(held, self._loss, self._model)}"] if held else []
+
+
+def _autocast() -> bool:
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def _shapes(batch: Tensors | None) -> list[tuple[int, ...]]:

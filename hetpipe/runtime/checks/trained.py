@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import nn
 
 from hetpipe.files.messages import InputError, cut
@@ -10,18 +13,18 @@ from hetpipe.processes.world import World
 
 
 class Trained:
-    """The parameters of these layers, and which of them require gradients."""
+    """The parameters of these layers, which of them require gradients, and of what type they are."""
 
     def __init__(self, layers: nn.Module) -> None:
         self._layers, self._modules = layers, list(layers.modules())
         self._seen = self._now()
         self._names = _named(layers)
-        self._required = {name: p.requires_grad for name, p in self._names.items()}
+        self._states = {name: _state(p) for name, p in self._names.items()}
 
-    def _now(self) -> list[tuple[object, bool]]:
+    def _now(self) -> list[tuple[object, object]]:
         """Each parameter, and each module that is in another: the objects themselves, as an id may be another's later."""
-        parameters = [(p, p.requires_grad) for module in self._modules for p in module._parameters.values() if p is not None]
-        return [*parameters, *((child, True) for module in self._modules for child in module._modules.values())]
+        parameters = [(p, _state(p)) for module in self._modules for p in module._parameters.values() if p is not None]
+        return [*parameters, *((child, None) for module in self._modules for child in module._modules.values())]
 
     def check(self) -> None:
         """InputError where that has changed."""
@@ -34,8 +37,8 @@ class Trained:
                 told.append(f"{name!r} is new")
             elif parameter is not self._names[name]:
                 told.append(f"{name!r} is another tensor (.copy_ changes the values of the one that there was)")
-            elif parameter.requires_grad != self._required[name]:
-                told.append(f"{name!r} was {_state(self._required[name])}, and is {_state(parameter.requires_grad)}")
+            elif (now_state := _state(parameter)) != self._states[name]:
+                told += [f"{name!r} was {a}, and is {b}" for a, b in _differences(self._states[name], now_state)]
         told += [f"{name!r} is gone" for name in self._names.keys() - _named(self._layers).keys()]
         if not told:  # modules without parameters have changed
             self._seen, self._modules = now, list(self._layers.modules())
@@ -45,7 +48,6 @@ class Trained:
             "send each other, are for the parameters that there were: close the engine (engine.close()), wrap the model again, "
             "and make a new optimizer"
         )
-
 
     def check_modes(self, world: World) -> None:
         """InputError on every rank where replicas of a layer are in different modes. Collective."""
@@ -76,5 +78,18 @@ def _named(layers: nn.Module) -> dict[str, nn.Parameter]:
     return {plain_name(name): p for name, p in layers.named_parameters(remove_duplicate=False)}
 
 
-def _state(required: bool) -> str:
-    return "trained" if required else "frozen"
+class _State(NamedTuple):
+    trained: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    def words(self) -> tuple[str, str, str]:
+        return "trained" if self.trained else "frozen", str(self.dtype).removeprefix("torch."), f"on {self.device}"
+
+
+def _state(parameter: nn.Parameter) -> _State:
+    return _State(parameter.requires_grad, parameter.dtype, parameter.device)
+
+
+def _differences(before: _State, after: _State) -> list[tuple[str, str]]:
+    return [(a, b) for a, b in zip(before.words(), after.words(), strict=True) if a != b]
