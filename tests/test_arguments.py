@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hetpipe.layers.model import cross_entropy
+from hetpipe.runtime.checks.arguments import arguments, called, content
 from hetpipe.runtime.checks.trained import modes
-from hetpipe.training.arguments import arguments, called, content
 
 
 def test_functions_and_objects_are_called_by_where_they_are_defined() -> None:

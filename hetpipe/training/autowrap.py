@@ -11,12 +11,12 @@ from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.processes.progress import warn
+from hetpipe.runtime.checks.arguments import arguments
 from hetpipe.runtime.checks.stale import set_aside
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection, TorchNamed
 from hetpipe.spec.options import PlanOptions
-from hetpipe.training.arguments import arguments
 from hetpipe.training.own_loop import check_same_model
 from hetpipe.training.session import Request, Setting, join, meet, prepare
 

@@ -11,13 +11,13 @@ from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.layers.randomness import drawing
 from hetpipe.processes.world import connect, create_world
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica
+from hetpipe.runtime.checks.arguments import arguments
 from hetpipe.runtime.checks.stale import set_aside
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster, Node
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
-from hetpipe.training.arguments import arguments
 from hetpipe.training.session import Setting, join
 
 
