@@ -42,6 +42,14 @@ class _Marks:
     def __init__(self) -> None:
         self.layers: dict[str, dict[int, _Mark]] = {}
         self.handles: list[RemovableHandle] = []
+        self.stage: weakref.ref[nn.Sequential] | None = None  # which this rank trains
+
+    def are_of(self, stage: nn.Sequential) -> bool:
+        """Whether all is as it was marked while this stage was trained: looked at after each step, so it must be quick."""
+        if self.stage is None or self.stage() is not stage:
+            return False
+        marks = (mark for layer in self.layers.values() for mark in layer.values())
+        return all((tensor := mark.tensor()) is not None and mark.holds(tensor) for mark in marks)
 
     def watch(self, model: nn.Sequential) -> None:
         """Look at calls of the model, and at its `state_dict`."""
@@ -60,11 +68,14 @@ _OF: weakref.WeakKeyDictionary[nn.Module, _Marks] = weakref.WeakKeyDictionary()
 
 def mark(model: nn.Sequential, stage: nn.Sequential) -> None:
     """The layers of this stage are trained here, and all others by other ranks."""
-    own = {id(t) for t in _tensors(stage)}
     marks = _OF.setdefault(model, _Marks())
+    if marks.are_of(stage):
+        return
+    own = {id(t) for t in _tensors(stage)}
     for name, layer in named_layers(model):
         others = [t for t in _tensors(layer) if _changes(t) and id(t) not in own] if name not in stage._modules else []
         marks.layers[name] = {id(t): _Mark.of(t) for t in others}
+    marks.stage = weakref.ref(stage)
     marks.watch(model)
 
 
@@ -82,10 +93,7 @@ def _is_stale(layer: nn.Module, marks: dict[int, _Mark]) -> bool:
 
 def _tensors(layers: nn.Module) -> Iterator[Tensor]:
     """All that `state_dict` has."""
-    for module in layers.modules():
-        yield from (p for p in module._parameters.values() if p is not None)
-        unsaved = module._non_persistent_buffers_set
-        yield from (b for name, b in module._buffers.items() if b is not None and name not in unsaved)
+    return (value for value in layers.state_dict(keep_vars=True).values() if isinstance(value, Tensor))
 
 
 def _changes(tensor: Tensor) -> bool:
