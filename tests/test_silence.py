@@ -20,7 +20,8 @@ from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
 from hetpipe.processes.ranks.launch import start_ranks
 from tests.nets import WIDTH, batch, build
 from tests.ranks import cluster_of, make_plan, run_ranks
-from tests.silence import EPOCHS, PLAN, SHARES, Keeping, Points, everything, loop_over, shuffled
+from tests.silence import EPOCHS, PLAN, SHARES, Keeping, Points, loop_over, shuffled
+from tests.silence_alike import everything
 from tests.test_autowrap import unequal
 
 
