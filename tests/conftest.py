@@ -69,6 +69,14 @@ LONGEST = (  # 40 s of processor time and more
 assert all(Path(__file__).with_name(name).exists() for name in LONGEST)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_group_of_another_file() -> None:
+    """Which files share a process depends on how long each takes."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, then those with slow tests, then those with many, so that processes side by side end together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
