@@ -153,8 +153,10 @@ def test_what_a_batch_without_weight_sums_is_not_lost() -> None:
 
     output, targets = torch.zeros(4, 1), torch.tensor([[1.0], [1.0], [0.0], [0.0]])
     for loss, said in ((positives(0.0), "inf"), (Loss(function=mse, weight=lambda t: t.sum()), "1")):
-        with pytest.raises(InputError, match=f"^a micro-batch of 2 samples weighs 0, but its loss is {said}: the loss of "):
-            loss.share(output[2:] + 1, targets[2:], 2.0)
+        told = loss.lost(output[2:] + 1, targets[2:])
+        assert told is not None
+        assert told.startswith(f"a micro-batch of 2 samples weighs 0, but its loss is {said}: the loss of ")
+    assert Loss(function=cross_entropy, weight="tokens").lost(torch.zeros(2, 3), torch.tensor([-100, -100])) is None
     right = positives(1e-6)
     whole = right.count(targets)
     parts = [right.share(output[part], targets[part], whole) for part in (slice(0, 2), slice(2, 4))]

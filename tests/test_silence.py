@@ -104,6 +104,19 @@ def test_an_optimizer_that_steps_in_backward_is_told() -> None:
         engine.close()
 
 
+def test_a_micro_batch_without_weight_whose_loss_is_not_zero_is_told() -> None:
+    """At the end of the step, by which no rank waits for another; no gradient stays."""
+    rows, wanted = torch.randn(4, 3), torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3, [0.0] * 3])
+    engine = hetpipe.wrap(nn.Sequential(nn.Linear(3, 3)), make_plan([{"cuts": [1], "sizes": [2, 2]}]), rows,
+                          lambda output, targets: (output**2).sum() / targets.sum(), loss_weight=lambda t: t.sum())  # fmt: skip
+    try:
+        with pytest.raises(InputError, match="a micro-batch of 2 samples weighs 0, but its loss is inf: "):
+            engine.step(rows, wanted)
+        assert all(p.grad is None for p in engine.parameters())
+    finally:
+        engine.close()
+
+
 def test_torchs_own_clipping_is_told_once(ran: list[dict[str, Any]]) -> None:
     assert everywhere(ran, "add up", "quiet") == []
     both, alone = ran[0]["add up"]["clipped"] + ran[1]["add up"]["clipped"], ran[2]["add up"]["clipped"]

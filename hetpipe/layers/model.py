@@ -136,33 +136,34 @@ class Loss:
         self, output: Tensors, targets: Tensors, denominator: float, count: float | None = None
     ) -> Tensor:
         """The part of the global mean that this batch contributes: its sum over the global `denominator`. A batch without weight
-        (in which every target is ignored) contributes zero (its mean would be 0/0), with zero gradients; InputError if its mean
-        is another number, since what it sums would be lost. `count`: the weight of the batch, where it is known."""
+        (in which every target is ignored) contributes zero (its mean would be 0/0; see `lost`), with zero gradients. `count`: the
+        weight of the batch, where it is known."""
         if count is None:
             count = self.count(targets)
         if count == 0:
-            self._refuse_lost(output, targets)
             empty = [
                 t.reshape(-1)[:0].sum() for t in as_tuple(output) if t.is_floating_point()
             ]  # not 0 · output: that may be infinite
             return sum(empty, torch.zeros((), device=empty[0].device if empty else None))
         return self.function(output, targets) * (count / denominator)
 
-    def _refuse_lost(self, output: Tensors, targets: Tensors) -> None:
+    def lost(self, output: Tensors, targets: Tensors) -> str | None:
+        """What is said of a batch without weight whose mean is a number beside 0: its share is zero, so what it sums is lost."""
         if batch_size(targets) == 0:
-            return
+            return None
         try:
             with torch.no_grad():
                 value = float(self.function(output, targets))
         except Exception:  # whatever a function says of targets of which none counts
-            return
-        if value and not math.isnan(value):
-            raise InputError(
-                f"a micro-batch of {batch_size(targets)} samples weighs 0, but its loss is {value:g}: the loss of a batch is the "
-                "sum of its micro-batches' losses, each times its weight, so what this one sums would be lost. Let the weight be "
-                "above 0 wherever the loss is not 0: divide by, and weigh by, a little for each sample more, such as "
-                "targets.sum() + 1e-6 * len(targets)"
-            )
+            return None
+        if not value or math.isnan(value):
+            return None
+        return (
+            f"a micro-batch of {batch_size(targets)} samples weighs 0, but its loss is {value:g}: the loss of a batch is the sum "
+            "of its micro-batches' losses, each times its weight, so what this one sums would be lost. Let the weight be above 0 "
+            "wherever the loss is not 0: divide by, and weigh by, a little for each sample more, such as targets.sum() + 1e-6 * "
+            "len(targets)"
+        )
 
 
 def _counted(targets: Tensors, ignore_index: int) -> Tensor:

@@ -103,6 +103,10 @@ class PlanEngine(Holder, ABC):
             yield
 
     def _mean_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
+        if wanted.weight == 0 and (lost := self.loss.lost(output, wanted.targets)) is not None:
+            if not torch.is_grad_enabled():
+                raise InputError(lost)
+            self._faults.append(lost)  # which all ranks are told at the end of the step
         loss = self.loss.share(output, wanted.targets, wanted.weight or 1.0, wanted.weight)
         if torch.is_grad_enabled():
             self._faults += self._given.faults_of_loss(loss, output, whole=self._looks)
