@@ -78,7 +78,7 @@ lint: setup
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 rooms: setup
-	$(PY) -m tests.rooms
+	$(PY) -m tests.support.rooms
 
 docs: setup
 	$(PY) -c 'import mkdocs, material, mkdocstrings' 2> /dev/null || $(PIP) -e '.[docs]'

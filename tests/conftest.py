@@ -19,8 +19,8 @@ import pytest
 import typer
 from hypothesis import settings
 
-from tests.commands import ROOT, Command, Said, signals_kept
-from tests.jobs import Folder
+from tests.support.commands import ROOT, Command, Said, signals_kept
+from tests.support.jobs import Folder
 
 settings.register_profile("hetpipe", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("fuzz", deadline=None, print_blob=True)

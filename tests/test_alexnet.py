@@ -10,8 +10,8 @@ import pytest
 from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
-from tests.commands import ROOT, hetpipe
-from tests.external import CIFAR10, NEEDS_CIFAR10
+from tests.support.commands import ROOT, hetpipe
+from tests.support.external import CIFAR10, NEEDS_CIFAR10
 
 JOBS = sorted(ROOT.glob("configs/jobs/*.yaml"))
 

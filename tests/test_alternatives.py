@@ -24,8 +24,8 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.show.draw import Given
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from tests.plans_shown import demo, many, three
-from tests.strategies import LINK, UNHURRIED, clusters, make_cluster
+from tests.support.plans_shown import demo, many, three
+from tests.support.strategies import LINK, UNHURRIED, clusters, make_cluster
 
 
 def kinds(cluster: Cluster) -> Counter[str]:

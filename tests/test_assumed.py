@@ -14,7 +14,7 @@ from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.assumed import assumed_overhead, is_assumed, with_assumed
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
-from tests.strategies import make_cluster, make_profile
+from tests.support.strategies import make_cluster, make_profile
 
 MIB, GIB = 2**20, 2**30
 PCIE, NVLINK = {"bandwidth": 20e9}, {"bandwidth": 230e9}

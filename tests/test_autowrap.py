@@ -12,8 +12,8 @@ from hetpipe.layers.model import Loss, mse, select
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
-from tests.nets import batch, build
-from tests.programs import automatic
+from tests.support.nets import batch, build
+from tests.support.programs import automatic
 
 
 def unequal() -> Cluster:

@@ -16,7 +16,7 @@ from hetpipe.runtime.backends import check_backend, check_cluster, load_library,
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Backend, Plan
-from tests.ranks import cluster_of, make_plan
+from tests.support.ranks import cluster_of, make_plan
 
 both = pytest.mark.parametrize("backend", ["fairscale", "torchgpipe"])
 

@@ -26,8 +26,8 @@ from hetpipe.planning.partition import Partitioner, PartitionError, Problem
 from hetpipe.planning.registry import partitioner, partitioner_names
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
-from tests.plans import checked, cuts
-from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
+from tests.support.plans import checked, cuts
+from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 BASELINES: list[Partitioner] = [
     EvenPipelines(),

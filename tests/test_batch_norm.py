@@ -16,7 +16,7 @@ from hetpipe.layers.batch_norm import check_batch_norm, normalises_batches
 from hetpipe.layers.model import cross_entropy
 from hetpipe.spec.job import BatchNorm
 from hetpipe.spec.plan import Backend
-from tests.ranks import make_plan
+from tests.support.ranks import make_plan
 
 PLAN = make_plan([{"cuts": [3], "sizes": [2, 2, 2]}], schedule="gpipe")
 CHOOSE = (

@@ -26,7 +26,7 @@ from bench.gpu.worker import Worker
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import one_thread
 from hetpipe.measuring.profiler import saved_bytes
-from tests import broken_parts
+from tests.support import broken_parts
 
 FAILING = Part("8", "What fails", "It is meant to.", broken_parts.raises)
 

@@ -14,7 +14,7 @@ from hetpipe.planning.shares import proportional_shares
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.schedule import ScheduleName
-from tests.strategies import make_cluster, make_problem, make_profile, problems
+from tests.support.strategies import make_cluster, make_problem, make_profile, problems
 
 
 def test_two_unequal_devices() -> None:

@@ -18,7 +18,7 @@ from hetpipe.predict.cost import Costs
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup
 from hetpipe.spec.profile import Profile
-from tests.strategies import make_cluster, make_problem, make_profile
+from tests.support.strategies import make_cluster, make_problem, make_profile
 
 LAYER = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 50}
 

@@ -28,11 +28,11 @@ from hetpipe.measuring.measure import profile_cluster
 from hetpipe.processes.world import alone
 from hetpipe.spec.job import Job, LossSection, ProfileSection, SchedulerSection, TorchNamed
 from hetpipe.spec.profile import Profile
-from tests.jobs import MLP, POINTS
-from tests.ranks import cluster_of
-from tests.user_parts import CLASS_WEIGHTS, weighted
+from tests.support.jobs import MLP, POINTS
+from tests.support.ranks import cluster_of
+from tests.support.user_parts import CLASS_WEIGHTS, weighted
 
-USER = "tests.user_parts:"
+USER = "tests.support.user_parts:"
 
 
 def job(**sections: Any) -> Job:
@@ -112,7 +112,7 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"model": {"name": "mlp", "args": {"width": 10**9}}}, "mlp: width must be at most 16777216, got 1000000000"),
         ({"model": {"name": "mlp", "args": {"width": 2**24, "inputs": 2**24}}}, "refuses its arguments {'inputs': 16777216, 'wi"),
         ({"data": {"name": "random_classification", "args": {"samples": 10**18}}}, "refuses its arguments {'samples': 10000000"),
-        ({"model": {"target": USER + "two_layer"}}, "(target 'tests.user_parts:two_layer'); did you mean 'two_layers'?"),
+        ({"model": {"target": USER + "two_layer"}}, "(target 'tests.support.user_parts:two_layer'); did you mean 'two_layers'?"),
         ({"model": {"target": "tests.nowhere:net"}}, "for the target 'tests.nowhere:net': ModuleNotFoundError: No module"),
         ({"model": {"target": "net"}}, "cannot read the target 'net': write it as 'package.module:function'"),
         ({"model": {"target": USER + "NOT_A_FUNCTION"}}, "is a int, expected a function"),
@@ -128,7 +128,7 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"data": {"target": USER + "dictionaries"}}, "samples hold tensors or tuples of tensors, found dict"),
         ({"data": {"target": USER + "triples"}}, "sample 0 of list is not a pair (inputs, target) but a tuple of 3"),
         ({"data": {"target": USER + "points", "args": {"label": 99}}, "model": {"target": USER + "two_layers"}},
-         "data 'tests.user_parts:points': the target of sample 9 is 99, but layer '1' (Linear) gives 3 classes (0 to 2)"),
+         "data 'tests.support.user_parts:points': the target of sample 9 is 99, but layer '1' (Linear) gives 3 classes (0 to 2)"),
         ({"data": {"target": USER + "whole_numbers"}, "model": {"target": USER + "two_layers"}},
          "layer '0' (Linear) does not run on the inputs: (4, 4) of int64: its input is int64, and its weight float32; where"),
         ({"data": {"target": USER + "ragged"}}, "the inputs of samples 0 and 5 of list differ: shape (4,) and shape (3,); "),

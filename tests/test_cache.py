@@ -21,7 +21,7 @@ from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import ProfileSection, TorchNamed
 from hetpipe.spec.profile import Profile
-from tests.ranks import cluster_of, run_ranks
+from tests.support.ranks import cluster_of, run_ranks
 
 
 class Repeated(nn.Module):

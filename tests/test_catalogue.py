@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hetpipe.files.messages import InputError
 from hetpipe.spec.catalogue import Catalogue, alike, choice_of, load_choice
 from hetpipe.spec.cluster import Cluster, Node
-from tests.strategies import make_cluster
+from tests.support.strategies import make_cluster
 
 EXAMPLE = Path(__file__).parents[1] / "configs" / "catalogues" / "aws.yaml"
 DOCUMENT: dict[str, Any] = {

@@ -18,7 +18,7 @@ from hetpipe.planning.partition import PartitionError, Problem, Solution, no_pla
 from hetpipe.planning.planner import make_plan, with_prediction
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
-from tests.strategies import make_cluster, make_problem, make_profile
+from tests.support.strategies import make_cluster, make_problem, make_profile
 
 PRICE = {"a": 2.0, "b": 1.2}
 PROFILE = make_profile({"a": [1.0] * 3, "b": [1.5] * 3}, sizes=(1, 2), layer={"parameter_bytes": 10**6})

@@ -29,8 +29,8 @@ from hetpipe.spec.job import Job
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.table import train_table
-from tests.jobs import STATE, Folder, train
-from tests.saving import older_version
+from tests.support.jobs import STATE, Folder, train
+from tests.support.saving import older_version
 
 ALONE = World(rank=0, size=1, device_id="n0/0", rank_of={"n0/0": 0}, ranks=(0,), control=None)
 
@@ -194,8 +194,8 @@ def test_what_is_no_state_at_all(tmp_path: Path, text: str) -> None:
 
 # Whole runs: dropout, a schedule with warm-up, partial batches (50 samples by 12), AdamW; 9 steps, or 4 and 5.
 
-DROPOUT = {"target": "tests.user_parts:with_dropout"}
-TIED = {"target": "tests.user_parts:tied"}
+DROPOUT = {"target": "tests.support.user_parts:with_dropout"}
+TIED = {"target": "tests.support.user_parts:tied"}
 THREE = [{"cuts": [2, 2, 2], "sizes": [4, 4, 4]}]
 SIDE_BY_SIDE = [{"cuts": [5, 1], "sizes": [5]}, {"cuts": [6], "sizes": [3, 4]}]
 
@@ -288,8 +288,11 @@ def test_what_is_said_of_a_checkpoint() -> None:
         )
 
 
-@pytest.mark.parametrize("model", [TIED, {"target": "tests.user_parts:with_batch_norm_of_8", "batch_norm": "per_microbatch"}],
-                         ids=["tied", "buffers"])  # fmt: skip
+@pytest.mark.parametrize(
+    "model",
+    [TIED, {"target": "tests.support.user_parts:with_batch_norm_of_8", "batch_norm": "per_microbatch"}],
+    ids=["tied", "buffers"],
+)
 def test_under_another_plan_it_goes_on_with_the_same_numbers(tmp_path: Path, model: dict[str, Any]) -> None:
     """Saved by a pipeline of three, resumed by two replicas, then by one device: AdamW's state goes where its layer is."""
     runs = Runs(tmp_path, model=model)

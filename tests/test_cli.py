@@ -27,8 +27,8 @@ from hetpipe.show.words import percent
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from tests.commands import Command, finish, start
-from tests.jobs import PLANNING, Folder, train
+from tests.support.commands import Command, finish, start
+from tests.support.jobs import PLANNING, Folder, train
 
 
 def test_plan_prints_a_table_or_json_and_writes_the_same(run: Command, folder: Folder) -> None:

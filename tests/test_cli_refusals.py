@@ -10,8 +10,8 @@ import yaml
 from typer.main import get_command
 
 from hetpipe.cli.commands import app
-from tests.commands import Command
-from tests.jobs import PLANNING, Folder, train
+from tests.support.commands import Command
+from tests.support.jobs import PLANNING, Folder, train
 
 
 def change(document: Any, **keys: Any) -> Any:

@@ -10,7 +10,7 @@ import yaml
 
 from hetpipe.files.messages import InputError
 from hetpipe.spec.job import Job, apply_settings
-from tests.jobs import Folder, train
+from tests.support.jobs import Folder, train
 
 MINIMAL: dict[str, Any] = {
     "format": "hetpipe.job/1",

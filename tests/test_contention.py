@@ -15,8 +15,8 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.profile import Profile
-from tests.sharing import busy_plans, played
-from tests.strategies import UNHURRIED, make_cluster, make_profile
+from tests.support.sharing import busy_plans, played
+from tests.support.strategies import UNHURRIED, make_cluster, make_profile
 
 
 @settings(max_examples=150, **UNHURRIED)

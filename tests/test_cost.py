@@ -10,7 +10,7 @@ from hetpipe.predict.cost import Costs, RingParts, most_in_flight
 from hetpipe.predict.sums import owner_segments, sync_segments
 from hetpipe.spec.cluster import LinkBetween
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from tests.strategies import make_cluster, make_profile
+from tests.support.strategies import make_cluster, make_profile
 
 LAYERS: list[dict[str, Any]] = [
     {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 30, "buffer_bytes": 1},

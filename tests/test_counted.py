@@ -26,8 +26,8 @@ from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import make_plan
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
 from hetpipe.spec.profile import Profile
-from tests.plans import ROUNDING, checked
-from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
+from tests.support.plans import ROUNDING, checked
+from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
 
 SMALL = st.booleans().flatmap(lambda split: problems(most_devices=4, most_layers=5, tensor_parallel=split))
 

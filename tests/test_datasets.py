@@ -8,7 +8,7 @@ import torch
 from hetpipe.building.data import fetch
 from hetpipe.building.datasets import Samples, cifar10, random_classification, text
 from hetpipe.files.messages import InputError
-from tests.external import NEEDS_CIFAR10
+from tests.support.external import NEEDS_CIFAR10
 
 
 def write_cifar10(folder: Path, images_per_file: int = 2, label: int = 3) -> Path:

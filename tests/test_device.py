@@ -22,7 +22,7 @@ from hetpipe.layers.device import (
 )
 from hetpipe.spec.cluster import DeviceType
 from hetpipe.spec.profile import Measurement
-from tests.nets import Block
+from tests.support.nets import Block
 
 HOST = Measurement(
     device_type="host",

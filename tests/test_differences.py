@@ -12,7 +12,7 @@ from hetpipe.processes.peers.differences import Told, differences, own_versions
 from hetpipe.spec.job import Job
 from hetpipe.training import session
 from hetpipe.training.session import told_by
-from tests.jobs import Folder, train
+from tests.support.jobs import Folder, train
 
 VERSIONS = {"hetpipe": "0.1.0", "torch": "2.13.0+cpu", "Python": "3.11.9"}
 

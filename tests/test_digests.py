@@ -12,8 +12,8 @@ import torch
 from hetpipe.checkpoints.digests import digest_of
 from hetpipe.checkpoints.training_state import STATE_FILE, TrainerState, state_text
 from hetpipe.files.messages import InputError
-from tests.jobs import STATE
-from tests.saving import older_version
+from tests.support.jobs import STATE
+from tests.support.saving import older_version
 from tests.test_checkpoint import steps
 from tests.test_resume import ADAM, loaded, saved_by
 

@@ -7,7 +7,7 @@ import pytest
 from hetpipe.files.messages import InputError
 from hetpipe.measuring.discover import alike, as_it_is, cluster_of
 from hetpipe.spec.cluster import Cluster
-from tests.strategies import make_profile
+from tests.support.strategies import make_profile
 
 GIB = 2**30
 CARDS = Cluster.parse(

@@ -25,8 +25,8 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from tests.commands import ROOT, Command
-from tests.pages import SPAN, Page, check_hetpipe, commands, linked, pages
+from tests.support.commands import ROOT, Command
+from tests.support.pages import SPAN, Page, check_hetpipe, commands, linked, pages
 
 OF_OTHERS = {"--cpus-per-task", "--device", "--ipc", "--master-port", "--shm-size", "--signal", "--ulimit",
              "--nnodes", "--max-restarts", "--master-addr", "--standalone", "--rdzv-backend", "--node-rank", "--nproc-per-node"}

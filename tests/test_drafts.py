@@ -23,7 +23,7 @@ from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import LinkBetween
 from hetpipe.spec.plan import Plan
-from tests.strategies import LINK, UNHURRIED, make_cluster, make_problem, make_profile, problems
+from tests.support.strategies import LINK, UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 rings = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 

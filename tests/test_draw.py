@@ -22,7 +22,7 @@ from hetpipe.show.words import bound_line, headlines, unused_line
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, Prediction
 from hetpipe.spec.profile import Profile
-from tests.plans_shown import demo
+from tests.support.plans_shown import demo
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -17,11 +17,11 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.randomness import Generators
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
-from tests.jobs import Folder, train
+from tests.support.jobs import Folder, train
+from tests.support.user_parts import drawn
 from tests.test_trainer import ONE, assert_same, reference, trained
-from tests.user_parts import drawn
 
-DRAWN: dict[str, Any] = {"target": "tests.user_parts:drawn", "args": {}}
+DRAWN: dict[str, Any] = {"target": "tests.support.user_parts:drawn", "args": {}}
 PLAIN = train(steps=10, scheduler=None)
 THREE_STAGES = [{"cuts": [2, 2, 2], "sizes": [4, 4, 4]}]
 

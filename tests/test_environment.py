@@ -17,8 +17,8 @@ from hetpipe.processes.environment import (
     step_timeout,
 )
 from hetpipe.processes.world import connect
-from tests.commands import Command
-from tests.jobs import Folder
+from tests.support.commands import Command
+from tests.support.jobs import Folder
 
 NO_SECONDS = ["abc", "", "0", "-1", "nan", "inf", "-inf", "1e400", "10m", "1,5", "0.5", "1e10"]
 TORCHRUN = {

@@ -15,8 +15,8 @@ from hetpipe.partitioners.judging.desk import Desk
 from hetpipe.partitioners.rules.balance import shortest_cuts
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.plan import Plan
-from tests.plans import checked
-from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
+from tests.support.plans import checked
+from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 
 @settings(deadline=None)  # numba compiles

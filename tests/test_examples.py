@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from examples import common
 from hetpipe.building.data import EpochSampler
 from hetpipe.layers.device import one_thread
-from tests.commands import ROOT, THREADS_LEFT, finish, start
-from tests.ranks import make_plan
+from tests.support.commands import ROOT, THREADS_LEFT, finish, start
+from tests.support.ranks import make_plan
 
 Parameters = dict[str, Tensor]
 EPOCHS, GLOBAL_BATCH = 3, 8
@@ -141,7 +141,7 @@ def test_hugging_face_trainer(tmp_path: Path, expected: Parameters) -> None:
 
 @pytest.mark.slow
 def test_hugging_face_language_models_and_resuming(tmp_path: Path) -> None:
-    mark, program = str(tmp_path), str(ROOT / "tests" / "uneven_trainers.py")
+    mark, program = str(tmp_path), str(ROOT / "tests" / "support" / "uneven_trainers.py")
     ended = finish(start([*torchrun(), program, "saved"], tmp_path, mark), tmp_path, mark, timeout=110)
     assert ended.code == 0, ended.err
     assert THREADS_LEFT not in ended.err

@@ -14,7 +14,7 @@ from hetpipe.exchange.export import Export, export, parse_blocks
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
-from tests.strategies import make_cluster
+from tests.support.strategies import make_cluster
 
 Stage = tuple[int, int, str]
 

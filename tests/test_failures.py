@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.commands import Ended, agents, finish, hetpipe, processes, start
-from tests.jobs import Folder, train
+from tests.support.commands import Ended, agents, finish, hetpipe, processes, start
+from tests.support.jobs import Folder, train
 
 SECOND = "rank 1, replica 0 stage 1, device n0/1"  # where layer 3 of `failing` is
 AGAIN = r"nothing is saved so far \(a job's checkpoint section says where and when\); start it again: hetpipe train job.yaml"
@@ -25,7 +25,7 @@ FAIL_AT = 4  # its forward at which it fails: in the second step (three micro-ba
 
 def failing_job(path: Path, how: str, **sections: Any) -> Folder:
     folder = Folder(path)
-    model = {"target": "tests.user_parts:failing", "args": {"how": how, "step": FAIL_AT}}
+    model = {"target": "tests.support.user_parts:failing", "args": {"how": how, "step": FAIL_AT}}
     folder.ready(rows=PIPELINE_AND_ONE, **{"model": model, "train": train(steps=500), **sections})
     return folder
 
@@ -78,7 +78,7 @@ def test_a_rank_whose_samples_do_not_come_is_named_and_not_those_that_wait_for_i
 ) -> None:
     """They came late from a server that is gone; what rank 0 saw was that nothing came of rank 1."""
     folder = Folder(tmp_path)
-    data = {"target": "tests.user_parts:stuck", "args": {"call": 28}}  # in its second step, after those that are looked at first
+    data = {"target": "tests.support.user_parts:stuck", "args": {"call": 28}}  # in its second step
     folder.ready(rows=PIPELINE_AND_ONE, data=data, train=train(steps=500), checkpoint={"folder": "saved", "every_steps": 1})
     ended = hetpipe("train", "job.yaml", folder=tmp_path, step_seconds=8)
     assert (ended.code, ended.leftover) == (1, [])

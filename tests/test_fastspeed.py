@@ -20,10 +20,10 @@ from hetpipe.fastspeed.module import load_weights, one_layer, read_checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
-from tests import fastspeed_parts as parts
-from tests.commands import Command
-from tests.fastspeed_parts import arguments, write
-from tests.ranks import cluster_of
+from tests.support import fastspeed_parts as parts
+from tests.support.commands import Command
+from tests.support.fastspeed_parts import arguments, write
+from tests.support.ranks import cluster_of
 
 
 def parse(*args: Any, **strategy: Any) -> Arguments:
@@ -35,7 +35,7 @@ def parse(*args: Any, **strategy: Any) -> Arguments:
 
 def test_manual_shares_become_a_plan() -> None:
     found = convert(parse(manual_partition_list=[9, 6, 3], manual_batchsize_list=[3, 2, 1]))
-    assert found.model == "tests.fastspeed_parts:Net"
+    assert found.model == "tests.support.fastspeed_parts:Net"
     assert found.plan is not None
     assert [(r.microbatch_sizes, r.stages[0].layers, r.stages[0].device) for r in found.plan.replicas] == [
         ((3,), (0, 1), "n0/0"),
@@ -46,7 +46,7 @@ def test_manual_shares_become_a_plan() -> None:
         "format": "hetpipe.job/1",
         "model": {
             "target": "hetpipe.fastspeed:one_layer",
-            "args": {"target": "tests.fastspeed_parts:Net", "arguments": [5, 8]},
+            "args": {"target": "tests.support.fastspeed_parts:Net", "arguments": [5, 8]},
             "batch_norm": "per_microbatch",
             "coupled_layers": "per_microbatch",
         },
@@ -91,7 +91,7 @@ def test_checkpoints_logs_and_dicts() -> None:
     }  # 16 samples, 8 a step
     assert "log" not in found.job
     assert found.job["model"]["args"] == {
-        "target": "tests.fastspeed_parts:Net",
+        "target": "tests.support.fastspeed_parts:Net",
         "arguments": [5, 8],
         "input_names": ["input_ids", "attention_mask"],
         "weights": "./old.pth",
@@ -289,7 +289,7 @@ def test_params_and_other_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="returns dict, expected an nn.Module"):
         one_layer("builtins:dict")
     with pytest.raises(InputError, match="sample 1 has no 'ids'; it has input_ids, attention_mask"):
-        dict_samples("tests.fastspeed_parts:dicts", ["ids"], {"samples": 4}).train[1]
+        dict_samples("tests.support.fastspeed_parts:dicts", ["ids"], {"samples": 4}).train[1]
 
 
 def test_checkpoints_are_read_without_running_them(tmp_path: Path) -> None:
@@ -298,14 +298,14 @@ def test_checkpoints_are_read_without_running_them(tmp_path: Path) -> None:
     net, path = parts.Net(), tmp_path / "Net_DDP_Epoch4.pth"
     optimizer = torch.optim.Adam(net.parameters())
     torch.save({"epoch": 4, "model": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    (layer,) = one_layer("tests.fastspeed_parts:Net", [5, 8], weights=str(path))
+    (layer,) = one_layer("tests.support.fastspeed_parts:Net", [5, 8], weights=str(path))
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in layer.state_dict().items())
     whole: Any = torch.compile(parts.Net(), backend="eager")  # its names have a prefix, in the file or in the model
     load_weights(whole, read_checkpoint(str(path)), str(path))
     assert torch.equal(whole.first.weight, net.first.weight)
     load_weights(parts.Net(), {"model": whole.state_dict()}, "compiled.pth")
     with pytest.raises(InputError, match="holds the weights of another model"):
-        one_layer("tests.fastspeed_parts:Net", [5, 9], weights=str(path))
+        one_layer("tests.support.fastspeed_parts:Net", [5, 9], weights=str(path))
     with pytest.raises(InputError, match="cannot read the checkpoint .*nowhere.pth: No such file"):
         read_checkpoint(str(tmp_path / "nowhere.pth"))
     torch.save({"model": net.state_dict()}, path)
@@ -328,7 +328,7 @@ def test_the_command_writes_a_job_that_can_be_read(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "args.json", arguments())
     cluster_of(1, 1).save(tmp_path / "two.json")
-    data = "{target: tests.fastspeed_parts:points, args: {samples: 16}}"
+    data = "{target: tests.support.fastspeed_parts:points, args: {samples: 16}}"
     said = run(*CONVERT, "args.json", "-o", "jobs/a.yaml", "--data", data, "--cluster", "two.json")
     assert said.code == 0
     assert "train.batch_size" in said.out
@@ -346,7 +346,7 @@ def test_the_command_writes_a_job_that_can_be_read(
     assert Plan.load(job.plan.file).device_ids == ("n0/0", "n1/0")
     told = json.loads(run(*CONVERT, "args.json", "-o", "b.yaml", "--data", "mine:build", "--json").out)
     assert told["files"] == ["b.yaml", "b.plan.json"]
-    assert told["model"] == "tests.fastspeed_parts:Net"
+    assert told["model"] == "tests.support.fastspeed_parts:Net"
     line = {
         "key": "strategy.model_args",
         "fastspeed": "[5, 8]",

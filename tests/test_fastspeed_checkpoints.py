@@ -14,7 +14,7 @@ import torch
 
 from hetpipe.fastspeed.module import load_optimizer, read_checkpoint
 from hetpipe.files.messages import InputError
-from tests import fastspeed_parts as parts
+from tests.support import fastspeed_parts as parts
 
 
 class Runs:

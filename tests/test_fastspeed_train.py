@@ -12,11 +12,11 @@ import torch
 
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
-from tests import fastspeed_parts as parts
-from tests.commands import ROOT, Command
-from tests.external import CIFAR10
-from tests.fastspeed_parts import Compared, Surface, arguments, write
-from tests.ranks import cluster_of, run_ranks
+from tests.support import fastspeed_parts as parts
+from tests.support.commands import ROOT, Command
+from tests.support.external import CIFAR10
+from tests.support.fastspeed_parts import Compared, Surface, arguments, write
+from tests.support.ranks import cluster_of, run_ranks
 
 CONVERT = ("convert", "fastspeed")
 
@@ -88,7 +88,7 @@ def test_gradients_are_true_where_fastspeed_s_are_not(
                             manual_partition_list=partition, manual_batchsize_list=batches)  # fmt: skip
         folder = name.replace(" ", "-")
         source = write(tmp_path / folder / "args.json", content)
-        data = f"{{target: tests.fastspeed_parts:points, args: {{samples: {sum(partition)}}}}}"
+        data = f"{{target: tests.support.fastspeed_parts:points, args: {{samples: {sum(partition)}}}}}"
         job = tmp_path / folder / "job.yaml"
         assert run(*CONVERT, source, "-o", job, "--data", data, "--cluster", "cluster.json").code == 0
         given[name] = (str(source), str(job))

@@ -30,8 +30,8 @@ from hetpipe.planning.registry import partitioner
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Link
 from hetpipe.spec.plan import Plan
-from tests.plans import ROUNDING, checked
-from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile
+from tests.support.plans import ROUNDING, checked
+from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile
 
 LAYER = {"parameter_bytes": 400, "output_bytes_per_sample": 50, "saved_bytes_per_sample": 30}
 SLOW = {"bandwidth": 2e3, "latency": 1e-3}

@@ -9,7 +9,7 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.show.trace import chrome_trace
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from tests.ranks import cluster_of, make_plan
+from tests.support.ranks import cluster_of, make_plan
 
 LAYER = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 30}
 

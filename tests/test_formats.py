@@ -16,7 +16,7 @@ from hetpipe.planning.planner import make_plan
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from tests.strategies import clusters, make_cluster, make_profile, profiles
+from tests.support.strategies import clusters, make_cluster, make_profile, profiles
 
 CLUSTER = """
 format: hetpipe.cluster/1

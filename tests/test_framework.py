@@ -23,8 +23,8 @@ from hetpipe.spec.cluster import Cluster, RuntimeOverhead
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.profile import DeviceOverhead, Profile
-from tests.ranks import cluster_of, make_plan, run_ranks
-from tests.strategies import make_cluster, make_profile
+from tests.support.ranks import cluster_of, make_plan, run_ranks
+from tests.support.strategies import make_cluster, make_profile
 
 GIB = 2**30
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from hetpipe.planning.front import Front
 from hetpipe.show.draw import Given, draw_plan
 from hetpipe.show.picture.canvas import NARROW, WIDE, text_width
 from hetpipe.show.picture.front import front_canvas, kind_of, point_of
-from tests.plans_shown import three
+from tests.support.plans_shown import three
 
 POSITIVE = st.floats(1e-6, 1e6)
 

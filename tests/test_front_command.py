@@ -12,8 +12,8 @@ import pytest
 from hetpipe.planning.front import Front
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
-from tests.commands import Command
-from tests.strategies import make_cluster
+from tests.support.commands import Command
+from tests.support.strategies import make_cluster
 from tests.test_pareto import PROFILE, catalogue
 
 OPTIONS = (

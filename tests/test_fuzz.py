@@ -35,16 +35,16 @@ from hetpipe.spec.cluster import Link
 from hetpipe.spec.job import Job
 from hetpipe.training.runlog import trim_metrics
 from hetpipe.whatif.shared import share_profile
-from tests import fastspeed_parts as parts
-from tests.commands import Command, Said
-from tests.jobs import STATE, Folder
-from tests.mutations import BINARY, DOCUMENT, Change, damaged, mutated
-from tests.published import FASOP_SIZES, ZORSE_SIZES, write_fasop, write_sailor, write_zorse
-from tests.saving import older_version
-from tests.strategies import UNHURRIED, make_profile
+from tests.support import fastspeed_parts as parts
+from tests.support.commands import Command, Said
+from tests.support.jobs import STATE, Folder
+from tests.support.mutations import BINARY, DOCUMENT, Change, damaged, mutated
+from tests.support.published import FASOP_SIZES, ZORSE_SIZES, write_fasop, write_sailor, write_zorse
+from tests.support.saving import older_version
+from tests.support.strategies import UNHURRIED, make_profile
+from tests.support.zoo import ZOO, transformers_model
 from tests.test_checkpoint import ALONE, net, steps
 from tests.test_metis import METIS, write_metis
-from tests.zoo import ZOO, transformers_model
 
 MANY = settings.get_current_profile_name() == "fuzz"
 FUZZ = settings(**UNHURRIED, max_examples=5_000 if MANY else 60)

@@ -19,7 +19,7 @@ from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaRMS
 
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, cross_entropy, split_rows
-from tests.zoo import LENGTH, SAMPLES, WORDS
+from tests.support.zoo import LENGTH, SAMPLES, WORDS
 
 SIZES = (3, 1, 2)
 LOSS = Loss(function=cross_entropy, weight="tokens")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands import Ended, agents, finish, hetpipe, processes
 from tests.conftest import SHOWN
-from tests.jobs import Folder, train
+from tests.support.commands import Ended, agents, finish, hetpipe, processes
+from tests.support.jobs import Folder, train
 
 OWN_LOOP = """
 import sys, torch, hetpipe
@@ -171,7 +171,7 @@ def test_unequal_pipelines_over_nccl_train_what_they_train_over_gloo(
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_rank_that_fails_ends_all_over_nccl(folder: Folder, how: str) -> None:
     """What the others were sending or summing on the card does not keep them."""
-    model = {"target": "tests.user_parts:failing", "args": {"how": how, "step": 4}}
+    model = {"target": "tests.support.user_parts:failing", "args": {"how": how, "step": 4}}
     rows = [{**UNEQUAL[0], "cuts": [3, 3]}, UNEQUAL[1]]
     folder.ready((1, 1, 1), rows, model=model, train=train(steps=500))
     assert "rank 1 on host" in on_one_card(folder, {1})

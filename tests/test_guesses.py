@@ -16,8 +16,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job, TorchNamed
-from tests.commands import Command
-from tests.pages import check_hetpipe
+from tests.support.commands import Command
+from tests.support.pages import check_hetpipe
 
 JOB: dict[str, Any] = {
     "format": "hetpipe.job/1", "model": {"name": "gpt"}, "data": {"name": "text"}, "train": {"global_batch": 8, "steps": 5},

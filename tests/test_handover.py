@@ -10,7 +10,7 @@ from torch import nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.runtime.checks.handover import OTHERS, Handover
-from tests.silence import said
+from tests.support.silence import said
 
 
 @pytest.fixture

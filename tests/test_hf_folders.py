@@ -20,7 +20,7 @@ from hetpipe.exchange.weights import copy_companions
 from hetpipe.files.messages import InputError
 from hetpipe.layers.weights import empty_names, materialise, tensors_of
 from hetpipe.models import bert, gpt2, t5
-from tests.zoo import WORDS, ZOO, transformers_model
+from tests.support.zoo import WORDS, ZOO, transformers_model
 
 
 def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hetpipe.predict.idle import CAUSES, Gap, idle_gaps, idle_seconds
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Span, SpanKind, Timeline
 from hetpipe.spec.plan import Plan
-from tests.strategies import UNHURRIED, make_cluster, make_profile, problems
+from tests.support.strategies import UNHURRIED, make_cluster, make_profile, problems
 
 EVEN = dict.fromkeys(CAUSES, 0.0)
 

@@ -14,8 +14,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.plan import Backend
-from tests.nets import batch, build
-from tests.ranks import make_plan
+from tests.support.nets import batch, build
+from tests.support.ranks import make_plan
 
 both = pytest.mark.parametrize("backend", ["torch", "fairscale"])
 

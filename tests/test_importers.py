@@ -13,7 +13,7 @@ from hetpipe.exchange.importers.transformer import gpt_bytes
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Link
 from hetpipe.spec.profile import Profile
-from tests.published import FASOP_SIZES, write_fasop
+from tests.support.published import FASOP_SIZES, write_fasop
 
 # ---- FASOP
 

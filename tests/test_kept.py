@@ -8,7 +8,7 @@ from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.plan_class.kept import kept
 from hetpipe.partitioners.plan_class.space import Space
 from hetpipe.partitioners.plan_class.types import Types
-from tests.strategies import make_cluster, make_problem, make_profile, mixed
+from tests.support.strategies import make_cluster, make_problem, make_profile, mixed
 
 
 def test_computed_once_for_each_instance_and_arguments() -> None:

@@ -11,8 +11,8 @@ from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.spec.profile import Profile
-from tests.plans import ROUNDING, checked
-from tests.strategies import make_cluster, make_problem, make_profile, mixed
+from tests.support.plans import ROUNDING, checked
+from tests.support.strategies import make_cluster, make_problem, make_profile, mixed
 
 
 def test_twice_the_devices_and_the_batch_take_no_longer() -> None:

@@ -23,7 +23,7 @@ from hetpipe.processes.ranks.forkserver import Forkserver
 from hetpipe.processes.ranks.launch import _store, end_server, rank_environment, start_ranks, start_server
 from hetpipe.processes.ranks.report import RankFailure, report_of, with_cause
 from hetpipe.processes.stopping import RunError
-from tests.programs import (
+from tests.support.programs import (
     be_deaf,
     environment_of_rank,
     freeze,
@@ -34,7 +34,7 @@ from tests.programs import (
     stumble_in_training,
     wait_for_pids,
 )
-from tests.ranks import cluster_of, run_ranks
+from tests.support.ranks import cluster_of, run_ranks
 
 
 def alive(folder: Path) -> list[int]:

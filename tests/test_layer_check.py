@@ -18,9 +18,9 @@ from hetpipe.layers.randomness import Generators
 from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, rows_to_try, try_layers
 from hetpipe.layers.weights import materialise
 from hetpipe.spec.plan import Backend
-from tests.coupled import REFUSED, ROWS, TWO_PARTS, WORDS, Counting, D, Of, between, tied
-from tests.ordinary import LEFT_ALONE
-from tests.ranks import make_plan
+from tests.support.coupled import REFUSED, ROWS, TWO_PARTS, WORDS, Counting, D, Of, between, tied
+from tests.support.ordinary import LEFT_ALONE
+from tests.support.ranks import make_plan
 
 
 def tried(net: nn.Sequential, inputs: Tensors) -> Outcome:
@@ -203,7 +203,7 @@ def test_no_model_of_transformers_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
 def test_no_model_of_the_zoo_is_refused(name: str) -> None:
-    from tests.zoo import ZOO, batch
+    from tests.support.zoo import ZOO, batch
 
     torch.manual_seed(0)
     net = ZOO[name].build(**ZOO[name].config)

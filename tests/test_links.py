@@ -15,8 +15,8 @@ from hetpipe.measuring.confirm import both_ways
 from hetpipe.measuring.links import EQUAL, Carried, alone_on_hosts, joined, many_flows, of_flows
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
-from tests.ranks import cluster_of, make_plan
-from tests.strategies import UNHURRIED, make_profile
+from tests.support.ranks import cluster_of, make_plan
+from tests.support.strategies import UNHURRIED, make_profile
 
 RATES = st.floats(1e6, 1e9)
 

@@ -21,7 +21,7 @@ from hetpipe.layers.split import TensorSpec, trace_boundaries
 from hetpipe.layers.trials.loss_check import check_labels, check_loss, check_sample
 from hetpipe.layers.trials.loss_trial import Trial, telling_rows
 from hetpipe.spec.plan import Backend
-from tests.ranks import make_plan
+from tests.support.ranks import make_plan
 
 LABELS = torch.tensor([3, 0, 2, 2, 1, 0, 3, 1, 1, 2, 0, 3])
 TOKENS = torch.arange(30).reshape(6, 5) % 7

@@ -39,8 +39,8 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from tests.plans import ROUNDING
-from tests.strategies import UNHURRIED, problems
+from tests.support.plans import ROUNDING
+from tests.support.strategies import UNHURRIED, problems
 from tests.test_bounds import plans
 
 Document = dict[str, Any]

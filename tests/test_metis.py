@@ -10,7 +10,7 @@ import pytest
 
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.files.messages import InputError
-from tests.published import write
+from tests.support.published import write
 
 
 @pytest.fixture

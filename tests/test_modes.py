@@ -18,9 +18,9 @@ from hetpipe.measuring.profiler import measure_device
 from hetpipe.spec.plan import Backend
 from hetpipe.training.session import Session
 from hetpipe.training.trainer import _note_model
-from tests.modes import frozen_net, keep_modes, linear_net, modes
-from tests.nets import WIDTH, batch
-from tests.ranks import cluster_of, run_ranks
+from tests.support.modes import frozen_net, keep_modes, linear_net, modes
+from tests.support.nets import WIDTH, batch
+from tests.support.ranks import cluster_of, run_ranks
 
 ROWS: list[dict[str, Any]] = [{"cuts": [4, 3], "sizes": [3, 2, 2]}]
 FROZEN = {"1", "2", "5.0.1", "5.1", "6.1"}

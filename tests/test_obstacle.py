@@ -29,7 +29,7 @@ from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
-from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
+from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 
 def planned(problem: Problem, partitioner: Partitioner) -> bool:

@@ -28,11 +28,19 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import train_everywhere, train_rank
-from tests.jobs import Folder, train
-from tests.nets import WIDTH, batch, build
-from tests.pipes import SKIPPED, batch_norm_net, deferred, net_with_a_skip, one_process, skipping_net, wrapped
-from tests.ranks import cluster_of, make_plan, run_ranks
-from tests.strategies import make_cluster, make_profile
+from tests.support.jobs import Folder, train
+from tests.support.nets import WIDTH, batch, build
+from tests.support.pipes import (
+    SKIPPED,
+    batch_norm_net,
+    deferred,
+    net_with_a_skip,
+    one_process,
+    skipping_net,
+    wrapped,
+)
+from tests.support.ranks import cluster_of, make_plan, run_ranks
+from tests.support.strategies import make_cluster, make_profile
 from tests.test_torchrun import under_torchrun
 
 LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")
@@ -279,7 +287,7 @@ def test_train_refuses_before_any_process_starts(
 
 def test_batch_norm_deferred_is_for_these_back_ends(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    model = {"target": "tests.pipes:batch_norm_net", "batch_norm": "deferred"}
+    model = {"target": "tests.support.pipes:batch_norm_net", "batch_norm": "deferred"}
     data = {
         "name": "random_classification",
         "args": {"samples": 50, "inputs": WIDTH, "classes": WIDTH, "test_samples": 20},
@@ -287,7 +295,7 @@ def test_batch_norm_deferred_is_for_these_back_ends(tmp_path: Path) -> None:
     rows = ({"cuts": [3, 5], "sizes": [3, 3, 2]}, {"cuts": [8], "sizes": [2, 2]})
     file = folder.job(model=model, data=data, train=train(steps=2))
     folder.cluster(2, 1)
-    folder.plan(rows, schedule="gpipe", model="tests.pipes:batch_norm_net")
+    folder.plan(rows, schedule="gpipe", model="tests.support.pipes:batch_norm_net")
     with pytest.raises(InputError, match="deferred needs the fairscale or torchgpipe back end"):
         folder.profile(file)
     job = Job.read(

@@ -10,7 +10,7 @@ import pytest
 from hetpipe import InputError, PlanOptions, make_plan
 from hetpipe.cli import commands
 from hetpipe.spec.job import PlanSection
-from tests.strategies import make_cluster, make_profile
+from tests.support.strategies import make_cluster, make_profile
 
 
 def test_the_command_and_a_job_have_every_option() -> None:

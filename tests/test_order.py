@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetpipe.runtime.replicas import plan_groups
 from hetpipe.runtime.stages.order import Step, agreed, early
-from tests.ranks import make_plan
+from tests.support.ranks import make_plan
 
 Item = tuple[str, tuple[int, ...], str]  # what it is, the ranks that must come to it, the same for all of them
 

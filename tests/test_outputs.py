@@ -19,8 +19,8 @@ from hetpipe.files.writing import append_line, write_text
 from hetpipe.planning.planner import make_plan
 from hetpipe.spec.job import LOG_FILES
 from hetpipe.spec.plan import Plan
-from tests.commands import Command, environment
-from tests.jobs import PLANNING, Folder
+from tests.support.commands import Command, environment
+from tests.support.jobs import PLANNING, Folder
 
 
 @pytest.mark.parametrize(

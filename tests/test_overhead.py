@@ -9,7 +9,7 @@ import torch
 
 from bench.overhead.contenders import CHECK_STEPS, LEARNING_RATE, Case, Layout, contender, mean_loss
 from bench.overhead.run import Block, check_losses, compared
-from tests.ranks import World, cluster_of, run_ranks
+from tests.support.ranks import World, cluster_of, run_ranks
 
 KINDS = ("hetpipe", "torch")
 CASES = [Case("tiny mlp", layout) for layout in get_args(Layout)]

@@ -18,9 +18,9 @@ from hetpipe.layers.model import Loss, cross_entropy, mse
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.plan import Plan
 from hetpipe.training.own_loop import _nodes_of
-from tests.nets import batch, build
-from tests.programs import alone, own_loop
-from tests.ranks import cluster_of, make_plan
+from tests.support.nets import batch, build
+from tests.support.programs import alone, own_loop
+from tests.support.ranks import cluster_of, make_plan
 
 PLAN = make_plan([{"cuts": [4, 3, 3], "sizes": [4] * 6}, {"cuts": [6, 4], "sizes": [4, 4]}])
 

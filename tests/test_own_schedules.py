@@ -13,10 +13,10 @@ import hetpipe
 from hetpipe.layers.model import Loss, mse
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
-from tests.nets import batch, build
-from tests.ranks import cluster_of, make_plan, run_ranks
-from tests.silence import told
-from tests.transparency import open_engine
+from tests.support.nets import batch, build
+from tests.support.ranks import cluster_of, make_plan, run_ranks
+from tests.support.silence import told
+from tests.support.transparency import open_engine
 
 SAVED_UNDER, OTHER = (make_plan([{"cuts": cuts, "sizes": [4, 4]}]) for cuts in ([6, 4], [4, 6]))
 

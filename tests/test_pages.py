@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, THREADS_LEFT, Command, Ended, finish, free_port, start
-from tests.pages import SPAN, Page, commands, pages
+from tests.support.commands import ROOT, THREADS_LEFT, Command, Ended, finish, free_port, start
+from tests.support.pages import SPAN, Page, commands, pages
 
 FOLLOWED = [page for page in pages() if any(block.language == "sh" for block in page.blocks)]
 

@@ -23,7 +23,7 @@ from hetpipe.show.front_report import COLUMNS, draw_front, front_csv
 from hetpipe.spec.catalogue import Catalogue, choice_of
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
-from tests.strategies import make_cluster, make_profile
+from tests.support.strategies import make_cluster, make_profile
 
 PRICES = {"a": 3.0, "b": 1.0}
 LAYER = {"parameter_bytes": 1000, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 100}

@@ -23,8 +23,8 @@ from hetpipe.planning.partition import Partitioner, PartitionError, Problem, Sol
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
-from tests.plans import checked
-from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
+from tests.support.plans import checked
+from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 
 def step(problem: Problem, plan: Plan) -> float:

@@ -16,7 +16,7 @@ from hetpipe.partitioners.plan_class.space import depth
 from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
-from tests.strategies import make_cluster, make_profile
+from tests.support.strategies import make_cluster, make_profile
 
 
 def searched(costs: PipelineCosts, depths: list[int]) -> list[tuple[list[float], list[float]]]:

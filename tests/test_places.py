@@ -19,7 +19,7 @@ from hetpipe.partitioners.pipelines.real import Pipeline
 from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.simulator import simulate
-from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile
+from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile
 
 
 def pipeline(stages: tuple[int, ...], ends: tuple[int, ...]) -> Pipeline:

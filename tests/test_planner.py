@@ -18,7 +18,7 @@ from hetpipe.show.report import prediction_facts
 from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from tests.strategies import make_cluster, make_problem, make_profile
+from tests.support.strategies import make_cluster, make_problem, make_profile
 
 CLUSTER = make_cluster([{"a": 1, "b": 1}], price={"a": 3.0, "b": 1.0})
 PROFILE = make_profile({"a": [1.0, 1.0], "b": [2.0, 2.0]}, layer={"parameter_bytes": 1000}, optimizer=0.1)

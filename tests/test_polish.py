@@ -18,8 +18,8 @@ from hetpipe.partitioners.pipelines.real import Reals
 from hetpipe.partitioners.plan_class.types import Types
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.simulator import simulate
-from tests.plans import checked
-from tests.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
+from tests.support.plans import checked
+from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
 from tests.test_counted import counted
 
 LOOKED = 40  # neighbours of a draft

@@ -22,7 +22,7 @@ from hetpipe.show.report import plan_table
 from hetpipe.spec.options import parse_precision
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Precision, Profile
-from tests.strategies import UNHURRIED, make_cluster, make_profile
+from tests.support.strategies import UNHURRIED, make_cluster, make_profile
 
 CLUSTER = make_cluster([{"a": 1, "b": 1}], memory=10_000)
 SPEED: dict[str, dict[Precision, float]] = {"a": {"fp32": 4.0, "fp16": 1.0}, "b": {"fp32": 3.0, "fp16": 3.3, "bf16": 9.0}}

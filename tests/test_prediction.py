@@ -15,7 +15,7 @@ from bench.prediction.runs import read_runs
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import RuntimeOverhead
 from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
-from tests.external import NEEDS_SAILOR
+from tests.support.external import NEEDS_SAILOR
 
 HEADER = (
     "file,cluster,model,nodes,gbs,mbs,pp,dp,tp,layers,stage_gpus,real_iter_s,red_grads_s,max_mem_bytes,flag"

@@ -16,7 +16,7 @@ from hetpipe.partitioners.counted.floor import cost
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import with_prediction
 from hetpipe.spec.plan import Plan
-from tests.plans import ROUNDING, checked
+from tests.support.plans import ROUNDING, checked
 
 COUNT, MOST_DEVICES = 3, 16
 

@@ -28,8 +28,8 @@ from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.profile import Measurement, Profile
-from tests.ranks import _rank_program, run_ranks
-from tests.user_parts import tied
+from tests.support.ranks import _rank_program, run_ranks
+from tests.support.user_parts import tied
 
 CPU = torch.device("cpu")
 

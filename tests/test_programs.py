@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from hetpipe.planning.programs import Program
-from tests.strategies import UNHURRIED
+from tests.support.strategies import UNHURRIED
 
 
 @settings(**UNHURRIED)

@@ -23,7 +23,7 @@ from hetpipe.processes.peers.missing import Missing, find_missing, joins, last_w
 from hetpipe.processes.pulse import others_may_wait
 from hetpipe.processes.rendezvous import fresh_part, leave_word, meet_ranks
 from hetpipe.processes.stopping import RunError
-from tests.commands import free_port
+from tests.support.commands import free_port
 
 SOON, LATE = timedelta(seconds=0.3), timedelta(seconds=30)
 

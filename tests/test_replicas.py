@@ -18,9 +18,9 @@ from hetpipe.layers.stage import make_stage
 from hetpipe.predict.sums import owner_segments
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.spec.plan import Plan
-from tests.nets import batch, build
-from tests.ranks import cluster_of, make_plan, run_ranks
-from tests.replica_programs import refusals, twenty_steps
+from tests.support.nets import batch, build
+from tests.support.ranks import cluster_of, make_plan, run_ranks
+from tests.support.replica_programs import refusals, twenty_steps
 
 
 @st.composite

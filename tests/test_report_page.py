@@ -16,7 +16,7 @@ from hetpipe.planning.alternatives import moved_plan
 from hetpipe.predict.timeline import Timeline
 from hetpipe.show.draw import Given, draw_plan
 from hetpipe.show.page.report import TITLES
-from tests.plans_shown import demo, many, three
+from tests.support.plans_shown import demo, many, three
 from tests.test_front_chart import made
 
 pytestmark = pytest.mark.slow

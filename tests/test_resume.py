@@ -27,9 +27,9 @@ from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.trainer import checkpoint_bytes
-from tests.commands import finish, start
-from tests.jobs import STATE, Folder, train
-from tests.saving import older_version
+from tests.support.commands import finish, start
+from tests.support.jobs import STATE, Folder, train
+from tests.support.saving import older_version
 from tests.test_checkpoint import ALONE, OPTIMIZERS, net, steps
 
 ADAM, AMSGRAD = OPTIMIZERS["AdamW"], OPTIMIZERS["AdamW, amsgrad"]
@@ -276,7 +276,7 @@ def test_the_bytes_of_a_checkpoint_are_known_before_the_first_step(tmp_path: Pat
     found = checkpoint_bytes(Profile.load(folder.profile(folder.job())))
     parameters = sum(p.numel() * 8 for p in build_layers(Job.read(tmp_path / "job.yaml")).parameters())
     assert found == 3 * parameters
-    frozen = folder.profile(folder.job(model={"target": "tests.user_parts:mostly_frozen"}), name="frozen.json")
+    frozen = folder.profile(folder.job(model={"target": "tests.support.user_parts:mostly_frozen"}), name="frozen.json")
     layers = build_layers(Job.read(tmp_path / "job.yaml"))
     every, trained = (sum(p.numel() * 8 for p in layers.parameters() if p.requires_grad or any_) for any_ in (True, False))
     assert checkpoint_bytes(Profile.load(frozen)) == every + 2 * trained < 1.1 * every
@@ -294,7 +294,7 @@ def nan_job(path: Path, how: str, **keys: Any) -> Folder:
     """Layer 3, on rank 1, gives no numbers from the third step on (three micro-batches a step)."""
     folder = Folder(path)
     rows = [{"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2]}]
-    model = {"target": "tests.user_parts:failing", "args": {"how": how, "step": 7}}
+    model = {"target": "tests.support.user_parts:failing", "args": {"how": how, "step": 7}}
     folder.ready(rows=rows, model=model, train=train(steps=6, **keys),
                  checkpoint={"folder": str(path / "saved"), "every_steps": 1, "keep": 2})  # fmt: skip
     return folder

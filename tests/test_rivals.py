@@ -13,8 +13,8 @@ from hetpipe.partitioners.cephalo import Cephalo, least_maximum
 from hetpipe.partitioners.rules.min_cut import min_cut, splits
 from hetpipe.partitioners.zorse import Zorse
 from hetpipe.planning.partition import PartitionError
-from tests.plans import cuts
-from tests.strategies import UNHURRIED, make_cluster, make_problem, make_profile
+from tests.support.plans import cuts
+from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile
 
 
 def brute_cut(weights: np.ndarray, parts: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.rooms import HOME, ROOT, floors, up, with_picture
+from tests.support.rooms import HOME, ROOT, floors, up, with_picture
 
 
 def test_no_import_goes_up() -> None:

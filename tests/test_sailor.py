@@ -13,9 +13,9 @@ from hetpipe.exchange.importers.sailor import curve_link
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
-from tests.commands import Command
-from tests.external import NEEDS_SAILOR, SAILOR
-from tests.published import FLAT, from_sailor, refused, write, write_sailor
+from tests.support.commands import Command
+from tests.support.external import NEEDS_SAILOR, SAILOR
+from tests.support.published import FLAT, from_sailor, refused, write, write_sailor
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from hetpipe.whatif.models import find_model, measured_model, model_names
 from hetpipe.whatif.order import Timed, in_order, outdoes
 from hetpipe.whatif.shared import share_profile, with_cards, without_private
 from hetpipe.whatif.table import TYPICAL, WORST
-from tests.strategies import make_profile
+from tests.support.strategies import make_profile
 
 CARDS = known_cards().cards
 MEASURED = list(all_measured())

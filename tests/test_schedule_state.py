@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as schedules
 from hetpipe.checkpoints.schedule import differences, plain, scheduled, unfit
 from hetpipe.checkpoints.training_state import FORMAT, LoopState, TrainerState, state_text, take_over
 from hetpipe.files.messages import InputError
-from tests.jobs import STATE
+from tests.support.jobs import STATE
 
 
 def schedule_state(**changes: Any) -> tuple[TrainerState, dict[str, Any]]:

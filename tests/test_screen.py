@@ -17,8 +17,8 @@ from hetpipe.files.screen import Screen
 from hetpipe.processes.progress import say
 from hetpipe.show.tables import beside_table, profile_table
 from hetpipe.spec.profile import Profile
-from tests.commands import Command
-from tests.jobs import Folder
+from tests.support.commands import Command
+from tests.support.jobs import Folder
 
 EVIL = "\x1b]0;mine\x07\x1b[31m\r\x7f\x9b2J\u202e"
 SEEN = r"\x1b]0;mine\x07\x1b[31m\r\x7f\x9b2J\u202e"

@@ -15,8 +15,8 @@ from hetpipe.files.folders import LOCK_FILE
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere
-from tests.jobs import Folder
-from tests.saving import train_apart
+from tests.support.jobs import Folder
+from tests.support.saving import train_apart
 
 
 def test_what_another_host_has_written_may_appear_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

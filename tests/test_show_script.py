@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.plans_shown import three
+from tests.support.plans_shown import three
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -35,8 +35,8 @@ from hetpipe.show.words import (
     work_share,
 )
 from hetpipe.spec.plan import Plan
-from tests.plans_shown import LINK, demo, many, three
-from tests.strategies import make_cluster, make_profile
+from tests.support.plans_shown import LINK, demo, many, three
+from tests.support.strategies import make_cluster, make_profile
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLANS = [three, demo, many]

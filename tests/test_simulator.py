@@ -12,7 +12,7 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.schedule import default_depths
-from tests.strategies import make_cluster, make_profile
+from tests.support.strategies import make_cluster, make_profile
 
 FREE = {"bandwidth": 1e300, "latency": 0.0}
 

@@ -13,7 +13,7 @@ from hetpipe.layers.kept import kept
 from hetpipe.layers.model import as_tuple
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
 from hetpipe.layers.stage import make_stage
-from tests.nets import AddInPlace, Block, batch, build
+from tests.support.nets import AddInPlace, Block, batch, build
 
 
 def shapes(layers: nn.Sequential, inputs: Tensor) -> list[list[tuple[int, ...]]]:

@@ -29,8 +29,8 @@ from hetpipe.processes.stopping import (
 )
 from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere, train_rank
-from tests.commands import agents, finish, processes, start
-from tests.jobs import Folder, train
+from tests.support.commands import agents, finish, processes, start
+from tests.support.jobs import Folder, train
 
 ENDLESS = train(steps=1_000_000, scheduler=None)
 

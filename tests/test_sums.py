@@ -17,7 +17,7 @@ from hetpipe.runtime import gradients
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup
 from hetpipe.spec.plan import Backend, Plan, ReplicaPlan, StagePlan
-from tests.strategies import make_cluster, make_profile
+from tests.support.strategies import make_cluster, make_profile
 
 MIB = 2**20
 LINK = {"bandwidth": 25.0 * MIB, "latency": 0.0}  # a bucket of 25 MiB by two owners takes a second

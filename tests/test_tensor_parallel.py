@@ -18,7 +18,7 @@ from hetpipe.predict.sums import shard_owners, sync_segments
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, StagePlan
 from hetpipe.spec.profile import Profile
-from tests.strategies import make_cluster, make_problem, make_profile
+from tests.support.strategies import make_cluster, make_problem, make_profile
 
 WIRE = {"bandwidth": 100.0, "latency": 0.5}
 NODE = {"bandwidth": 1000.0, "latency": 0.125}

@@ -9,7 +9,7 @@ import pytest
 from hetpipe.predict.idle import CAUSES
 from hetpipe.show.page.glossary import glossary, linked
 from hetpipe.show.terms import TERMS, in_short, term
-from tests.commands import ROOT
+from tests.support.commands import ROOT
 
 
 def told() -> dict[str, str]:

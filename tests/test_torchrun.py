@@ -17,10 +17,10 @@ from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.spec.job import Job
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
-from tests import restarted_loop
-from tests.commands import ROOT, THREADS_LEFT, Ended, agents, finish
-from tests.jobs import Folder, train
-from tests.ranks import make_plan
+from tests.support import restarted_loop
+from tests.support.commands import ROOT, THREADS_LEFT, Ended, agents, finish
+from tests.support.jobs import Folder, train
+from tests.support.ranks import make_plan
 from tests.test_trainer import reference
 
 
@@ -101,7 +101,7 @@ def test_torchrun_without_a_cluster_file_finds_its_devices_measures_and_plans(tm
 def test_a_killed_rank_is_restarted_and_the_run_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     """By a fixed address, and of one agent."""
     folder = Folder(tmp_path)
-    model = {"target": "tests.user_parts:failing", "args": {"how": "kill once", "step": 3 * 4}}  # in the fourth step
+    model = {"target": "tests.support.user_parts:failing", "args": {"how": "kill once", "step": 3 * 4}}  # in the fourth step
     rows: list[dict[str, Any]] = [
         {"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2], "devices": ["n0/2"]},
     ]  # fmt: skip
@@ -125,7 +125,7 @@ def test_ones_own_loop_is_restarted_on_two_agents_of_the_c10d_rendezvous(tmp_pat
     """The agent of one process comes first, and so may be the first in torchrun's order."""
     folder = Folder(tmp_path)
     make_plan([{"cuts": [3, 2], "sizes": [3, 2]}, {"cuts": [5], "sizes": [3]}]).save(tmp_path / "plan.json")
-    program = [str(ROOT / "tests" / "restarted_loop.py")]
+    program = [str(ROOT / "tests" / "support" / "restarted_loop.py")]
     both = under_torchrun(folder, [1, 2], program=program, c10d=True, restarts=1)
     assert [(ended.code, ended.leftover) for ended in both] == [(0, []), (0, [])], both[0].err + both[1].err
     assert THREADS_LEFT not in both[0].err + both[1].err

@@ -14,10 +14,10 @@ import hetpipe
 from hetpipe.checkpoints.checkpoint import save
 from hetpipe.files.messages import InputError
 from hetpipe.processes.world import alone
-from tests.commands import Command
-from tests.jobs import Folder
+from tests.support.commands import Command
+from tests.support.jobs import Folder
+from tests.support.user_parts import tied
 from tests.test_digests import one_bit
-from tests.user_parts import tied
 
 
 def trained(folder: Path, step: int = 2) -> nn.Sequential:
@@ -72,7 +72,7 @@ def test_weights_of_ones_own_model_are_exported_with_a_job_and_without(
     tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, job = trained(tmp_path / "saved"), Folder(tmp_path)
-    file = job.job(model={"target": "tests.user_parts:tied"}, checkpoint={"folder": str(tmp_path / "saved")})
+    file = job.job(model={"target": "tests.support.user_parts:tied"}, checkpoint={"folder": str(tmp_path / "saved")})
     ended = run("export-weights", file, "-o", tmp_path / "a", "--set", "train.dtype=float32")
     assert ended == (0, f"weights of {tmp_path}/saved/step-00000002 written to {tmp_path}/a\n", "")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["model.safetensors"]

@@ -31,8 +31,8 @@ from hetpipe.training.session import _check_profile
 from hetpipe.training.start import profile_everywhere, run_everywhere, train_rank
 from hetpipe.training.table import train_table
 from hetpipe.training.trainer import Trainer
-from tests.jobs import MLP, POINTS, Folder, train
-from tests.plans_shown import demo, three
+from tests.support.jobs import MLP, POINTS, Folder, train
+from tests.support.plans_shown import demo, three
 
 ONE = [{"cuts": [6], "sizes": [6, 6]}]  # all of the model on one device
 
@@ -134,7 +134,7 @@ def test_a_report_that_cannot_be_made_is_a_warning_and_no_fault_of_the_run(
 CASES: dict[str, dict[str, Any]] = {
     "a plan of its own, and nothing to write": {"plan": {"partitioner": "chain"}, "log": None},
     "tied, SGD with momentum, no clipping": {
-        "model": {"target": "tests.user_parts:tied"},
+        "model": {"target": "tests.support.user_parts:tied"},
         "train": train(steps=6, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9}, clip_norm=None, scheduler=None),
     },
     "fewer samples than the global batch": {
@@ -272,7 +272,9 @@ def test_a_mostly_frozen_model_is_planned_and_trained_where_it_could_not_train_a
     """Its parameters take half a megabyte, with all gradients and AdamW's state two."""
     folder = Folder(tmp_path)
     file = folder.job(
-        model={"target": "tests.user_parts:mostly_frozen"}, plan={"partitioner": "auto"}, train=train(steps=3, dtype="float32")
+        model={"target": "tests.support.user_parts:mostly_frozen"},
+        plan={"partitioner": "auto"},
+        train=train(steps=3, dtype="float32"),
     )
     folder.cluster(2, memory="600 KiB", slowdown=1.0)
     profile, cluster = Profile.load(folder.profile(file)), Cluster.load(tmp_path / "cluster.yaml")
@@ -337,8 +339,8 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
             "layer 0 is 'embed' with 1152 parameter bytes, in the model 'embed' with 576",
         ),
         (
-            "model={target: 'tests.user_parts:tied'}",
-            "it is of model 'mlp', the job's is 'tests.user_parts:tied'",
+            "model={target: 'tests.support.user_parts:tied'}",
+            "it is of model 'mlp', the job's is 'tests.support.user_parts:tied'",
         ),
     ):
         with pytest.raises(RankFailure, match=message) as caught:

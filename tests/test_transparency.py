@@ -14,9 +14,9 @@ from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.runtime.backends import check_backend
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Backend
-from tests.nets import batch, build
-from tests.ranks import cluster_of, run_ranks
-from tests.transparency import Case, Trained, largest_difference, train_cases, train_on_one_device
+from tests.support.nets import batch, build
+from tests.support.ranks import cluster_of, run_ranks
+from tests.support.transparency import Case, Trained, largest_difference, train_cases, train_on_one_device
 
 THREE = {"cuts": [4, 3, 3], "sizes": [4] * 6}  # 24 samples over three devices
 TWO = {"cuts": [6, 4], "sizes": [4, 4]}  # beside 8 over two

@@ -25,9 +25,9 @@ from hetpipe.uneven import (
     windows,
 )
 from hetpipe.uneven.shares import measured_shares, plan_shares, share_out
-from tests.commands import free_port
-from tests.ranks import cluster_of, make_plan, run_ranks
-from tests.uneven_ranks import Case, gradients, oddities
+from tests.support.commands import free_port
+from tests.support.ranks import cluster_of, make_plan, run_ranks
+from tests.support.uneven_ranks import Case, gradients, oddities
 
 share_lists = st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any)
 accumulations = st.integers(1, 3)

@@ -16,7 +16,7 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.checkpoint import CheckpointError
 from hetpipe.files.messages import InputError
 from hetpipe.processes.stopping import RunStopped
-from tests.jobs import STATE
+from tests.support.jobs import STATE
 from tests.test_checkpoint import ALONE, net
 from tests.test_resume import ADAM, loaded, saved_by
 

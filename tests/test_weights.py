@@ -15,7 +15,7 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.layers.split import tied_layers, trace_boundaries
 from hetpipe.layers.weights import empty_names, load_state, materialise, placed, state_of, tensors_of
-from tests.jobs import STATE
+from tests.support.jobs import STATE
 from tests.test_checkpoint import ALONE
 
 

@@ -22,9 +22,9 @@ from hetpipe.whatif.cards import known_cards
 from hetpipe.whatif.models import find_model
 from hetpipe.whatif.shipped import shipped_layers
 from hetpipe.whatif.table import memory
-from tests.commands import Command
-from tests.external import external
-from tests.strategies import UNHURRIED
+from tests.support.commands import Command
+from tests.support.external import external
+from tests.support.strategies import UNHURRIED
 
 ZORSE, NEEDS_ZORSE = external("zorse")
 CARDS = known_cards().cards

@@ -14,8 +14,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.measuring.discover import note_missing_gpus
 from hetpipe.processes.world import World, bind_devices, connect
 from hetpipe.spec.cluster import Cluster, Node
-from tests.programs import save_late, talk
-from tests.ranks import cluster_of, run_ranks
+from tests.support.programs import save_late, talk
+from tests.support.ranks import cluster_of, run_ranks
 
 
 def node(name: str, count: int = 1, host: str | None = None) -> Node:

@@ -25,9 +25,8 @@ from hetpipe.layers.weights import empty_names, materialise, state_of, tensors_o
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.models import gpt2, llama
 from hetpipe.models._hf import HFLayer
-from tests.ranks import cluster_of, run_ranks
-from tests.test_checkpoint import ALONE
-from tests.zoo import (
+from tests.support.ranks import cluster_of, run_ranks
+from tests.support.zoo import (
     KINDS,
     LIBRARIES,
     ZOO,
@@ -38,6 +37,7 @@ from tests.zoo import (
     train_zoo,
     transformers_model,
 )
+from tests.test_checkpoint import ALONE
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from hetpipe.building.build import build_data
 from hetpipe.building.data import fetch
 from hetpipe.cli.weights import export_weights
 from hetpipe.spec.job import Job
-from tests.commands import hetpipe
+from tests.support.commands import hetpipe
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS, CLUSTER = ROOT / "configs" / "jobs", ROOT / "configs" / "clusters" / "four-emulated.yaml"

@@ -15,8 +15,8 @@ from hetpipe.exchange.importers.zorse import LINE_SIZES, read_cell
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
-from tests.external import external
-from tests.published import FULL, ZORSE_SIZES, refused, write, write_zorse
+from tests.support.external import external
+from tests.support.published import FULL, ZORSE_SIZES, refused, write, write_zorse
 
 ZORSE, NEEDS_ZORSE = external("zorse")
 

@@ -30,7 +30,7 @@ TRAIN = {"epochs": 1, "batch_size": 100, "iter_log_interval": 50, "epoch_log_int
 STRATEGY: dict[str, Any] = {
     "model_type": "ddp", "partition_type": "manual", "manual_partition_list": [12, 4], "manual_batchsize_list": [6, 2],
     "unbalanced_strategy": "time", "test_batchsize_bytime": 10, "model_name": "Net", "model_args": [5, 8],
-    "runing_dependency": ["from tests.fastspeed_parts import * "],
+    "runing_dependency": ["from tests.support.fastspeed_parts import * "],
 }  # fmt: skip
 
 

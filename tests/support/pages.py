@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import typer
 
 from hetpipe.cli.commands import app
-from tests.commands import ROOT
+from tests.support.commands import ROOT
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MARK = "HETPIPE_TEST_RUN"  # in the environment of a command and of all it starts
-THREADS_LEFT = "threads left at exit"  # what tests/at_exit says where a script that ended well may abort
+THREADS_LEFT = "threads left at exit"  # what tests/support/at_exit says where a script that ended well may abort
 
 
 class Said(NamedTuple):
@@ -49,7 +49,7 @@ def environment(mark: str, step_seconds: float = 20) -> dict[str, str]:
     return kept | {
         MARK: mark,
         "HETPIPE_TIMEOUT_SECONDS": str(step_seconds),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "at_exit")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support" / "at_exit")]),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from hetpipe.uneven import ShareSampler, process_group
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 common, hf_trainer = import_module("common"), import_module("hf_trainer")
 
 

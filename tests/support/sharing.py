@@ -16,7 +16,7 @@ from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.schedule import pipeline_actions
-from tests.strategies import profiles, split
+from tests.support.strategies import profiles, split
 
 Key = tuple[object, ...]
 

@@ -25,8 +25,8 @@ from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Measurement
-from tests.nets import LAYERS, WORDS, batch, build
-from tests.ranks import make_plan
+from tests.support.nets import LAYERS, WORDS, batch, build
+from tests.support.ranks import make_plan
 
 # Of the words of "tied": three of them count for nothing, and the sum of the others is not exact.
 CLASS_WEIGHTS = tuple(0.0 if word % 4 == 3 else 0.1 + word / 7 for word in range(WORDS))

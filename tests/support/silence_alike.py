@@ -11,9 +11,9 @@ from hetpipe.layers.model import as_tuple, cross_entropy, mse
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.plan import Plan
-from tests.nets import batch, build
-from tests.ranks import cluster_of, make_plan
-from tests.silence import (
+from tests.support.nets import batch, build
+from tests.support.ranks import cluster_of, make_plan
+from tests.support.silence import (
     PLAN,
     add_up,
     change,

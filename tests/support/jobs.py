@@ -15,7 +15,7 @@ from hetpipe.building.build import build_data, build_model
 from hetpipe.measuring.profiler import assemble
 from hetpipe.spec.job import Job
 from hetpipe.spec.profile import Measurement
-from tests.ranks import make_plan
+from tests.support.ranks import make_plan
 
 MLP: dict[str, Any] = {"name": "mlp", "args": {"layers": 4, "width": 16, "inputs": 8, "outputs": 4}}  # 6 layers
 POINTS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a user writes beside hetpipe: models, data and losses named by `tests.user_parts:…` in job files."""
+"""What a user writes beside hetpipe: models, data and losses named by `tests.support.user_parts:…` in job files."""
 
 from __future__ import annotations
 

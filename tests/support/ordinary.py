@@ -1,4 +1,4 @@
-"""Layers that do none of what tests/coupled.py has, by name: tables, caches, counters, and blocks as in timm."""
+"""Layers that do none of what tests/support/coupled.py has, by name: tables, caches, counters, and blocks as in timm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import register_parametrization
 
 from hetpipe.layers.model import Tensors
-from tests.coupled import (
+from tests.support.coupled import (
     IMAGES,
     ROWS,
     WORDS,

@@ -1,4 +1,4 @@
-"""The picture of the rooms in CONTRIBUTING.md, drawn from the imports: `python -m tests.rooms` writes it there (`make rooms`)."""
+"""The picture of the rooms in CONTRIBUTING.md, drawn from the imports; `make rooms` writes it there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grimp
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: written by `make rooms` -->\n", "<!-- end of rooms -->\n"
 

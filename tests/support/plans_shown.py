@@ -9,7 +9,7 @@ from hetpipe.show.draw import Given, given
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from tests.strategies import make_cluster, make_profile
+from tests.support.strategies import make_cluster, make_profile
 
 MIB = 2**20
 TIMES = [0.004, 0.011, 0.013, 0.012, 0.011, 0.013, 0.012, 0.005]

@@ -31,9 +31,9 @@ from hetpipe.models._hf import HFLayer
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.spec.plan import Backend
-from tests.jobs import STATE
-from tests.ranks import make_plan
-from tests.transparency import open_engine
+from tests.support.jobs import STATE
+from tests.support.ranks import make_plan
+from tests.support.transparency import open_engine
 
 LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")
 WORDS, SAMPLES, LENGTH, LABELS = 64, 6, 10, 5

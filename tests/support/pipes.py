@@ -18,9 +18,9 @@ from hetpipe.layers.model import Loss, mse, split_rows
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.spec.plan import Backend, Plan
-from tests.nets import WIDTH, Block, batch, build
-from tests.ranks import make_plan
-from tests.transparency import open_engine, share
+from tests.support.nets import WIDTH, Block, batch, build
+from tests.support.ranks import make_plan
+from tests.support.transparency import open_engine, share
 
 SKIPS = {"torchgpipe": "torchgpipe.skip", "fairscale": "fairscale.nn.pipe.skip"}
 THREE_STAGES = {"cuts": [2, 3, 2], "sizes": [3, 2, 2]}

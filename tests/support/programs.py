@@ -27,10 +27,10 @@ from hetpipe.processes.whereabouts import describe_with, now, resumes_from
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
-from tests.nets import batch, build
-from tests.ranks import make_plan
-from tests.saving import cannot_save, saved_and_loaded
-from tests.transparency import open_engine, share
+from tests.support.nets import batch, build
+from tests.support.ranks import make_plan
+from tests.support.saving import cannot_save, saved_and_loaded
+from tests.support.transparency import open_engine, share
 
 # ---- world ----
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from hetpipe.layers.model import Loss, as_tuple, mse
 from hetpipe.processes.world import World
 from hetpipe.spec.plan import Backend
-from tests.nets import WIDTH, Block, batch
-from tests.ranks import make_plan
-from tests.transparency import open_engine
+from tests.support.nets import WIDTH, Block, batch
+from tests.support.ranks import make_plan
+from tests.support.transparency import open_engine
 
 
 class Merging(nn.Module):

@@ -16,9 +16,9 @@ from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.spec.plan import Plan
-from tests.nets import batch, build
-from tests.ranks import make_plan
-from tests.transparency import open_engine, share
+from tests.support.nets import batch, build
+from tests.support.ranks import make_plan
+from tests.support.transparency import open_engine, share
 
 
 def twenty_steps(world: World, plan: Plan) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.training.own_loop import check_same_model
-from tests.nets import WIDTH, batch, build
-from tests.ranks import make_plan
-from tests.transparency import open_engine, share
+from tests.support.nets import WIDTH, batch, build
+from tests.support.ranks import make_plan
+from tests.support.transparency import open_engine, share
 
 PLAN = make_plan([{"cuts": [6, 4], "sizes": [3, 2]}, {"cuts": [10], "sizes": [2, 1]}])  # ranks 0 and 1, beside rank 2
 SHARES = (5, 3)
