@@ -9,8 +9,6 @@ import torch
 from torch import nn
 
 from hetpipe.building.build import (
-    DTYPES,
-    as_dtype,
     build_data,
     build_metric,
     build_model,
@@ -19,6 +17,7 @@ from hetpipe.building.build import (
 )
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.layers.model import Loss, Tensors, evaluating
+from hetpipe.layers.numbers import as_type
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.progress import Activity
@@ -125,4 +124,4 @@ def _train(job: Job) -> Truth:
 
 def _rows(data: Any, numbers: torch.Tensor, job: Job, *place: int | str) -> tuple[Any, Any]:
     inputs, targets = fetch(data, numbers, *place)
-    return as_dtype(inputs, DTYPES[job.train.dtype]), as_dtype(targets, DTYPES[job.train.dtype])
+    return as_type(inputs, job.train.dtype), as_type(targets, job.train.dtype)

@@ -22,7 +22,7 @@ from hetpipe.exchange.hf import WeightFolder
 from hetpipe.files.limits import MOST_LABELS, MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.model import Tensors, as_value
-from hetpipe.layers.weights import plain_name, tensors_of
+from hetpipe.layers.transforms import tensors_of, uncompiled_name
 from hetpipe.models._parts import require_choice
 
 try:
@@ -60,7 +60,7 @@ class HFLayer(nn.Module):
 
 def _without_wrappers(name: str) -> str:
     """A tensor's name before peft wrapped its module, or copied it, and torch.compile the module's."""
-    parts = plain_name(name).split(".")
+    parts = uncompiled_name(name).split(".")
     if "modules_to_save" in parts[:-1]:  # of which each adapter has a copy
         at = parts.index("modules_to_save")
         del parts[at : at + 2]

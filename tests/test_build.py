@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from hetpipe.building.build import (
-    as_dtype,
     build_data,
     build_loss,
     build_metric,
@@ -24,6 +23,7 @@ from hetpipe.building.build import (
 )
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse
+from hetpipe.layers.numbers import as_type
 from hetpipe.measuring.measure import profile_cluster
 from hetpipe.processes.world import alone
 from hetpipe.spec.job import Job, LossSection, ProfileSection, SchedulerSection, TorchNamed
@@ -222,8 +222,8 @@ def test_what_is_counted_beside_the_loss() -> None:
     assert build_metric(Loss(function=cross_entropy)) is not None
 
 
-def test_as_dtype_goes_into_tuples_and_leaves_integers() -> None:
-    found = as_dtype([torch.ones(2), (torch.ones(1), torch.tensor([3]))], torch.float64)
+def test_a_batch_in_another_type_goes_into_tuples_and_leaves_integers() -> None:
+    found = as_type([torch.ones(2), (torch.ones(1), torch.tensor([3]))], "float64")
     assert isinstance(found, tuple)
     assert (found[0].dtype, found[1][0].dtype, found[1][1].dtype) == (
         torch.float64,

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter
 from hetpipe.layers.model import Loss, Tensors, Wanted, as_tuple, split_rows
+from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import joint_gradients, trace_boundaries
-from hetpipe.layers.stage import make_stage
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages import transfers

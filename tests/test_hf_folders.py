@@ -18,7 +18,8 @@ from hetpipe.cli.weights import export_weights
 from hetpipe.exchange.hf import TensorFiles, WeightFolder
 from hetpipe.exchange.weights import copy_companions
 from hetpipe.files.messages import InputError
-from hetpipe.layers.weights import empty_names, materialise, tensors_of
+from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.weights import empty_names, materialise
 from hetpipe.models import bert, gpt2, t5
 from tests.support.zoo import WORDS, ZOO, transformers_model
 

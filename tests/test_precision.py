@@ -19,9 +19,10 @@ from hetpipe.predict.footprint import with_memory
 from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
 from hetpipe.show.report import plan_table
+from hetpipe.spec.number_types import Precision
 from hetpipe.spec.options import parse_precision
 from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Precision, Profile
+from hetpipe.spec.profile import Profile
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile
 
 CLUSTER = make_cluster([{"a": 1, "b": 1}], memory=10_000)

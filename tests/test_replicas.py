@@ -13,8 +13,8 @@ from torch import nn
 
 from bench.reference import ReferenceEngine
 from hetpipe.layers.model import Loss, as_tuple, mse
+from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import tied_layers
-from hetpipe.layers.stage import make_stage
 from hetpipe.predict.sums import owner_segments
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.spec.plan import Plan

@@ -16,8 +16,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter
 from hetpipe.layers.kept import kept
 from hetpipe.layers.randomness import Generators, drawing, seed_of
+from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import trace_boundaries
-from hetpipe.layers.stage import make_stage
 
 DRAWS: dict[str, Any] = {
     "torch": lambda: torch.rand(3).tolist(), "numpy": lambda: np.random.rand(3).tolist(), "normal": lambda: np.random.randn(),

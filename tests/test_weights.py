@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
+from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import tied_layers, trace_boundaries
-from hetpipe.layers.weights import empty_names, load_state, materialise, placed, state_of, tensors_of
+from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.weights import empty_names, load_state, materialise, state_of
 from tests.support.jobs import STATE
 from tests.test_checkpoint import ALONE
 
@@ -74,12 +76,12 @@ def test_placed_for_a_while() -> None:
     layers = tied_and_empty()
     before = {name: id(tensor) for name, tensor in tensors_of(layers).items()}
     for layer in layers:
-        with placed(layers, layer, torch.device("cpu")):
+        with layer_on(layers, layer, torch.device("cpu")):
             assert empty_names(layer) == []
         assert {name: id(tensor) for name, tensor in tensors_of(layers).items()} == before
     materialise(layers, 0, 1)
     kept = layers.get_parameter("0.inner.weight")
-    with placed(layers, layers[2], torch.device("cpu")):
+    with layer_on(layers, layers[2], torch.device("cpu")):
         assert layers.get_parameter("2.inner.weight") is kept
     assert layers.get_parameter("2.inner.weight") is kept
     assert not kept.is_meta

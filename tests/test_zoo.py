@@ -21,7 +21,8 @@ from hetpipe.exchange.weights import export_weights
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Model
-from hetpipe.layers.weights import empty_names, materialise, state_of, tensors_of
+from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.weights import empty_names, materialise, state_of
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.models import gpt2, llama
 from hetpipe.models._hf import HFLayer

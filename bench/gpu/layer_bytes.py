@@ -13,7 +13,7 @@ from bench.gpu.allocator import Allocator, allocator_of
 from bench.gpu.page import Row, Rows, Say
 from bench.gpu.subject import Subject
 from hetpipe.layers.model import Tensors, as_tuple, as_value, move, named_layers
-from hetpipe.layers.weights import placed
+from hetpipe.layers.recipe import layer_on
 from hetpipe.measuring.layer_run import loss_of
 from hetpipe.spec.profile import Profile
 
@@ -76,7 +76,7 @@ def allocated_bytes(subject: Subject, allocator: Allocator) -> Rows:
         loss = loss_of(model, targets) if index == len(model.layers) - 1 else None
         allocator.collect()
         before = allocator.used()
-        with placed(model.layers, layer, device):
+        with layer_on(model.layers, layer, device):
             parameters = allocator.used() - before
             outputs = _passed_on(layer, tensors, loss)  # the first time, libraries take their workspaces
             kept = _kept(layer, tensors, loss, allocator)

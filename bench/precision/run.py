@@ -22,7 +22,8 @@ from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
-from hetpipe.spec.profile import Precision, Profile
+from hetpipe.spec.number_types import Precision
+from hetpipe.spec.profile import Profile
 
 console = Console(width=160)
 

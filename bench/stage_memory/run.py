@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from hetpipe.layers.weights import materialise, tensors_of
+from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.weights import materialise
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.cluster import Cluster
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
-from hetpipe.spec.profile import Precision
+from hetpipe.spec.number_types import Precision
 from hetpipe.whatif.cards import known_cards
 from hetpipe.whatif.estimate import Measured, all_measured, estimate, seconds
 from hetpipe.whatif.models import measured_model

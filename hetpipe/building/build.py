@@ -16,6 +16,7 @@ from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
+from hetpipe.layers.numbers import as_type, torch_type
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.layer_check import ROWS
@@ -39,7 +40,6 @@ _SCHEDULERS_REFUSED = {
 }
 TRIED_STEPS = 10_000  # of a schedule, before anything is measured
 SAMPLES = 8  # of the data that are looked at, likewise
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, *, theirs: bool = False) -> Any:
@@ -123,7 +123,7 @@ def check_training(job: Job) -> None:
     cluster = job.read_cluster()
     emulated = [kind for kind in cluster.device_types.values() if kind.emulate is not None] if cluster is not None else []
     device = torch_device(emulated[0] if emulated else None, torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    _try_optimizer(job.train.optimizer, DTYPES[job.train.dtype], device)
+    _try_optimizer(job.train.optimizer, torch_type(job.train.dtype), device)
     if section is not None:
         _try_schedule(section, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))]), job.train.steps)
 
@@ -163,7 +163,7 @@ def build_layers(job: Job) -> Any:
     function, theirs = _function(job.model, registry.model), job.model.target is not None
     with drawing(job.train.seed):
         layers = _call(function, job.model.args, f"model {job.model.label!r}", theirs=theirs)
-    return layers.to(DTYPES[job.train.dtype]) if isinstance(layers, nn.Sequential) else layers
+    return layers.to(torch_type(job.train.dtype)) if isinstance(layers, nn.Sequential) else layers
 
 
 def build_model(job: Job, data: MapDataset) -> Model:
@@ -172,7 +172,7 @@ def build_model(job: Job, data: MapDataset) -> Model:
     layers = build_layers(job)
     numbers = sorted({round(i * (len(data) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})  # type: ignore[arg-type]
     try:
-        inputs, targets = (as_dtype(x, DTYPES[job.train.dtype]) for x in fetch(data, torch.tensor(numbers), job.train.seed, 0))
+        inputs, targets = (as_type(x, job.train.dtype) for x in fetch(data, torch.tensor(numbers), job.train.seed, 0))
     except (TypeError, ValueError) as error:
         raise InputError(f"data {job.data.label!r}: {error}") from error
     first, section = slice(0, ROWS), job.model
@@ -182,15 +182,6 @@ def build_model(job: Job, data: MapDataset) -> Model:
     output = trace_boundaries(model.layers, model.inputs, backward=True)[-1]
     check_sample(model, output, f"data {job.data.label!r}", targets, numbers)
     return model
-
-
-def as_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors of a batch in the model's type; TypeError where it holds something else."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if not isinstance(value, tuple | list):
-        raise TypeError(f"samples hold tensors or tuples of tensors, found {type(value).__name__}")
-    return tuple(as_dtype(v, dtype) for v in value)
 
 
 def _torch_class(module: Any, base: type, name: str, what: str) -> type:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.layers.weights import plain_name, state_of
+from hetpipe.layers.transforms import written_names
+from hetpipe.layers.weights import state_of
 
 MODEL, OPTIMIZER = "model.", "optimizer."  # what the keys of a checkpoint begin with
 SMALL = 2  # in each dimension of a parameter that shows what an optimizer keeps
@@ -17,9 +18,9 @@ StateKeys = Callable[[nn.Parameter], dict[str, Tensor]]  # what an optimizer kee
 
 
 def _names(stage: nn.Module) -> dict[nn.Parameter, list[str]]:
-    names: dict[nn.Parameter, list[str]] = {}
+    names, written = dict[nn.Parameter, list[str]](), written_names(stage)
     for name, parameter in stage.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(plain_name(name))
+        names.setdefault(parameter, []).append(written(name))
     return names
 
 

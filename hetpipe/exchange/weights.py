@@ -28,7 +28,7 @@ from hetpipe.exchange.hf import (
 from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.weights import plain_name, tensors_of, uncompiled
+from hetpipe.layers.transforms import tensors_of, uncompiled, written_names
 
 SHARD_BYTES = 1 << 30  # a process that writes holds so much, and one layer
 # What a folder may hold beside config and weights, and what its trained successor needs too: all that transformers' tokenizers
@@ -114,7 +114,8 @@ def _origin(layers: nn.Sequential) -> Transformers:
 def _stored_tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
     """The layer's tensors; InputError where one of those that belong in a folder has another name, or others have joined them."""
     assert isinstance(layer, TransformersLayer)
-    found = {plain_name(own): tensor for own, tensor in tensors_of(uncompiled(layer)).items()}
+    written = written_names(layer)
+    found = {written(own): tensor for own, tensor in tensors_of(uncompiled(layer)).items()}
     strange = [own for own in found if own not in layer.hf_names]
     if strange:
         raise InputError(f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "

@@ -17,8 +17,11 @@ from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.fakes import Fakes, fake_tensors
 from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
+from hetpipe.layers.numbers import StageTypes, computing, torch_type, type_name
 from hetpipe.layers.randomness import drawing
-from hetpipe.layers.weights import eagerly, tensors_of
+from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.weights import eagerly
+from hetpipe.spec.number_types import NumberTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,6 @@ class TensorSpec:
         return self.numel * self.dtype.itemsize
 
 
-def type_name(dtype: torch.dtype) -> str:
-    """`float32`."""
-    return str(dtype).removeprefix("torch.")
-
-
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
     """Generators, and what the module keeps, are afterwards what they were, and autocast, which keeps the weights that it has
@@ -73,43 +71,49 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def trace_boundaries(
-    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None, *, backward: bool = False
-) -> list[tuple[TensorSpec, ...]]:
+    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None, *, backward: bool = False,
+    stages: Sequence[StageTypes] = (),
+) -> list[tuple[TensorSpec, ...]]:  # fmt: skip
     """What enters layer 0, what leaves layer 0, …, what leaves layer L − 1 (L + 1 entries), for these inputs. No arithmetic
     is done: the layers run on fake tensors, so nothing (BatchNorm statistics, random state) changes. A tensor on which the last
     layer's output does not depend requires no gradient. All layers are traced as they run on `device` (under autocast, types
-    depend on it); without one, each where its first tensor is. `backward`: InputError if a backward would find that a layer has
-    overwritten what another needs."""
+    depend on it); without one, each where its first tensor is. `stages`: those of a replica, each with number types of its own;
+    what leaves one of them is what is sent, so that both ends know it. `backward`: InputError if a backward would find that
+    a layer has overwritten what another needs."""
     with _unchanged(layers), fake_tensors() as fakes, torch.enable_grad():
-        found = _traced(layers, inputs, device, fakes, backward=backward)
+        found = _traced(layers, inputs, device, fakes, backward=backward, stages=stages)
     fakes.refuse_what_is_left()
     return found
 
 
 def _traced(
-    layers: nn.Sequential, inputs: Tensors, device: torch.device | None, fakes: Fakes, *, backward: bool
-) -> list[tuple[TensorSpec, ...]]:
+    layers: nn.Sequential, inputs: Tensors, device: torch.device | None, fakes: Fakes, *, backward: bool,
+    stages: Sequence[StageTypes],
+) -> list[tuple[TensorSpec, ...]]:  # fmt: skip
     overwriting: list[str] = []
     parameters: list[Tensor] = []
     found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
     tensors: tuple[Tensor, ...] = tuple(fakes.mode.from_tensor(t.detach()) for t in as_tuple(inputs))
-    for name, layer in named_layers(layers):
+    whole = StageTypes(0, len(layers))
+    for index, (name, layer) in enumerate(named_layers(layers)):
+        stage = next((stage for stage in stages if stage.lo <= index < stage.hi), whole)
         fakes.at_work = f"layer {name!r} ({type(layer).__name__})"
         # A stage has moved its own layers to its GPU, and with them what is tied to other stages' layers; these are where they
         # were built, or on the meta device.
         given = tensors_of(layer)
         home = device or next((t.device for t in given.values() if not t.is_meta), None)
-        fake_of = {
-            id(t): _fake(t, home or tensors[0].device)
-            for t in set(given.values())
-            if t.is_meta or t.device != home
-        }
+        place = home or tensors[0].device
+        fakes_of = {t: _fake(t, place, stage.types) for t in set(given.values())}
+        fake_of = {id(t): f for t, f in fakes_of.items() if t.is_meta or t.device != home or t.dtype != f.dtype}
         instead = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
         parameters += [p for p in (instead.get(n, t) for n, t in given.items()) if p.requires_grad]
         try:
             value = as_value([t if home is None else t.to(home) for t in tensors])
+            if index == stage.lo:
+                value = as_value(stage.entering(as_tuple(value)))
             versions = [t._version for t in as_tuple(value)]
-            tensors = as_tuple(functional_call(layer, instead, (value,)) if instead else layer(value))
+            with computing(stage.types, place):
+                tensors = as_tuple(functional_call(layer, instead, (value,)) if instead else layer(value))
             if [t._version for t in as_tuple(value)] != versions:
                 overwriting.append(f"{name!r} ({type(layer).__name__})")
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -122,6 +126,8 @@ def _traced(
         except Exception as error:
             raise InputError(_does_not_run(name, layer, found, error)) from error
         _refuse_reentrant(name, tensors)
+        if index == stage.hi - 1:
+            tensors = stage.leaving(tensors)
         found.append(_specs(tensors))
         nodes.append([t.grad_fn for t in tensors])
     if backward:
@@ -158,9 +164,10 @@ def _check_backward(outputs: Sequence[Tensor], parameters: Sequence[Tensor], ove
             ) from error
 
 
-def _fake(tensor: Tensor, device: torch.device) -> Tensor:
-    """What stands for a tensor without values while fake tensors are in use."""
-    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+def _fake(tensor: Tensor, device: torch.device, types: NumberTypes) -> Tensor:
+    """What stands for a layer's tensor, as a device of such types has it, while fake tensors are in use."""
+    held = torch_type(types.held) if types.held is not None and tensor.is_floating_point() else tensor.dtype
+    fake = torch.empty(tensor.shape, dtype=held, device=device)
     return fake.requires_grad_(tensor.requires_grad)
 
 

@@ -12,13 +12,16 @@ from torch.utils.checkpoint import checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import may_normalise_batches
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
+from hetpipe.layers.numbers import StageTypes
 
 
 class Stage(nn.Sequential):
     """Consecutive layers as one module; names stay those of the whole model. Tensors of a tuple come as separate arguments.
-    With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept."""
+    With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept. `types`: what is done
+    with tensors that come from, or go to, a device that computes in other number types."""
 
     recompute = False
+    types: StageTypes | None = None
 
     @cached_property
     def _in_place(self) -> list[bool]:
@@ -33,6 +36,8 @@ class Stage(nn.Sequential):
         """Run the layers. What enters the stage, or a checkpointed layer, is kept for backward, so a layer that works
         in place (`nn.ReLU(inplace=True)`) gets a copy of it."""
         checkpointed = self.recompute and torch.is_grad_enabled()
+        if self.types is not None:
+            tensors = self.types.entering(tensors)
         tensors = tuple(alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
         for index, (name, layer) in enumerate(named_layers(self)):
             copy = (checkpointed or index == 0) and self._in_place[index]
@@ -47,7 +52,7 @@ class Stage(nn.Sequential):
                                      "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
             else:
                 tensors = as_tuple(_call(layer, copy, *tensors))
-        return as_value(tensors)
+        return as_value(self.types.leaving(tensors) if self.types is not None else tensors)
 
 
 Name = tuple[str, str]  # of a buffer: its module's, and its own
@@ -147,12 +152,3 @@ def works_in_place(layer: nn.Module) -> bool:
 def _call(layer: nn.Module, copy: bool, *tensors: Tensor) -> Tensors:
     result: Tensors = layer(as_value([t.clone() for t in tensors] if copy else tensors))
     return result
-
-
-def make_stage(layers: nn.Sequential, lo: int, hi: int, *, recompute: bool = False) -> Stage:
-    """The stage of layers [lo, hi): the same module objects, the same names."""
-    stage = Stage()
-    for name, layer in named_layers(layers)[lo:hi]:
-        stage.add_module(name, layer)
-    stage.recompute = recompute
-    return stage

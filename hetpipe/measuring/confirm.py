@@ -12,8 +12,8 @@ from hetpipe.files.units import human_seconds
 from hetpipe.layers.device import one_thread, torch_device
 from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, as_tuple, move, named_layers
+from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import trace_boundaries
-from hetpipe.layers.weights import placed
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import DIFFERENT, LayerRun, busy_factor, leaves, loss_of
 from hetpipe.measuring.links import LARGE_BYTES, Wires, measure_links, node_pairs
@@ -22,6 +22,7 @@ from hetpipe.measuring.profiler import time_layer
 from hetpipe.measuring.traffic import Pair, ping_pong
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import AdapterOf, Cluster, Device, LinkBetween
+from hetpipe.spec.number_types import NumberTypes
 from hetpipe.spec.profile import Measurement, Profile
 
 NEGLIGIBLE_SECONDS = 2e-4  # by which times of tiny layers and messages differ from run to run
@@ -40,7 +41,8 @@ def unconfirmed_types(
         for kind, (device, rank) in real.items():
             if rank == world.rank and device.id in turn:
                 on = torch_device(cluster.device_types[kind], device.index)
-                own.append((kind, device.id, glance(model, profile.measurement(kind), on)))
+                measurement = next(m for m in profile.measurements if m.device_type == kind)  # of several precisions, the first
+                own.append((kind, device.id, glance(model, measurement, on)))
         found += [
             f"{', '.join(map(repr, seen.layers))} took {human_seconds(seen.then)} on {device} ({kind}) when measured, now "
             f"{human_seconds(seen.median)} ({seen.median / seen.then - 1:+.0%})"
@@ -118,14 +120,15 @@ def glance(model: Model, measurement: Measurement, device: torch.device) -> Glan
             left -= costs[index]
     inputs, targets = model.sample(size)
     specs, layers = trace_boundaries(model.layers, inputs), named_layers(model.layers)
+    types = NumberTypes.at(measurement.precision)
     clock = Clock(device, stretch=stretch_of(device))
     least, median, factor = 0.0, 0.0, 1.0
     with one_thread(device), kept(model.layers):
         for index in sorted(chosen):
             given = as_tuple(inputs) if index == 0 else tuple(spec.filled() for spec in specs[index])
             last = loss_of(model, move(targets, device)) if index == len(layers) - 1 else None
-            with placed(model.layers, layers[index][1], device):
-                run = LayerRun(layers[index][1], leaves([t.to(device) for t in given]), last)
+            with layer_on(model.layers, layers[index][1], device, types) as layer:
+                run = LayerRun(layer, leaves([t.to(device) for t in given]), last)
                 times = _seconds(run, clock, index, size, repeats[index])
                 if index == chosen[0] and clock.stretch is None:
                     factor = busy_factor(run, statistics.median(times), device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ import torch
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, one_thread, torch_device
 from hetpipe.layers.model import Model, named_layers
+from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.trials.layer_check import cut_to_try, try_layers
-from hetpipe.layers.weights import placed
 from hetpipe.measuring.links import Wires, measure_links, node_pairs
 from hetpipe.measuring.overhead import (
     Found,
@@ -25,6 +26,7 @@ from hetpipe.measuring.profiler import (
     Measured,
     OptimizerFactory,
     assemble,
+    check_precisions,
     check_sizes,
     measure_device,
     provenance,
@@ -36,6 +38,7 @@ from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import ProfileSection
+from hetpipe.spec.number_types import Precision
 from hetpipe.spec.profile import DeviceOverhead, Measurement, Profile
 
 HOST = "host"  # the table by which emulated devices are paced
@@ -53,32 +56,31 @@ def profile_cluster(
     """Collective: the first rank of each device type measures it (see `measurers` for `whole_nodes`). Emulated types are paced
     by a table of this host's plain speed, measured first, by one rank alone; then they sleep most of the time and measure
     side by side. Real CPU types measure in turn."""
-    sizes = check_sizes(options.microbatch_sizes)
+    sizes, precisions = check_sizes(options.microbatch_sizes), check_precisions(model, options.precisions)
     who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
     _refuse_layers(model, cluster, world, *next(iter(who.values())))
     mine = [device for device, rank in who.values() if rank == world.rank]
     emulated = [rank for device, rank in who.values() if cluster.device_types[device.type].emulate is not None]
-    host = None
-    if emulated:
-        host = _alone(
-            world,
-            emulated[0],
-            lambda: _run(model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True),
-        )
+    hosts = dict[Precision | None, Measured]()
+    for at in precisions if emulated else ():
+        plain = partial(_run, model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True, at)
+        hosts[at] = _alone(world, emulated[0], plain)
+    host = hosts.get(precisions[0])
     done, overheads = list[Measured](), list[DeviceOverhead]()
     for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
-        results = list[tuple[Measured, DeviceOverhead]]()
+        results = list[tuple[list[Measured], DeviceOverhead]]()
         for device in (d for d in mine if d.id in turn):
-            emulation = _emulation(cluster, device.type, host.measurement if host else None)
-            repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
-            on = torch_device(cluster.device_types[device.type], device.index)
-            measured = _run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main)
-            measured_sizes = measured.measurement.microbatch_sizes
+            on, own = torch_device(cluster.device_types[device.type], device.index), list[Measured]()
+            for at in precisions:
+                emulation = _emulation(cluster, device.type, hosts[at].measurement if hosts else None)
+                repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
+                own.append(_run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main, at))
+            measured_sizes = own[0].measurement.microbatch_sizes
             with during(f"measuring what the framework takes on {device.type}"):
-                overhead = device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2], measured.stretch)
-            results.append((measured, overhead))
-        for measured, overhead in (pair for part in _gathered(world, results) for pair in part):
-            done.append(measured)
+                overhead = device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2], own[0].stretch)
+            results.append((own, overhead))
+        for own, overhead in (pair for part in _gathered(world, results) for pair in part):
+            done += own
             overheads.append(overhead)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
     wires = measure_links(cluster, world)
@@ -184,7 +186,7 @@ def _refuse_layers(model: Model, cluster: Cluster, world: World, device: Device,
         on = torch_device(cluster.device_types[device.type], device.index)
         with Activity("trying the layers", shown=world.is_main), one_thread(on):
             given = cut_to_try(model.inputs).to(on)
-            fault = try_layers(named_layers(model.layers), given, lambda layer: placed(model.layers, layer, on)).fault
+            fault = try_layers(named_layers(model.layers), given, lambda layer: layer_on(model.layers, layer, on)).fault
     fault = next((told for told in world.gather(fault) if told is not None), None)
     if fault is not None:
         raise InputError(fault)
@@ -213,9 +215,10 @@ def _run(
     repeats: int,
     emulation: Emulation | None,
     visible: bool,
+    precision: Precision | None,
 ) -> Measured:
     total = len(model.layers) * (len(sizes) + 1)
-    with Activity(f"measuring {kind}", total, shown=visible) as activity:
+    with Activity(f"measuring {kind}{f' in {precision}' if precision else ''}", total, shown=visible) as activity:
         return measure_device(
             model,
             kind,
@@ -226,4 +229,5 @@ def _run(
             emulation=emulation,
             processor_time=kind == HOST,
             advance=activity.advance,
+            precision=precision,
         )

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from hetpipe.layers.device import Stopwatch, one_thread
 from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, move, named_layers
+from hetpipe.layers.recipe import layer_on, make_stage
 from hetpipe.layers.split import trace_boundaries
-from hetpipe.layers.stage import make_stage
-from hetpipe.layers.weights import placed
 from hetpipe.measuring.layer_run import LayerRun, turn_seconds
 from hetpipe.measuring.traffic import Flow, message_device
 from hetpipe.processes.world import World
@@ -109,7 +108,7 @@ def _stage_run(
         return torch.stack([t.float().sum() for t in as_tuple(output)]).sum()
 
     ends, recorder = trace_boundaries(layers, inputs, device), Recorder(device)
-    run = StageRun(make_stage(layers, 0, len(layers)), index=0, ranks=[0], lanes=ALONE, sizes=[1] * count, depths=[depth],
+    run = StageRun(make_stage(layers, 0, len(layers), device), index=0, ranks=[0], lanes=ALONE, sizes=[1] * count, depths=[depth],
                    ends=[(ends[0], ends[-1])] * count, recorder=recorder, loss=loss, last_backward=lambda: None)  # fmt: skip
     nothing: Sequence[Wanted] = [None] * count  # type: ignore[list-item]
 
@@ -138,9 +137,8 @@ def allocator_factor(model: Model, device: torch.device, size: int) -> Found | N
             torch.cuda.reset_peak_memory_stats(device)
             try:
                 with ExitStack() as stack:
-                    for _, layer in layers[: max(1, count)]:
-                        stack.enter_context(placed(model.layers, layer, device))
-                    some = nn.Sequential(*(layer for _, layer in layers[: max(1, count)]))
+                    first = [layer for _, layer in layers[: max(1, count)]]
+                    some = nn.Sequential(*(stack.enter_context(layer_on(model.layers, layer, device)) for layer in first))
                     if torch.cuda.memory_allocated(device) > STAGE_PART * torch.cuda.mem_get_info(device)[0]:
                         continue
                     _stage_run(some, inputs, device, 2 * STAGE_DEPTH, depth=STAGE_DEPTH)([inputs] * 2 * STAGE_DEPTH)

@@ -31,14 +31,16 @@ from hetpipe.layers.device import (
 )
 from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
+from hetpipe.layers.numbers import type_name
+from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import CARRY, skipping_layers, tied_layers, trace_boundaries
 from hetpipe.layers.stage import alias
-from hetpipe.layers.weights import placed
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, leaves, loss_of, turn_seconds
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
+from hetpipe.spec.number_types import AS_BUILT, NumberTypes, Precision
 from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, OptimizerProfile, Profile
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -166,10 +168,13 @@ def measure_device(
     emulation: Emulation | None = None,
     processor_time: bool = False,
     advance: Advance = lambda _: None,
+    precision: Precision | None = None,
 ) -> Measured:
     """Measure all layers on one device, an emulated one, or in plain processor seconds (see `Clock`), one after the other, since
     each gets its values when its turn comes, and only then. `advance` is called for every size of a layer and for its optimizer
-    step. Sizes from the first that does not fit the memory are left out."""
+    step. Sizes from the first that does not fit the memory are left out. `precision`: of matrix products; without one, as the
+    model was built."""
+    types = NumberTypes.at(precision)
     for name in skipping_layers(model.layers):
         raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
@@ -180,10 +185,10 @@ def measure_device(
     with one_thread(device), kept(model.layers):
         for index, (name, layer) in enumerate(named_layers(model.layers)):
             last = index == len(model.layers) - 1
-            with placed(model.layers, layer, device):
+            with layer_on(model.layers, layer, device, types) as running:
                 for number, run in enumerate(runs):
                     try:
-                        run.measure(name, layer, clock, index, repeats, last=last)
+                        run.measure(name, running, clock, index, repeats, last=last)
                     except torch.OutOfMemoryError:
                         if number == 0:
                             raise
@@ -194,7 +199,7 @@ def measure_device(
                 if real and clock.stretch is None and middle.latest_seconds > HEAVIER * heaviest:
                     heaviest = middle.latest_seconds
                     factor = busy_factor(middle.run, heaviest, device)
-                steps.measure(layer, clock, index, repeats)
+                steps.measure(running, clock, index, repeats)
             advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
     stretch = clock.stretch or 1.0
     if factor * stretch > 1:
@@ -202,6 +207,8 @@ def measure_device(
              "or other work): it is planned so")  # fmt: skip
     measurement = Measurement(
         device_type=device_type,
+        precision=precision,
+        saved_bytes_per_sample=tuple(_saved_bytes_somewhere(model, device, types)) if types.casts else None,
         microbatch_sizes=tuple(run.size for run in runs),
         forward_seconds=tuple(tuple(run.forward) for run in runs),
         backward_seconds=tuple(tuple(run.backward) for run in runs),
@@ -215,17 +222,18 @@ def measure_device(
     )
 
 
-def saved_bytes(model: Model, device: torch.device) -> list[int]:
+def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> list[int]:
     """Bytes that one sample leaves for backward, per layer. The layers run one after the other, each in a graph of its own, so
-    that its parameters can go with it; what it saved stays, and is not counted again in a later layer."""
+    that its parameters can go with it; what it saved stays, and is not counted again in a later layer. Under autocast the cast
+    copies of parameters, which a stage keeps once a step, are counted with the sample."""
     inputs, targets = (move(x, device) for x in model.sample(1))
     meter, held, found, tensors = MemoryMeter(), list[Tensor](), list[int](), as_tuple(inputs)
     with kept(model.layers), meter.hooks():
         for index, layer in enumerate(model.layers):
-            with placed(model.layers, layer, device):
-                meter.exclude |= static_storages(layer)
+            with layer_on(model.layers, layer, device, types) as running:
+                meter.exclude |= static_storages(running)
                 before = meter.used
-                output = layer(as_value([alias(t) if t.requires_grad else t for t in tensors]))
+                output = running(as_value([alias(t) if t.requires_grad else t for t in tensors]))
                 loss = loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
                 found.append(meter.used - before)
                 held += meter.held
@@ -237,12 +245,12 @@ def saved_bytes(model: Model, device: torch.device) -> list[int]:
     return found
 
 
-def _saved_bytes_somewhere(model: Model, device: torch.device) -> list[int]:
+def _saved_bytes_somewhere(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> list[int]:
     """On the device if one sample of the whole model fits it, else on the CPU (whose kernels may save a little more)."""
     try:
-        return saved_bytes(model, device)
+        return saved_bytes(model, device, types)
     except torch.OutOfMemoryError:
-        return saved_bytes(model, torch.device("cpu"))
+        return saved_bytes(model, torch.device("cpu"), types)
 
 
 def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfile, ...], int]:
@@ -295,6 +303,18 @@ def check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     if any(size < 1 for size in sizes):
         raise InputError(f"micro-batch sizes must be at least 1, got {sorted(sizes)}")
     return tuple(sorted({1, *sizes}))
+
+
+def check_precisions(model: Model, precisions: Sequence[Precision]) -> tuple[Precision | None, ...]:
+    """The precisions to measure, each once; None stands for that in which the model was built, where none is given. InputError
+    where the model's parameters are of another type than float32, of which a lower precision makes copies."""
+    others = {p.dtype for p in model.layers.parameters() if p.is_floating_point()} - {torch.float32}
+    if precisions and others:
+        raise InputError(
+            f"profiler.precisions are {', '.join(precisions)}, of matrix products of a model in float32, but parameters of this "
+            f"model are {type_name(others.pop())}: leave precisions out, or train with train.dtype float32"
+        )
+    return tuple(dict.fromkeys(precisions)) or (None,)
 
 
 def assemble(

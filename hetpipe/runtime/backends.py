@@ -20,6 +20,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.cluster import Cluster, Device
+from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 from hetpipe.spec.plan import Backend, Plan
 
 _LIBRARIES = {
@@ -138,19 +139,32 @@ def seat(world: World, backend: Backend, plan: Plan) -> World:
     return replace(world, device_id=own, rank_of=seats)
 
 
+def refuse_sums(plan: Plan, types: Callable[[str], NumberTypes]) -> None:
+    """InputError if replicas of a layer would sum their gradients in different number types."""
+    for layer in range(plan.layer_count):
+        owners = [next(s.device for s in r.stages if layer < s.layers[1]) for r in plan.replicas]
+        for device in owners[1:]:
+            if types(device).summed != types(owners[0]).summed:
+                raise InputError(
+                    f"layer {layer} is held in {types(owners[0]).held} by {owners[0]} and in {types(device).held} by {device}: "
+                    "replicas sum their gradients, and hold the same parameters, so they must hold a layer in one type"
+                )
+
+
 def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device: Callable[[str], torch.device],
-                emulation: Callable[[str], Emulation | None]) -> PlanEngine | None:  # fmt: skip
-    """This process's engine; None where the plan leaves it unused (it may end). `device` and `emulation` say what a device id
-    is. `world` is seated (see `seat`). Collective."""
+                emulation: Callable[[str], Emulation | None],
+                types: Callable[[str], NumberTypes] = lambda _: AS_BUILT) -> PlanEngine | None:  # fmt: skip
+    """This process's engine; None where the plan leaves it unused (it may end). `device`, `emulation` and `types` say what a
+    device id is. `world` is seated (see `seat`). Collective."""
     refuse_skips(model.layers, backend)
+    refuse_sums(plan, types)
     groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))
     used = world.restrict(plan.device_ids)
     if used.device_id is None:
         return None
-    own = [used.device_id]
-    if drives_a_replica(backend):
-        replica = next(r for r in plan.replicas if used.device_id in r.stages[0].devices)
-        own = [stage.device for stage in replica.stages]
+    replica = next(r for r in plan.replicas for s in r.stages if used.device_id in s.devices)
+    typed = [types(stage.device) for stage in replica.stages]
+    own = [stage.device for stage in replica.stages] if drives_a_replica(backend) else [used.device_id]
     devices = [device(device_id) for device_id in own]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
@@ -161,8 +175,8 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
             torch.cuda.reset_peak_memory_stats(each)
     engine: PlanEngine
     if drives_a_replica(backend):
-        engine = OneProcessEngine(model, plan, used, groups, devices, load_library(backend))
+        engine = OneProcessEngine(model, plan, used, groups, devices, typed, load_library(backend))
     else:
-        engine = TorchEngine(model, plan, used, groups, devices[0], emulation=emulation(own[0]))
+        engine = TorchEngine(model, plan, used, groups, devices[0], typed, emulation=emulation(own[0]))
     used.patiently().barrier()  # steps wait for no rank that is still loading its layers
     return engine

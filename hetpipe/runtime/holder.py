@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, listed
 from hetpipe.layers.model import Model, Tensors, as_tuple, batch_size, select
-from hetpipe.layers.weights import load_state, materialise, plain_name, state_of
+from hetpipe.layers.transforms import written_names
+from hetpipe.layers.weights import load_state, state_of
 from hetpipe.planning.shares import shares_for
 from hetpipe.processes.world import World
 from hetpipe.runtime.checks import stale
@@ -44,11 +45,6 @@ class Holder:
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self.steps = 0  # begun so far
         self._shared: deque[tuple[weakref.ref[Tensor], int | None]] = deque(maxlen=SHARED)
-
-    def _give_values(self, lo: int, hi: int, device: torch.device) -> None:
-        """Layers [lo, hi) are this process's: they have values, which are the newest. Collective."""
-        stale.check_fresh(self.layers, lo, hi, self.world)
-        materialise(self.layers, lo, hi, device)
 
     def left_to_others(self) -> None:
         """The values of this process's layers are newer now than what it has of other processes' layers."""
@@ -87,7 +83,8 @@ class Holder:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This process's parameters, as `parameters` has them, with their names in the whole model, in which nothing is called
         compiled."""
-        own = [(plain_name(name), parameter) for name, parameter in self.stage.named_parameters()]
+        written = written_names(self.stage)
+        own = [(written(name), parameter) for name, parameter in self.stage.named_parameters()]
         return iter(own or [(NOTHING, self._nothing)])
 
     @cached_property
@@ -106,7 +103,8 @@ class Holder:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before
         anything is changed, where it lacks a tensor of this process, has one that the model has not, or one of another shape."""
-        own, state = state_of(self.stage), {plain_name(name): tensor for name, tensor in state.items()}
+        own, written = state_of(self.stage), written_names(self.layers)
+        state = {written(name): tensor for name, tensor in state.items()}
         strange = state.keys() - state_of(self.layers).keys()
         faults = [f"it has {name!r}, which the model has not" for name in sorted(strange)]
         for name, tensor in own.items():

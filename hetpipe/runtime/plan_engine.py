@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, as_value, evaluating
+from hetpipe.layers.numbers import callers_autocast, computing, stage_types
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.trials.layer_check import Outcome
@@ -32,6 +33,7 @@ from hetpipe.runtime.checks.trained import Trained
 from hetpipe.runtime.gradients import GradientSync, ReplicaMismatchError
 from hetpipe.runtime.holder import Holder
 from hetpipe.runtime.whole_state import whole_state
+from hetpipe.spec.number_types import NumberType, NumberTypes
 from hetpipe.spec.plan import Plan
 
 OnOutput = Callable[[Tensors, int], None]  # of a micro-batch, by its number
@@ -44,9 +46,13 @@ class PlanEngine(Holder, ABC):
 
     sync: GradientSync
 
-    def __init__(self, model: Model, plan: Plan, world: World) -> None:
+    def __init__(self, model: Model, plan: Plan, world: World, types: Sequence[NumberTypes]) -> None:
+        """`types`: the number types of the devices of this replica's stages."""
         super().__init__(model, plan, world)
         self.loss = model.loss
+        self._types = types
+        self._autocast: NumberType | None = None  # the caller's
+        self._typed = stage_types([stage.layers for stage in self._replica_plan.stages], types)
         self.seed = 0  # of what layers draw: with the rank and the step
         self.check_replicas_every = CHECK_REPLICAS_EVERY
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
@@ -94,12 +100,23 @@ class PlanEngine(Holder, ABC):
         """Whether this step is one of those (1, 2, 4, 8, …) in which all is looked at that would take too long in each."""
         return self._called & (self._called - 1) == 0
 
+    def _retyped(self) -> None:
+        """The stages have other number types from now on (`_typed`)."""
+
     @contextmanager
     def _by_itself(self, *place: int | str) -> Iterator[None]:
         """Whatever the caller has switched off (torch.no_grad, torch.inference_mode) or drawn: in here gradients are made, and
-        what layers draw is decided by the engine's seed, the rank and this place."""
+        what layers draw is decided by the engine's seed, the rank and this place. The caller's autocast is every stage's, of
+        which the plan does not say what it computes in."""
         devices = self._devices
-        with torch.inference_mode(False), torch.enable_grad(), drawing(self.seed, self.world.rank, *place, devices=devices):
+        if (autocast := callers_autocast(self.device)) != self._autocast:
+            self._autocast = autocast
+            types = [own if own.computed is not None else own._replace(computed=autocast) for own in self._types]
+            self._typed = stage_types([stage.layers for stage in self._replica_plan.stages], types)
+            self._retyped()
+        own = self._typed[-1 if self.is_last else self.index].types
+        with torch.inference_mode(False), torch.enable_grad(), computing(own, devices[-1]), \
+                drawing(self.seed, self.world.rank, *place, devices=devices):  # fmt: skip
             yield
 
     def _mean_loss(self, output: Tensors, wanted: Wanted) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetpipe.layers.weights import plain_name, state_of, tensors_of
+from hetpipe.layers.transforms import tensors_of, written_names
+from hetpipe.layers.weights import state_of
 from hetpipe.processes.world import World
 
 
@@ -36,8 +37,8 @@ def whole_state(layers: nn.Sequential, stage: nn.Module, world: World) -> dict[s
 
 def _first_names(layers: nn.Sequential) -> dict[str, str]:
     """The name of each tensor → the first of all its names."""
-    first: dict[int, str] = {}
-    return {plain_name(name): first.setdefault(id(tensor), plain_name(name)) for name, tensor in tensors_of(layers).items()}
+    first, written = dict[int, str](), written_names(layers)
+    return {written(name): first.setdefault(id(tensor), written(name)) for name, tensor in tensors_of(layers).items()}
 
 
 def _send(tensor: Tensor, world: World) -> None:

@@ -28,6 +28,7 @@ from hetpipe.files.messages import InputError, shown
 from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.number_types import Held, Precision
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -166,7 +167,7 @@ class TrainSection(Strict):
     scheduler: SchedulerSection | None = None
     clip_norm: Annotated[Number, Field(gt=0)] | None = None
     seed: Seed = 0
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    dtype: Held = "float32"
     evaluate_samples: Count | Literal["all"] | None = None
     check_replicas_every: Positive = 100
     on_nonfinite: Literal["stop", "skip", "ignore"] = "stop"
@@ -202,10 +203,13 @@ class LogSection(Strict):
 
 
 class ProfileSection(Strict):
-    """How to measure: micro-batch sizes (1 is always one of them) and repeats."""
+    """How to measure: micro-batch sizes (1 is always one of them) and repeats; and at which precisions of matrix products, each
+    of which the profile then holds for all device types, for `hetpipe plan --precision` to choose from. Without any, as the model
+    is built."""
 
     microbatch_sizes: tuple[Samples, ...] = (1, 2, 4, 8)
     repeats: Positive = 5
+    precisions: tuple[Precision, ...] = ()
     cache: Name | None = None
 
 

@@ -12,8 +12,9 @@ from hetpipe.files.formats import Flag, Name, Number, Strict, explained
 from hetpipe.files.messages import Faults, InputError, nearest, shown
 from hetpipe.spec.assumed import is_assumed, says_memory
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.number_types import Precision
 from hetpipe.spec.plan import Backend
-from hetpipe.spec.profile import Measurement, Precision, Profile
+from hetpipe.spec.profile import Measurement, Profile
 
 ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
 Limit = Annotated[Number, Field(gt=0)]

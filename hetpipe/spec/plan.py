@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from hetpipe.files.formats import Bytes, Document, Flag, LayerNumber, Name, Number, Samples, Strict
 from hetpipe.files.messages import Faults, InputError, listed, shown, told
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Precision, Profile
+from hetpipe.spec.number_types import Precision
+from hetpipe.spec.profile import Profile
 from hetpipe.spec.schedule import ScheduleName, check_depths, default_depths
 
 Proof = Literal["exhaustive", "search-bound", "fluid"]

@@ -15,10 +15,10 @@ from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Sa
 from hetpipe.files.limits import LEAST_MODEL_SECONDS, MOST_LAYERS, MOST_SECONDS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
+from hetpipe.spec.number_types import Precision
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
-Precision = Literal["fp32", "fp16", "bf16"]
 HIDDEN = 0.5  # of a transfer must be hidden behind compute, for it to count as overlapping
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from hetpipe.building.build import (
-    DTYPES,
-    as_dtype,
     build_metric,
     build_scheduler,
     optimizer_factory,
@@ -20,6 +18,7 @@ from hetpipe.building.build import (
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.checkpoints.resume import Saved
 from hetpipe.layers.model import Tensors
+from hetpipe.layers.numbers import as_type
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes import progress
 from hetpipe.processes.progress import Activity, warn
@@ -125,8 +124,7 @@ class Loop:
         what = f"samples of step {self.engine.steps + 1}" if dataset is self.session.data.train else "test samples"
         with during(f"fetching {what}"):
             inputs, targets = fetch(dataset, own, *place)
-        dtype = DTYPES[self.section.dtype]
-        return as_dtype(inputs, dtype), as_dtype(targets, dtype)
+        return as_type(inputs, self.section.dtype), as_type(targets, self.section.dtype)
 
     def _optimize(self) -> None:
         for recorder in self.engine.recorders:

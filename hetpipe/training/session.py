@@ -37,6 +37,7 @@ from hetpipe.runtime.backends import (
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job, ProfileSection, TorchNamed
+from hetpipe.spec.number_types import AS_BUILT, NumberType, NumberTypes
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Profile
@@ -45,13 +46,20 @@ from hetpipe.spec.profile import Profile
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """Who trains what where: all that measuring, planning and joining need. `found`: no file declares the cluster. `seed`: of
-    what layers draw."""
+    what layers draw. `held`: the number type of parameters; None, as the model was built."""
 
     world: World
     cluster: Cluster
     model: Model
     found: bool = False
     seed: int = 0
+    held: NumberType | None = None
+
+    def types(self, plan: Plan, device: str) -> NumberTypes:
+        """In which number types a device trains by this plan."""
+        if self.held is None:
+            return AS_BUILT
+        return NumberTypes.of(self.held, (plan.precision or {}).get(self.cluster.device(device).type))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +138,9 @@ def open_session(job: Job) -> Session:
         with showing_others(activity):
             check_same_data(data.train, job.train.seed, world)
     return Session(
-        job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed
-    )
+        job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed,
+        held=job.train.dtype,
+    )  # fmt: skip
 
 
 def prepare(
@@ -238,7 +247,7 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
         return _emulation(cluster, profile, plan, device_id) if profile is not None else None
 
     with Activity("starting: loading the layers", shown=setting.world.is_main) as activity, showing_others(activity):
-        engine = open_engine(backend, model, plan, world, device, emulation)
+        engine = open_engine(backend, model, plan, world, device, emulation, lambda device_id: setting.types(plan, device_id))
     if engine is not None:
         engine.seed = setting.seed
         describe_with(engine.place, lambda: engine.doing, lambda: engine.waits)

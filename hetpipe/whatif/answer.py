@@ -15,8 +15,9 @@ from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
 from hetpipe.planning.alternatives import Alternative, carried_plan, plan_with, same_plan
 from hetpipe.spec.cluster import Cluster, Link
+from hetpipe.spec.number_types import Precision
 from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Precision, Profile
+from hetpipe.spec.profile import Profile
 from hetpipe.whatif.cards import Card
 from hetpipe.whatif.estimate import Estimate, estimate
 from hetpipe.whatif.machine import Machine, as_cluster, counted

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from hetpipe.files.formats import Bytes, BytesPerSecond, Document, Name, Price, Strict
 from hetpipe.files.messages import Faults, InputError, nearest, shown
-from hetpipe.spec.profile import Precision
+from hetpipe.spec.number_types import Precision
 
 Flops = Annotated[float, Field(strict=True, ge=1e6, le=1e18)]
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6, le=1e15)]

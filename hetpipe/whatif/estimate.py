@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import NUMBER_BYTES, Cell, TransformerSizes, gpt_bytes
 from hetpipe.files.messages import InputError
-from hetpipe.spec.profile import Precision
+from hetpipe.spec.number_types import Precision
 from hetpipe.whatif.cards import Card
 from hetpipe.whatif.models import Family, Model, family_of
 from hetpipe.whatif.shipped import shipped_layers

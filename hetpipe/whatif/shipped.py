@@ -12,7 +12,7 @@ from pydantic import Field
 from hetpipe.exchange.importers.transformer import Cell, TransformerSizes
 from hetpipe.files.formats import Document, Name, Strict
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
-from hetpipe.spec.profile import Precision
+from hetpipe.spec.number_types import Precision
 
 Width = Annotated[int, Field(strict=True, ge=1, le=MOST_WIDTH)]
 Parameters = Annotated[int, Field(strict=True, ge=1, le=10**15)]

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hetpipe.exchange.importers.options import ImportOptions
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Precision, Profile
+from hetpipe.spec.number_types import BYTES, TYPE_OF, Precision
+from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
 
-NUMBER_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+NUMBER_BYTES: dict[Precision, int] = {precision: BYTES[number_type] for precision, number_type in TYPE_OF.items()}
 
 
 class GptBytes(NamedTuple):

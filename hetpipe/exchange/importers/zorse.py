@@ -33,11 +33,11 @@ from hetpipe.exchange.importers.zorse_cluster import zorse_cluster
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, nearest, shown
-from hetpipe.spec.profile import Precision
+from hetpipe.spec.number_types import PRECISION_OF, Precision
 
 FORWARD = 1 / 3  # of cells that hold forward and backward together
 LINE_SIZES = (1, 2, 4, 8, 16)
-DTYPES: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+DTYPES: dict[str, Precision] = {str(number_type): precision for number_type, precision in PRECISION_OF.items()}
 
 
 def import_zorse(folder: Path, options: ImportOptions) -> Imported:

@@ -23,9 +23,10 @@ from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
 from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import leaves as leaves_of
 from hetpipe.layers.stage import alias
+from hetpipe.layers.transforms import uncompiled
 from hetpipe.layers.trials.compare import ALIKE, NONE, Difference, growing, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.still import Still, fixed_seeds
-from hetpipe.layers.weights import eagerly, fingerprint, uncompiled
+from hetpipe.layers.weights import eagerly, fingerprint
 
 ROWS = 4  # that a model is tried on, at most
 OUTPUTS, GRADIENTS = 1e-4, 1e-3  # by which numbers may differ, of the largest: sums are rounded otherwise in other batches

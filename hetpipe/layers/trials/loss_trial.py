@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, named_layers, select
-from hetpipe.layers.split import TensorSpec, type_name
+from hetpipe.layers.numbers import type_name
+from hetpipe.layers.split import TensorSpec
 
 ROWS = 32  # samples that a loss is tried on, at most
 ROUNDED_ROWS = 5  # where numbers of 16 bits hide what one sample of many changes

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import may_normalise_batches, needs_a_choice, normalises_batches
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, batch_size
-from hetpipe.layers.split import TensorSpec, type_name
+from hetpipe.layers.numbers import type_name
+from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.trials.layer_check import Outcome
 from hetpipe.layers.trials.loss_check import DETACHED, check_labels, check_loss, held_by_loss, holds
 from hetpipe.layers.trials.loss_trial import Trial

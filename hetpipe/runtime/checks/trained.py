@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hetpipe.files.messages import InputError, cut
-from hetpipe.layers.weights import plain_name
+from hetpipe.layers.transforms import written_names
 from hetpipe.processes.world import World
 
 
@@ -75,7 +75,8 @@ def _mode(module: nn.Module) -> str:
 
 
 def _named(layers: nn.Module) -> dict[str, nn.Parameter]:
-    return {plain_name(name): p for name, p in layers.named_parameters(remove_duplicate=False)}
+    written = written_names(layers)
+    return {written(name): p for name, p in layers.named_parameters(remove_duplicate=False)}
 
 
 class _State(NamedTuple):

@@ -13,16 +13,20 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, evaluating, move, named_layers, split_rows
+from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
-from hetpipe.layers.stage import Stage, make_stage
+from hetpipe.layers.stage import Stage
 from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, try_layers
+from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
+from hetpipe.runtime.checks import stale
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.pipes.batch_norm import DeferredStatistics
-from hetpipe.runtime.pipes.pipe_stage import PipeCall, callers_autocast, skipping_stage
+from hetpipe.runtime.pipes.pipe_stage import PipeCall, skipping_stage
 from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
 from hetpipe.runtime.recorder import GpipeRecorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
+from hetpipe.spec.number_types import NumberTypes
 from hetpipe.spec.plan import Plan
 
 
@@ -51,20 +55,21 @@ class OneProcessEngine(PlanEngine):
     """
 
     def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, devices: Sequence[torch.device],
-                 library: Library) -> None:  # fmt: skip
-        super().__init__(model, plan, world)
+                 types: Sequence[NumberTypes], library: Library) -> None:  # fmt: skip
+        super().__init__(model, plan, world, types)
         self.is_last = True
         self.devices, self.device, self._library = list(devices), devices[0], library
         bounds = [stage.layers for stage in self._replica_plan.stages]
         _check_skips(model.layers, plan, library)
-        self._give_values(0, len(model.layers), torch.device("cpu"))
+        stale.check_fresh(model.layers, 0, len(model.layers), world)
+        materialise(model.layers)
         self.stage, copies = separate_stages(model.layers, bounds)
         self._clocks = [GpipeRecorder(device) for device in devices]
         self.recorders = [*self._clocks]
         make = skipping_stage(library.skippable)
         self._parts = [
             make(
-                make_stage(self.stage, *stage.layers, recompute=stage.recompute).to(device),
+                make_stage(self.stage, *stage.layers, device, recompute=stage.recompute, types=self._typed[s]),
                 s,
                 len(bounds),
                 clock,
@@ -111,8 +116,13 @@ class OneProcessEngine(PlanEngine):
     def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
         if (size, training) not in self._specs:
             with nullcontext() if training else evaluating(self.stage):
-                self._specs[size, training] = trace_boundaries(self.stage, self._model.sample(size)[0])
+                self._specs[size, training] = trace_boundaries(self.stage, self._model.sample(size)[0], stages=self._typed)
         return self._specs[size, training]
+
+    def _retyped(self) -> None:
+        self._specs.clear()
+        for part, types in zip(self._parts, self._typed, strict=True):
+            part.stage.types = types
 
     @property
     def _devices(self) -> Sequence[torch.device]:
@@ -121,8 +131,8 @@ class OneProcessEngine(PlanEngine):
     def _call(
         self, sizes: Sequence[int], inputs: Tensors, consume: Callable[[Tensors, int], Tensor], *, training: bool
     ) -> Tensor:
-        call = PipeCall(split_rows(move(inputs, self.devices[0]), sizes), self._needed(sizes) if training else None, consume,
-                        callers_autocast())  # fmt: skip
+        needed = self._needed(sizes) if training else None
+        call = PipeCall(split_rows(move(inputs, self.devices[0]), sizes), needed, consume)
         for part in self._parts:
             part.begin(call)
         try:

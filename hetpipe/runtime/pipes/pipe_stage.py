@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
+from hetpipe.layers.numbers import computing
 from hetpipe.layers.stage import Stage
 from hetpipe.runtime.recorder import GpipeRecorder
 
@@ -29,7 +30,6 @@ class PipeCall:
     inputs: Sequence[Tensors]
     needed: Sequence[Sequence[bool]] | None
     consume: Callable[[Tensors, int], Tensor]
-    autocast: Callable[[torch.device], AbstractContextManager[Any]]
     types: dict[tuple[int, int], list[torch.dtype]] = field(default_factory=dict)
     skipping: dict[tuple[Skip, int], torch.dtype] = field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class PipeStage(nn.Module):
     places, one a micro-batch: the first stage takes the micro-batch's inputs, of whatever size, from the call, and
     the last one turns its output into the loss of that micro-batch. Between two stages only floating-point tensors travel (the
     libraries' copies give gradients to all): integers and booleans go as the bits of a float and come back as what they were.
-    The worker threads do not know the caller's autocast, so it is entered here.
+    What the stage computes in is entered here, since the worker threads know no caller's autocast.
     """
 
     def __init__(self, stage: Stage, index: int, count: int, recorder: GpipeRecorder) -> None:
@@ -70,7 +70,7 @@ class PipeStage(nn.Module):
         register_hooks = torch.is_grad_enabled()
         if register_hooks:
             _hook(tensors, recorder.touch, "all")
-        with call.autocast(recorder.device):
+        with computing(self.stage.types.types, recorder.device) if self.stage.types is not None else nullcontext():
             output = self.stage(*tensors)
             result = call.consume(output, i).reshape(1) if self.last else output
         if register_hooks:
@@ -116,15 +116,6 @@ def _unpacked(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype.is_complex:
         return torch.view_as_complex(tensor.contiguous())
     return tensor.detach().to(dtype) if dtype.itemsize == 1 else tensor.detach().view(dtype)
-
-
-def callers_autocast() -> Callable[[torch.device], AbstractContextManager[Any]]:
-    """The autocast of the calling thread, to be entered on another."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    types = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
-    return lambda device: (
-        torch.autocast(device.type, types[device.type]) if device.type in types else nullcontext()
-    )
 
 
 class _WithGradients(torch.autograd.Function):

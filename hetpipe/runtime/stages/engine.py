@@ -13,16 +13,19 @@ from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_s
 from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, Tensors, as_value, evaluating, move, named_layers, split_rows
 from hetpipe.layers.randomness import drawing
+from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
-from hetpipe.layers.stage import Stage, make_stage
+from hetpipe.layers.stage import Stage
 from hetpipe.layers.trials.layer_check import Outcome, Sets, cut_to_try, norms_off, sizes_to_try, try_layers
 from hetpipe.processes.world import World
+from hetpipe.runtime.checks import stale
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.stages.executor import Ends, StageRun
 from hetpipe.runtime.stages.trying import Trying
+from hetpipe.spec.number_types import NumberTypes
 from hetpipe.spec.plan import Plan
 
 
@@ -31,14 +34,14 @@ class TorchEngine(PlanEngine):
 
     stage: Stage
 
-    def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, device: torch.device, *,
-                 emulation: Emulation | None = None) -> None:  # fmt: skip
-        super().__init__(model, plan, world)
+    def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, device: torch.device,
+                 types: Sequence[NumberTypes], *, emulation: Emulation | None = None) -> None:  # fmt: skip
+        super().__init__(model, plan, world, types)
         self.device = device
         self._stage_plan = self._replica_plan.stages[self.index]
         lo, hi = self._stage_plan.layers
-        self._give_values(lo, hi, device)
-        self.stage = make_stage(model.layers, lo, hi, recompute=self._stage_plan.recompute).to(device)
+        stale.check_fresh(model.layers, lo, hi, world)
+        self.stage = make_stage(model.layers, lo, hi, device, recompute=self._stage_plan.recompute, types=self._typed[self.index])
         self._lanes = groups.pipelines[self.replica]
         self._ranks = [world.rank_of[s.device] for s in self._replica_plan.stages]
         if device.type == "cuda":
@@ -53,7 +56,6 @@ class TorchEngine(PlanEngine):
             self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
         self._runs: dict[tuple[tuple[int, ...], bool], StageRun] = {}
         self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
-        self._autocast: torch.dtype | None = None
         self._watch(groups.owners)
 
     def _gradient_sync(self, groups: PlanGroups) -> GradientSync:
@@ -96,17 +98,15 @@ class TorchEngine(PlanEngine):
         return list(zip(inputs, outputs, strict=True))
 
     def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
-        self._follow_autocast()
         if (size, training) not in self._specs:
             with nullcontext() if training else evaluating(self._model.layers):
                 self._specs[size, training] = trace_boundaries(
-                    self._model.layers, self._model.sample(size)[0], self.device
+                    self._model.layers, self._model.sample(size)[0], self.device, stages=self._typed
                 )
         return self._specs[size, training]
 
     def _run(self, sizes: tuple[int, ...], *, training: bool) -> StageRun:
         key = (sizes, training)
-        self._follow_autocast()
         if key not in self._runs:
             planned = (self._replica_plan.microbatch_sizes, True)
             for old in [k for k in self._runs if k != planned and k[1] == training]:
@@ -127,15 +127,12 @@ class TorchEngine(PlanEngine):
             )
         return self._runs[key]
 
-    def _follow_autocast(self) -> None:
-        """What crosses the boundaries has another type under autocast: their buffers are made anew where it changed."""
-        kind = self.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        if autocast != self._autocast:
-            for old in list(self._runs):
-                self._release(old)
-            self._specs.clear()
-            self._autocast = autocast
+    def _retyped(self) -> None:
+        """What crosses the boundaries has other types: their buffers are made anew."""
+        for old in list(self._runs):
+            self._release(old)
+        self._specs.clear()
+        self.stage.types = self._typed[self.index]
 
     def _release(self, key: tuple[tuple[int, ...], bool]) -> None:
         self._runs.pop(key).close()

@@ -1,0 +1,87 @@
+"""Number types as torch has them: computing in them, and tensors that cross from one device's types to another's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor
+
+from hetpipe.spec.number_types import AS_BUILT, NumberType, NumberTypes
+
+
+def torch_type(name: NumberType) -> torch.dtype:
+    """torch's own, of that name."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def as_type(value: Any, name: NumberType) -> Any:
+    """Floating-point tensors of a batch in this type, all else as it is; TypeError where it holds something else than tensors."""
+    if isinstance(value, Tensor):
+        return value.to(torch_type(name)) if value.is_floating_point() else value
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"samples hold tensors or tuples of tensors, found {type(value).__name__}")
+    return tuple(as_type(v, name) for v in value)
+
+
+def computing(types: NumberTypes, device: torch.device) -> AbstractContextManager[object]:
+    """In here layers compute in these types, whatever autocast the caller has; where the types say nothing, in the caller's."""
+    if types.computed is None:
+        return nullcontext()
+    if types.casts:
+        return torch.autocast(device.type, torch_type(types.computed))
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def callers_autocast(device: torch.device) -> NumberType | None:
+    """The type of the autocast that whoever calls this has on such devices; None without one."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    name = type_name(torch.get_autocast_dtype(device.type))
+    return cast(NumberType, name) if name in get_args(NumberType) else None
+
+
+@dataclass(frozen=True)
+class StageTypes:
+    """Layers [lo, hi) of a replica, and the number types of the device that has them. `before` and `after`: those of the stages
+    beside it, None where there is none."""
+
+    lo: int
+    hi: int
+    types: NumberTypes = AS_BUILT
+    before: NumberTypes | None = None
+    after: NumberTypes | None = None
+
+    def entering(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What has come from another device, as this one's layers take it."""
+        wanted = self.types.entered
+        if self.before == self.types or wanted is None:
+            return tuple(tensors)
+        return tuple(t.to(torch_type(wanted)) if t.is_floating_point() else t for t in tensors)
+
+    def leaving(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the last layer gives, as it is sent (see `NumberTypes.sent`)."""
+        if self.after is None or self.after == self.types:
+            return tuple(tensors)
+        return tuple(self._sent(t, self.after) for t in tensors)
+
+    def _sent(self, tensor: Tensor, after: NumberTypes) -> Tensor:
+        name = type_name(tensor.dtype)
+        if name not in get_args(NumberType):
+            return tensor
+        return tensor.to(torch_type(self.types.sent(cast(NumberType, name), after)))
+
+
+def stage_types(bounds: Sequence[tuple[int, int]], types: Sequence[NumberTypes]) -> list[StageTypes]:
+    """The stages of a replica, in their order."""
+    around: list[NumberTypes | None] = [None, *types, None]
+    return [StageTypes(lo, hi, types[s], around[s], around[s + 2]) for s, (lo, hi) in enumerate(bounds)]

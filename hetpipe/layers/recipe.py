@@ -1,0 +1,87 @@
+"""The recipe of a stage: the one way from the layers of a model to what is measured and what is trained. In this order a layer is
+
+1. what the model function returned, or what transforms made of it (`transforms`), the same on all devices;
+2. given its values, where it has none yet (`weights`);
+3. moved to its device, its parameters in the number type that this holds them in (`numbers`);
+4. run in the number types that the device computes in (`numbers.computing`), what crosses to its neighbours cast (`StageTypes`);
+5. recomputed in backward, where the plan says so (`stage`).
+
+What is to happen to a layer on each device stands here, and whatever runs layers runs them by this: the back ends, the profiler,
+what is measured of the framework, and the trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.layers.model import named_layers
+from hetpipe.layers.numbers import StageTypes, computing, torch_type
+from hetpipe.layers.stage import Stage
+from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.weights import give_values, replace_tensors
+from hetpipe.spec.number_types import AS_BUILT, NumberTypes
+
+CPU = torch.device("cpu")
+
+
+def make_stage(layers: nn.Sequential, lo: int, hi: int, device: torch.device = CPU, *, recompute: bool = False,
+               types: StageTypes | None = None) -> Stage:  # fmt: skip
+    """The stage of layers [lo, hi) on its device: the same module objects, the same names."""
+    stage = Stage()
+    for name, layer in named_layers(layers)[lo:hi]:
+        give_values(layers, name, layer, device)
+        layer.to(device)
+        if types is not None:
+            replace_tensors(layers, {id(old): new for old, new in _in_other_types(layer, types.types)})
+        stage.add_module(name, layer)
+    stage.recompute, stage.types = recompute, types
+    return stage
+
+
+@contextmanager
+def layer_on(
+    layers: nn.Sequential, layer: nn.Module, device: torch.device, types: NumberTypes = AS_BUILT
+) -> Iterator[nn.Module]:
+    """One layer as a stage on the device runs it, and in here what such a device computes in; afterwards it is where, and as
+    empty, as it was (on one device, if on several)."""
+    before = {name: tensor for name, tensor in tensors_of(layer).items() if tensor.device != device}
+    empty = {name: tensor for name, tensor in before.items() if tensor.is_meta}
+    home = next((tensor.device for tensor in before.values() if not tensor.is_meta), device)
+    give_values(layers, next(name for name, found in named_layers(layers) if found is layer), layer, device)
+    if len(empty) < len(before):
+        layer.to(device)
+    others = _in_other_types(layer, types)
+    replace_tensors(layers, {id(old): new for old, new in others})
+
+    def put_back() -> None:
+        replace_tensors(layers, {id(new): old for old, new in others})
+        if len(empty) < len(before):
+            layer.to(home)
+        given = tensors_of(layer)
+        replace_tensors(layers, {id(given[name]): tensor for name, tensor in empty.items()})
+
+    try:
+        with computing(types, device):
+            yield layer
+    except BaseException:
+        with suppress(RuntimeError):  # a card that has failed gives nothing back
+            put_back()
+        raise
+    put_back()
+
+
+def _in_other_types(layer: nn.Module, types: NumberTypes) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor of the layer that is held in another number type than the device's, and one in this."""
+    if types.held is None:
+        return []
+    wanted = torch_type(types.held)
+    pairs = [(t, t.detach().to(wanted)) for t in dict.fromkeys(tensors_of(layer).values()) if t.is_floating_point()]
+    return [
+        (old, nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new)
+        for old, new in pairs
+        if old.dtype != wanted
+    ]

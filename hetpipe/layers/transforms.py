@@ -1,0 +1,115 @@
+"""Transforms: layers made into others before anything is measured, planned or trained (adapters, quantised weights). What is
+measured, run, saved and exported are the layers that come out; their tensors keep the names that they had in the model as it was
+written, as do those of a layer that `torch.compile` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import named_layers
+
+COMPILED = "_orig_mod"  # under which torch.compile(module) holds the module
+_MADE = "_hetpipe_made"
+
+
+class Transform(Protocol):
+    """Makes a layer into another one."""
+
+    @property
+    def identity(self) -> str:
+        """What it does, in a few words with all that its layers' time and memory depend on: a profile is of this."""
+        ...
+
+    def apply(self, layer: nn.Module) -> nn.Module:
+        """The layer that takes this one's place: another, or the same one, changed. Every rank does it alike. A layer on the meta
+        device has no values yet."""
+        ...
+
+    def renamed(self, name: str) -> str:
+        """What a tensor of the layer (`attention.query.weight`) is called afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a layer was made: by which transforms, of which layer as it was written, and what its tensors are called in that."""
+
+    identities: tuple[str, ...]
+    written: nn.Module
+    names: Mapping[str, str]
+
+
+def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Sequential:
+    """The chain of what these make of its layers, one after the other, under the same names. InputError where a transform loses
+    a tensor, or calls two alike."""
+    found = nn.Sequential()
+    for name, layer in named_layers(layers):
+        for transform in transforms:
+            layer = _apply(transform, name, layer)
+        found.add_module(name, layer)
+    return found
+
+
+def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
+    before, earlier = tensors_of(layer), made(layer)
+    written = earlier.names if earlier is not None else {}
+    result = transform.apply(layer)
+    after, names = tensors_of(result), {transform.renamed(own): written.get(own, own) for own in before}
+    lost = next((own for own in before if transform.renamed(own) not in after), None)
+    if lost is not None:
+        raise InputError(f"layer {name!r}: the transform {transform.identity!r} says that {lost!r} becomes "
+                         f"{transform.renamed(lost)!r}, of which the layer that it makes has none")  # fmt: skip
+    plain = [names.get(own, own) for own in after]
+    double = next((own for own in plain if plain.count(own) > 1), None)
+    if double is not None:
+        raise InputError(f"layer {name!r}: after the transform {transform.identity!r} two tensors stand for {double!r}; give "
+                         "the one that it adds another name")  # fmt: skip
+    identities, source = (earlier.identities, earlier.written) if earlier is not None else ((), layer)
+    vars(result)[_MADE] = Made((*identities, transform.identity), source, names)
+    return result
+
+
+def made(layer: nn.Module) -> Made | None:
+    """How the layer was made; None of one that is as it was written."""
+    found: Made | None = vars(uncompiled(layer)).get(_MADE)
+    return found
+
+
+def uncompiled(layer: nn.Module) -> nn.Module:
+    """The module itself, of one that `torch.compile` returned."""
+    while COMPILED in layer._modules:
+        layer = layer.get_submodule(COMPILED)
+    return layer
+
+
+def tensors_of(layer: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; a shared one under each of its names."""
+    return {
+        **dict(layer.named_parameters(remove_duplicate=False)),
+        **dict(layer.named_buffers(remove_duplicate=False)),
+    }
+
+
+def uncompiled_name(name: str) -> str:
+    """A tensor's name as it is where nothing is compiled."""
+    return ".".join(part for part in name.split(".") if part != COMPILED)
+
+
+def written_names(module: nn.Module) -> Callable[[str], str]:
+    """A function from the name of a tensor of this layer, or chain of layers, to its name in the model as it was written."""
+    of_layers = {name: found.names for name, layer in module._modules.items() if layer is not None and (found := made(layer))}
+    own = made(module)
+
+    def written(name: str) -> str:
+        name = uncompiled_name(name)
+        if own is not None:
+            return own.names.get(name, name)
+        layer, _, rest = name.partition(".")
+        return f"{layer}.{of_layers[layer].get(rest, rest)}" if layer in of_layers else name
+
+    return written
