@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import timedelta
 from importlib.machinery import ModuleSpec
+from multiprocessing import Pipe
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 from hetpipe.processes.pulse import PeerLostError
-from hetpipe.processes.ranks import launch
+from hetpipe.processes.ranks import forkserver, launch
 from hetpipe.processes.ranks.forkserver import Forkserver
 from hetpipe.processes.ranks.launch import _store, end_server, rank_environment, start_ranks, start_server
 from hetpipe.processes.ranks.report import RankFailure, report_of, with_cause
@@ -185,6 +186,16 @@ def test_the_server_of_ranks_is_missed(tmp_path: Path) -> None:
     failure = failure_of(tmp_path, run_ranks, kill_the_server, cluster_of(3), str(tmp_path), ranks=3)
     assert str(failure) == "the process that holds the ranks was killed, and they with it"
     assert failure.resume == "step 40, saved/step-00000040"
+
+
+def test_a_server_that_hangs_up_counts_as_gone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is killed closes its socket a moment before it can be waited for, in which another start took it for alive."""
+    monkeypatch.setattr(forkserver, "_START", "import os, sys, time; os.close(int(sys.argv[2])); time.sleep(600)")
+    server, (_, pipe) = Forkserver([]), Pipe(duplex=False)
+    with pytest.raises(ChildProcessError, match="the server of ranks .* is gone"):
+        server.fork(os._exit, (0,), pipe)
+    assert not server.is_alive
+    server.end()
 
 
 def test_a_program_of_the_module_that_is_run_is_found_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,10 +64,10 @@ class Forkserver:
                     return process
                 self._exits.append((process, status))
         except (BrokenPipeError, ConnectionResetError, EOFError):
+            self._finish()
             raise ChildProcessError(f"the server of ranks (process {self._process.pid}) is gone") from None
         except BaseException:  # Ctrl-C in the midst: what was asked for is half said, or not answered
-            self._process.kill()
-            self._process.wait()
+            self._finish()
             raise
 
     def fileno(self) -> int:
@@ -85,6 +85,7 @@ class Forkserver:
     def _read(self) -> tuple[int, int]:
         content = _receive(self._socket, _EXIT.size)
         if content is None:
+            self._finish()
             raise EOFError
         process, status = _EXIT.unpack(content)
         return process, status
@@ -96,9 +97,13 @@ class Forkserver:
 
     def end(self) -> None:
         """End it at once, whatever it still imports, and with it its ranks."""
+        self._finish()
+        self._socket.close()
+
+    def _finish(self) -> None:
+        """It is no longer alive: a process that was killed closes its end of the socket a moment before it counts as ended."""
         self._process.kill()
         self._process.wait()
-        self._socket.close()
 
 
 def _readable(channel: socket.socket) -> bool:
