@@ -25,13 +25,10 @@ class Transform(Protocol):
         """What it does, in a few words with all that its layers' time and memory depend on: a profile is of this."""
         ...
 
-    def apply(self, layer: nn.Module) -> nn.Module:
-        """The layer that takes this one's place: another, or the same one, changed. Every rank does it alike. A layer on the meta
-        device has no values yet."""
-        ...
-
-    def renamed(self, name: str) -> str:
-        """What a tensor of the layer (`attention.query.weight`) is called afterwards."""
+    def apply(self, layer: nn.Module) -> tuple[nn.Module, Mapping[str, str]]:
+        """The layer that takes this one's place: another, or the same one, changed; and of its tensors (`attention.query.weight`)
+        the old name → the new one, where that is another. Every rank does it alike. A layer on the meta device has no values
+        yet."""
         ...
 
 
@@ -56,14 +53,14 @@ def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Se
 
 
 def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
-    before, earlier = tensors_of(layer), made(layer)
+    before, earlier = list(tensors_of(layer)), made(layer)
     written = earlier.names if earlier is not None else {}
-    result = transform.apply(layer)
-    after, names = tensors_of(result), {transform.renamed(own): written.get(own, own) for own in before}
-    lost = next((own for own in before if transform.renamed(own) not in after), None)
+    result, renamed = transform.apply(layer)
+    after, names = tensors_of(result), {renamed.get(own, own): written.get(own, own) for own in before}
+    lost = next((own for own in before if renamed.get(own, own) not in after), None)
     if lost is not None:
-        raise InputError(f"layer {name!r}: the transform {transform.identity!r} says that {lost!r} becomes "
-                         f"{transform.renamed(lost)!r}, of which the layer that it makes has none")  # fmt: skip
+        raise InputError(f"layer {name!r}: of the transform {transform.identity!r}, {lost!r} becomes "
+                         f"{renamed.get(lost, lost)!r}, which the layer that it makes does not have")  # fmt: skip
     plain = [names.get(own, own) for own in after]
     double = next((own for own in plain if plain.count(own) > 1), None)
     if double is not None:

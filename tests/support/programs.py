@@ -20,7 +20,6 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.state_tensors import model_state
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse, select
-from hetpipe.layers.weights import materialise
 from hetpipe.processes.peers.differences import check_alike
 from hetpipe.processes.pulse import beats
 from hetpipe.processes.whereabouts import describe_with, now, resumes_from
@@ -92,7 +91,7 @@ def save_late(world: World, folder: str) -> dict[str, Any]:
 
         return later
 
-    vars(hetpipe.runtime.stages.engine)["materialise"] = late(materialise)
+    vars(hetpipe.runtime.stages.engine)["make_stage"] = late(hetpipe.layers.recipe.make_stage)
     plan, (inputs, targets) = make_plan([{"cuts": [6, 4], "sizes": [4, 4]}]), batch("blocks", 8, 0)
     engine = open_engine(world, plan, build("blocks"), inputs, targets, Loss(function=mse))
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)

@@ -1,0 +1,142 @@
+"""Number types of each device: what is sent between unlike ones, gradients, and several precisions in one profile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hetpipe import InputError
+from hetpipe.layers.model import Loss, Model, as_tuple, mse, select
+from hetpipe.layers.numbers import computing, stage_types
+from hetpipe.layers.split import trace_boundaries
+from hetpipe.processes.world import World
+from hetpipe.runtime import backends
+from hetpipe.spec.number_types import AS_BUILT, NumberTypes
+from hetpipe.spec.plan import Backend, Plan
+from tests.support.commands import Command
+from tests.support.jobs import Folder, train
+from tests.support.nets import batch, build
+from tests.support.ranks import cluster_of, make_plan, run_ranks
+
+LONG, SHORT = NumberTypes.of("float64"), NumberTypes.of("float32")
+ROWS = [{"cuts": [4, 3, 3], "sizes": [3, 2]}]
+TYPES = {"n0/0": LONG, "n0/1": SHORT, "n0/2": LONG}  # of device types, in a plan with a cluster
+
+
+def test_what_is_sent_has_no_more_bits_than_either_end() -> None:
+    half = NumberTypes.of("float32", "fp16")
+    assert LONG.sent("float64", SHORT) == SHORT.sent("float32", LONG) == "float32"
+    assert half.sent("float16", SHORT) == "float16", "the receiver widens it, and loses nothing"
+    assert half.sent("float32", SHORT) == SHORT.sent("float32", half) == "float32", "what is added up from layer to layer"
+    assert AS_BUILT.sent("float64", AS_BUILT) == "float64"
+    assert (half.loss_is_scaled, half.summed, half.entered) == (True, "float32", None)
+    assert NumberTypes.of("float32", "fp32") == SHORT
+
+
+def test_both_ends_of_each_boundary_see_what_is_sent() -> None:
+    layers, inputs = build("blocks"), batch("blocks", 3, 0)[0]
+    stages = stage_types([(0, 4), (4, 7), (7, 10)], [LONG, SHORT, LONG])
+    found = [row[0].dtype for row in trace_boundaries(layers, inputs, stages=stages)]
+    long, short = torch.float64, torch.float32
+    assert found == [long, *[long] * 3, short, *[short] * 3, *[long] * 3]
+    mixed = stage_types([(0, 5), (5, 10)], [NumberTypes.of("float32", "bf16"), SHORT])
+    plain = nn.Sequential(*(nn.Linear(4, 4) for _ in range(10)))
+    found = [row[0].dtype for row in trace_boundaries(plain, torch.ones(2, 4), stages=mixed)]
+    assert found == [short, *[torch.bfloat16] * 5, *[short] * 5]
+
+
+def typed_step(world: World, plan: Plan, backend: Backend) -> dict[str, Any]:
+    layers, (inputs, targets) = build("blocks"), batch("blocks", 5, 0)
+    model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=Loss(function=mse))
+    engine = backends.open_engine(backend, model, plan, backends.seat(world, backend, plan), lambda _: torch.device("cpu"),
+                                  lambda _: None, TYPES.__getitem__)  # fmt: skip
+    assert engine is not None
+    loss = engine.step(inputs, targets)
+    gradients = {name: p.grad.clone() for name, p in engine.named_parameters() if p.grad is not None}
+    evaluation = engine.evaluate(inputs, targets).loss
+    engine.close()
+    return {"loss": loss, "gradients": gradients, "evaluation": evaluation}
+
+
+class Turned(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+
+def one_device() -> tuple[float, dict[str, Tensor]]:
+    """The same layers in the same types, micro-batch by micro-batch."""
+    layers = build("blocks")
+    own = list(layers)
+    for layer in own[4:7]:
+        layer.float()
+    parts = [*own[:4], Turned(torch.float32), *own[4:7], Turned(torch.float64), *own[7:]]
+    (x, y), total = batch("blocks", 5, 0), 0.0
+    for rows in (slice(0, 3), slice(3, 5)):
+        loss = mse(nn.Sequential(*parts)(select(x, rows)), select(y, rows)) * (len(as_tuple(select(x, rows))[0]) / 5)
+        loss.backward()
+        total += float(loss.detach())
+    return total, {name: p.grad for name, p in layers.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("backend", ["torch", "fairscale", "torchgpipe"])
+def test_a_stage_in_float32_between_two_in_float64_is_exact(backend: Backend) -> None:
+    """To rounding what one device gives that computes in the same types; to float32's what it gives in float64."""
+    plan = make_plan(ROWS, schedule="gpipe")
+    found = run_ranks(typed_step, cluster_of(3 if backend == "torch" else 1), plan, backend)
+    gradients: dict[str, Tensor] = {}
+    for part in found:
+        gradients |= part["gradients"]
+    loss, wanted = one_device()
+    assert {g.dtype for name, g in gradients.items() if name[0] in "456"} == {torch.float32}
+    assert {g.dtype for name, g in gradients.items() if name[0] not in "456"} == {torch.float64}
+    assert found[0]["loss"] == found[0]["evaluation"] == pytest.approx(loss, abs=1e-12)
+    assert gradients.keys() == wanted.keys()
+    layers, (x, y) = build("blocks"), batch("blocks", 5, 0)
+    mse(layers(x), y).backward()
+    for name, p in layers.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(gradients[name], wanted[name], rtol=0, atol=1e-12 if name[0] in "789" else 1e-7)
+        torch.testing.assert_close(gradients[name].double(), p.grad, rtol=0, atol=1e-6)
+    assert any(not torch.equal(gradients[name].double(), p.grad) for name, p in layers.named_parameters())  # type: ignore[arg-type]
+
+
+def test_replicas_that_would_hold_a_layer_in_two_types_are_refused() -> None:
+    plan = make_plan([{"cuts": [4, 6], "sizes": [3]}, {"cuts": [10], "sizes": [2]}])
+    with pytest.raises(InputError, match="layer 4 is held in float32 by n0/1 and in float64 by n1/0: replicas sum their grad"):
+        backends.refuse_sums(plan, {"n0/0": LONG, "n0/1": SHORT, "n1/0": LONG}.__getitem__)
+
+
+def test_types_that_are_said_do_not_follow_the_callers_autocast() -> None:
+    layer, x, cpu = nn.Linear(4, 4), torch.ones(2, 4), torch.device("cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        with computing(SHORT, cpu):
+            assert layer(x).dtype == torch.float32
+        with computing(AS_BUILT, cpu):
+            assert layer(x).dtype == torch.bfloat16
+    with computing(NumberTypes.of("float32", "bf16"), cpu):
+        assert layer(x).dtype == torch.bfloat16
+
+
+def test_several_precisions_are_measured_in_one_profile(folder: Folder, run: Command) -> None:
+    """Those of real and of emulated devices; a plan chooses among them."""
+    file = folder.job(plan={"partitioner": "auto"}, profile=None, train=train(dtype="float32"),
+                      profiler={"microbatch_sizes": [1], "repeats": 1, "precisions": ["fp32", "bf16"]})  # fmt: skip
+    folder.cluster(2, slowdown=3.0)
+    ended = run("profile", file, "-o", "measured.json")
+    assert ended.code == 0, ended.err
+    profile = folder.read("measured.json")
+    assert [(m["device_type"], m["precision"]) for m in profile["measurements"]] == [("cpu", "fp32"), ("cpu", "bf16")]
+    assert ["saved_bytes_per_sample" in m for m in profile["measurements"]] == [False, True]
+    plan = run("plan", "--profile", "measured.json", "--cluster", "cluster.yaml", "--global-batch", 4, "--precision", "fp32", "-o", "chosen.json")
+    assert plan.code == 0, plan.err
+    assert folder.read("chosen.json")["precision"] == {"cpu": "fp32"}
+    refused = run("profile", file, "-o", "measured.json", "--set", "train.dtype=float64")
+    assert refused.code == 2
+    assert "profiler.precisions are fp32, bf16, of matrix products of a model in float32, but parameters of this" in refused.err
