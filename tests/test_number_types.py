@@ -134,7 +134,8 @@ def test_several_precisions_are_measured_in_one_profile(folder: Folder, run: Com
     profile = folder.read("measured.json")
     assert [(m["device_type"], m["precision"]) for m in profile["measurements"]] == [("cpu", "fp32"), ("cpu", "bf16")]
     assert ["saved_bytes_per_sample" in m for m in profile["measurements"]] == [False, True]
-    plan = run("plan", "--profile", "measured.json", "--cluster", "cluster.yaml", "--global-batch", 4, "--precision", "fp32", "-o", "chosen.json")
+    options = ("--global-batch", 4, "--precision", "fp32", "-o", "chosen.json")
+    plan = run("plan", "--profile", "measured.json", "--cluster", "cluster.yaml", *options)
     assert plan.code == 0, plan.err
     assert folder.read("chosen.json")["precision"] == {"cpu": "fp32"}
     refused = run("profile", file, "-o", "measured.json", "--set", "train.dtype=float64")

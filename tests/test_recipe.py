@@ -49,7 +49,8 @@ def test_of_two_transforms_the_names_go_back_to_the_first() -> None:
     assert list(layers.state_dict()) == ["0.base.base.weight", "0.base.base.bias"]
     assert list(state_of(layers)) == ["0.weight", "0.bias"]
     found = made(layers[0])
-    assert found is not None and found.identities == (Doubling.identity,) * 2
+    assert found is not None
+    assert found.identities == (Doubling.identity,) * 2
     assert written_names(layers)(f"0.{COMPILED}.base.base.weight") == "0.weight"
 
 
