@@ -14,12 +14,14 @@ from hetpipe.layers.numbers import computing, stage_types
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends
+from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 from hetpipe.spec.plan import Backend, Plan
 from tests.support.commands import Command
 from tests.support.jobs import Folder, train
 from tests.support.nets import batch, build
 from tests.support.ranks import cluster_of, make_plan, run_ranks
+from tests.support.user_parts import Centre
 
 LONG, SHORT = NumberTypes.of("float64"), NumberTypes.of("float32")
 ROWS = [{"cuts": [4, 3, 3], "sizes": [3, 2]}]
@@ -48,17 +50,29 @@ def test_both_ends_of_each_boundary_see_what_is_sent() -> None:
     assert found == [short, *[torch.bfloat16] * 5, *[short] * 5]
 
 
-def typed_step(world: World, plan: Plan, backend: Backend) -> dict[str, Any]:
-    layers, (inputs, targets) = build("blocks"), batch("blocks", 5, 0)
+def typed_engine(world: World, plan: Plan, backend: Backend, layers: nn.Sequential) -> PlanEngine:
+    inputs, targets = batch("blocks", 5, 0)
     model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=Loss(function=mse))
     engine = backends.open_engine(backend, model, plan, backends.seat(world, backend, plan), lambda _: torch.device("cpu"),
                                   lambda _: None, TYPES.__getitem__)  # fmt: skip
     assert engine is not None
+    return engine
+
+
+def typed_step(world: World, plan: Plan, backend: Backend) -> dict[str, Any]:
+    layers, (inputs, targets) = build("blocks"), batch("blocks", 5, 0)
+    engine = typed_engine(world, plan, backend, layers)
     loss = engine.step(inputs, targets)
     gradients = {name: p.grad.clone() for name, p in engine.named_parameters() if p.grad is not None}
     evaluation = engine.evaluate(inputs, targets).loss
     engine.close()
-    return {"loss": loss, "gradients": gradients, "evaluation": evaluation}
+    coupled = build("blocks")
+    coupled[8] = Centre()
+    engine = typed_engine(world, plan, backend, coupled)
+    with pytest.raises(InputError) as refused:
+        engine.step(inputs, targets)
+    engine.close()
+    return {"loss": loss, "gradients": gradients, "evaluation": evaluation, "told": str(refused.value)}
 
 
 class Turned(nn.Module):
@@ -93,6 +107,7 @@ def test_a_stage_in_float32_between_two_in_float64_is_exact(backend: Backend) ->
     gradients: dict[str, Tensor] = {}
     for part in found:
         gradients |= part["gradients"]
+    assert all(part["told"].startswith("layer '8' (Centre) couples the samples of a batch") for part in found), "layers are tried"
     loss, wanted = one_device()
     assert {g.dtype for name, g in gradients.items() if name[0] in "456"} == {torch.float32}
     assert {g.dtype for name, g in gradients.items() if name[0] not in "456"} == {torch.float64}

@@ -61,24 +61,19 @@ class StageTypes:
     before: NumberTypes | None = None
     after: NumberTypes | None = None
 
-    def entering(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def entered(self, tensor: Tensor) -> Tensor:
         """What has come from another device, as this one's layers take it."""
         wanted = self.types.entered
-        if self.before == self.types or wanted is None:
-            return tuple(tensors)
-        return tuple(t.to(torch_type(wanted)) if t.is_floating_point() else t for t in tensors)
-
-    def leaving(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the last layer gives, as it is sent (see `NumberTypes.sent`)."""
-        if self.after is None or self.after == self.types:
-            return tuple(tensors)
-        return tuple(self._sent(t, self.after) for t in tensors)
-
-    def _sent(self, tensor: Tensor, after: NumberTypes) -> Tensor:
-        name = type_name(tensor.dtype)
-        if name not in get_args(NumberType):
+        if self.before == self.types or wanted is None or not tensor.is_floating_point():
             return tensor
-        return tensor.to(torch_type(self.types.sent(cast(NumberType, name), after)))
+        return tensor.to(torch_type(wanted))
+
+    def left(self, tensor: Tensor) -> Tensor:
+        """What the last layer gives, as it is sent (see `NumberTypes.sent`)."""
+        name = type_name(tensor.dtype)
+        if self.after is None or self.after == self.types or name not in get_args(NumberType):
+            return tensor
+        return tensor.to(torch_type(self.types.sent(cast(NumberType, name), self.after)))
 
 
 def stage_types(bounds: Sequence[tuple[int, int]], types: Sequence[NumberTypes]) -> list[StageTypes]:

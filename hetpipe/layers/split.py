@@ -110,7 +110,7 @@ def _traced(
         try:
             value = as_value([t if home is None else t.to(home) for t in tensors])
             if index == stage.lo:
-                value = as_value(stage.entering(as_tuple(value)))
+                value = as_value([stage.entered(t) for t in as_tuple(value)])
             versions = [t._version for t in as_tuple(value)]
             with computing(stage.types, place):
                 tensors = as_tuple(functional_call(layer, instead, (value,)) if instead else layer(value))
@@ -127,7 +127,7 @@ def _traced(
             raise InputError(_does_not_run(name, layer, found, error)) from error
         _refuse_reentrant(name, tensors)
         if index == stage.hi - 1:
-            tensors = stage.leaving(tensors)
+            tensors = tuple(map(stage.left, tensors))
         found.append(_specs(tensors))
         nodes.append([t.grad_fn for t in tensors])
     if backward:

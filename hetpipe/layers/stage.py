@@ -37,7 +37,7 @@ class Stage(nn.Sequential):
         in place (`nn.ReLU(inplace=True)`) gets a copy of it."""
         checkpointed = self.recompute and torch.is_grad_enabled()
         if self.types is not None:
-            tensors = self.types.entering(tensors)
+            tensors = tuple(map(self.types.entered, tensors))
         tensors = tuple(alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
         for index, (name, layer) in enumerate(named_layers(self)):
             copy = (checkpointed or index == 0) and self._in_place[index]
@@ -52,7 +52,7 @@ class Stage(nn.Sequential):
                                      "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
             else:
                 tensors = as_tuple(_call(layer, copy, *tensors))
-        return as_value(self.types.leaving(tensors) if self.types is not None else tensors)
+        return as_value(tensors if self.types is None else tuple(map(self.types.left, tensors)))
 
 
 Name = tuple[str, str]  # of a buffer: its module's, and its own

@@ -47,11 +47,11 @@ class Sets(NamedTuple):
 
     def double(self) -> Sets:
         """The same numbers, in float64."""
-        return self._each(lambda t: t.double() if t.is_floating_point() else t)
+        return self.each(lambda t: t.double() if t.is_floating_point() else t)
 
     def to(self, device: torch.device) -> Sets:
         """The same numbers, on this device."""
-        return self._each(lambda t: t.to(device))
+        return self.each(lambda t: t.to(device))
 
     def cut_anew(self) -> Sets:
         """With parts of the whole, as they lie in it."""
@@ -63,7 +63,8 @@ class Sets(NamedTuple):
             parts.append([t.detach().requires_grad_(whole.requires_grad) for t in cut])
         return Sets(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Sets:
+    def each(self, change: Callable[[Tensor], Tensor]) -> Sets:
+        """Other tensors in the places of these."""
         whole, first, second = (
             tuple(change(t.detach()).requires_grad_(t.requires_grad) for t in tensors) for tensors in (self.whole, *self.parts)
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, evaluating, move, named_layers, split_rows
+from hetpipe.layers.numbers import computing
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
 from hetpipe.layers.stage import Stage
@@ -178,11 +179,13 @@ class OneProcessEngine(PlanEngine):
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         assert inputs is not None
         given = cut_to_try(inputs)
-        for part, device in zip(self._parts, self.devices, strict=True):
-            tried = try_layers(named_layers(part.stage), given.to(device))
+        for part, types, device in zip(self._parts, self._typed, self.devices, strict=True):
+            entering = given.to(device).each(types.entered)
+            with computing(types.types, device):
+                tried = try_layers(named_layers(part.stage), entering)
             if tried.found is None:
                 return tried
-            given = tried.found
+            given = tried.found.each(types.left)
         return tried
 
     def close(self) -> None:

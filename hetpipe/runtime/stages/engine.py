@@ -168,7 +168,8 @@ class TorchEngine(PlanEngine):
             run.run(given, None, lambda *_: None)
         whole, *parts = ([t.requires_grad_(s.requires_grad) for t, s in zip(row, specs, strict=True)]
                          for row, (specs, _) in zip(trying.entered, ends, strict=True))  # fmt: skip
-        return try_layers(named_layers(self.stage), Sets(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:]))
+        sets = Sets(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:])
+        return try_layers(named_layers(self.stage), sets.each(self._typed[self.index].entered))
 
     def close(self) -> None:
         """Give hooks and buffers back."""
