@@ -164,7 +164,7 @@ def _read(dataset: MapDataset, numbers: Sequence[int], place: tuple[int | str, .
 
 
 def _samples(dataset: MapDataset, numbers: Sequence[int]) -> list[Any]:
-    """Those of these numbers; InputError, with the number, for one that is not there or whose file cannot be read."""
+    """The samples of these numbers; InputError, with the number, for one that is not there or whose file cannot be read."""
     many = getattr(dataset, "__getitems__", None)
     at = ", ".join(map(str, numbers[:8])) + ", …" * (len(numbers) > 8)
     try:
@@ -212,7 +212,7 @@ def _describe(sample: object) -> str:
 
 
 def emptied(collated: Any) -> Any:
-    """The same tree of tensors with zero samples."""
+    """A tree of tensors like this one, with zero samples."""
     if isinstance(collated, Tensor):
         return collated[:0]
     if isinstance(collated, dict):

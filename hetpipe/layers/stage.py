@@ -127,7 +127,7 @@ class _Recomputation(AbstractContextManager[None]):
 
 
 class _Alias(torch.autograd.Function):
-    """The same memory as a tensor that is no leaf, so that a layer may write into it (`x += 1`), as it may on one device."""
+    """A view of a tensor's memory that is no leaf, so that a layer may write into it (`x += 1`), as it may on one device."""
 
     @staticmethod
     def forward(ctx: object, tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from hetpipe.measuring.layer_run import DIFFERENT, WINDOW_SECONDS, WINDOWS, stea
 
 IDLE_SECONDS = 0.002
 LEFT_OVER = 0.05  # by which a window right after a pause may be longer than the processor had: its first quota is left over
-STEADY_SECONDS = 0.5  # of a window by which a quota is measured: what a period is dealt out too much is little beside the others
+STEADY_SECONDS = 0.5  # of a window by which a quota is measured: what a period gives too much is little beside the others
 
 
 @dataclass

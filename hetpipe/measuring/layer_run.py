@@ -17,11 +17,11 @@ from hetpipe.layers.model import Model, Tensors, as_tuple, as_value
 
 DIFFERENT = 0.15  # a time that is off by more is another
 TURNS_SECONDS, MOST_TURNS = 0.005, 50  # of one reading of a card
-WINDOW_SECONDS, WINDOWS = 0.2, 3  # Linux deals out CPU quotas every 0.1 s: whole periods have whole quotas
+WINDOW_SECONDS, WINDOWS = 0.2, 3  # Linux gives CPU quotas anew every 0.1 s: whole periods have whole quotas
 
 
 def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same values, as what enters a layer from elsewhere."""
+    """These values as what enters a layer from elsewhere: with no history."""
     return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
 
 

@@ -20,7 +20,7 @@ Name = str  # of a buffer, in the whole model
 
 
 class SharedBuffers:
-    """Those of one rank's layers (`stage`), group by group. `device`: on which a process of several devices sends."""
+    """The buffers of one rank's layers (`stage`), group by group. `device`: on which a process of several devices sends."""
 
     def __init__(
         self, stage: nn.Sequential, groups: Sequence[OwnerGroup], world: World,

@@ -54,5 +54,5 @@ def _receive(kind: tuple[torch.Size, torch.dtype], world: World, source: int) ->
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The same memory: gloo does not know every type."""
+    """A tensor's memory as bytes, since gloo does not know every type."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -46,11 +46,11 @@ class Sets(NamedTuple):
     rows: tuple[int, int]
 
     def double(self) -> Sets:
-        """The same numbers, in float64."""
+        """These numbers in float64."""
         return self.each(lambda t: t.double() if t.is_floating_point() else t)
 
     def to(self, device: torch.device) -> Sets:
-        """The same numbers, on this device."""
+        """These numbers on a device."""
         return self.each(lambda t: t.to(device))
 
     def cut_anew(self) -> Sets:
