@@ -109,8 +109,9 @@ def _stage_run(
         return torch.stack([t.float().sum() for t in as_tuple(output)]).sum()
 
     ends, recorder = trace_boundaries(layers, inputs, device), Recorder(device)
-    run = StageRun(make_stage(layers, 0, len(layers)), index=0, ranks=[0], lanes=ALONE, sizes=[1] * count, depths=[depth],
-                   ends=[(ends[0], ends[-1])] * count, recorder=recorder, loss=loss, last_backward=lambda: None)  # fmt: skip
+    run = StageRun(make_stage(layers, 0, len(layers)), index=0, stages=1, peers=((), ()), lanes=ALONE, sizes=[1] * count,
+                   depths=[depth], ends=[(ends[0], ends[-1])] * count, recorder=recorder, loss=loss,
+                   last_backward=lambda: None)  # fmt: skip
     nothing: Sequence[Wanted] = [None] * count  # type: ignore[list-item]
 
     def train(microbatches: Sequence[Tensors]) -> None:
