@@ -146,11 +146,9 @@ def local_groups(
     found = list[OwnerGroup]()
 
     def add(owners: Owners, parameters: Collection[nn.Parameter], layers: tuple[str, ...] = ()) -> None:
-        names, (j, degree) = _names(owners), shard
-        own = names[j * len(names) // degree : (j + 1) * len(names) // degree]
-        for at, name in enumerate(own):
-            tied = owners.tied is not None
-            found.append(OwnerGroup(name, ranks[name], tuple(parameters), tied, layers, (at, len(own))))
+        names, own, tied = _names(owners), owners.in_shard(*shard), owners.tied is not None
+        for at, j in enumerate(own):
+            found.append(OwnerGroup(names[j], ranks[names[j]], tuple(parameters), tied, layers, (at, len(own))))
 
     for owners in plan.owners():
         if lo <= owners.lo and owners.hi <= hi:

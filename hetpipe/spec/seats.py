@@ -54,6 +54,11 @@ class Owners(NamedTuple):
         """The owners of what is not split: every shard of every holder has it."""
         return tuple(dict.fromkeys(device for piece in self.pieces for device in piece))
 
+    def in_shard(self, shard: int, degree: int) -> range:
+        """The numbers of the pieces that lie in this shard of a holder of so many."""
+        count = len(self.pieces)
+        return range(shard * count // degree, (shard + 1) * count // degree)
+
 
 def seats_of(replicas: Sequence[Sequence[Stage]]) -> tuple[Seat, ...]:
     """All seats, replica by replica, stage by stage."""
