@@ -18,7 +18,7 @@ from hetpipe.building.build import (
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.layers.model import Loss, Tensors, evaluating
 from hetpipe.layers.numbers import as_type
-from hetpipe.layers.randomness import drawing
+from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.progress import Activity
 from hetpipe.runtime.base import Evaluation, Metric

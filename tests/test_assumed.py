@@ -1,4 +1,4 @@
-"""hetpipe/spec/assumed.py: what is counted of the framework where nothing was measured."""
+"""hetpipe/spec/clusters/assumed.py: what is counted of the framework where nothing was measured."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hetpipe import PlanOptions, make_plan
 from hetpipe.cli import commands
 from hetpipe.planning.partition import PartitionError, Problem
-from hetpipe.spec.assumed import assumed_overhead, is_assumed, with_assumed
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.assumed import assumed_overhead, is_assumed, with_assumed
 from hetpipe.spec.profile import Profile
 from tests.support.strategies import make_cluster, make_profile
 

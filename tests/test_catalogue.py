@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.spec.catalogue import Catalogue, alike, choice_of, load_choice
 from hetpipe.spec.cluster import Cluster, Node
+from hetpipe.spec.clusters.catalogue import Catalogue, alike, choice_of, load_choice
 from tests.support.strategies import make_cluster
 
 EXAMPLE = Path(__file__).parents[1] / "configs" / "catalogues" / "aws.yaml"

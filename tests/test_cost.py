@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from hetpipe.predict.cost import Costs, RingParts, most_in_flight
-from hetpipe.predict.sums import owner_segments, sync_segments
+from hetpipe.predict.sums import sync_segments
 from hetpipe.spec.cluster import LinkBetween
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.seats import owners_of
 from tests.support.strategies import make_cluster, make_profile
 
 LAYERS: list[dict[str, Any]] = [
@@ -143,8 +144,9 @@ class TestSegments:
         replica 0  n0/0|n0/1
         replica 1  n1/0    |n1/1
         """
-        found = owner_segments([replica(1, devices=["n0/0", "n0/1"]), replica(2, devices=["n1/0", "n1/1"])])
-        assert found == [(0, 1, ("n0/0", "n1/0")), (1, 2, ("n0/1", "n1/0")), (2, 3, ("n0/1", "n1/1"))]
+        found = owners_of([x.stages for x in (replica(1, devices=["n0/0", "n0/1"]), replica(2, devices=["n1/0", "n1/1"]))])
+        runs = [(x.lo, x.hi, *x.pieces) for x in found]
+        assert runs == [(2, 3, ("n0/1", "n1/1")), (1, 2, ("n0/1", "n1/0")), (0, 1, ("n0/0", "n1/0"))]
 
     def test_launched_from_the_last_layer_and_tied_ones_last(self) -> None:
         tied = [

@@ -14,7 +14,7 @@ import torch
 from hetpipe.building.data import fetch
 from hetpipe.building.same_data import check_same_data
 from hetpipe.files.messages import InputError
-from hetpipe.layers.randomness import Generators
+from hetpipe.layers.untouched.randomness import Generators
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
 from tests.support.jobs import Folder, train

@@ -20,7 +20,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter
 from hetpipe.layers.model import Loss, Tensors, Wanted, as_tuple, split_rows
 from hetpipe.layers.recipe import make_stage
-from hetpipe.layers.split import joint_gradients, trace_boundaries
+from hetpipe.layers.split import TensorSpec, joint_gradients, trace_boundaries
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages import transfers
@@ -133,8 +133,8 @@ class Pipeline:
         names: Any = ("down", "up", "hosts" if one_by_one else None)  # of the groups in `Network`
         self.runs = [
             StageRun(
-                make_stage(layers, lo, hi), index=s, ranks=range(len(cuts) - 1), lanes=Lanes(*names), sizes=sizes,
-                depths=depths, recorder=Recorder(torch.device("cpu"), meter=self.meters[s]),
+                make_stage(layers, lo, hi), index=s, stages=len(cuts) - 1, peers=((s - 1,), (s + 1,)), lanes=Lanes(*names),
+                sizes=sizes, depths=depths, recorder=Recorder(torch.device("cpu"), meter=self.meters[s]),
                 ends=list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in (lo, hi)), strict=True)),
                 loss=(lambda output, wanted: LOSS.share(output, wanted.targets, sum(sizes), wanted.weight)),
                 last_backward=lambda: None,
@@ -257,6 +257,42 @@ def test_depths_that_rise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     layers, inputs, _ = models(2, [False] * 2, False, 4)
     with pytest.raises(ValueError, match="warm-up depth 2 of stage 1 is above depth 1 of stage 0"):
         Pipeline(layers, inputs, [0, 1, 2], [1] * 4, [1, 2], monkeypatch)
+
+
+def test_several_peers_have_a_part_each_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the stage beside is tensor-parallel: rank 0 is one device, ranks 1 and 2 are two. Of one element, one has none."""
+    monkeypatch.setattr(transfers, "dist", Network(one_by_one=True))
+    x, y, found = torch.arange(7.0).view(1, 7), torch.ones(1), dict[int, list[Tensor]]()
+
+    def one() -> None:
+        out = transfers.Outgoing((1, 2), "down")  # type: ignore[arg-type]
+        back = transfers.Incoming([specs(x.shape, y.shape)], (1, 2), "up", x.device, None)  # type: ignore[arg-type]
+        out.send([x, y])
+        back.post()
+        found[0] = list(back.take())
+        out.settle(1)
+
+    def of_two(rank: int, *shapes: tuple[int, ...]) -> None:
+        comes = transfers.Incoming([specs(*shapes)], (0,), "down", x.device, None)  # type: ignore[arg-type]
+        back = transfers.Outgoing((0,), "up")  # type: ignore[arg-type]
+        comes.post()
+        found[rank] = [t.clone() for t in comes.take()]
+        back.send(found[rank])
+        back.settle(1)
+
+    def specs(*shapes: Sequence[int]) -> list[TensorSpec]:
+        return [TensorSpec(tuple(shape), torch.float32, False) for shape in shapes]
+
+    threads = [threading.Thread(target=one, name="0"), threading.Thread(target=of_two, args=(1, (4,), (1,)), name="1"),
+               threading.Thread(target=of_two, args=(2, (3,), (0,)), name="2")]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert [t.tolist() for t in found[1]] == [[0.0, 1.0, 2.0, 3.0], [1.0]]
+    assert [t.tolist() for t in found[2]] == [[4.0, 5.0, 6.0], []]
+    assert torch.equal(found[0][0], x)
+    assert torch.equal(found[0][1], y)
 
 
 class Growing(nn.Module):

@@ -18,8 +18,8 @@ from hetpipe.measuring.traffic import Flow
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.world import World
 from hetpipe.show.tables import beside_table, profile_table
-from hetpipe.spec.assumed import ALLOCATOR_FACTOR, MIB, told_of, with_assumed
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
+from hetpipe.spec.clusters.assumed import ALLOCATOR_FACTOR, MIB, told_of, with_assumed
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.profile import DeviceOverhead, Profile

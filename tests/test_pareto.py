@@ -20,8 +20,8 @@ from hetpipe.planning.partition import PartitionError, Problem, Solution
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
 from hetpipe.show.front_report import COLUMNS, draw_front, front_csv
-from hetpipe.spec.catalogue import Catalogue, choice_of
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.catalogue import Catalogue, choice_of
 from hetpipe.spec.profile import Profile
 from tests.support.strategies import make_cluster, make_profile
 

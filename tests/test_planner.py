@@ -15,8 +15,8 @@ from hetpipe.planning.partition import PartitionError, Problem, Solution
 from hetpipe.planning.planner import make_plan, with_prediction
 from hetpipe.predict.simulator import simulate
 from hetpipe.show.report import prediction_facts
-from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.assumed import with_assumed
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.support.strategies import make_cluster, make_problem, make_profile
 

@@ -15,7 +15,6 @@ from bench.reference import ReferenceEngine
 from hetpipe.layers.model import Loss, as_tuple, mse
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import tied_layers
-from hetpipe.predict.sums import owner_segments
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.spec.plan import Plan
 from tests.support.nets import batch, build
@@ -69,7 +68,7 @@ def test_every_rank_connects_its_groups_in_the_one_order(monkeypatch: pytest.Mon
 
 @given(plans())
 def test_segments_cover_the_layers_once_and_are_few(plan: Plan) -> None:
-    segments = owner_segments(plan.replicas)
+    segments = [(x.lo, x.hi, x.pieces[0]) for x in reversed(plan.owners())]
     assert [lo for lo, _, _ in segments] == [0, *(hi for _, hi, _ in segments[:-1])]
     assert segments[-1][1] == plan.layer_count
     assert len(segments) <= 1 + sum(len(replica.stages) - 1 for replica in plan.replicas)

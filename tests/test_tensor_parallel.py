@@ -14,10 +14,11 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.simulator import replica_costs, simulate
-from hetpipe.predict.sums import shard_owners, sync_segments
+from hetpipe.predict.sums import sync_segments
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, StagePlan
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.seats import pieces_of
 from tests.support.strategies import make_cluster, make_problem, make_profile
 
 WIRE = {"bandwidth": 100.0, "latency": 0.5}
@@ -66,16 +67,16 @@ def stage(*devices: str) -> StagePlan:
 
 
 def test_shards_of_equal_degrees() -> None:
-    assert shard_owners([stage("n0/0", "n0/1"), stage("n1/0", "n1/1")]) == [
+    assert pieces_of([stage("n0/0", "n0/1"), stage("n1/0", "n1/1")]) == (
         ("n0/0", "n1/0"),
         ("n0/1", "n1/1"),
-    ]
+    )
 
 
 def test_shards_of_unlike_degrees() -> None:
     #   n0:  0 0 0 1 1 1      of 2
     #   n1:  0 0 1 1 2 2      of 3
-    found = shard_owners([stage("n0/0", "n0/1"), stage("n1/0", "n1/1", "n1/2")])
+    found = pieces_of([stage("n0/0", "n0/1"), stage("n1/0", "n1/1", "n1/2")])
     assert [a[-1] + b[-1] for a, b in found] == ["00", "00", "01", "11", "12", "12"]
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter
-from hetpipe.layers.kept import kept
-from hetpipe.layers.randomness import Generators, drawing, seed_of
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.kept import kept
+from hetpipe.layers.untouched.randomness import Generators, drawing, seed_of
 
 DRAWS: dict[str, Any] = {
     "torch": lambda: torch.rand(3).tolist(), "numpy": lambda: np.random.rand(3).tolist(), "normal": lambda: np.random.randn(),

@@ -78,7 +78,7 @@ def test_a_stage_waits_for_others_between_its_actions_and_until_what_it_sent_has
             seen.append(now().waits)
 
     monkeypatch.setattr("torch.distributed.isend", lambda *_, **__: Work())
-    sent = Outgoing(1, None)  # type: ignore[arg-type]  # a group that nobody asks
+    sent = Outgoing((1,), None)  # type: ignore[arg-type]  # a group that nobody asks
     sent.send([torch.zeros(1)])
     sent.settle(1)
     assert seen[3:] == [True]

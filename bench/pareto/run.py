@@ -21,7 +21,7 @@ from hetpipe.planning.front import Front
 from hetpipe.planning.pareto import make_front
 from hetpipe.planning.workers import cores
 from hetpipe.show.front_report import draw_front, front_csv, front_table
-from hetpipe.spec.catalogue import Catalogue
+from hetpipe.spec.clusters.catalogue import Catalogue
 from hetpipe.spec.profile import Profile
 
 TYPES = {"A100": 4.10, "A10": 2.04}  # price per hour of one device of an on-demand p4d.24xlarge and g5.48xlarge

@@ -13,8 +13,8 @@ import numpy as np
 from bench.prediction.runs import DEVICES_PER_NODE, Run
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.assumed import assumed_overhead
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
+from hetpipe.spec.clusters.assumed import assumed_overhead
 from hetpipe.spec.profile import Measurement, Profile
 
 

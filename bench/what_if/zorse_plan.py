@@ -26,8 +26,8 @@ from hetpipe.exchange.importers.zorse_cluster import zorse_cluster
 from hetpipe.files.formats import read_mapping
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.assumed import with_assumed
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.profile import Profile
 from hetpipe.whatif.answer import Question, profile_of

@@ -17,10 +17,10 @@ from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
 from hetpipe.layers.numbers import as_type, torch_type
-from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.layer_check import ROWS
 from hetpipe.layers.trials.loss_check import check_sample
+from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
 from hetpipe.spec.guesses import OPTIMIZER

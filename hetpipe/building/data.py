@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from hetpipe.files.messages import InputError, cut
-from hetpipe.layers.randomness import Generators, drawing
+from hetpipe.layers.untouched.randomness import Generators, drawing
 
 
 class SamplerState(TypedDict):

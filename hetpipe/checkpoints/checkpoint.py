@@ -66,10 +66,11 @@ def save(
     extra: dict[str, Any],
     world: World,
     keep: int,
+    shard: tuple[int, int] = (0, 1),
 ) -> Path:
-    """Save one checkpoint from all ranks; then keep only the newest `keep`. `extra` is plain data (sampler, schedule). On every
-    rank InputError if there is no room for it, or no folder that all ranks share; CheckpointError if it cannot be written:
-    nothing of it is left then."""
+    """Save one checkpoint from all ranks; then keep only the newest `keep`. `extra` is plain data (sampler, schedule).
+    `shard`: which of the stage this rank has, of how many. On every rank InputError if there is no room for it, or no folder that
+    all ranks share; CheckpointError if it cannot be written: nothing of it is left then."""
     world = world.patiently()
     check_shared(folder, world)
     final = Path(folder) / f"step-{step:08d}"
@@ -80,7 +81,7 @@ def save(
     needed = sum(sizes.values())
     try:
         world.on_main(lambda: _prepare(partial, needed, step))
-        files = _write(tensors, partial, world)
+        files = _write(tensors, partial, world, shard)
         state = {"step": step, "tensors": len(sizes), "files": {n: w.model_dump() for n, w in files.items()}, **extra}
         world.on_main(lambda: _complete(partial, final, state))
     except OSError as error:  # on every rank, whichever could not write
@@ -103,12 +104,12 @@ def _prepare(partial: Path, needed: int, step: int) -> None:
     partial.mkdir(parents=True)
 
 
-def _write(tensors: dict[str, Tensor], partial: Path, world: World) -> dict[str, Written]:
+def _write(tensors: dict[str, Tensor], partial: Path, world: World, shard: tuple[int, int]) -> dict[str, Written]:
     """Each rank writes its tensors; what then is in all files. OSError on every rank if one cannot, or if the main rank does not
     see what it has written."""
     with waiting():
         names = write_tensors(tensors, partial, world)
-    own = world.together(lambda: {name: written(partial / name) for name in names})
+    own = world.together(lambda: {name: written(partial / name, shard) for name in names})
     files = {name: file for part in world.gather(own) for name, file in part.items()}
     world.on_main(lambda: _check_all_there(partial, files))
     return dict(sorted(files.items()))
@@ -171,6 +172,13 @@ def read_whole(checkpoint: Path, world: World | None = None) -> TrainerState | L
     faults = world.first(faults)
     if faults:
         raise InputError(f"checkpoint {checkpoint} is not as it was written; {REMOVE}:\n{listed(faults)}")
+    for name, file in files.items():
+        if file.shard is not None:
+            number, degree = file.shard
+            raise InputError(
+                f"checkpoint {checkpoint} is of tensor-parallel stages, which cannot be trained yet: {name} holds "
+                f"shard {number} of {degree}"
+            )
     return state
 
 

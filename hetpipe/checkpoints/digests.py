@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from hetpipe.files.formats import Bytes, Strict
+from hetpipe.files.formats import Bytes, Count, Strict
 from hetpipe.files.messages import reason
 
 _blake2b = partial(hashlib.blake2b, digest_size=32)
@@ -21,18 +21,31 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 REMOVE = "remove it to go on from the one before"  # of a checkpoint that is damaged
 
 
+def _one_of_several(shard: tuple[int, int]) -> tuple[int, int]:
+    number, degree = shard
+    if number >= degree or degree < 2:
+        raise ValueError(f"shard {number} of {degree}: expected the number of one of two or more, from 0 on")
+    return shard
+
+
 class Written(Strict):
-    """A file as it was written."""
+    """A file as it was written. `shard`: of what tensor-parallel stages split it holds this shard, of so many; left out where it
+    holds tensors whole."""
 
     size_bytes: Bytes
     blake2b: Digest
+    shard: Annotated[tuple[Count, Count], AfterValidator(_one_of_several)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_said(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in plain(self).items() if value is not None}
 
 
-def written(file: Path) -> Written:
-    """What the file holds now. OSError where it cannot be read."""
+def written(file: Path, shard: tuple[int, int] = (0, 1)) -> Written:
+    """What the file holds now, as written by a seat with this shard, of so many. OSError where it cannot be read."""
     with open(file, "rb") as content:
         digest = hashlib.file_digest(content, _blake2b).hexdigest()
-        return Written(size_bytes=content.tell(), blake2b=digest)
+        return Written(size_bytes=content.tell(), blake2b=digest, shard=shard if shard[1] > 1 else None)
 
 
 def damage(folder: Path, files: Mapping[str, Written]) -> list[str]:

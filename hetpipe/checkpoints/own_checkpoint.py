@@ -46,7 +46,7 @@ def save_checkpoint(
     if any(other != of_first for _, other in every):
         stages = {layers: {key: own[key] for key in ("scheduler_state", "scheduled")} for layers, own in every}
         extra["schedules"] = [{"layers": layers, **own} for layers, own in stages.items()]
-    return checkpoint.save(folder, step, engine.stage, optimizer, extra, world, keep)
+    return checkpoint.save(folder, step, engine.stage, optimizer, extra, world, keep, engine.shard)
 
 
 def _layers(engine: PlanEngine) -> tuple[str, ...]:

@@ -156,7 +156,8 @@ class Saved:
             "job": identity(self.job),
         }
         saved = checkpoint.save(
-            self.section.folder, step, self.engine.stage, self.optimizer, extra, self.engine.world, self.section.keep
+            self.section.folder, step, self.engine.stage, self.optimizer, extra, self.engine.world, self.section.keep,
+            self.engine.shard,
         )
         resumes_from(f"step {step}, {saved}")
 

@@ -31,9 +31,9 @@ from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.ranks.launch import start_server
 from hetpipe.processes.stopping import StopRequest, importing
 from hetpipe.show.command import show
-from hetpipe.spec.assumed import is_assumed, told_of
-from hetpipe.spec.catalogue import Catalogue, choice_of, load_choice
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.assumed import is_assumed, told_of
+from hetpipe.spec.clusters.catalogue import Catalogue, choice_of, load_choice
 from hetpipe.spec.job import LOG_FILES, Job
 from hetpipe.spec.options import PlanOptions, ScheduleChoice, parse_precision
 from hetpipe.spec.plan import Backend, Plan

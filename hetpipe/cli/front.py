@@ -13,8 +13,8 @@ from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.workers import cores
 from hetpipe.processes.progress import Activity
 from hetpipe.show.front_report import check_picture, draw_front, front_csv, front_table
-from hetpipe.spec.catalogue import Catalogue, choice_of
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.catalogue import Catalogue, choice_of
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.profile import Profile
 

@@ -14,12 +14,12 @@ from torch.autograd.graph import Node
 from torch.func import functional_call
 
 from hetpipe.files.messages import InputError, cut
-from hetpipe.layers.fakes import Fakes, fake_tensors
-from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import StageTypes, computing, torch_type, type_name
-from hetpipe.layers.randomness import drawing
 from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.untouched.fakes import Fakes, fake_tensors
+from hetpipe.layers.untouched.kept import kept
+from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly
 from hetpipe.spec.number_types import NumberTypes
 

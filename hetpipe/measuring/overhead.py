@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetpipe.layers.device import Stopwatch, one_thread
-from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, move, named_layers
 from hetpipe.layers.recipe import layer_on, make_stage
 from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.layer_run import LayerRun, turn_seconds
 from hetpipe.measuring.traffic import Flow, message_device
 from hetpipe.processes.world import World
@@ -108,8 +108,9 @@ def _stage_run(
         return torch.stack([t.float().sum() for t in as_tuple(output)]).sum()
 
     ends, recorder = trace_boundaries(layers, inputs, device), Recorder(device)
-    run = StageRun(make_stage(layers, 0, len(layers), device), index=0, ranks=[0], lanes=ALONE, sizes=[1] * count, depths=[depth],
-                   ends=[(ends[0], ends[-1])] * count, recorder=recorder, loss=loss, last_backward=lambda: None)  # fmt: skip
+    run = StageRun(make_stage(layers, 0, len(layers), device), index=0, stages=1, peers=((), ()), lanes=ALONE, sizes=[1] * count,
+                   depths=[depth], ends=[(ends[0], ends[-1])] * count, recorder=recorder, loss=loss,
+                   last_backward=lambda: None)  # fmt: skip
     nothing: Sequence[Wanted] = [None] * count  # type: ignore[list-item]
 
     def train(microbatches: Sequence[Tensors]) -> None:

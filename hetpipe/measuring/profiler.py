@@ -29,12 +29,12 @@ from hetpipe.layers.device import (
     static_storages,
     trained_bytes,
 )
-from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
 from hetpipe.layers.numbers import type_name
 from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import CARRY, skipping_layers, tied_layers, trace_boundaries
 from hetpipe.layers.stage import alias
+from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, leaves, loss_of, turn_seconds
 from hetpipe.processes.cards import begin_backward

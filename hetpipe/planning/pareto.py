@@ -32,8 +32,8 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.front import Front, Planned, Row, Status, nodes_text, planned
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.workers import Planners, Solved
-from hetpipe.spec.catalogue import Catalogue, Choice, Counts, choice_of
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.catalogue import Catalogue, Choice, Counts, choice_of
 from hetpipe.spec.options import LIMITS, PlanOptions
 from hetpipe.spec.plan import Plan, Proof
 from hetpipe.spec.profile import Profile

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, shown
-from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.assumed import with_assumed
 from hetpipe.spec.options import PlanOptions, ScheduleChoice
 from hetpipe.spec.plan import Backend, Plan, Proof
 from hetpipe.spec.profile import Profile

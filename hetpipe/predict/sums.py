@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.seats import Owners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,80 +29,38 @@ class Segment:
     tied: str | None = None
 
 
-def owner_segments(replicas: Sequence[ReplicaPlan]) -> list[tuple[int, int, tuple[str, ...]]]:
-    """Runs of consecutive layers with the same owners (one device per replica: the first of a group), ascending: at most
-    1 + Σ(n_r − 1)."""
-    return [(lo, hi, tuple(replicas[r].stages[s].device for r, s in _at(replicas, lo))) for lo, hi in _runs(replicas)]
-
-
-def shard_owners(stages: Sequence[StagePlan]) -> list[tuple[str, ...]]:
-    """Who holds each piece of what these stages all hold: a stage of degree t holds t equal shards, so in T pieces, T the
-    least common multiple of all degrees, piece j lies on device ⌊j·t / T⌋ of each stage. [T pieces][stages]
-
-    >>> one, two = StagePlan(layers=(0, 1), devices=("a/0",)), StagePlan(layers=(0, 1), devices=("b/0", "b/1"))
-    >>> shard_owners([one, two])
-    [('a/0', 'b/0'), ('a/0', 'b/1')]
-    """
-    degrees = [len(stage.devices) for stage in stages]
-    pieces = math.lcm(*degrees)
-    return [
-        tuple(stage.devices[j * t // pieces] for stage, t in zip(stages, degrees, strict=True))
-        for j in range(pieces)
-    ]
-
-
 def sync_segments(plan: Plan, costs: Costs) -> list[Segment]:
     """What is all-reduced, in launch order: buckets from the last layer to the first, tied groups last. Only groups of two or
     more devices are listed. Shards of a tensor-parallel stage are summed apart, each with its owners and its part of the bytes;
     they use links of their own. One process that drives several devices launches all after its last backward: for it there is
     nothing to be had from buckets, and segments are whole."""
-    replicas = plan.replicas
     most = costs.bucket_bytes if plan.backend == "torch" else math.inf
     segments = list[Segment]()
-    for lo, hi in reversed(_runs(replicas)) if len(replicas) > 1 else ():
-        holders = _at(replicas, lo)
-        stages = [replicas[r].stages[s] for r, s in holders]
-        pieces = shard_owners(stages)
+    for owners in plan.owners() if len(plan.replicas) > 1 else ():
+        stages = _stages(plan, owners)
         degrees = [len(stage.devices) for stage in stages]
         kinds = frozenset((costs.cluster.device(s.device).type if t > 1 else "", t) for s, t in zip(stages, degrees, strict=True))
-        for first, end, size in costs.buckets(kinds, lo, hi, len(pieces), most):
-            lowest = (first,) * len(holders)
-            segments += [
-                Segment(lo=first, hi=end, owners=owners, size_bytes=size, holders=holders, lowest=lowest)
-                for owners in pieces
-                if len(set(owners)) > 1
-            ]
+        for first, end, size in costs.buckets(kinds, owners.lo, owners.hi, len(owners.pieces), most):
+            segments += _of_pieces(owners, first, end, size, (first,) * len(stages))
     for name, members, trained_bytes in costs.profile.ties:
-        holders = _holding(replicas, members)
-        stages = [replicas[r].stages[s] for r, s in holders]
-        lowest = tuple(min(i for i in members if stage.layers[0] <= i < stage.layers[1]) for stage in stages)
-        pieces = shard_owners(stages)
-        size = trained_bytes / len(pieces)
-        segments += [
-            Segment(lo=members[0], hi=members[-1] + 1, owners=owners, size_bytes=size, holders=holders, lowest=lowest, tied=name)
-            for owners in pieces
-            if len(set(owners)) > 1
-        ]
+        owners = plan.owners_of_tied(name, members)
+        within = [stage.layers for stage in _stages(plan, owners)]
+        lowest = tuple(min(i for i in members if lo <= i < hi) for lo, hi in within)
+        segments += _of_pieces(owners, owners.lo, owners.hi, trained_bytes / len(owners.pieces), lowest)
     return segments
 
 
-def _runs(replicas: Sequence[ReplicaPlan]) -> list[tuple[int, int]]:
-    return list(pairwise(sorted({end for replica in replicas for stage in replica.stages for end in stage.layers})))
+def _stages(plan: Plan, owners: Owners) -> list[StagePlan]:
+    return [plan.replicas[r].stages[s] for r, s in owners.holders]
 
 
-def _at(replicas: Sequence[ReplicaPlan], layer: int) -> tuple[tuple[int, int], ...]:
-    """The stage of each replica that holds this layer."""
-    return tuple((r, next(s for s, x in enumerate(one.stages) if layer < x.layers[1])) for r, one in enumerate(replicas))
-
-
-def _holding(replicas: Sequence[ReplicaPlan], layers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The stages, replica by replica, that hold any of these layers."""
-    return tuple(
-        (r, s)
-        for r, replica in enumerate(replicas)
-        for s, stage in enumerate(replica.stages)
-        if any(stage.layers[0] <= layer < stage.layers[1] for layer in layers)
-    )
+def _of_pieces(owners: Owners, lo: int, hi: int, size: float, lowest: tuple[int, ...]) -> list[Segment]:
+    """What is summed of layers [lo, hi) at once, piece by piece."""
+    return [
+        Segment(lo=lo, hi=hi, owners=piece, size_bytes=size, holders=owners.holders, lowest=lowest, tied=owners.tied)
+        for piece in owners.pieces
+        if len(set(piece)) > 1
+    ]
 
 
 def gradients_ahead(costs: Costs, replica: ReplicaPlan) -> list[float]:

@@ -12,7 +12,7 @@ with the last gets its last gradient only after that stage's backward, in which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -40,6 +40,22 @@ def is_finite(*tensors: Tensor) -> bool:
 def _together(numbers: Sequence[Tensor]) -> Tensor:
     """Numbers of any devices as one tensor on the first one's, so that they are waited for once."""
     return torch.stack([number.to(numbers[0].device) for number in numbers])
+
+
+def counts(rank: int, owners: Collection[int]) -> bool:
+    """Whether of all ranks that own the same gradients it is this one that counts them, where each shall count once.
+
+    Of a parameter that is split each shard counts once: a piece of it has owners of its own. Of one that is replicated over the
+    shards one counts: its owners are all ranks of all of them. (Where these have made parts of its gradient, only the sum of the
+    parts is what they own.)"""
+    return rank == min(owners)
+
+
+def square_norm(held: Iterable[tuple[Collection[int], Sequence[Tensor]]], rank: int) -> float:
+    """This rank's part of the global squared gradient norm, in float64, by what it holds: (owners, gradients)."""
+    own = [gradient for owners, gradients in held if counts(rank, owners) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in own]
+    return sum(norm**2 for norm in _together(norms).tolist()) if norms else 0.0
 
 
 class _Work(Protocol):
@@ -187,7 +203,7 @@ class GradientSync:
             if kept is None:
                 bucket.begin()
             else:
-                bucket.go_on(kept, holds=min(bucket.group.ranks) == self.rank)
+                bucket.go_on(kept, holds=counts(self.rank, bucket.group.ranks))
 
     def last_backward(self) -> None:
         """The next backward is the last of the step: a gradient that it has made is complete."""
@@ -254,10 +270,8 @@ class GradientSync:
                 copy.grad = None if parameter.grad is None else parameter.grad.to(copy.device, copy=True)
 
     def square_norm(self) -> float:
-        """This rank's part of the global squared gradient norm, in float64: only the lowest owner counts a parameter."""
-        own = [gradient for bucket in self._buckets if min(bucket.group.ranks) == self.rank for gradient in bucket.gradients()]
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in own]
-        return sum(norm**2 for norm in _together(norms).tolist()) if norms else 0.0
+        """This rank's part of the global squared gradient norm, in float64: each parameter counts once."""
+        return square_norm(((bucket.group.ranks, bucket.gradients()) for bucket in self._buckets), self.rank)
 
     def is_finite(self) -> bool:
         """Whether all numbers of this rank's gradients are."""

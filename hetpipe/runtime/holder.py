@@ -40,7 +40,10 @@ class Holder:
         plan.check(layers=len(model.layers))
         refuse_unexecutable(plan)
         self._model = model
-        self.replica, self.index = _position(plan, world)
+        self.seats = [seat for seat in plan.seats() if world.rank_of.get(seat.device) == world.rank]
+        if not self.seats:
+            raise InputError(f"device {world.device_id} has no part in the plan, which uses {list(plan.device_ids)}")
+        self.replica, self.index = self.seats[0].replica, self.seats[0].stage
         self._replica_plan = plan.replicas[self.replica]
         self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
         self.steps = 0  # begun so far
@@ -59,7 +62,12 @@ class Holder:
     @property
     def place(self) -> str:
         """`replica 0 stage 1, device n0/1`."""
-        return f"replica {self.replica} stage {self.index}, device {self.world.device_id}"
+        return f"{self.seats[0].place}, device {self.world.device_id}"
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Which shard of its stages this process holds, of how many."""
+        return self.seats[0].shard, self.seats[0].degree
 
     @property
     def doing(self) -> str:
@@ -145,11 +153,7 @@ class Holder:
 
     def _places(self) -> list[tuple[str, int, Recorder]]:
         """(device, stage, recorder) of each stage of this process."""
-        stages = self._replica_plan.stages[self.index : self.index + len(self.recorders)]
-        return [
-            (stage.device, self.index + s, recorder)
-            for s, (stage, recorder) in enumerate(zip(stages, self.recorders, strict=True))
-        ]
+        return [(seat.device, seat.stage, recorder) for seat, recorder in zip(self.seats, self.recorders, strict=True)]
 
     def spans(self) -> list[Span]:
         """The actions of the step just done, in seconds since it began."""
@@ -165,14 +169,6 @@ class Holder:
             (device, recorder.peak_bytes, recorder.pacer.overrun_seconds)
             for device, _, recorder in self._places()
         ]
-
-
-def _position(plan: Plan, world: World) -> tuple[int, int]:
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            if world.device_id in stage.devices:
-                return r, s
-    raise InputError(f"device {world.device_id} has no part in the plan, which uses {list(plan.device_ids)}")
 
 
 def refuse_unexecutable(plan: Plan) -> None:

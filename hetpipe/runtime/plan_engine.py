@@ -17,9 +17,9 @@ from torch import Tensor
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, as_value, evaluating
 from hetpipe.layers.numbers import callers_autocast, computing, stage_types
-from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.trials.layer_check import Outcome
+from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.rendezvous import give_back_at_exit
 from hetpipe.processes.world import World

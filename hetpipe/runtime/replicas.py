@@ -1,9 +1,10 @@
 """Unlike replicas: who owns which layers, and the process groups of a plan. The owners of a layer are its ranks in every replica;
-consecutive layers with the same owners form a segment with one process group, in which `gradients` sums theirs."""
+consecutive layers with the same owners form a segment with one process group, in which `gradients` sums theirs. Shards of
+tensor-parallel stages are pieces of it, each with owners of its own (`spec.seats`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,38 +14,43 @@ from torch import nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
-from hetpipe.predict.sums import owner_segments
 from hetpipe.processes.environment import step_timeout
 from hetpipe.processes.world import check_devices
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.seats import Owners
 
 
 @dataclass(frozen=True)
 class OwnerGroup:
     """Parameters of one segment or tie on this rank, and the global ranks that own them; of a segment in the order of the
-    replicas, with the names of its layers."""
+    replicas, with the names of its layers. `piece`: which of how many equal pieces of what this rank has of them is meant."""
 
     name: str
     ranks: tuple[int, ...]
     parameters: tuple[nn.Parameter, ...]
     tied: bool = False
     layers: tuple[str, ...] = ()
+    piece: tuple[int, int] = (0, 1)
 
 
 def plan_groups(
     plan: Plan, rank_of: Mapping[str, int], tied: Mapping[str, Sequence[int]]
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, ranks) of every owner group of a plan in launch order: segments from the last layer down, then ties. `tied` maps
-    the name of a tied parameter to the layers that hold it. Pure: every rank computes the same list."""
-    groups = [
-        (f"layers {lo}:{hi}", tuple(rank_of[d] for d in owners))
-        for lo, hi, owners in reversed(owner_segments(plan.replicas))
-    ]
-    for name in sorted(tied):
-        ranks = {rank_of[stage.device] for replica in plan.replicas for stage in replica.stages
-                 if any(stage.layers[0] <= layer < stage.layers[1] for layer in tied[name])}  # fmt: skip
-        groups.append((f"tied {name}", tuple(sorted(ranks))))
+    """(name, ranks) of every owner group of a plan in launch order: segments from the last layer down, then ties, of each piece
+    by piece. `tied` maps the name of a tied parameter to the layers that hold it. Pure: every rank computes the same list."""
+    groups = []
+    for owners in (*plan.owners(), *(plan.owners_of_tied(name, tied[name]) for name in sorted(tied))):
+        for name, devices in zip(_names(owners), owners.pieces, strict=True):
+            ranks = tuple(rank_of[device] for device in devices)
+            groups.append((name, ranks if owners.tied is None else tuple(sorted(set(ranks)))))
     return groups
+
+
+def _names(owners: Owners) -> list[str]:
+    """Of the group of each piece, for messages, and to tell them apart."""
+    whole = f"layers {owners.lo}:{owners.hi}" if owners.tied is None else f"tied {owners.tied}"
+    count = len(owners.pieces)
+    return [whole] if count == 1 else [f"{whole}, piece {j} of {count}" for j in range(1, count + 1)]
 
 
 class Lanes(NamedTuple):
@@ -67,16 +73,15 @@ class Lanes(NamedTuple):
         found: list[float] = tensor.tolist()
         return found
 
-    def warm_up(self, ranks: Sequence[int], device: torch.device) -> None:
+    def warm_up(self, before: Sequence[int], after: Sequence[int], device: torch.device) -> None:
         """Send a number over each boundary, each way: NCCL connects two ranks in their first message, for which both stand still.
-        `ranks`: of the stages in order, this rank one of them."""
+        `before` and `after` are this rank's peers in the stages beside it."""
         number = torch.zeros(1, device=device)
-        for group, order in ((self.activations, list(ranks)), (self.gradients, list(ranks)[::-1])):
-            at = order.index(dist.get_rank())
-            if at > 0:
-                dist.recv(number, order[at - 1], group=group)
-            if at < len(order) - 1:
-                dist.send(number, order[at + 1], group=group)
+        for group, sources, targets in ((self.activations, before, after), (self.gradients, after, before)):
+            for rank in dict.fromkeys(sources):
+                dist.recv(number, rank, group=group)
+            for rank in dict.fromkeys(targets):
+                dist.send(number, rank, group=group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,7 @@ class PlanGroups:
         timeout, apart = step_timeout(), "nccl" in str(dist.get_backend_config())  # "cpu:gloo,cuda:nccl"
         pipelines = []
         for replica in plan.replicas:
-            members = sorted({rank_of[s.device] for s in replica.stages})
+            members = sorted({rank_of[device] for stage in replica.stages for device in stage.devices})
             down = dist.new_group(members, timeout=timeout)
             others = [dist.new_group(members, timeout=timeout, backend=name) for name in ((None, "gloo") if apart else ())]
             pipelines.append(Lanes(down, *(others or [down])))
@@ -133,18 +138,25 @@ def local_groups(
     plan: Plan,
     tied: Mapping[str, Sequence[int]],
     tied_names: Mapping[nn.Parameter, str],
+    shard: tuple[int, int] = (0, 1),
 ) -> list[OwnerGroup]:
-    """The owner groups that this rank's stage (layers [lo, hi)) is part of, in launch order, each parameter in exactly one."""
+    """The owner groups that this rank's stage (layers [lo, hi)) is part of, in launch order, each parameter in exactly one, or
+    each of its pieces. `shard`: which of how many the rank has of the stage."""
     children, ranks = named_layers(stage), dict(segments)
-    found = []
-    for seg_lo, seg_hi, _ in reversed(owner_segments(plan.replicas)):
-        if lo <= seg_lo and seg_hi <= hi:
-            name = f"layers {seg_lo}:{seg_hi}"
-            own = children[seg_lo - lo : seg_hi - lo]
+    found = list[OwnerGroup]()
+
+    def add(owners: Owners, parameters: Collection[nn.Parameter], layers: tuple[str, ...] = ()) -> None:
+        names, own, tied = _names(owners), owners.in_shard(*shard), owners.tied is not None
+        for at, j in enumerate(own):
+            found.append(OwnerGroup(names[j], ranks[names[j]], tuple(parameters), tied, layers, (at, len(own))))
+
+    for owners in plan.owners():
+        if lo <= owners.lo and owners.hi <= hi:
+            own = children[owners.lo - lo : owners.hi - lo]
             inside = dict.fromkeys(p for _, layer in own for p in layer.parameters() if p not in tied_names)
-            found.append(OwnerGroup(name, ranks[name], tuple(inside), layers=tuple(child for child, _ in own)))
+            add(owners, inside, tuple(child for child, _ in own))
     for tie in sorted(tied):
-        parameters = tuple(p for p, name in tied_names.items() if name == tie)
+        parameters = [p for p, name in tied_names.items() if name == tie]
         if parameters:
-            found.append(OwnerGroup(f"tied {tie}", ranks[f"tied {tie}"], parameters, tied=True))
+            add(plan.owners_of_tied(tie, tied[tie]), parameters)
     return found

@@ -14,8 +14,8 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
 from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.scene import Scene, make_scene
-from hetpipe.spec.assumed import with_assumed
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.assumed import with_assumed
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 

@@ -23,7 +23,7 @@ from hetpipe.show.words import (
     too_full,
     unused_line,
 )
-from hetpipe.spec.assumed import (
+from hetpipe.spec.clusters.assumed import (
     ALLOCATOR_FACTOR,
     CHANNEL_BYTES,
     CONTEXT_BYTES,

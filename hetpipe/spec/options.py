@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from hetpipe.files.formats import Flag, Name, Number, Strict, explained
 from hetpipe.files.messages import Faults, InputError, nearest, shown
-from hetpipe.spec.assumed import is_assumed, says_memory
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.clusters.assumed import is_assumed, says_memory
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.plan import Backend
 from hetpipe.spec.profile import Measurement, Profile
@@ -85,7 +85,7 @@ class PlanOptions(Strict):
 
     def reserve(self, cluster: Cluster) -> float:
         """The fraction of each device's memory that plans leave free. Unless told otherwise: nothing where the cluster file says
-        what the framework takes (`runtime_overhead`), where that is assumed (`spec.assumed`), or where all devices are emulated,
+        what the framework takes (`runtime_overhead`), where that is assumed (`clusters.assumed`), or where all devices are emulated,
         whose memory counts tensors only."""
         if self.memory_reserve is not None:
             return self.memory_reserve

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -17,6 +18,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.schedule import ScheduleName, check_depths, default_depths
+from hetpipe.spec.seats import Owners, Seat, owners_of, owners_of_tied, peers_of, seats_of
 
 Proof = Literal["exhaustive", "search-bound", "fluid"]
 Backend = Literal["torch", "fairscale", "torchgpipe"]
@@ -151,6 +153,29 @@ class Plan(Document):
             for stage in replica.stages
             for device in stage.devices
         }
+
+    def seats(self) -> tuple[Seat, ...]:
+        """Which device holds which shard of which stage, replica by replica, stage by stage."""
+        return seats_of(self._stages)
+
+    def peers(self, seat: Seat) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The devices with which a seat exchanges what enters its stage, and what leaves it: one for each of its pieces."""
+        stages, s = self.replicas[seat.replica].stages, seat.stage
+        before = peers_of(stages[s], stages[s - 1], seat.device) if s > 0 else ()
+        after = peers_of(stages[s], stages[s + 1], seat.device) if s < len(stages) - 1 else ()
+        return before, after
+
+    def owners(self) -> list[Owners]:
+        """Who owns which layers' gradients, from the last layer down, as they are summed."""
+        return owners_of(self._stages)
+
+    def owners_of_tied(self, name: str, layers: Sequence[int]) -> Owners:
+        """Who owns the gradient of a parameter that these layers share."""
+        return owners_of_tied(self._stages, name, layers)
+
+    @property
+    def _stages(self) -> list[tuple[StagePlan, ...]]:
+        return [replica.stages for replica in self.replicas]
 
     @property
     def fingerprint(self) -> str:

@@ -7,9 +7,9 @@ from torch import nn
 
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors, unsplit_note
-from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.loss_check import check_sample
+from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.progress import warn
 from hetpipe.runtime.checks.arguments import arguments
 from hetpipe.runtime.checks.stale import set_aside

@@ -8,7 +8,7 @@ from torch import nn
 from hetpipe.files.messages import InputError, natural_key
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
-from hetpipe.layers.randomness import drawing
+from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import connect, create_world
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica
 from hetpipe.runtime.checks.arguments import arguments

@@ -256,12 +256,7 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
 
 def _place(plan: Plan, device: str) -> str:
     """`replica 0 stage 1`."""
-    return next(
-        f"replica {r} stage {s}"
-        for r, replica in enumerate(plan.replicas)
-        for s, stage in enumerate(replica.stages)
-        if stage.device == device
-    )
+    return next(seat.place for seat in plan.seats() if seat.device == device)
 
 
 def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -> Emulation | None:

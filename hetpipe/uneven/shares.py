@@ -25,7 +25,7 @@ from hetpipe.layers.device import (
     trained_bytes,
     usable_bytes,
 )
-from hetpipe.layers.kept import kept
+from hetpipe.layers.untouched.kept import kept
 from hetpipe.planning.shares import deal
 from hetpipe.spec.plan import Plan
 

@@ -26,8 +26,8 @@ from hetpipe.partitioners.plan_class.limit import Limit
 from hetpipe.planning.bounds import fluid_bound, fluid_price
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.catalogue import alike
 from hetpipe.spec.cluster import Node
+from hetpipe.spec.clusters.catalogue import alike
 from hetpipe.spec.plan import Plan
 
 SUBSETS = 600  # bounded at most

@@ -106,7 +106,7 @@ class Joint:
         self, kinds: list[Index], where: list[tuple[Index, Index]], free: list[Array], made: list[Array], size: Array
     ) -> Array:
         """Sum so many bytes over stages of these kinds, one (rows, stage) for each replica of `free`, which have `made` them; the
-        shards apart (`hetpipe.predict.sums.shard_owners`). When the last sum ends, [rows]."""
+        shards apart (`hetpipe.spec.seats`). When the last sum ends, [rows]."""
         last = np.zeros(len(size))
         if not len(size):
             return last

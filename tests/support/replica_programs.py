@@ -15,6 +15,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
+from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.plan import Plan
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
@@ -27,7 +28,8 @@ def twenty_steps(world: World, plan: Plan) -> dict[str, Any]:
     engine = open_engine(
         world, plan, layers, *batch("tied", 4, 0), Loss(function=cross_entropy, weight="tokens")
     )
-    assert engine is not None
+    assert isinstance(engine, TorchEngine)
+    engine._lanes.warm_up(*engine._peers, engine.device)  # as on cards; it ends, and all goes on as without
     shares = tuple(replica.samples for replica in plan.replicas)
     optimizer = torch.optim.AdamW(engine.parameters(), lr=0.01)
     norms = []

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import hetpipe
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
-from hetpipe.layers.randomness import Generators
+from hetpipe.layers.untouched.randomness import Generators
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine

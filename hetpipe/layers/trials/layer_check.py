@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import cut
 from hetpipe.layers.batch_norm import may_normalise_batches, normalises_batches
-from hetpipe.layers.kept import remember
 from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
-from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import leaves as leaves_of
 from hetpipe.layers.stage import alias
 from hetpipe.layers.transforms import uncompiled
 from hetpipe.layers.trials.compare import ALIKE, NONE, Difference, growing, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.still import Still, fixed_seeds
+from hetpipe.layers.untouched.kept import remember
+from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly, fingerprint
 
 ROWS = 4  # that a model is tried on, at most

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, cut
-from hetpipe.layers.fakes import fake_tensors
-from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
 from hetpipe.layers.numbers import type_name
-from hetpipe.layers.randomness import drawing
 from hetpipe.layers.split import REENTRANT, TensorSpec, is_reentrant, leaves
 from hetpipe.layers.trials.loss_trial import Trial, draws, with_few_rows
 from hetpipe.layers.trials.masks import USUAL, masked, seen, trains
+from hetpipe.layers.untouched.fakes import fake_tensors
+from hetpipe.layers.untouched.kept import kept
+from hetpipe.layers.untouched.randomness import drawing
 
 DETACHED = (
     "the loss requires no gradient: what it returns does not depend on the model's output, or was detached from it "

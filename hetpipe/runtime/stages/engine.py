@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
-from hetpipe.layers.kept import kept
 from hetpipe.layers.model import Model, Tensors, as_value, evaluating, move, named_layers, split_rows
-from hetpipe.layers.randomness import drawing
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
 from hetpipe.layers.stage import Stage
 from hetpipe.layers.trials.layer_check import Outcome, Sets, cut_to_try, norms_off, sizes_to_try, try_layers
+from hetpipe.layers.untouched.kept import kept
+from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import World
 from hetpipe.runtime.checks import stale
 from hetpipe.runtime.gradients import GradientSync
@@ -43,9 +43,10 @@ class TorchEngine(PlanEngine):
         stale.check_fresh(model.layers, lo, hi, world)
         self.stage = make_stage(model.layers, lo, hi, device, recompute=self._stage_plan.recompute, types=self._typed[self.index])
         self._lanes = groups.pipelines[self.replica]
-        self._ranks = [world.rank_of[s.device] for s in self._replica_plan.stages]
+        before, after = plan.peers(self.seats[0])
+        self._peers = tuple(world.rank_of[d] for d in before), tuple(world.rank_of[d] for d in after)
         if device.type == "cuda":
-            self._lanes.warm_up(self._ranks, device)
+            self._lanes.warm_up(*self._peers, device)
         self.sync = self._gradient_sync(groups)
         self.recorder = Recorder(device, meter=self._meter(emulation))
         self.recorders = [self.recorder]
@@ -66,7 +67,7 @@ class TorchEngine(PlanEngine):
         tied_names = {by_name[name]: name for name in ties if by_name[name] in mine}
         segments = plan_groups(self.plan, self.world.rank_of, ties)
         return GradientSync(
-            local_groups(self.stage, lo, hi, segments, self.plan, ties, tied_names),
+            local_groups(self.stage, lo, hi, segments, self.plan, ties, tied_names, self.shard),
             groups.owners,
             self.world.rank,
         )
@@ -115,7 +116,8 @@ class TorchEngine(PlanEngine):
             self._runs[key] = StageRun(
                 self.stage,
                 index=self.index,
-                ranks=self._ranks,
+                stages=len(self._replica_plan.stages),
+                peers=self._peers,
                 lanes=self._lanes,
                 sizes=sizes,
                 depths=depths,
@@ -138,7 +140,7 @@ class TorchEngine(PlanEngine):
         self._runs.pop(key).close()
 
     def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:
-        return self._lanes.sum(numbers) if len(self._ranks) > 1 else numbers
+        return self._lanes.sum(numbers) if len(self._replica_plan.stages) > 1 else numbers
 
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
         wanted = self.loss.wanted(targets, sizes, self.device) if targets is not None and self.is_last else None
@@ -161,8 +163,9 @@ class TorchEngine(PlanEngine):
             return Outcome(untried=str(error))
         cut = cut_to_try(inputs) if inputs is not None and self.is_first else None
         trying = Trying(self.stage, [leaves for _, leaves in ends])
-        run = StageRun(trying, index=self.index, ranks=self._ranks, lanes=self._lanes, sizes=sizes, depths=None, ends=ends,
-                       recorder=Recorder(self.device), loss=None, last_backward=lambda: None)  # fmt: skip
+        run = StageRun(trying, index=self.index, stages=len(self._replica_plan.stages), peers=self._peers, lanes=self._lanes,
+                       sizes=sizes, depths=None, ends=ends, recorder=Recorder(self.device), loss=None,
+                       last_backward=lambda: None)  # fmt: skip
         given = [move(as_value(rows), self.device) for rows in (cut.whole, *cut.parts)] if cut is not None else None
         with torch.no_grad(), kept(self.stage), norms_off(self.stage), drawing("trial"):
             run.run(given, None, lambda *_: None)

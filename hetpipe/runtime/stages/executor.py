@@ -47,16 +47,17 @@ class _Flight(NamedTuple):
 
 class StageRun:
     """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given), or only forward.
-    `ranks` are the global ranks of all stages in order; `ends` has what enters and leaves with each micro-batch; `last_backward`
-    is called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's."""
+    `index` of so many `stages`; `peers` are the ranks with which it exchanges what enters, and what leaves; `ends` has what
+    enters and leaves with each micro-batch; `last_backward` is called before the last backward, and `seed` before the backward of
+    a loss, for the gradient of its target's."""
 
-    def __init__(self, module: Stage, *, index: int, ranks: Sequence[int], lanes: Lanes, sizes: Sequence[int],
-                 depths: Sequence[int] | None, ends: Sequence[Ends], recorder: Recorder,
+    def __init__(self, module: Stage, *, index: int, stages: int, peers: tuple[Sequence[int], Sequence[int]], lanes: Lanes,
+                 sizes: Sequence[int], depths: Sequence[int] | None, ends: Sequence[Ends], recorder: Recorder,
                  loss: Callable[[Tensors, Wanted], Tensor] | None, last_backward: Callable[[], None],
                  seed: Callable[[Wanted], float] = lambda _: 1.0) -> None:  # fmt: skip
         self.module, self.index, self.sizes, self.ends = module, index, sizes, ends
         self.recorder, self.loss, self._last_backward, self._seed = recorder, loss, last_backward, seed
-        self.is_first, self.is_last = index == 0, index == len(ranks) - 1
+        self.is_first, self.is_last = index == 0, index == stages - 1
         self.trains, m = depths is not None, len(sizes)
         if depths is not None:
             check_depths(depths)
@@ -64,18 +65,18 @@ class StageRun:
         else:
             self._depth_before = FORWARD_ONLY
         if lanes.one_by_one:
-            self.order = agreed(depths, len(ranks), m)[index]
+            self.order = agreed(depths, stages, m)[index]
         else:
-            self.order = early(index, len(ranks), depths[index] if depths is not None else None, m)
-        device, meter = recorder.device, recorder.meter
+            self.order = early(index, stages, depths[index] if depths is not None else None, m)
+        device, meter, (before, after) = recorder.device, recorder.meter, peers
         back = [[[s for s in specs if s.requires_grad] for specs in pair] for pair in ends]
         self._inputs = self._gradients = self._outputs = self._returned = None
         if not self.is_first:
-            self._inputs = Incoming([e[0] for e in ends], ranks[index - 1], lanes.activations, device, meter)
-            self._returned = Outgoing(ranks[index - 1], lanes.gradients)
+            self._inputs = Incoming([e[0] for e in ends], before, lanes.activations, device, meter)
+            self._returned = Outgoing(before, lanes.gradients)
         if not self.is_last:
-            self._gradients = Incoming([b[1] for b in back], ranks[index + 1], lanes.gradients, device, meter)
-            self._outputs = Outgoing(ranks[index + 1], lanes.activations)
+            self._gradients = Incoming([b[1] for b in back], after, lanes.gradients, device, meter)
+            self._outputs = Outgoing(after, lanes.activations)
 
     def run(
         self, inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None, on_output: Output | None = None

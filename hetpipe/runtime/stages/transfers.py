@@ -4,12 +4,15 @@ Each way of each boundary has a lane of its own, in which both ends name the sam
 waits for one of another way. gloo tells ways apart by sender and receiver; NCCL gives each pair of a group one communicator and
 one stream, in which what was started first ends first: there each way has a group of its own (`replicas.Lanes`). On both, a
 message moves once its receive is posted, and neither call waits for it.
+
+The other end is one rank; where a stage beside is tensor-parallel, it may be several, which have a part of each message (`peers`
+of `spec.seats`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,13 +26,14 @@ Message = Sequence[TensorSpec]  # the tensors of one micro-batch
 
 
 class Incoming:
-    """Messages from one neighbour. A buffer is in use from `post` to `release`, and then used again: there are as many as were
-    ever in use at once."""
+    """Messages from the neighbours `peers`. A buffer is in use from `post` to `release`, and then used again: there are as many
+    as were ever in use at once."""
 
     def __init__(
-        self, messages: Sequence[Message], rank: int, group: dist.ProcessGroup, device: torch.device, meter: MemoryMeter | None
-    ) -> None:
-        self._messages, self._rank, self._group = messages, rank, group
+        self, messages: Sequence[Message], peers: Sequence[int], group: dist.ProcessGroup, device: torch.device,
+        meter: MemoryMeter | None,
+    ) -> None:  # fmt: skip
+        self._messages, self._peers, self._group = messages, peers, group
         self._device, self._meter = device, meter
         self._free: list[list[Tensor]] = []
         self._most = [max(m[t].numel for m in messages) for t in range(len(messages[0]))]
@@ -47,7 +51,7 @@ class Incoming:
         message = self._messages[self.posted]
         buffers = self._free.pop() if self._free else self._new()
         tensors = tuple(b[: s.numel].view(s.shape) for b, s in zip(buffers, message, strict=True))
-        works = [_started(dist.irecv(t, self._rank, group=self._group)) for t in tensors if t.numel()]
+        works = [_started(dist.irecv(part, peer, group=self._group)) for peer, part in _parts(tensors, self._peers)]
         self._waiting.append((works, tensors, buffers))
         self.posted += 1
 
@@ -79,10 +83,10 @@ class Incoming:
 
 
 class Outgoing:
-    """Messages to one neighbour. Each is kept until `settle`."""
+    """Messages to the neighbours `peers`. Each is kept until `settle`."""
 
-    def __init__(self, rank: int, group: dist.ProcessGroup) -> None:
-        self._rank, self._group = rank, group
+    def __init__(self, peers: Sequence[int], group: dist.ProcessGroup) -> None:
+        self._peers, self._group = peers, group
         self.begin()
 
     def begin(self) -> None:
@@ -92,8 +96,8 @@ class Outgoing:
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Let the next message go."""
-        message = [t.contiguous() for t in tensors if t.numel()]
-        self._sent.append([(_started(dist.isend(t, self._rank, group=self._group)), t) for t in message])
+        parts = _parts([t.contiguous() for t in tensors], self._peers)
+        self._sent.append([(_started(dist.isend(part, peer, group=self._group)), part) for peer, part in parts])
 
     def settle(self, count: int) -> None:
         """The first `count` messages of the step have arrived, or are waited for."""
@@ -102,6 +106,13 @@ class Outgoing:
                 for work, _ in self._sent.popleft():
                     work.wait()
             self._settled += 1
+
+
+def _parts(tensors: Sequence[Tensor], peers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """What each peer has of a message, of which it has as much as the others, to one element; of nothing, nothing."""
+    for tensor in tensors:
+        parts = tensor.view(-1).tensor_split(len(peers)) if len(peers) > 1 else [tensor]
+        yield from ((peer, part) for peer, part in zip(peers, parts, strict=True) if part.numel())
 
 
 def _started(work: dist.Work | None) -> dist.Work:
