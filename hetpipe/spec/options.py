@@ -85,8 +85,8 @@ class PlanOptions(Strict):
 
     def reserve(self, cluster: Cluster) -> float:
         """The fraction of each device's memory that plans leave free. Unless told otherwise: nothing where the cluster file says
-        what the framework takes (`runtime_overhead`), where that is assumed (`clusters.assumed`), or where all devices are emulated,
-        whose memory counts tensors only."""
+        what the framework takes (`runtime_overhead`), where that is assumed (`clusters.assumed`), or where all devices are
+        emulated, whose memory counts tensors only."""
         if self.memory_reserve is not None:
             return self.memory_reserve
         emulated = all(kind.emulate is not None for kind in cluster.device_types.values())

@@ -1,3 +1,3 @@
-"""What is run only to be looked at leaves all as it was: randomness (generators), kept (what modules keep), fakes (tensors without
+"""What is run only to be looked at leaves all as it was: randomness (generators), kept (what modules keep), fakes (tensors with no
 values, by which shapes are found).
 """
