@@ -85,9 +85,9 @@ def save_late(world: World, folder: str) -> dict[str, Any]:
     last = world.rank == world.size - 1
 
     def late(function: Any) -> Any:
-        def later(*given: Any) -> Any:
+        def later(*given: Any, **named: Any) -> Any:
             time.sleep(6.0 * last)
-            return function(*given)
+            return function(*given, **named)
 
         return later
 
