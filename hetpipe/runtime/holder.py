@@ -153,6 +153,15 @@ class Holder:
             for s, (stage, recorder) in enumerate(zip(stages, self.recorders, strict=True))
         ]
 
+    def optimize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the optimizer of this process's parameters take its step, as an action of each of its stages."""
+        for recorder in self.recorders:
+            recorder.begin("optimizer")
+        optimizer.step()
+        for recorder in self.recorders:
+            recorder.finish("optimizer", 0, 0)
+        self.recorders[0].hold_state(optimizer)  # an emulated device has a process of its own
+
     def spans(self) -> list[Span]:
         """The actions of the step just done, in seconds since it began."""
         return [
