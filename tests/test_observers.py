@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hetpipe.training.observers.records import (
     RunRecord,
     StepRecord,
 )
+from hetpipe.training.observers.screen import Outlook
 from tests.support.jobs import Folder, train
 from tests.support.pages import Page
 from tests.support.ranks import cluster_of, make_plan
@@ -159,7 +161,7 @@ RUN = RunRecord(
     plan=make_plan([{"cuts": [1], "sizes": [4]}]), cluster=cluster_of(1), first_step=0, total_steps=2,
     predicted_step_seconds=None, peak_bytes={"n0/0": None}, is_main=True,
 )  # fmt: skip
-STEP = StepRecord(step=1, epoch=0, samples=4, loss=0.5, learning_rate=0.1, grad_norm=None, step_seconds=None,
+STEP = StepRecord(step=1, epoch=0, samples=4, loss=0.5, learning_rate=0.1, grad_norm=None, fetch_seconds=0.0, step_seconds=None,
                   samples_per_second=None, utilisation={}, busy={}, peak_bytes={})  # fmt: skip
 
 
@@ -206,6 +208,23 @@ def test_who_fails_at_the_beginning_or_the_end_is_named(bring: Any, capfd: pytes
     with pytest.raises(KeyError), attending(alone(), RUN):
         raise KeyError("the first fault is the one that is told")
     assert "note: the observer 'AtItsEnd' " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("waited", "workers", "noted"), [(0.03, 0, True), (0.03, 2, False), (0.009, 0, False), (0.019, 0, False)]
+)
+def test_steps_that_wait_for_their_samples_are_noted(
+    waited: float, workers: int, noted: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A hundredth of a second and a tenth of the step at least, in most steps."""
+    data = RUN.job.data.model_copy(update={"workers": workers})
+    outlook = Outlook()
+    outlook.began(replace(RUN, job=RUN.job.model_copy(update={"data": data})))
+    for number in range(1, 30):
+        seconds = 0.2 if number > 1 else None
+        outlook.stepped(replace(STEP, step=number, step_seconds=seconds, fetch_seconds=waited if number != 5 else 9.0))
+    told = "note: a step of 200 ms waits 30.0 ms for its samples; data.workers=2 lets two processes of each rank read them ahead"
+    assert capfd.readouterr().err == (f"{told}\n" if noted else "")
 
 
 def test_what_is_no_observer_is_refused_by_its_name(bring: Any) -> None:

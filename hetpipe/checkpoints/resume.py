@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from hetpipe.building.build import optimizer_factory
-from hetpipe.building.data import EpochSampler, SamplerState
+from hetpipe.building.data import SamplerState
+from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.schedule import plain, scheduled
 from hetpipe.checkpoints.shared import check_shared
@@ -24,14 +25,18 @@ from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import CheckpointSection, Job
 
-FREE = ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite")  # of train: a run may change them unsaid
+FREE = {  # by their section: a run may change them unsaid
+    "train": ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite"),
+    "data": ("workers",),
+}
 CYCLED = ("lr", "momentum", "betas", "max_lr")  # of an optimizer: what a schedule holds in a state of its own
 
 
 def identity(job: Job) -> dict[str, Any]:
     """What a run depends on, by the job's keys: `{"model.name": "gpt", "train.optimizer.lr": 0.001, …}`."""
-    sections = {name: getattr(job, name).model_dump(mode="json") for name in ("model", "data", "loss", "train")}
-    return dict(flat({**sections, "train": {k: v for k, v in sections["train"].items() if k not in FREE}}, ""))
+    sections = {name: getattr(job, name).model_dump(mode="json", exclude=set(FREE.get(name, ())))
+                for name in ("model", "data", "loss", "train")}  # fmt: skip
+    return dict(flat(sections, ""))
 
 
 def flat(value: Any, name: str) -> list[tuple[str, Any]]:
@@ -79,12 +84,12 @@ class RunState:
     engine: PlanEngine
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
-    sampler: EpochSampler
+    feed: Feed
 
     def plain(self) -> dict[str, Any]:
         """All but its tensors: the same on every rank."""
         return {
-            "sampler": dict(self.sampler.state_dict()),
+            "sampler": dict(self.feed.state_dict()),
             "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
             "scheduled": scheduled(self.optimizer),
         }
@@ -92,7 +97,7 @@ class RunState:
     def take_over(self, state: TrainerState, source: str) -> None:
         """Go on from this, of a run of the same kind; `source`: for messages. InputError if the data are others."""
         try:
-            self.sampler.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
+            self.feed.load_state_dict(SamplerState(**state.sampler.model_dump(exclude={"kind"})))  # type: ignore[typeddict-item]
         except ValueError as error:
             raise InputError(f"{source}: {error}") from error
         if self.scheduler is not None:

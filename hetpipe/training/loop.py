@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -16,13 +16,13 @@ from hetpipe.building.build import (
     build_scheduler,
     optimizer_factory,
 )
-from hetpipe.building.data import EpochSampler, fetch
+from hetpipe.building.data import EpochSampler
+from hetpipe.building.feed import Ask, Batch, Feed, Reading
 from hetpipe.checkpoints.resume import RunState, Saved
-from hetpipe.layers.model import Tensors
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.stopping import RunStopped, StopRequest
-from hetpipe.processes.whereabouts import during, resume
+from hetpipe.processes.whereabouts import resume
 from hetpipe.runtime.base import Evaluation
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
@@ -47,10 +47,14 @@ class Loop:
     def __init__(self, job: Job, session: Session, engine: PlanEngine) -> None:
         self.job, self.session, self.engine, self.section = job, session, engine, job.train
         optimizer = optimizer_factory(job.train.optimizer)(list(engine.parameters()))
-        self.sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
-        self.total = job.train.steps or job.train.epochs * self.sampler.batches_per_epoch  # type: ignore[operator]
+        convert = partial(as_dtype, dtype=DTYPES[job.train.dtype])
+        reads = engine.is_first or engine.is_last
+        self.reading = Reading(convert=convert, workers=job.data.workers if reads else 0, pinned=engine.device.type == "cuda")
+        sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
+        self.feed = Feed(session.data.train, sampler, self._own, self.reading)
+        self.total = job.train.steps or job.train.epochs * sampler.batches_per_epoch  # type: ignore[operator]
         scheduler = build_scheduler(job.train.scheduler, optimizer, self.total)
-        self.state = RunState(engine=engine, optimizer=optimizer, scheduler=scheduler, sampler=self.sampler)
+        self.state = RunState(engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
         self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)
         self.saved = Saved(job=job, section=job.checkpoint, run=self.state) if job.checkpoint is not None else None
@@ -79,33 +83,34 @@ class Loop:
         )  # fmt: skip
 
     def _train(self, start: int, stop: StopRequest, observers: Observers) -> None:
-        engine, batches = self.engine, self.sampler.forever()
+        engine = self.engine
         engine.steps, engine.ask_to_stop = start, lambda: bool(stop)
         engine.check_replicas_every = self.section.check_replicas_every
-        for step in range(start, self.total):
-            self.metrics.begin_step()
-            loss, norm = self._step(step, next(batches))
-            self._after(step + 1, loss, norm, observers)
-            if engine.asked_to_stop:
-                raise RunStopped(stop.number or signal.SIGTERM, step + 1, resume())
+        with self.feed.open(max(0, self.total - start), lambda: f"samples of step {engine.steps + 1}") as batches:
+            for step in range(start, self.total):
+                self.metrics.begin_step()
+                batch = next(batches)
+                loss, norm = self._step(step, batch)
+                self._after(step + 1, loss, norm, batch, observers)
+                if engine.asked_to_stop:
+                    raise RunStopped(stop.number or signal.SIGTERM, step + 1, resume())
 
-    def _step(self, step: int, batch: torch.Tensor) -> tuple[float, float | None]:
-        share = self._share(self.session.data.train, batch, self.sampler.seed, self.sampler.epoch)
+    def _step(self, step: int, batch: Batch) -> tuple[float, float | None]:
         try:
-            loss, norm = self.engine.step(*share), None
+            loss, norm = self.engine.step(batch.inputs, batch.targets), None
         except DifferentSamplesError as error:
-            number = int(batch[self.engine.row_of(len(batch), error.replica, error.row)])
+            number = int(batch.numbers[self.engine.row_of(len(batch.numbers), error.replica, error.row)])
             raise different_samples(error.replica, error.row, f"sample {number} of the data", ADVICE) from None
-        if self._goes_on(step + 1, loss, share):
+        if self._goes_on(step + 1, loss, batch):
             if self.section.clip_norm is not None:
                 norm = self.engine.clip_grad_norm_(self.section.clip_norm)
             self.engine.optimize(self.state.optimizer)
         if self.state.scheduler is not None:
             self.state.scheduler.step()
-        self.metrics.took(loss, len(batch))
+        self.metrics.took(loss, len(batch.numbers))
         return loss, norm
 
-    def _goes_on(self, step: int, loss: float, share: tuple[Tensors | None, Tensors | None]) -> bool:
+    def _goes_on(self, step: int, loss: float, batch: Batch) -> bool:
         """Whether the optimizer takes this step; NonFiniteError where the run is to stop. The same on all ranks."""
         if self.engine.finite or self.section.on_nonfinite == "ignore":
             return True
@@ -115,30 +120,24 @@ class Loop:
                 warn(f"note: step {step} is left out: {what}")
             return False
         raise NonFiniteError(
-            f"step {step}: {what}; the first number that is not finite is in {origin(self.engine, *share)}; a smaller "
-            "train.optimizer.lr or train.clip_norm may help; train.on_nonfinite: skip leaves such a step out"
+            f"step {step}: {what}; the first number that is not finite is in "
+            f"{origin(self.engine, batch.inputs, batch.targets)}; a smaller train.optimizer.lr or train.clip_norm may help; "
+            "train.on_nonfinite: skip leaves such a step out"
         )
 
-    def _share(self, dataset: Any, batch: torch.Tensor, *place: int | str) -> tuple[Tensors | None, Tensors | None]:
-        """This rank's inputs and targets of a global batch: the first stage's, the last stage's, both, or none. `place`: see
-        `fetch`."""
+    def _own(self, batch: torch.Tensor) -> torch.Tensor | None:
+        """The numbers of this rank's samples of a global batch: those of the first stage's, or the last stage's; or none."""
         own = self.engine.share(batch)
         assert isinstance(own, torch.Tensor)
-        if not (self.engine.is_first or self.engine.is_last) or len(own) == 0:
-            return None, None
-        what = f"samples of step {self.engine.steps + 1}" if dataset is self.session.data.train else "test samples"
-        with during(f"fetching {what}"):
-            inputs, targets = fetch(dataset, own, *place)
-        dtype = DTYPES[self.section.dtype]
-        return as_dtype(inputs, dtype), as_dtype(targets, dtype)
+        return own if self.engine.is_first or self.engine.is_last else None
 
-    def _after(self, done: int, loss: float, norm: float | None, observers: Observers) -> None:
+    def _after(self, done: int, loss: float, norm: float | None, batch: Batch, observers: Observers) -> None:
         """Check, tell and save; its time is not part of the step."""
         began, engine, last = time.perf_counter(), self.engine, done == self.total
         if last:
             engine.check_replicas()
-        rate, epoch = self.state.optimizer.param_groups[0]["lr"], self.sampler.epoch
-        observers.stepped(self.metrics.record(done, last=last, learning_rate=rate, norm=norm, epoch=epoch))
+        rate = self.state.optimizer.param_groups[0]["lr"]
+        observers.stepped(self.metrics.record(done, batch, last=last, learning_rate=rate, norm=norm))
         if self.saved is not None and (last or engine.asked_to_stop or done % self.saved.section.every_steps == 0):
             folder = self.saved.save(done, loss)
             if folder is not None:
@@ -147,19 +146,23 @@ class Loop:
 
     def _evaluate(self) -> Evaluation | None:
         """The test samples (as many as `evaluate_samples` says) in global batches: mean loss and, for classes, accuracy."""
-        test, asked = self.session.data.test, self.section.evaluate_samples
+        test, most = self.session.data.test, self.section.evaluate_samples
         count = self.result.test_samples = len(test) if test is not None else 0  # type: ignore[arg-type]
-        if asked != "all":
-            count = min(count, EVALUATED_STEPS * self.section.global_batch if asked is None else asked)
-        if count == 0:
+        if most != "all":
+            count = min(count, EVALUATED_STEPS * self.section.global_batch if most is None else most)
+        if test is None or count == 0:
             return None
         self.result.evaluated_samples = count
         metric = build_metric(self.session.model.loss)
         losses, weight, hits, counted = 0.0, 0.0, 0.0, 0.0
         batches = torch.split(torch.arange(count), self.section.global_batch)
-        with Activity("evaluating", len(batches), shown=self.engine.world.is_main) as activity:
-            for batch in batches:
-                found = self.engine.evaluate(*self._share(test, batch, self.sampler.seed, "test"), metric)
+        asked = (Ask.of(self._own(batch), self.feed.sampler.seed, "test") for batch in batches)
+        with (
+            Activity("evaluating", len(batches), shown=self.engine.world.is_main) as activity,
+            self.reading.open(test, asked, lambda: "test samples") as reader,
+        ):
+            for inputs, targets in reader:
+                found = self.engine.evaluate(inputs, targets, metric)
                 losses, weight = losses + found.loss * found.weight, weight + found.weight
                 hits, counted = hits + (found.metric or 0.0) * found.counted, counted + found.counted
                 activity.advance(f"loss {losses / (weight or 1.0):.4f}")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hetpipe.building.feed import Batch
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.processes import progress
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -47,7 +48,7 @@ class Metrics:
         if len(self._batches) == WARMUP_STEPS:
             self._warmed_up = {device: overrun for device, _, overrun in self.engine.usage()}
 
-    def record(self, done: int, *, last: bool, learning_rate: float, norm: float | None, epoch: int) -> StepRecord:
+    def record(self, done: int, batch: Batch, *, last: bool, learning_rate: float, norm: float | None) -> StepRecord:
         """Step `done` is over: what is told of it, with the timeline where one is due. Collective."""
         busy, peaks = self._watched()
         whole = self._batches[-1] == self.engine.plan.global_batch  # a partial batch is no step to compare with the plan's
@@ -57,8 +58,8 @@ class Metrics:
             self._utilisation = _busy(self.result.measured)
         seconds = self.result.step_seconds[-1] if self.result.step_seconds else None
         return StepRecord(
-            step=done, epoch=epoch, samples=self._batches[-1], loss=self.result.losses[-1], learning_rate=learning_rate,
-            grad_norm=norm, step_seconds=seconds,
+            step=done, epoch=batch.epoch, samples=len(batch.numbers), loss=self.result.losses[-1], learning_rate=learning_rate,
+            grad_norm=norm, fetch_seconds=batch.seconds, step_seconds=seconds,
             samples_per_second=self._batches[-2] / seconds if seconds is not None else None,
             utilisation=self._utilisation, busy=busy, peak_bytes=peaks,
         )  # fmt: skip

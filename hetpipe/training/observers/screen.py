@@ -13,7 +13,8 @@ from hetpipe.training.observers.records import EndRecord, RunRecord, StepRecord
 from hetpipe.training.observers.watch import look
 from hetpipe.training.runlog import steady_median
 
-NOTED_STEP = 12  # of a run: after it, steps that are far from their prediction are noted
+NOTED_STEP = 12  # of a run: after it, steps that are far from their prediction, or wait for samples, are noted
+WAITED_SHARE, WAITED_SECONDS = 0.1, 0.01  # of a step that waits for its samples at least
 
 
 class Outlook(Observer):
@@ -21,7 +22,8 @@ class Outlook(Observer):
 
     def began(self, run: RunRecord) -> None:
         """What is predicted."""
-        self._first, self._predicted, self._seconds = run.first_step, run.predicted_step_seconds, list[float]()
+        self._first, self._predicted, self._workers = run.first_step, run.predicted_step_seconds, run.job.data.workers
+        self._seconds, self._waited = list[float](), list[float]()
         steps = run.total_steps - run.first_step
         if self._predicted is not None and steps:
             say(_outlook(steps, self._predicted))
@@ -30,14 +32,24 @@ class Outlook(Observer):
         """What is measured."""
         if step.step_seconds is not None:
             self._seconds.append(step.step_seconds)
+        self._waited.append(step.fetch_seconds)
         if step.step - self._first == NOTED_STEP:
             measured = steady_median(self._seconds)
+            self._note_waits(steady_median(self._waited), measured)
             if self._predicted is not None and measured > (1 + DIFFERENT) * self._predicted:
                 times = f"{human_seconds(measured)}, predicted {human_seconds(self._predicted)}"
                 warn(
                     f"note: a step takes {times}: the profile no longer holds, or other work keeps the machines busy; 'hetpipe "
                     "profile' measures the devices and links as they are now"
                 )
+
+
+    def _note_waits(self, waited: float, step: float) -> None:
+        if self._workers == 0 and waited > max(WAITED_SECONDS, WAITED_SHARE * step):
+            warn(
+                f"note: a step of {human_seconds(step)} waits {human_seconds(waited)} for its samples; data.workers=2 lets two "
+                "processes of each rank read them ahead"
+            )
 
 
 def _outlook(steps: int, seconds: float) -> str:
@@ -58,7 +70,7 @@ class Progress(Observer):
         self._activity: Activity | None = Activity(
             "training", run.total_steps, done=run.first_step, lasting=True, shown=run.is_main, devices=devices
         ).__enter__()
-        if run.first_step == run.total_steps:
+        if run.first_step >= run.total_steps:
             self._close(None)
 
     def stepped(self, step: StepRecord) -> None:
