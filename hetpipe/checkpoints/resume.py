@@ -97,7 +97,7 @@ class RunState:
     def take_over(self, state: TrainerState, source: str) -> None:
         """Go on from this, of a run of the same kind; `source`: for messages. InputError if the data are others."""
         try:
-            self.feed.load_state_dict(SamplerState(**state.sampler.model_dump(exclude={"kind"})))  # type: ignore[typeddict-item]
+            self.feed.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
         except ValueError as error:
             raise InputError(f"{source}: {error}") from error
         if self.scheduler is not None:

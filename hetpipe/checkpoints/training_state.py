@@ -77,9 +77,9 @@ class StageSchedule(Strict):
 
 class EpochPosition(Strict):
     """Where an EpochSampler stands: `position` samples of epoch `epoch` have been seen. `kind` tells it from the places of other
-    samplers; it need not be given."""
+    samplers; of this one it need not be given, and is not written."""
 
-    kind: Literal["epochs"] = "epochs"
+    kind: Annotated[Literal["epochs"], Field(exclude=True)] = "epochs"
     samples: Positive
     seed: Seed
     shuffle: Flag
