@@ -23,7 +23,7 @@ from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import CheckpointSection, Job
+from hetpipe.spec.job import CheckpointSection, Job, TrainSection
 
 FREE = {  # by their section: a run may change them unsaid
     "train": ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite"),
@@ -81,6 +81,7 @@ class RunState:
     """What of a run changes from step to step on this rank. Its tensors go by the whole model's names (see `state_tensors`), the
     rest by the keys of trainer.json: what joins it has a line in `plain` and one in `take_over`, and a key in `TrainerState`."""
 
+    train: TrainSection
     engine: PlanEngine
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
@@ -89,6 +90,8 @@ class RunState:
     def plain(self) -> dict[str, Any]:
         """All but its tensors: the same on every rank."""
         return {
+            "optimizer": self.train.optimizer.name,
+            "scheduler": self.train.scheduler.name if self.train.scheduler is not None else None,
             "sampler": dict(self.feed.state_dict()),
             "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
             "scheduled": scheduled(self.optimizer),
@@ -148,22 +151,15 @@ class Saved:
 
     def _compared(self, newest: Path, state: TrainerState) -> str | None:
         """What is to be said of a job that has changed; InputError where the run cannot go on so."""
-        for what, saved, own in (
-            ("optimizer", state.optimizer, self.job.train.optimizer.name),
-            ("scheduler", state.scheduler, self._scheduler_name),
-        ):
-            if saved != own:
+        own = self.run.plain()
+        for what, saved in (("optimizer", state.optimizer), ("scheduler", state.scheduler)):
+            if saved != own[what]:
                 raise InputError(
-                    f"checkpoint {newest} was saved with the {what} {saved}, the job has {own}: go on with the "
+                    f"checkpoint {newest} was saved with the {what} {saved}, the job has {own[what]}: go on with the "
                     "same one, or name another checkpoint.folder to start anew"
                 )
-        own_state = self.run.plain()["scheduler_state"]
-        state.check(own_state, len(self.run.optimizer.param_groups), str(newest / STATE_FILE))
+        state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), str(newest / STATE_FILE))
         return compare(state.job, identity(self.job), newest)
-
-    @property
-    def _scheduler_name(self) -> str | None:
-        return self.job.train.scheduler.name if self.job.train.scheduler is not None else None
 
     def save(self, step: int, loss: float) -> Path | None:
         """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are: None instead.
@@ -175,8 +171,6 @@ class Saved:
             return None
         extra = {
             "loss": loss if math.isfinite(loss) else None,
-            "optimizer": self.job.train.optimizer.name,
-            "scheduler": self._scheduler_name,
             "job": identity(self.job),
             **self.run.plain(),
         }

@@ -140,7 +140,7 @@ def seat(world: World, backend: Backend, plan: Plan) -> World:
 
 def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device: Callable[[str], torch.device],
                 emulation: Callable[[str], Emulation | None]) -> PlanEngine | None:  # fmt: skip
-    """This process's engine; None where the plan leaves it unused (it may end). `device` and `emulation` say what a device id
+    """This process's engine; None where the plan leaves it unused. `device` and `emulation` say what a device id
     is. `world` is seated (see `seat`). Collective."""
     refuse_skips(model.layers, backend)
     groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))

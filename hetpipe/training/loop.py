@@ -46,6 +46,7 @@ class Loop:
 
     def __init__(self, job: Job, session: Session, engine: PlanEngine) -> None:
         self.job, self.session, self.engine, self.section = job, session, engine, job.train
+        self.done = 0  # steps of the legs before
         optimizer = optimizer_factory(job.train.optimizer)(list(engine.parameters()))
         convert = partial(as_dtype, dtype=DTYPES[job.train.dtype])
         reads = engine.is_first or engine.is_last
@@ -54,7 +55,7 @@ class Loop:
         self.feed = Feed(session.data.train, sampler, self._own, self.reading)
         self.total = job.train.steps or job.train.epochs * sampler.batches_per_epoch  # type: ignore[operator]
         scheduler = build_scheduler(job.train.scheduler, optimizer, self.total)
-        self.state = RunState(engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
+        self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
         self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)
         self.saved = Saved(job=job, section=job.checkpoint, run=self.state) if job.checkpoint is not None else None
@@ -172,6 +173,6 @@ class Loop:
     def _resume(self) -> int:
         state = self.saved.restore(self.total) if self.saved is not None else None
         if state is None:
-            return 0
+            return self.done
         self.result.loss_before = state.loss
         return state.step

@@ -34,7 +34,7 @@ class TorchEngine(PlanEngine):
     def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, device: torch.device, *,
                  emulation: Emulation | None = None) -> None:  # fmt: skip
         super().__init__(model, plan, world)
-        self.device = device
+        self.device, self.groups = device, groups
         self._stage_plan = self._replica_plan.stages[self.index]
         lo, hi = self._stage_plan.layers
         self._give_values(lo, hi, device)
