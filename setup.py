@@ -5,6 +5,7 @@ Entry points by which another package adds a part of its own, found by name (`he
     hetpipe.partitioners   name = package.module:Partitioner   a planning algorithm
     hetpipe.models         name = package.module:build         returns an nn.Sequential
     hetpipe.datasets       name = package.module:function      returns a hetpipe.DataSplits
+    hetpipe.observers      name = package.module:Observer      a hetpipe.Observer of each run
 """
 
 import re

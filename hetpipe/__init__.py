@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hetpipe.spec.plan import Plan
     from hetpipe.spec.profile import Profile
     from hetpipe.training.autowrap import UnusedRank, auto
+    from hetpipe.training.observers.observer import Observer
     from hetpipe.training.own_loop import wrap
     from hetpipe.training.trainer import Trainer
 
@@ -33,6 +34,7 @@ __all__ = [
     "DataSplits",
     "InputError",
     "Job",
+    "Observer",
     "PartitionError",
     "Plan",
     "PlanOptions",
@@ -65,6 +67,7 @@ _HOMES = {
     "DataSplits": "hetpipe.building.datasets",
     "InputError": "hetpipe.files.messages",
     "Job": "hetpipe.spec.job",
+    "Observer": "hetpipe.training.observers.observer",
     "PartitionError": "hetpipe.planning.partition",
     "Plan": "hetpipe.spec.plan",
     "PlanOptions": "hetpipe.spec.options",

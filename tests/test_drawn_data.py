@@ -61,8 +61,10 @@ def test_what_does_not_draw_is_fetched_at_once() -> None:
     assert [len(part) for part in asked] == [1, 8]
 
 
-def test_a_job_on_data_that_are_drawn_is_that_of_one_device_in_every_plan_and_after_a_resume(tmp_path: Path) -> None:
-    """Each end of the pipeline drew for itself, and the loss stayed that of chance."""
+def test_a_job_on_data_that_are_drawn_is_that_of_one_device_in_every_plan_and_after_a_resume(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each end of the pipeline drew for itself, and the loss stayed that of chance. Workers, too, draw what the ranks did."""
     folder = Folder(tmp_path)
     saving = {"checkpoint": {"folder": str(tmp_path / "saved"), "every_steps": 6}}
     file = folder.ready(data=DRAWN, train=PLAIN)
@@ -73,7 +75,9 @@ def test_a_job_on_data_that_are_drawn_is_that_of_one_device_in_every_plan_and_af
     first = trained(tmp_path / "saving.yaml", "train.steps=6")
     folder.cluster(3)
     folder.plan(THREE_STAGES)
-    rest = trained(tmp_path / "saving.yaml")
+    capfd.readouterr()
+    rest = trained(tmp_path / "saving.yaml", "data.workers=1")
+    assert "the job has changed" not in capfd.readouterr().err
     assert first.losses + rest.losses == pytest.approx(truth.losses, abs=1e-9)
     assert rest.evaluation is not None
     assert truth.evaluation is not None

@@ -33,7 +33,7 @@ from hetpipe.layers.weights import materialise
 from hetpipe.planning.front import Front
 from hetpipe.spec.cluster import Link
 from hetpipe.spec.job import Job
-from hetpipe.training.runlog import trim_metrics
+from hetpipe.training.observers.json_lines import trim_metrics
 from hetpipe.whatif.shared import share_profile
 from tests.support import fastspeed_parts as parts
 from tests.support.commands import Command, Said

@@ -21,7 +21,7 @@ from hetpipe.processes.pulse import PeerLostError, Pulse, peers_named
 from hetpipe.processes.whereabouts import describe_with, during, figures_from, on_change, resumes_from
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
-from hetpipe.training.watch import look
+from hetpipe.training.observers.watch import look
 
 
 class Store:

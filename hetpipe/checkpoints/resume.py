@@ -1,4 +1,5 @@
-"""What a checkpoint is of, and how a run goes on from it whose job has changed: exactly, with the change said, or not at all."""
+"""What the state of a run is, and how a run goes on from a checkpoint whose job has changed: exactly, with the change said, or
+not at all."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from hetpipe.building.build import optimizer_factory
-from hetpipe.building.data import EpochSampler, SamplerState
+from hetpipe.building.data import SamplerState
+from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.schedule import plain, scheduled
 from hetpipe.checkpoints.shared import check_shared
@@ -22,16 +23,20 @@ from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import CheckpointSection, Job
+from hetpipe.spec.job import CheckpointSection, Job, TrainSection
 
-FREE = ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite")  # of train: a run may change them unsaid
+FREE = {  # by their section: a run may change them unsaid
+    "train": ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite"),
+    "data": ("workers",),
+}
 CYCLED = ("lr", "momentum", "betas", "max_lr")  # of an optimizer: what a schedule holds in a state of its own
 
 
 def identity(job: Job) -> dict[str, Any]:
     """What a run depends on, by the job's keys: `{"model.name": "gpt", "train.optimizer.lr": 0.001, …}`."""
-    sections = {name: getattr(job, name).model_dump(mode="json") for name in ("model", "data", "loss", "train")}
-    return dict(flat({**sections, "train": {k: v for k, v in sections["train"].items() if k not in FREE}}, ""))
+    sections = {name: getattr(job, name).model_dump(mode="json", exclude=set(FREE.get(name, ())))
+                for name in ("model", "data", "loss", "train")}  # fmt: skip
+    return dict(flat(sections, ""))
 
 
 def flat(value: Any, name: str) -> list[tuple[str, Any]]:
@@ -72,16 +77,43 @@ def _binds(key: str, scheduled: bool) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunState:
+    """What of a run changes from step to step on this rank. Its tensors go by the whole model's names (see `state_tensors`), the
+    rest by the keys of trainer.json: what joins it has a line in `plain` and one in `take_over`, and a key in `TrainerState`."""
+
+    train: TrainSection
+    engine: PlanEngine
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    feed: Feed
+
+    def plain(self) -> dict[str, Any]:
+        """All but its tensors: the same on every rank."""
+        return {
+            "optimizer": self.train.optimizer.name,
+            "scheduler": self.train.scheduler.name if self.train.scheduler is not None else None,
+            "sampler": dict(self.feed.state_dict()),
+            "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
+            "scheduled": scheduled(self.optimizer),
+        }
+
+    def take_over(self, state: TrainerState, source: str) -> None:
+        """Go on from this, of a run of the same kind; `source`: for messages. InputError if the data are others."""
+        try:
+            self.feed.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
+        except ValueError as error:
+            raise InputError(f"{source}: {error}") from error
+        if self.scheduler is not None:
+            take_over(self.scheduler, self.optimizer, state)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A run's state that checkpoints hold: the engine's and the optimizer's tensors, the schedule, the place in the data."""
+    """The checkpoints of a job's run."""
 
     job: Job
     section: CheckpointSection
-    engine: PlanEngine
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None
-    sampler: EpochSampler
+    run: RunState
 
     def restore(self, total: int) -> TrainerState | None:
         """Take over the newest checkpoint of the job's folder for a run of `total` steps; None where there is none. InputError on
@@ -93,7 +125,7 @@ class Saved:
             raise
 
     def _restore(self, total: int) -> TrainerState | None:
-        world = self.engine.world
+        world = self.run.engine.world
         check_shared(self.section.folder, world.patiently(), "checkpoint.folder")
         found = world.first([str(p) for p in checkpoint.list_checkpoints(self.section.folder)])
         if not found:
@@ -107,13 +139,9 @@ class Saved:
         state = world.together(lambda: checkpoint.read_state(newest))
         note = self._compared(newest, state)
         factory = optimizer_factory(self.job.train.optimizer)
-        checkpoint.load(newest, self.engine.stage, self.optimizer, world, whole=self.model, keeps=state_keys(factory))
-        try:
-            self.sampler.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
-        except ValueError as error:
-            raise InputError(f"checkpoint {newest}: {error}") from error
-        if self.scheduler is not None:
-            take_over(self.scheduler, self.optimizer, state)
+        engine = self.run.engine
+        checkpoint.load(newest, engine.stage, self.run.optimizer, world, whole=engine.layers, keeps=state_keys(factory))
+        self.run.take_over(state, f"checkpoint {newest}")
         resumes_from(f"step {state.step}, {newest}")
         if world.is_main:
             say(resumed(newest, state.step, total))
@@ -123,43 +151,34 @@ class Saved:
 
     def _compared(self, newest: Path, state: TrainerState) -> str | None:
         """What is to be said of a job that has changed; InputError where the run cannot go on so."""
-        for what, saved, own in (
-            ("optimizer", state.optimizer, self.job.train.optimizer.name),
-            ("scheduler", state.scheduler, self._scheduler_name),
-        ):
-            if saved != own:
+        own = self.run.plain()
+        for what, saved in (("optimizer", state.optimizer), ("scheduler", state.scheduler)):
+            if saved != own[what]:
                 raise InputError(
-                    f"checkpoint {newest} was saved with the {what} {saved}, the job has {own}: go on with the "
+                    f"checkpoint {newest} was saved with the {what} {saved}, the job has {own[what]}: go on with the "
                     "same one, or name another checkpoint.folder to start anew"
                 )
-        own_state = plain(self.scheduler.state_dict()) if self.scheduler is not None else None
-        state.check(own_state, len(self.optimizer.param_groups), str(newest / STATE_FILE))
+        state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), str(newest / STATE_FILE))
         return compare(state.job, identity(self.job), newest)
 
-    @property
-    def _scheduler_name(self) -> str | None:
-        return self.job.train.scheduler.name if self.job.train.scheduler is not None else None
-
-    def save(self, step: int, loss: float) -> None:
-        """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are. Collective."""
-        if not self.engine.parameters_are_finite():
-            if self.engine.world.is_main:
+    def save(self, step: int, loss: float) -> Path | None:
+        """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are: None instead.
+        Collective."""
+        engine = self.run.engine
+        if not engine.parameters_are_finite():
+            if engine.world.is_main:
                 warn(f"note: step {step} is not saved: its parameters are not finite")
-            return
+            return None
         extra = {
             "loss": loss if math.isfinite(loss) else None,
-            "sampler": dict(self.sampler.state_dict()),
-            "optimizer": self.job.train.optimizer.name,
-            "scheduler": self._scheduler_name,
-            "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler else None,
-            "scheduled": scheduled(self.optimizer),
             "job": identity(self.job),
+            **self.run.plain(),
         }
         saved = checkpoint.save(
-            self.section.folder, step, self.engine.stage, self.optimizer, extra, self.engine.world, self.section.keep,
-            self.engine.shard,
+            self.section.folder, step, engine.stage, self.run.optimizer, extra, engine.world, self.section.keep, engine.shard,
         )
         resumes_from(f"step {step}, {saved}")
+        return saved
 
 
 def resumed(newest: Path, step: int, total: int) -> str:

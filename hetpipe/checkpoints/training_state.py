@@ -75,9 +75,11 @@ class StageSchedule(Strict):
     scheduled: tuple[Scheduled, ...]
 
 
-class SamplerPosition(Strict):
-    """Where an EpochSampler stands: `position` samples of epoch `epoch` have been seen."""
+class EpochPosition(Strict):
+    """Where an EpochSampler stands: `position` samples of epoch `epoch` have been seen. `kind` tells it from the places of other
+    samplers; of this one it need not be given, and is not written."""
 
+    kind: Annotated[Literal["epochs"], Field(exclude=True)] = "epochs"
     samples: Positive
     seed: Seed
     shuffle: Flag
@@ -89,6 +91,9 @@ class SamplerPosition(Strict):
         if self.position > self.samples:
             raise ValueError(f"position {self.position} is outside an epoch of {self.samples} samples")
         return self
+
+
+SamplerPosition = EpochPosition  # a union by `kind` as soon as data may come in another way
 
 
 class TrainerState(SavedState):

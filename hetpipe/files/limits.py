@@ -18,6 +18,7 @@ MOST_LABELS = 2**17  # classes of a model of transformers, which names each
 MOST_LAYERS = 10_000  # of a model; planning is tested with a few thousand
 MOST_BATCH = 2**20  # samples of a step, and so its micro-batches
 MOST_SUBCLUSTERS = 4_000  # that a front is of; 0 to 8 nodes of each of three templates are 728
+MOST_WORKERS = 256  # of a rank; a host has some hundred processors
 MOST_COUNT = 10**12  # steps, epochs, seeds, samples
 
 MOST_BYTES = 10**18  # an exabyte

@@ -193,6 +193,12 @@ def trained_bytes(parameters: Iterable[nn.Parameter]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
 
 
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of what an optimizer keeps."""
+    values = (t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor))
+    return sum(t.numel() * t.element_size() for t in values)
+
+
 def timing_event() -> torch.cuda.Event:
     """A CUDA event that knows when it was."""
     return torch.cuda.Event(enable_timing=True)

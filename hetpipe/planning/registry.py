@@ -1,4 +1,4 @@
-"""Where names of partitioners, models and data sets are found (the room `building` makes the objects). The only way
+"""Where partitioners, models, data sets and observers are found (the room `building` makes the objects). The only way
 from `hetpipe/` to `hetpipe.partitioners` and `hetpipe.models`, by name and when first used; other packages add
 theirs by entry points (`setup.py` lists the groups)."""
 
@@ -43,7 +43,7 @@ def check_partitioner(name: str) -> None:
     are not imported, which takes seconds."""
     point = _points("hetpipe.partitioners").get(name)
     if point is not None:
-        _load(point)
+        load_point(point)
     else:
         _check("partitioner", name, partitioner_names())
 
@@ -74,9 +74,19 @@ def dataset(name: str) -> Callable[..., Any]:
     """The function that makes the data of this name."""
     point = _points("hetpipe.datasets").get(name)
     if point is not None:
-        return cast(Callable[..., Any], _load(point))
+        return cast(Callable[..., Any], load_point(point))
     _check("data", name, dataset_names())
     return cast(Callable[..., Any], getattr(import_module(DATASETS[name]), name))
+
+
+def observer_points() -> list[EntryPoint]:
+    """The observers of runs that other packages bring, whose names need not differ."""
+    return sorted(entry_points(group="hetpipe.observers"), key=lambda point: (point.name, source_of(point)))
+
+
+def source_of(point: EntryPoint) -> str:
+    """`csv_log:CsvLog, of csv-log 1.0`."""
+    return f"{point.value}, of {point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
 def load_target(target: str) -> Callable[..., Any]:
@@ -108,7 +118,7 @@ def _find(what: str, name: str, package: str, attribute: str, known: list[str]) 
     """The entry point of that name, else the attribute of the module of that name."""
     point = _points(package).get(name)
     if point is not None:
-        return _load(point)
+        return load_point(point)
     _check(what, name, known)
     try:
         return getattr(import_module(f"{package}.{name.replace('-', '_')}"), attribute)
@@ -135,11 +145,12 @@ def _points(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
-def _load(point: EntryPoint) -> Any:
+def load_point(point: EntryPoint) -> Any:
+    """What it names. InputError if that cannot be had."""
     try:
         return point.load()
     except Exception as error:  # whatever another package does when it is imported
         raise InputError(
-            f"cannot load {point.name!r} ({point.value}) of the entry points {point.group!r}: "
+            f"cannot load {point.name!r} ({source_of(point)}) of the entry points {point.group!r}: "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -2,5 +2,6 @@
 
 environment (what a launcher says), whereabouts (what this rank is doing), progress (lines for people), stopping (signals), peers/
 (what is known of the other ranks), pulse (who is alive), rendezvous (the store that outlives a restart), cards (does torch drive
-them?), world (ranks and their devices), ranks/ (starting those of one machine, and what they say when they end).
+them?), world (ranks and their devices), standby (those that a plan does not use), ranks/ (starting those of one machine, and what
+they say when they end).
 """

@@ -154,8 +154,8 @@ def refuse_sums(plan: Plan, types: Callable[[str], NumberTypes]) -> None:
 def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device: Callable[[str], torch.device],
                 emulation: Callable[[str], Emulation | None],
                 types: Callable[[str], NumberTypes] = lambda _: AS_BUILT) -> PlanEngine | None:  # fmt: skip
-    """This process's engine; None where the plan leaves it unused (it may end). `device`, `emulation` and `types` say what a
-    device id is. `world` is seated (see `seat`). Collective."""
+    """This process's engine; None where the plan leaves it unused. `device`, `emulation` and `types` say what a device id is.
+    `world` is seated (see `seat`). Collective."""
     refuse_skips(model.layers, backend)
     refuse_sums(plan, types)
     groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))

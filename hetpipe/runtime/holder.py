@@ -155,6 +155,15 @@ class Holder:
         """(device, stage, recorder) of each stage of this process."""
         return [(seat.device, seat.stage, recorder) for seat, recorder in zip(self.seats, self.recorders, strict=True)]
 
+    def optimize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the optimizer of this process's parameters take its step, as an action of each of its stages."""
+        for recorder in self.recorders:
+            recorder.begin("optimizer")
+        optimizer.step()
+        for recorder in self.recorders:
+            recorder.finish("optimizer", 0, 0)
+        self.recorders[0].hold_state(optimizer)  # an emulated device has a process of its own
+
     def spans(self) -> list[Span]:
         """The actions of the step just done, in seconds since it began."""
         return [

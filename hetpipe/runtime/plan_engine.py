@@ -32,6 +32,7 @@ from hetpipe.runtime.checks.handover import Handover
 from hetpipe.runtime.checks.trained import Trained
 from hetpipe.runtime.gradients import GradientSync, ReplicaMismatchError
 from hetpipe.runtime.holder import Holder
+from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.whole_state import whole_state
 from hetpipe.spec.number_types import NumberType, NumberTypes
 from hetpipe.spec.plan import Plan
@@ -45,6 +46,7 @@ class PlanEngine(Holder, ABC):
     construct it and call it in the same order."""
 
     sync: GradientSync
+    groups: PlanGroups
 
     def __init__(self, model: Model, plan: Plan, world: World, types: Sequence[NumberTypes]) -> None:
         """`types`: the number types of the devices of this replica's stages."""
@@ -382,6 +384,14 @@ class PlanEngine(Holder, ABC):
                 sums[3] += count
 
         return score
+
+    def leave(self) -> None:
+        """Close, and end the plan's process groups. Every rank of the engine calls it."""
+        with peers_named():
+            self.world.barrier()
+        self.close()
+        self.groups.close()
+        self.world.close()
 
     def close(self) -> None:
         """Give hooks and buffers back."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hetpipe.layers.device import MemoryMeter, Pacer, timing_event
+from hetpipe.layers.device import MemoryMeter, Pacer, state_bytes, timing_event
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Recorder:
     spans: list[tuple[str, int, float, float]] = field(default_factory=list)
     current: str = "between steps"
     waits: bool = False  # whether what is done now is to wait for other ranks
+    _has_state: bool = False  # whether the meter has counted what the optimizer keeps
     _pending: list[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     _step: float = 0.0
     _began: float = 0.0
@@ -58,6 +59,12 @@ class Recorder:
             self._pending.append((kind, index, self._first, self._event()))
         else:
             self.spans.append((kind, index, self._began - self._step, time.perf_counter() - self._step))
+
+    def hold_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer has made a step: an emulated device holds from the first one on what it keeps."""
+        if not self._has_state and self.meter is not None:
+            self.meter.add(state_bytes(optimizer), "optimizer state")
+        self._has_state = True
 
     def _event(self) -> torch.cuda.Event:
         """One that is over when what the device was given so far is: on the device's own stream, whichever is current."""

@@ -111,6 +111,12 @@ class PlanGroups:
                 owners[key] = dist.new_group(list(key), timeout=timeout)
         return cls(pipelines=tuple(pipelines), owners=owners)
 
+    def close(self) -> None:
+        """End those that this rank is in. Every rank of the plan calls it, when it has done with all messages in them."""
+        groups = [group for lanes in self.pipelines for group in lanes if group is not None]
+        for group in dict.fromkeys([*groups, *self.owners.values()]):
+            dist.destroy_process_group(group)
+
     def warm_up(self, device: torch.device) -> None:
         """Sum a number over each set of owners that this rank is one of, in the order in which all ranks know them: NCCL connects
         a group in its first sum, for which every rank stands still until the last has come; in the midst of a backward the

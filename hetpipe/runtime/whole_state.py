@@ -27,9 +27,10 @@ def whole_state(layers: nn.Sequential, stage: nn.Module, world: World) -> dict[s
         if world.is_main and source == world.rank:
             found[name] = own[name].detach().to("cpu", copy=True)
         elif world.is_main:
-            found[name] = _receive(held[position][name], world, source)
+            shape, dtype = held[position][name]
+            found[name] = receive_tensor(shape, dtype, source, world)
         elif source == world.rank:
-            _send(own[name].detach().cpu(), world)
+            send_tensor(own[name].detach().cpu(), min(world.ranks), world)
     if not world.is_main:
         return None
     return {name: found[first_name.get(name, name)] for name in state_of(layers)}
@@ -41,13 +42,15 @@ def _first_names(layers: nn.Sequential) -> dict[str, str]:
     return {written(name): first.setdefault(id(tensor), written(name)) for name, tensor in tensors_of(layers).items()}
 
 
-def _send(tensor: Tensor, world: World) -> None:
+def send_tensor(tensor: Tensor, to: int, world: World) -> None:
+    """A tensor on the CPU, to a rank that calls `receive_tensor`."""
     if tensor.numel():
-        dist.send(_as_bytes(tensor.contiguous()), min(world.ranks), group=world.control)
+        dist.send(_as_bytes(tensor.contiguous()), to, group=world.control)
 
 
-def _receive(kind: tuple[torch.Size, torch.dtype], world: World, source: int) -> Tensor:
-    tensor = torch.empty(kind[0], dtype=kind[1])
+def receive_tensor(shape: torch.Size, dtype: torch.dtype, source: int, world: World) -> Tensor:
+    """What the rank `source` sends, on the CPU."""
+    tensor = torch.empty(shape, dtype=dtype)
     if tensor.numel():
         dist.recv(_as_bytes(tensor), source, group=world.control)
     return tensor

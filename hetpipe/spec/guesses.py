@@ -44,7 +44,10 @@ _DEVICES = (
     "all GPUs of this machine are used (CUDA_VISIBLE_DEVICES hides some); 'cluster: cluster.yaml' names others, and torchrun "
     "starts a job on several machines"
 )
-_TRACKERS = "it is not there yet: 'log: {folder: runs/NAME}' gets metrics.jsonl, a line of JSON every few steps, and a report"
+_TRACKERS = (
+    "it is not there yet: 'log: {folder: runs/NAME}' gets metrics.jsonl, a line of JSON every few steps, and a report; a package "
+    "of yours can bring a logger (docs/how-to/observe.md)"
+)
 _COMPILE = "it is not there yet; a layer may be compiled by the function that builds the model"
 _ADAPTERS = "let a function of yours build the model with its adapters, and write 'model: {target: \"net:build\"}'"
 _QUANTIZED = "quantized weights are not there yet"
@@ -54,7 +57,7 @@ _DATA = (
     "it is an argument of the data: write 'data: {name: text, args: {context: 128}}', or for your own "
     "'data: {target: \"rows:load\"}'"
 )
-_WORKERS = "samples are fetched by the process that trains; workers are not there yet"
+_WORKERS = "write 'data: {target: \"rows:load\", workers: 2}', processes of each rank that read samples ahead of the step"
 _SHUFFLE = "samples are shuffled anew for each epoch, by 'train: {seed: 0}'; nothing is dropped"
 _PLANNED = "the planner decides it; for a plan of your own write 'plan: {file: plan.json}'"
 

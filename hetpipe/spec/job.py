@@ -23,7 +23,7 @@ from hetpipe.files.formats import (
     read_mapping,
     read_yaml,
 )
-from hetpipe.files.limits import LARGEST_INTEGER
+from hetpipe.files.limits import LARGEST_INTEGER, MOST_WORKERS
 from hetpipe.files.messages import InputError, shown
 from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
@@ -80,10 +80,15 @@ class ModelSection(Named):
     coupled_layers: CoupledLayers | None = None
 
 
+Workers = Annotated[int, Field(strict=True, ge=0, le=MOST_WORKERS)]
+
+
 class DataSection(Named):
-    """The data."""
+    """The data. So many `workers`, processes of each rank that reads samples, read them ahead of the step (0: the rank itself
+    reads them, when the step begins)."""
 
     guesses = guesses.DATA
+    workers: Workers = 0
 
 
 class LossSection(Strict):

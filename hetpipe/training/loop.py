@@ -1,4 +1,4 @@
-"""The training loop: data, optimizer and schedule around an engine; stops, skips and saves as the job says."""
+"""The training loop: data, optimizer and schedule around an engine; stops, skips, saves and tells as the job says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import signal
 import time
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -15,24 +14,24 @@ from hetpipe.building.build import (
     build_scheduler,
     optimizer_factory,
 )
-from hetpipe.building.data import EpochSampler, fetch
-from hetpipe.checkpoints.resume import Saved
-from hetpipe.layers.model import Tensors
+from hetpipe.building.data import EpochSampler
+from hetpipe.building.feed import Ask, Batch, Feed, Reading
+from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.layers.numbers import as_type
 from hetpipe.predict.timeline import Timeline
-from hetpipe.processes import progress
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.stopping import RunStopped, StopRequest
-from hetpipe.processes.whereabouts import during, resume
+from hetpipe.processes.whereabouts import resume
 from hetpipe.runtime.base import Evaluation
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import Job
-from hetpipe.training.metrics import Metrics, state_bytes
-from hetpipe.training.runlog import WARMUP_STEPS, TrainResult, progress_text
+from hetpipe.training.metrics import Metrics
+from hetpipe.training.observers.attending import Observers, attending
+from hetpipe.training.observers.records import CheckpointRecord, EvaluationRecord, RunRecord
+from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Session
-from hetpipe.training.watch import look
 
 ADVICE = (
     "What a data set draws from torch's, numpy's or Python's own generator is the same wherever the sample is fetched; what it "
@@ -46,61 +45,72 @@ class Loop:
 
     def __init__(self, job: Job, session: Session, engine: PlanEngine) -> None:
         self.job, self.session, self.engine, self.section = job, session, engine, job.train
-        self.optimizer = optimizer_factory(job.train.optimizer)(list(engine.parameters()))
-        self.sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
-        self.total = job.train.steps or job.train.epochs * self.sampler.batches_per_epoch  # type: ignore[operator]
-        self.scheduler = build_scheduler(job.train.scheduler, self.optimizer, self.total)
+        self.done = 0  # steps of the legs before
+        optimizer = optimizer_factory(job.train.optimizer)(list(engine.parameters()))
+        convert = partial(as_type, name=job.train.dtype)
+        reads = engine.is_first or engine.is_last
+        self.reading = Reading(convert=convert, workers=job.data.workers if reads else 0, pinned=engine.device.type == "cuda")
+        sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
+        self.feed = Feed(session.data.train, sampler, self._own, self.reading)
+        self.total = job.train.steps or job.train.epochs * sampler.batches_per_epoch  # type: ignore[operator]
+        scheduler = build_scheduler(job.train.scheduler, optimizer, self.total)
+        self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
         self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)
-        self._has_state = False  # whether the optimizer has made its first step
-        self.saved: Saved | None = None
-        if job.checkpoint is not None:
-            self.saved = Saved(job=job, section=job.checkpoint, engine=engine, model=session.model.layers,
-                               optimizer=self.optimizer, scheduler=self.scheduler, sampler=self.sampler)  # fmt: skip
+        self.saved = Saved(job=job, section=job.checkpoint, run=self.state) if job.checkpoint is not None else None
 
     def run(self, predicted: Timeline | None = None) -> TrainResult:
         """All steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it did."""
-        engine, start = self.engine, self._resume()
-        self.metrics.begin(start, self.total - start, predicted)
-        batches = self.sampler.forever()
-        devices = partial(look, engine.plan, self.session.cluster) if progress.watched else None
-        with (
-            self._activity("training", self.total, done=start, lasting=True, devices=devices) as activity,
-            StopRequest() as stop,
-        ):
-            engine.steps, engine.ask_to_stop = start, lambda: bool(stop)
-            engine.check_replicas_every = self.section.check_replicas_every
-            for step in range(start, self.total):
-                self.metrics.begin_step()
-                loss, norm = self._step(step, next(batches))
-                if step == start + WARMUP_STEPS - 1:
-                    for recorder in engine.recorders:
-                        recorder.pacer.overrun_seconds = 0.0
-                self._after(step + 1, loss, norm, activity)
-                if engine.asked_to_stop:
-                    raise RunStopped(stop.number or signal.SIGTERM, step + 1, resume())
-        self.metrics.end()
-        self.result.evaluation = self._evaluate()
-        self.metrics.collect()
+        start = self._resume()
+        self.metrics.begin(start, predicted)
+        with attending(self.engine.world, self._facts(start)) as observers:
+            with StopRequest() as stop:
+                self._train(start, stop, observers)
+            self.metrics.end()
+            self.result.evaluation = self._evaluate()
+            if (found := self.result.evaluation) is not None:
+                observers.evaluated(EvaluationRecord(step=self.total, loss=found.loss, accuracy=found.metric,
+                    samples=self.result.evaluated_samples, test_samples=self.result.test_samples))  # fmt: skip
+            self.metrics.collect()
         return self.result
 
-    def _step(self, step: int, batch: torch.Tensor) -> tuple[float, float | None]:
-        share = self._share(self.session.data.train, batch, self.sampler.seed, self.sampler.epoch)
+    def _facts(self, start: int) -> RunRecord:
+        predicted = self.result.predicted
+        return RunRecord(
+            job=self.job, plan=self.engine.plan, cluster=self.session.cluster, first_step=start, total_steps=self.total,
+            predicted_step_seconds=predicted.step_seconds if predicted is not None else None,
+            peak_bytes={device: peak for device, peak, _ in self.engine.usage()}, is_main=self.engine.world.is_main,
+        )  # fmt: skip
+
+    def _train(self, start: int, stop: StopRequest, observers: Observers) -> None:
+        engine = self.engine
+        engine.steps, engine.ask_to_stop = start, lambda: bool(stop)
+        engine.check_replicas_every = self.section.check_replicas_every
+        with self.feed.open(max(0, self.total - start), lambda: f"samples of step {engine.steps + 1}") as batches:
+            for step in range(start, self.total):
+                self.metrics.begin_step()
+                batch = next(batches)
+                loss, norm = self._step(step, batch)
+                self._after(step + 1, loss, norm, batch, observers)
+                if engine.asked_to_stop:
+                    raise RunStopped(stop.number or signal.SIGTERM, step + 1, resume())
+
+    def _step(self, step: int, batch: Batch) -> tuple[float, float | None]:
         try:
-            loss, norm = self.engine.step(*share), None
+            loss, norm = self.engine.step(batch.inputs, batch.targets), None
         except DifferentSamplesError as error:
-            number = int(batch[self.engine.row_of(len(batch), error.replica, error.row)])
+            number = int(batch.numbers[self.engine.row_of(len(batch.numbers), error.replica, error.row)])
             raise different_samples(error.replica, error.row, f"sample {number} of the data", ADVICE) from None
-        if self._goes_on(step + 1, loss, share):
+        if self._goes_on(step + 1, loss, batch):
             if self.section.clip_norm is not None:
                 norm = self.engine.clip_grad_norm_(self.section.clip_norm)
-            self._optimize()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.metrics.took(loss, len(batch))
+            self.engine.optimize(self.state.optimizer)
+        if self.state.scheduler is not None:
+            self.state.scheduler.step()
+        self.metrics.took(loss, len(batch.numbers))
         return loss, norm
 
-    def _goes_on(self, step: int, loss: float, share: tuple[Tensors | None, Tensors | None]) -> bool:
+    def _goes_on(self, step: int, loss: float, batch: Batch) -> bool:
         """Whether the optimizer takes this step; NonFiniteError where the run is to stop. The same on all ranks."""
         if self.engine.finite or self.section.on_nonfinite == "ignore":
             return True
@@ -110,64 +120,49 @@ class Loop:
                 warn(f"note: step {step} is left out: {what}")
             return False
         raise NonFiniteError(
-            f"step {step}: {what}; the first number that is not finite is in {origin(self.engine, *share)}; a smaller "
-            "train.optimizer.lr or train.clip_norm may help; train.on_nonfinite: skip leaves such a step out"
+            f"step {step}: {what}; the first number that is not finite is in "
+            f"{origin(self.engine, batch.inputs, batch.targets)}; a smaller train.optimizer.lr or train.clip_norm may help; "
+            "train.on_nonfinite: skip leaves such a step out"
         )
 
-    def _share(self, dataset: Any, batch: torch.Tensor, *place: int | str) -> tuple[Tensors | None, Tensors | None]:
-        """This rank's inputs and targets of a global batch: the first stage's, the last stage's, both, or none. `place`: see
-        `fetch`."""
+    def _own(self, batch: torch.Tensor) -> torch.Tensor | None:
+        """The numbers of this rank's samples of a global batch: those of the first stage's, or the last stage's; or none."""
         own = self.engine.share(batch)
         assert isinstance(own, torch.Tensor)
-        if not (self.engine.is_first or self.engine.is_last) or len(own) == 0:
-            return None, None
-        what = f"samples of step {self.engine.steps + 1}" if dataset is self.session.data.train else "test samples"
-        with during(f"fetching {what}"):
-            inputs, targets = fetch(dataset, own, *place)
-        return as_type(inputs, self.section.dtype), as_type(targets, self.section.dtype)
+        return own if self.engine.is_first or self.engine.is_last else None
 
-    def _optimize(self) -> None:
-        for recorder in self.engine.recorders:
-            recorder.begin("optimizer")
-        self.optimizer.step()
-        for recorder in self.engine.recorders:
-            recorder.finish("optimizer", 0, 0)
-        meter = self.engine.recorders[0].meter  # of an emulated device, which has a process of its own
-        if not self._has_state and meter is not None:
-            meter.add(state_bytes(self.optimizer), "optimizer state")
-        self._has_state = True
-
-    def _after(self, done: int, loss: float, norm: float | None, activity: Activity) -> None:
-        """Check, log and save; its time is not part of the step."""
+    def _after(self, done: int, loss: float, norm: float | None, batch: Batch, observers: Observers) -> None:
+        """Check, tell and save; its time is not part of the step."""
         began, engine, last = time.perf_counter(), self.engine, done == self.total
         if last:
             engine.check_replicas()
-        self.metrics.pause(began)
-        self.metrics.after(
-            done, last=last, learning_rate=self.optimizer.param_groups[0]["lr"], norm=norm, epoch=self.sampler.epoch
-        )
-        began = time.perf_counter()
+        rate = self.state.optimizer.param_groups[0]["lr"]
+        observers.stepped(self.metrics.record(done, batch, last=last, learning_rate=rate, norm=norm))
         if self.saved is not None and (last or engine.asked_to_stop or done % self.saved.section.every_steps == 0):
-            self.saved.save(done, loss)
-        if engine.world.is_main:
-            activity.advance(progress_text(loss, self.result))
+            folder = self.saved.save(done, loss)
+            if folder is not None:
+                observers.saved(CheckpointRecord(step=done, folder=folder))
         self.metrics.pause(began)
 
     def _evaluate(self) -> Evaluation | None:
         """The test samples (as many as `evaluate_samples` says) in global batches: mean loss and, for classes, accuracy."""
-        test, asked = self.session.data.test, self.section.evaluate_samples
+        test, most = self.session.data.test, self.section.evaluate_samples
         count = self.result.test_samples = len(test) if test is not None else 0  # type: ignore[arg-type]
-        if asked != "all":
-            count = min(count, EVALUATED_STEPS * self.section.global_batch if asked is None else asked)
-        if count == 0:
+        if most != "all":
+            count = min(count, EVALUATED_STEPS * self.section.global_batch if most is None else most)
+        if test is None or count == 0:
             return None
         self.result.evaluated_samples = count
         metric = build_metric(self.session.model.loss)
         losses, weight, hits, counted = 0.0, 0.0, 0.0, 0.0
         batches = torch.split(torch.arange(count), self.section.global_batch)
-        with self._activity("evaluating", len(batches)) as activity:
-            for batch in batches:
-                found = self.engine.evaluate(*self._share(test, batch, self.sampler.seed, "test"), metric)
+        asked = (Ask.of(self._own(batch), self.feed.sampler.seed, "test") for batch in batches)
+        with (
+            Activity("evaluating", len(batches), shown=self.engine.world.is_main) as activity,
+            self.reading.open(test, asked, lambda: "test samples") as reader,
+        ):
+            for inputs, targets in reader:
+                found = self.engine.evaluate(inputs, targets, metric)
                 losses, weight = losses + found.loss * found.weight, weight + found.weight
                 hits, counted = hits + (found.metric or 0.0) * found.counted, counted + found.counted
                 activity.advance(f"loss {losses / (weight or 1.0):.4f}")
@@ -177,9 +172,6 @@ class Loop:
     def _resume(self) -> int:
         state = self.saved.restore(self.total) if self.saved is not None else None
         if state is None:
-            return 0
+            return self.done
         self.result.loss_before = state.loss
         return state.step
-
-    def _activity(self, title: str, total: int, **options: Any) -> Activity:
-        return Activity(title, total, shown=self.engine.world.is_main, **options)

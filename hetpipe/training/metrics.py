@@ -1,28 +1,20 @@
-"""Fills the result of a run while it goes on (times, timeline, peaks), and says when there is a line for its log."""
+"""Fills the result of a run while it goes on (times, timeline, peaks), and makes the records of its steps."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from hetpipe.files.units import human_seconds
-from hetpipe.files.writing import append_line
-from hetpipe.measuring.layer_run import DIFFERENT
+from hetpipe.building.feed import Batch
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.processes import progress
-from hetpipe.processes.progress import duration, say, warn
-from hetpipe.processes.whereabouts import Figures, figures_from
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import METRICS_FILE, LogSection
-from hetpipe.training.runlog import TrainResult, number, trim_metrics
+from hetpipe.spec.job import LogSection
+from hetpipe.training.observers.records import StepRecord
+from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
 
 TOLD_SECONDS = 1.0  # between looks at how busy this rank's devices are, for who watches
-NOTED_STEP = 12  # of a run: after it, steps that are far from their prediction are noted
 
 
 class Metrics:
@@ -33,19 +25,13 @@ class Metrics:
         self._batches: list[int] = []
         self._began: float | None = None
         self._paused = 0.0
-        self._busy: dict[str, float] = {}
+        self._warmed_up: dict[str, float] = {}  # device → seconds of overrun, which do not count
+        self._utilisation: Mapping[str, float] = {}
         self._told = 0.0
 
-    def begin(self, first: int, steps: int, predicted: Timeline | None) -> None:
-        """A run of so many steps begins with step `first`."""
+    def begin(self, first: int, predicted: Timeline | None) -> None:
+        """A run begins with step `first`."""
         self.result.first_step, self.result.predicted = first, predicted
-        if progress.watched:
-            figures_from(self._figures)
-        if self.engine.world.is_main:
-            if predicted is not None and steps:
-                say(_outlook(steps, predicted.step_seconds))
-            if self.log is not None:
-                trim_metrics(Path(self.log.folder) / METRICS_FILE, first)
 
     def begin_step(self) -> None:
         """A step begins, and the one before has ended."""
@@ -59,24 +45,24 @@ class Metrics:
         self.result.losses.append(loss)
         self.result.samples += samples
         self._batches.append(samples)
+        if len(self._batches) == WARMUP_STEPS:
+            self._warmed_up = {device: overrun for device, _, overrun in self.engine.usage()}
 
-    def after(self, done: int, *, last: bool, learning_rate: float, norm: float | None, epoch: int) -> None:
-        """Step `done` is over: its timeline and its line of the log, where they are due. Collective."""
-        began = time.perf_counter()
-        if progress.watched and began - self._told > TOLD_SECONDS and self._began is not None:
-            self._told, step_seconds = began, began - self._began - self._paused
-            bubbles = _as_timeline(self.engine.spans(), step_seconds).bubble_fraction()
-            self._busy = {device: 1 - bubble for device, bubble in bubbles.items()}
-        due = last or (self.log is not None and done % self.log.every_steps == 0)
+    def record(self, done: int, batch: Batch, *, last: bool, learning_rate: float, norm: float | None) -> StepRecord:
+        """Step `done` is over: what is told of it, with the timeline where one is due. Collective."""
+        busy, peaks = self._watched()
         whole = self._batches[-1] == self.engine.plan.global_batch  # a partial batch is no step to compare with the plan's
+        due = last or (self.log is not None and done % self.log.every_steps == 0)
         if due and (whole or self.result.measured is None):
             self.result.measured = self._timeline()
-        if self.engine.world.is_main:
-            if self.log is not None and due:
-                self._write_line(Path(self.log.folder), done, learning_rate, norm, epoch)
-            if done - self.result.first_step == NOTED_STEP:
-                self._note_difference()
-        self.pause(began)
+            self._utilisation = _busy(self.result.measured)
+        seconds = self.result.step_seconds[-1] if self.result.step_seconds else None
+        return StepRecord(
+            step=done, epoch=batch.epoch, samples=len(batch.numbers), loss=self.result.losses[-1], learning_rate=learning_rate,
+            grad_norm=norm, fetch_seconds=batch.seconds, step_seconds=seconds,
+            samples_per_second=self._batches[-2] / seconds if seconds is not None else None,
+            utilisation=self._utilisation, busy=busy, peak_bytes=peaks,
+        )  # fmt: skip
 
     def pause(self, began: float) -> None:
         """What has been done since `began` is not part of the step."""
@@ -89,8 +75,9 @@ class Metrics:
         self._began = None
 
     def collect(self) -> None:
-        """Overruns and peak bytes of all ranks. Collective."""
-        rows = [row for part in self.engine.world.gather(self.engine.usage()) for row in part]
+        """Overruns after the warm-up and peak bytes of all ranks. Collective."""
+        own = [(device, peak, over - self._warmed_up.get(device, 0.0)) for device, peak, over in self.engine.usage()]
+        rows = [row for part in self.engine.world.gather(own) for row in part]
         if self.result.losses:
             elapsed = max(sum(self.result.steady_seconds), 1e-9)
             self.result.overrun_fraction = max(row[2] for row in rows) / elapsed
@@ -100,32 +87,19 @@ class Metrics:
         """The step just done, as it was: every rank's actions, in seconds since its step began. Collective."""
         return _as_timeline([span for part in self.engine.world.gather(self.engine.spans()) for span in part])
 
-    def _figures(self) -> Figures:
-        """How this rank's devices fare: how busy they were, and the most bytes that they held."""
-        return {device: (self._busy.get(device), peak) for device, peak, _ in self.engine.usage()}
+    def _watched(self) -> tuple[Mapping[str, float], Mapping[str, int | None]]:
+        """How busy this rank's devices were in the step just done, and the most bytes that they held, for who watches: now and
+        then, since a GPU is waited for."""
+        now = time.perf_counter()
+        if not progress.watched or now - self._told < TOLD_SECONDS or self._began is None:
+            return {}, {}
+        self._told, step_seconds = now, now - self._began - self._paused
+        return _busy(_as_timeline(self.engine.spans(), step_seconds)), {d: peak for d, peak, _ in self.engine.usage()}
 
-    def _write_line(self, folder: Path, done: int, learning_rate: float, norm: float | None, epoch: int) -> None:
-        result = self.result
-        line: dict[str, Any] = {
-            "step": done, "epoch": epoch, "loss": number(result.losses[-1]), "learning_rate": learning_rate,
-        }  # fmt: skip
-        if norm is not None:
-            line["grad_norm"] = number(norm)
-        if result.step_seconds:  # both of the step before
-            seconds = result.step_seconds[-1]
-            line |= {"step_seconds": seconds, "samples_per_second": self._batches[-2] / seconds}
-        if result.measured is not None:
-            line["utilisation"] = {d: round(1 - b, 4) for d, b in result.measured.bubble_fraction().items()}
-        append_line(folder / METRICS_FILE, json.dumps(line))
 
-    def _note_difference(self) -> None:
-        predicted, measured = self.result.predicted, self.result.median_step_seconds
-        if predicted is not None and measured > (1 + DIFFERENT) * predicted.step_seconds:
-            times = f"{human_seconds(measured)}, predicted {human_seconds(predicted.step_seconds)}"
-            warn(
-                f"note: a step takes {times}: the profile no longer holds, or other work keeps the machines busy; 'hetpipe "
-                "profile' measures the devices and links as they are now"
-            )
+def _busy(timeline: Timeline) -> dict[str, float]:
+    """The share of the time in which each device works."""
+    return {device: 1 - bubble for device, bubble in timeline.bubble_fraction().items()}
 
 
 def _as_timeline(found: Sequence[Any], step_seconds: float = 0.0) -> Timeline:
@@ -144,15 +118,3 @@ def _as_timeline(found: Sequence[Any], step_seconds: float = 0.0) -> Timeline:
         sync_seconds=max(0.0, first - pipeline),
         optimizer_seconds=end - max(first, pipeline),
     )
-
-
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of what an optimizer keeps."""
-    values = (t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor))
-    return sum(t.numel() * t.element_size() for t in values)
-
-
-def _outlook(steps: int, seconds: float) -> str:
-    """How long a run is going to take."""
-    text = f"{steps} steps of {human_seconds(seconds)} (predicted): about {duration(steps * seconds)}"
-    return text + ("; --set train.steps=N trains fewer" if steps * seconds > 3600 else "")

@@ -1,4 +1,4 @@
-"""What a run leaves: its result, the files of its log folder, and the text of a step."""
+"""What a run leaves: its result, and the files of its log folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from hetpipe.files.folders import claimed
 from hetpipe.files.messages import cut
-from hetpipe.files.writing import write_bytes, write_text
+from hetpipe.files.writing import write_text
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
@@ -52,12 +52,12 @@ class TrainResult:
     @property
     def median_step_seconds(self) -> float:
         """Median of the steady steps."""
-        return median(self.steady_seconds) if self.step_seconds else 0.0
+        return steady_median(self.step_seconds)
 
     @property
     def steady_seconds(self) -> list[float]:
         """Steps after the warm-up (allocations, first messages), where there are more."""
-        return self.step_seconds[WARMUP_STEPS:] or self.step_seconds
+        return _steady(self.step_seconds)
 
     @property
     def samples_per_second(self) -> float:
@@ -89,6 +89,15 @@ class TrainResult:
         return found
 
 
+def _steady(seconds: list[float]) -> list[float]:
+    return seconds[WARMUP_STEPS:] or seconds
+
+
+def steady_median(seconds: list[float]) -> float:
+    """Of the times of a run's steps, those after the warm-up where there are more; 0 of none."""
+    return median(_steady(seconds)) if seconds else 0.0
+
+
 def number(value: float) -> float | None:
     """The value as JSON has it: None where it is infinite or no number."""
     return value if math.isfinite(value) else None
@@ -102,34 +111,6 @@ def claim(job: Job, world: World) -> Iterator[None]:
     with ExitStack() as stack:
         world.on_main(lambda: stack.enter_context(claimed(folders)))
         yield
-
-
-def trim_metrics(path: Path, step: int) -> None:
-    """Leave in the log what was written up to `step`, from which the run goes on: an earlier run's other lines are void."""
-    if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
-        write_bytes(path, b"".join(line for line in lines if _step_of(line) <= step))
-
-
-def _step_of(line: bytes) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        return float("inf")  # cut off when the run was killed
-
-
-def progress_text(loss: float, result: TrainResult) -> str:
-    """Loss, throughput and utilisation in a line."""
-    parts = [f"loss {loss:.4f}"]
-    if result.step_seconds:
-        batch = result.samples / len(result.losses)
-        parts.append(
-            f"{result.step_seconds[-1]:.2f} s/step, {batch / result.step_seconds[-1]:.1f} samples/s"
-        )
-    if result.measured is not None:
-        busy = [1 - b for b in result.measured.bubble_fraction().values()]
-        parts.append(f"busy {min(busy):.0%} to {max(busy):.0%}")
-    return ", ".join(parts)
 
 
 def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult) -> None:

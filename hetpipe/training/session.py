@@ -227,8 +227,8 @@ def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Any:
 
 
 def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | None:
-    """This process's engine; None where the plan leaves it unused (it may end). `profile` paces emulated devices; without one,
-    or types of devices in the cluster, none is emulated. Collective."""
+    """This process's engine; None where the plan leaves it unused. `profile` paces emulated devices; without one, or types of
+    devices in the cluster, none is emulated. Collective."""
     cluster, model, backend = setting.cluster, setting.model, plan.backend
     if profile is not None:
         plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
@@ -252,6 +252,12 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
         engine.seed = setting.seed
         describe_with(engine.place, lambda: engine.doing, lambda: engine.waits)
     return engine
+
+
+def used_ranks(setting: Setting, plan: Plan) -> list[int]:
+    """The ranks that the plan uses."""
+    rank_of = seat(setting.world, plan.backend, plan).rank_of
+    return sorted({rank_of[device] for device in plan.device_ids})
 
 
 def _place(plan: Plan, device: str) -> str:

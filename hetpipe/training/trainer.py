@@ -14,9 +14,10 @@ from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.spec.job import SUMMARY_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.training.legs import leg
 from hetpipe.training.loop import Loop
 from hetpipe.training.runlog import TrainResult, claim, write_folder, write_report
-from hetpipe.training.session import Request, Session, join, open_session, prepare
+from hetpipe.training.session import Request, Session, open_session, prepare
 
 
 class Trainer:
@@ -39,14 +40,15 @@ class Trainer:
         if (section := self.job.checkpoint) is not None:
             needed = checkpoint_bytes(profile)
             session.world.on_main(lambda: check_room(section.folder, needed, "a checkpoint of this model"))
-        engine = join(session, plan, profile)
-        if engine is None:
-            return None
-        predicted = None
-        if engine.world.is_main:
-            predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
-        result = Loop(self.job, session, engine).run(predicted)
-        if not engine.world.is_main:
+        result = None
+        with leg(session, plan, profile) as engine:
+            if engine is not None:
+                predicted, is_main = None, engine.world.is_main
+                if is_main:
+                    predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
+                found = Loop(self.job, session, engine).run(predicted)
+                result = found if is_main else None
+        if result is None:
             return None
         folder = Path(self.job.log.folder) if self.job.log is not None else None
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):

@@ -58,7 +58,7 @@ class OneProcessEngine(PlanEngine):
     def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, devices: Sequence[torch.device],
                  types: Sequence[NumberTypes], library: Library) -> None:  # fmt: skip
         super().__init__(model, plan, world, types)
-        self.is_last = True
+        self.is_last, self.groups = True, groups
         self.devices, self.device, self._library = list(devices), devices[0], library
         bounds = [stage.layers for stage in self._replica_plan.stages]
         _check_skips(model.layers, plan, library)

@@ -37,7 +37,7 @@ class TorchEngine(PlanEngine):
     def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, device: torch.device,
                  types: Sequence[NumberTypes], *, emulation: Emulation | None = None) -> None:  # fmt: skip
         super().__init__(model, plan, world, types)
-        self.device = device
+        self.device, self.groups = device, groups
         self._stage_plan = self._replica_plan.stages[self.index]
         lo, hi = self._stage_plan.layers
         stale.check_fresh(model.layers, lo, hi, world)

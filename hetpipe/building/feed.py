@@ -1,0 +1,206 @@
+"""What each step of a run is given: the next global batch, of which this rank reads its part. With workers, processes of their
+own read ahead of the step; what they give is the same, since each sample is drawn under a seed of its own (see `data.fetch`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from multiprocessing import get_all_start_methods
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hetpipe.building.data import EpochSampler, MapDataset, SamplerState, fetch
+from hetpipe.files.messages import InputError
+from hetpipe.processes.whereabouts import during
+
+Rows = tuple[Any, Any] | tuple[None, None]  # inputs and targets, or none of both
+
+
+class LostWorkerError(RuntimeError):
+    """A process that reads samples has ended before its time."""
+
+
+class Ask(NamedTuple):
+    """Samples by their numbers (none: nothing is read), and what decides, with a sample's number, what is drawn for it."""
+
+    numbers: list[int]
+    place: tuple[int | str, ...]
+
+    @classmethod
+    def of(cls, numbers: Tensor | None, *place: int | str) -> Ask:
+        """Of int64 [b] numbers (None: nothing is read)."""
+        return cls(numbers.tolist() if numbers is not None else [], place)
+
+
+class Batch(NamedTuple):
+    """What a step is given: the numbers of the samples of the whole global batch, their epoch, this rank's part, and for how many
+    seconds the step has waited for it."""
+
+    numbers: Tensor
+    epoch: int
+    inputs: Any
+    targets: Any
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How samples are read: by so many `workers` (0: by this process), and made by `convert` what the model takes; `pinned` for a
+    GPU."""
+
+    convert: Callable[[Any], Any]
+    workers: int = 0
+    pinned: bool = False
+
+    @contextmanager
+    def open(self, dataset: MapDataset, asked: Iterable[Ask], what: Callable[[], str]) -> Iterator[Reader]:
+        """The samples asked for, in their order; `what` says which is fetched now, for messages. Workers read them while this is
+        open. LostWorkerError, at any time, where one of these has ended."""
+        try:
+            with closing(Reader(self, dataset, asked, what)) as reader:
+                yield reader
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker (pid"):
+                raise
+            raise LostWorkerError(
+                f"one of the {self.workers} processes that read samples has ended: {str(error).strip('. ')}. Where they are out "
+                "of memory, or of room in /dev/shm, through which they hand over: data.workers=0 lets the rank read them itself"
+            ) from error
+
+
+class _Samples:
+    """What DataLoader takes for a data set whose samples are whole batches."""
+
+    def __init__(self, dataset: MapDataset, convert: Callable[[Any], Any]) -> None:
+        self.dataset, self.convert = dataset, convert
+
+    def __getitem__(self, ask: Ask) -> Rows | InputError:
+        """An InputError is handed over: DataLoader would put a traceback before its words."""
+        if not ask.numbers:
+            return None, None
+        try:
+            inputs, targets = fetch(self.dataset, torch.tensor(ask.numbers), *ask.place)
+            return self.convert(inputs), self.convert(targets)
+        except InputError as error:
+            return error
+
+
+class Reader(Iterator[Rows]):
+    """Samples as they are asked for, one batch after the other. `seconds`: how long the last one was waited for."""
+
+    def __init__(self, reading: Reading, dataset: MapDataset, asked: Iterable[Ask], what: Callable[[], str]) -> None:
+        samples = _Samples(dataset, reading.convert)
+        self._what, self._workers, self.seconds = what, reading.workers, 0.0
+        self._found: Iterator[Any] | None
+        self._life: int | None = None  # a pipe whose end workers see, of this process and of `close`
+        if reading.workers == 0:
+            self._found = (samples[ask] for ask in asked)
+            return
+        if "fork" not in get_all_start_methods():
+            raise InputError("data.workers needs a system on which processes are forked; leave it out here")
+        alive, self._life = os.pipe()
+        loader: DataLoader[Any] = DataLoader(
+            samples, sampler=asked, batch_size=None, num_workers=reading.workers, collate_fn=_as_it_is,  # type: ignore[arg-type]
+            pin_memory=reading.pinned, worker_init_fn=partial(_begin_worker, alive, self._life),
+            multiprocessing_context="fork", generator=torch.Generator(),  # else a number is drawn from the user's
+        )  # fmt: skip
+        with warnings.catch_warnings():  # from Python 3.12 on, of the threads that wait for other ranks
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._found = iter(loader)
+        os.close(alive)
+
+    def __next__(self) -> Rows:
+        """The next batch. InputError if a sample cannot be read."""
+        if self._found is None:
+            raise StopIteration
+        began = time.perf_counter()
+        with during(f"fetching {self._what()}"):
+            found = next(self._found)
+        self.seconds = time.perf_counter() - began
+        if isinstance(found, InputError):
+            raise found
+        inputs, targets = found
+        return (_as_tuples(inputs), _as_tuples(targets)) if self._workers else (inputs, targets)
+
+    def close(self) -> None:
+        """Read no more: workers end, those too that DataLoader cannot tell, since an error holds it."""
+        self._found = None
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
+
+
+class Feed:
+    """The batches of a run in the order of `sampler`. `share` gives this rank's part of a global batch of numbers; None on a rank
+    that reads nothing."""
+
+    def __init__(
+        self, dataset: MapDataset, sampler: EpochSampler, share: Callable[[Tensor], Tensor | None], reading: Reading
+    ) -> None:
+        self.dataset, self.sampler, self.share, self.reading = dataset, sampler, share, reading
+        self._state = sampler.state_dict()
+
+    def state_dict(self) -> SamplerState:
+        """The place in the data after the batch that was given last, whatever is read ahead of it."""
+        return self._state
+
+    def load_state_dict(self, state: SamplerState) -> None:
+        """Go on from there. ValueError if it is of other data."""
+        self.sampler.load_state_dict(state)
+        self._state = self.sampler.state_dict()
+
+    @contextmanager
+    def open(self, steps: int, what: Callable[[], str]) -> Iterator[Iterator[Batch]]:
+        """The batches of the next `steps`. `what` says which is fetched now, for messages."""
+        drawn = deque[tuple[Tensor, SamplerState]]()
+        try:
+            with self.reading.open(self.dataset, self._ask(steps, drawn), what) as reader:
+                yield self._batches(drawn, reader)
+        finally:
+            self.sampler.load_state_dict(self._state)  # of what was read ahead, nothing was given
+
+    def _ask(self, steps: int, drawn: deque[tuple[Tensor, SamplerState]]) -> Iterator[Ask]:
+        for numbers in islice(self.sampler.forever(), steps):
+            state = self.sampler.state_dict()
+            drawn.append((numbers, state))
+            yield Ask.of(self.share(numbers), state["seed"], state["epoch"])
+
+    def _batches(self, drawn: deque[tuple[Tensor, SamplerState]], reader: Reader) -> Iterator[Batch]:
+        for inputs, targets in reader:
+            numbers, self._state = drawn.popleft()
+            yield Batch(numbers, self._state["epoch"], inputs, targets, reader.seconds)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _as_tuples(value: Any) -> Any:
+    """What was pinned has lists where tuples were."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _begin_worker(alive: int, life: int, _: int) -> None:
+    """Signals are for the rank, which ends its workers when it has heeded them. They end with it, however it ends: they have its
+    sockets, too, by whose end other ranks see that it is gone."""
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.SIG_IGN)
+    os.close(life)
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+
+
+def _end_with(alive: int) -> None:
+    os.read(alive, 1)
+    os._exit(0)

@@ -1,0 +1,53 @@
+"""metrics.jsonl in the log folder: a line every few steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hetpipe.files.writing import append_line, write_bytes
+from hetpipe.spec.job import METRICS_FILE
+from hetpipe.training.observers.observer import Observer
+from hetpipe.training.observers.records import RunRecord, StepRecord
+from hetpipe.training.runlog import number
+
+
+class JsonLines(Observer):
+    """Writes them, where the job has a log."""
+
+    def began(self, run: RunRecord) -> None:
+        """What the log has of later steps than the run goes on from is void."""
+        self._log, self._total = run.job.log, run.total_steps
+        if self._log is not None:
+            self._file = Path(self._log.folder) / METRICS_FILE
+            trim_metrics(self._file, run.first_step)
+
+    def stepped(self, step: StepRecord) -> None:
+        """A line, where it is due."""
+        if self._log is None or (step.step < self._total and step.step % self._log.every_steps):
+            return
+        line: dict[str, Any] = {
+            "step": step.step, "epoch": step.epoch, "loss": number(step.loss), "learning_rate": step.learning_rate,
+        }  # fmt: skip
+        if step.grad_norm is not None:
+            line["grad_norm"] = number(step.grad_norm)
+        if step.step_seconds is not None:
+            line |= {"step_seconds": step.step_seconds, "samples_per_second": step.samples_per_second}
+        if step.utilisation:
+            line["utilisation"] = {device: round(share, 4) for device, share in step.utilisation.items()}
+        append_line(self._file, json.dumps(line))
+
+
+def trim_metrics(path: Path, step: int) -> None:
+    """Leave in the log what was written up to `step`, from which the run goes on: an earlier run's other lines are void."""
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_bytes(path, b"".join(line for line in lines if _step_of(line) <= step))
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return float("inf")  # cut off when the run was killed

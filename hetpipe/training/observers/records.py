@@ -1,0 +1,79 @@
+"""What observers of a run are told: numbers, names and documents, nothing that leads back into the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run begins. `first_step` steps of its `total_steps` were done before, by a run from whose checkpoint it goes on.
+    `predicted_step_seconds`: None where nothing is predicted, as on all ranks but the main one. `peak_bytes` has the devices of
+    this rank, and the most that each has held so far (None: not known)."""
+
+    job: Job
+    plan: Plan
+    cluster: Cluster
+    first_step: int
+    total_steps: int
+    predicted_step_seconds: float | None
+    peak_bytes: Mapping[str, int | None]
+    is_main: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """A step of training is over; the first is number 1. `loss` is that of the whole global batch of `samples`; `grad_norm` is
+    None where nothing is clipped. `fetch_seconds`: how long it has waited for this rank's samples. `step_seconds` and
+    `samples_per_second` are of the step before, since a step lasts until the next one begins, and None in the first step of a
+    run. `utilisation` has the share of a step in which each device of the plan worked, in the last of those steps that the job's
+    `log.every_steps` says, or the last step of all; empty before. `busy` and `peak_bytes` are of this rank's devices, and empty
+    where nobody watches."""
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    learning_rate: float
+    grad_norm: float | None
+    fetch_seconds: float
+    step_seconds: float | None
+    samples_per_second: float | None
+    utilisation: Mapping[str, float]
+    busy: Mapping[str, float]
+    peak_bytes: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """The test samples were evaluated after `step`: `samples` of all `test_samples`. `accuracy`: None where the loss is of no
+    classes."""
+
+    step: int
+    loss: float
+    accuracy: float | None
+    samples: int
+    test_samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord:
+    """A checkpoint of `step` is complete."""
+
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndRecord:
+    """A run ends after `step` of all its steps (0: before the first). `error`: None where all was done; else what ends it, such
+    as "stopped by SIGTERM after step 7" or "InputError: …"."""
+
+    step: int
+    error: str | None
