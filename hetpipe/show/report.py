@@ -14,12 +14,21 @@ from rich.text import Text
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.timeline import Span, Timeline
-from hetpipe.show.scene import Lane, Scene, StageScene, make_scene, numbers_text
 from hetpipe.show.trace import WORK, by_device
-from hetpipe.show.words import PROOFS, layer_range, memory_text, origin, share_text, stage_key, unused_line
+from hetpipe.show.words import (
+    PROOFS,
+    layer_range,
+    memory_text,
+    numbers_text,
+    origin,
+    share_text,
+    stage_key,
+    unused_line,
+)
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.scene import Lane, Scene, StageScene, make_scene
 
 _NUMBERS = ("F", "B", "params", "memory")
 PER_STEP = "F, B: seconds of a step that a device computes forward and backward"

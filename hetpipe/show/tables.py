@@ -12,7 +12,6 @@ from rich.text import Text
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import Cause
 from hetpipe.show.report import Narrowing
-from hetpipe.show.scene import Scene
 from hetpipe.show.words import (
     idle_line,
     limit_line,
@@ -32,6 +31,7 @@ from hetpipe.spec.assumed import (
     PCIE_CHANNELS,
 )
 from hetpipe.spec.profile import Profile
+from hetpipe.study.scene import Scene
 
 MOST_FLOWS = 20  # that are shown
 _CHANNELS = (

@@ -19,7 +19,6 @@ from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.picture.canvas import printable
 from hetpipe.show.picture.partition import MOST_BARS
 from hetpipe.show.picture.theme import COLOURS, type_colour
-from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.words import (
     drawn_devices,
     edge_text,
@@ -35,6 +34,7 @@ from hetpipe.show.words import (
     work_share,
     work_text,
 )
+from hetpipe.study.scene import Lane, Scene, StageScene
 
 LETTERS: dict[Cause, str] = {
     "fill and drain": "/", "slower stage": "\\", "link": ".", "gradient sum": "+", "slower optimizer": "=", "overhead": "-",

@@ -9,9 +9,9 @@ from hetpipe.files.limits import MOST_LINES
 from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import CAUSES, Cause
-from hetpipe.show.scene import Edge, Lane, Scene, StageScene, lane_name, numbers_text
 from hetpipe.show.terms import in_short, term
 from hetpipe.spec.plan import Plan
+from hetpipe.study.scene import Edge, Lane, Scene, StageScene
 
 TIGHT, MANY_TIMES = 0.9, 10  # of a device's memory
 _EXACT = 1e-6  # a gap that is rounding
@@ -32,6 +32,26 @@ _WAITS: dict[Cause, str] = {
 def percent(part: float) -> str:
     """`7.1 %`, `43 %`."""
     return f"{100 * part:.0f} %" if part >= 0.0995 or part == 0 else f"{100 * part:.1f} %"
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """`0–3, 7`.
+
+    >>> numbers_text([0, 1, 2, 3, 7])
+    '0–3, 7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}–{b}" if b > a else f"{a}" for a, b in runs)
+
+
+def lane_name(lane: Lane) -> str:
+    """`replica 0`, or `replicas 0–31`."""
+    return f"replica{'s' if lane.count > 1 else ''} {numbers_text(lane.replicas)}"
 
 
 def layer_range(layers: tuple[int, int]) -> str:

@@ -13,10 +13,12 @@ from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
-from hetpipe.planning.alternatives import Alternative, carried_plan, plan_with, same_plan
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Precision, Profile
+from hetpipe.study.changes import carried_plan, same_plan
+from hetpipe.study.rules import plan_with
+from hetpipe.study.study import Alternative
 from hetpipe.whatif.cards import Card
 from hetpipe.whatif.estimate import Estimate, estimate
 from hetpipe.whatif.machine import Machine, as_cluster, counted

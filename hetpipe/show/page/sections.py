@@ -7,7 +7,6 @@ from typing import Any
 
 from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
-from hetpipe.planning.alternatives import Alternative, MovedCut
 from hetpipe.planning.front import Front, nodes_text
 from hetpipe.predict.idle import CAUSES
 from hetpipe.predict.timeline import Timeline
@@ -18,18 +17,20 @@ from hetpipe.show.picture.front import front_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
 from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.report import prediction_facts
-from hetpipe.show.scene import Scene, StageScene, numbers_text
 from hetpipe.show.words import (
     PROOFS,
     equal_split_text,
     idle_text,
     in_words,
     memory_text,
+    numbers_text,
     percent,
     stage_key,
     stage_sentence,
     work_text,
 )
+from hetpipe.study.scene import Scene, StageScene
+from hetpipe.study.study import Alternative, Changes, MovedCut
 
 
 def words(scene: Scene) -> str:
@@ -226,12 +227,12 @@ def _shape(plan: Any) -> str:
     return " + ".join(f"{count} × {stages}" for stages, count in counts.items())
 
 
-def changes(how: str, found: Sequence[Alternative], batch: int) -> str:
+def changes(found: Changes | None, batch: int) -> str:
     """What other clusters would do."""
-    if not found:
+    if found is None:
         return ""
-    base, rows = found[0].step_seconds, []
-    for one in found:
+    base, rows = found.plans[0].step_seconds, []
+    for one in found.plans:
         if one.plan is None or one.plan.predicted is None:
             rows.append([one.name, "no plan", "", "", "", _clause(one)])
             continue
@@ -240,6 +241,6 @@ def changes(how: str, found: Sequence[Alternative], batch: int) -> str:
         speed = three_digits(batch / one.step_seconds) if one.step_seconds > 0 else ""
         rows.append([one.name, human_seconds(one.step_seconds), speed, _difference(base, one.step_seconds), cost, ""])
     heading = ["what if", "step", "samples/s", "speed", "price per million samples", "why none"]
-    note = (f"Each was planned by {how}, or is this plan where it still runs, and was simulated; the first row is the cluster as "
-            "it is.")  # fmt: skip
+    note = (f"Each was planned by {found.how}, or is this plan where it still runs, and was simulated; the first row is the "
+            "cluster as it is.")  # fmt: skip
     return section("changes", "What if", paragraph(note, kind="note"), table(heading, rows, label="what if", marked=[0]))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from hetpipe.files.units import human_seconds
 from hetpipe.show.picture.canvas import Canvas, Group, Line, Words, text_width, wrapped
-from hetpipe.show.scene import Scene
 from hetpipe.show.words import explained
+from hetpipe.study.scene import Scene
 
 MARGIN, FRAME = 12.0, 10.0
 _MOST_HIGH, _LEAST_HIGH, _ALL_HIGH = 80.0, 42.0, 640.0  # heights of the largest device's memory, and of all stages together

@@ -19,8 +19,8 @@ from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.picture.axis import MARGIN
 from hetpipe.show.picture.canvas import Box, Canvas, Group, Line, Words, fitting, text_width, wrapped
 from hetpipe.show.picture.theme import CAUSE_PATTERNS, TYPE_PATTERNS, TYPES, type_colour
-from hetpipe.show.scene import Lane, Scene, StageScene, numbers_text
-from hetpipe.show.words import TIGHT, explained, lane_title, layer_range, stage_sentence
+from hetpipe.show.words import TIGHT, explained, lane_title, layer_range, numbers_text, stage_sentence
+from hetpipe.study.scene import Lane, Scene, StageScene
 
 _HIGH, _TITLE, _LABELS, _GAP = 84.0, 18.0, 30.0, 16.0  # of a chart, of what stands above and below it, and between two
 _LEAST, _MOST, _FEW = 34.0, 64.0, 64  # widths of a column, with the room between two; up to how many may be wider

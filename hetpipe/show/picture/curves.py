@@ -7,8 +7,8 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.show.picture.canvas import WIDE, Canvas, Group, Line, Strip, Words, fitting, text_width
 from hetpipe.show.picture.theme import type_colour
 from hetpipe.show.report import ticks
-from hetpipe.show.scene import Scene
 from hetpipe.show.words import memory_text, stage_key
+from hetpipe.study.scene import Scene
 
 _MARGIN, _LABEL, _ABOVE, _HIGH = 12.0, 190.0, 32.0, 34.0  # widths, then heights of a label above its row and of a row
 _FEW, MOST_ROWS = 12, 16  # stages that are drawn finely, that are drawn

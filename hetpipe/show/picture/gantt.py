@@ -11,7 +11,8 @@ from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Line, Strip, Words, fitting, text_width
 from hetpipe.show.picture.theme import CAUSE_PATTERNS
 from hetpipe.show.report import ticks, total_seconds
-from hetpipe.show.scene import Scene, StageScene, numbers_text
+from hetpipe.show.words import numbers_text
+from hetpipe.study.scene import Scene, StageScene
 
 _MARGIN, _LABEL, _ABOVE = 12.0, 150.0, 13.0  # widths, and the height of a label above its row
 _WORK, _WIRE, _GAP = 15.0, 4.0, 5.0  # heights: of work, of transfers and sums under it, between rows

@@ -31,7 +31,6 @@ from hetpipe.show.picture.canvas import (
 )
 from hetpipe.show.picture.columns import draw_columns, stage_colour, waiting
 from hetpipe.show.picture.theme import TYPE_PATTERNS, TYPES, type_colour
-from hetpipe.show.scene import Lane, Scene, StageScene, Tile
 from hetpipe.show.words import (
     TIGHT,
     description,
@@ -49,6 +48,7 @@ from hetpipe.show.words import (
     stage_sentence,
     work_share,
 )
+from hetpipe.study.scene import Lane, Scene, StageScene, Tile
 
 _NAME = 13.0  # height of a bar that holds a name in its middle
 _GHOST = 13.0

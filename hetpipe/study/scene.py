@@ -336,23 +336,3 @@ def _looks(lane: Lane) -> object:
     return lane.sizes, turns, tuple(
         (s.layers, s.kind, len(s.devices), s.recomputed, s.depth, s.memory, s.limits_step, *numbers(s)) for s in lane.stages
     )
-
-
-def numbers_text(numbers: Sequence[int]) -> str:
-    """`0–3, 7`.
-
-    >>> numbers_text([0, 1, 2, 3, 7])
-    '0–3, 7'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{a}–{b}" if b > a else f"{a}" for a, b in runs)
-
-
-def lane_name(lane: Lane) -> str:
-    """`replica 0`, or `replicas 0–31`."""
-    return f"replica{'s' if lane.count > 1 else ''} {numbers_text(lane.replicas)}"
