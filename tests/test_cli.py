@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import hetpipe
-from hetpipe.cli.exits import last_words
+from hetpipe.cli.exits import ending_words
 from hetpipe.cli.terminal import nothing_else
 from hetpipe.files.messages import InputError, exit_code
 from hetpipe.files.screen import Screen
@@ -331,5 +331,5 @@ def test_wrong_input_in_the_midst_of_a_run_says_where_it_goes_on(monkeypatch: py
     report = Report(rank=1, time=0.0, error="sample 61 of Ends cannot be read", code=2)
     again = "start it again: hetpipe train job.yaml; it goes on from step 3"
     failure = RankFailure("rank 1: …", report, "step 3")
-    assert last_words(failure, report, 2) == f"sample 61 of Ends cannot be read; when that is mended, {again}"
-    assert last_words(RankFailure("rank 1: …", report), report, 2) == "sample 61 of Ends cannot be read"
+    assert ending_words(failure, report, 2) == f"sample 61 of Ends cannot be read; when that is mended, {again}"
+    assert ending_words(RankFailure("rank 1: …", report), report, 2) == "sample 61 of Ends cannot be read"

@@ -24,7 +24,7 @@ from hetpipe.show.words import (
     devices_text,
     drawn_devices,
     edge_text,
-    explained,
+    explanations,
     headlines,
     idle_text,
     lane_title,
@@ -36,7 +36,7 @@ from hetpipe.show.words import (
 from hetpipe.spec.plan import Plan
 from hetpipe.study.make import make_study
 from hetpipe.study.rules import RULES
-from hetpipe.study.scene import Lane, Scene, StageScene
+from hetpipe.study.scene import LaneScene, Scene, StageScene
 from hetpipe.study.study import Study
 from tests.support.plans_shown import LINK, demo, many, three, whole
 from tests.support.strategies import make_cluster, make_profile
@@ -91,7 +91,7 @@ class Page(HTMLParser):
             self.cells.add(data)
 
 
-def keyed(scene: Scene) -> dict[str, tuple[Lane, StageScene]]:
+def keyed(scene: Scene) -> dict[str, tuple[LaneScene, StageScene]]:
     return {f"{lane.replicas[0]}.{stage.number}": (lane, stage) for lane, stage in scene.stages}
 
 
@@ -125,9 +125,9 @@ def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], St
 
     text = printed(TextPicture(scene, width=300), 300)
     drawn = {element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")}
-    assert {line for line in explained(scene) if line not in text} == set()
-    assert set(explained(scene)) <= drawn
-    assert {"replica", "micro-batch", scene.plan.schedule} <= {line.split(":")[0] for line in explained(scene)}
+    assert {line for line in explanations(scene) if line not in text} == set()
+    assert set(explanations(scene)) <= drawn
+    assert {"replica", "micro-batch", scene.plan.schedule} <= {line.split(":")[0] for line in explanations(scene)}
     for lane, stage in scene.stages:
         assert all(" + ".join(twin) in devices_text(lane, stage) for twin in stage.twins[:2])
         assert len(stage.twins) == lane.count

@@ -13,11 +13,11 @@ import typer
 
 from hetpipe import __version__
 from hetpipe.cli import exits
-from hetpipe.cli.exchange import export, import_published
+from hetpipe.cli.exchange import export_command, import_command
 from hetpipe.cli.fastspeed import app as convert
 from hetpipe.cli.guesses import instead
 from hetpipe.cli.terminal import install_watching, nothing_else
-from hetpipe.cli.weights import export_weights
+from hetpipe.cli.weights import export_weights_command
 from hetpipe.cli.what_if import what_if
 from hetpipe.files.formats import Document
 from hetpipe.files.limits import MOST_BATCH
@@ -42,9 +42,9 @@ from hetpipe.whatif.cards import Cards
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(convert, name="convert")
-app.command()(export_weights)
-app.command()(export)
-app.command(name="import")(import_published)
+app.command(name="export-weights")(export_weights_command)
+app.command(name="export")(export_command)
+app.command(name="import")(import_command)
 app.command()(show)
 app.command(name="what-if")(what_if)
 out, err = Screen(), Screen(stderr=True)
@@ -231,8 +231,8 @@ def plan(
         raise KeyboardInterrupt
 
 
-@app.command()
-def simulate(
+@app.command(name="simulate")
+def simulate_command(
     plan: Annotated[Path, typer.Option("--plan", help="plan.json")],
     profile: ProfileFile,
     cluster: ClusterFile,

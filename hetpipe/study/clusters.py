@@ -50,7 +50,7 @@ def _link_inside(cluster: Cluster, node: Node) -> bool:
 
 
 def _one_less(cluster: Cluster, kind: str) -> Cluster:
-    """Without one device of the type: of the node that has the fewest of it."""
+    """The cluster without one device of the type: of the node that has the fewest of it."""
     least = min((node for node in cluster.nodes if kind in node.devices), key=lambda node: node.devices[kind])
     left = {name: count - (name == kind) for name, count in least.devices.items() if count > (name == kind)}
     kept = [least.model_copy(update={"devices": left}) if node is least else node for node in cluster.nodes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hetpipe.planning.front import Front
-from hetpipe.predict.footprint import with_memory
+from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.assumed import with_assumed
@@ -35,7 +35,7 @@ def make_study(
     progress("other partitioners")
     others = other_rules(plan, *problem, rules)
     changed = make_changes(plan, *problem, others, progress) if changes else None
-    predicted = with_memory(simulate(plan, *problem), plan, *problem)
+    predicted = with_footprint(simulate(plan, *problem), plan, *problem)
     scene = make_scene(plan, profile=profile, cluster=cluster, timeline=predicted, equal=_equal_scene(others, *problem))
     if cuts:
         progress("moving cuts")
@@ -58,7 +58,7 @@ def belonging(
 
 
 def _equal_scene(others: Sequence[Alternative], profile: Profile, cluster: Cluster) -> Scene | None:
-    """The equal split, simulated; None where no such rule has a plan."""
+    """The equal split, simulated; None where none of its partitioners has a plan."""
     equal = equal_split(others)
     if equal is None or equal.plan is None:
         return None

@@ -22,7 +22,7 @@ class Alternative:
 
     @property
     def step_seconds(self) -> float:
-        """Of the plan; infinite where there is none."""
+        """Seconds of a step of the plan; infinite where there is no plan."""
         return self.plan.predicted.step_seconds if self.plan is not None and self.plan.predicted is not None else float("inf")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.files.folders import check_room
 from hetpipe.layers.model import unsplit_note
-from hetpipe.predict.footprint import with_memory
+from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import resumes_from
@@ -44,7 +44,7 @@ class Trainer:
             return None
         predicted = None
         if engine.world.is_main:
-            predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
+            predicted = with_footprint(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
         result = Loop(self.job, session, engine).run(predicted)
         if not engine.world.is_main:
             return None

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from hetpipe.show.page import sections
 from hetpipe.show.page.glossary import glossary, linked
 from hetpipe.show.page.html import escaped, paragraph, section
+from hetpipe.show.page.sections import (
+    against_section,
+    changes_section,
+    front_section,
+    memory_section,
+    moves_section,
+    picture_section,
+    price_section,
+    proof_section,
+    rules_section,
+    time_section,
+    timeline_section,
+    words_section,
+)
 from hetpipe.show.picture.theme import definitions, style
-from hetpipe.show.words import origin
+from hetpipe.show.words import origin_text
 from hetpipe.study.study import Study
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
@@ -23,10 +36,10 @@ def report_page(study: Study) -> str:
     """The page: a section for each thing that the study knows."""
     scene, predicted, measured = study.scene, study.predicted, study.measured
     body = [
-        sections.words(scene), sections.picture(scene), sections.moves(scene, study.cuts),
-        sections.timeline(scene, predicted, measured), sections.memory(scene, predicted), sections.time(scene),
-        sections.proof(scene), sections.price(scene), sections.against(scene, predicted, measured),
-        sections.front(study.front), sections.rules(scene, study.rules), sections.changes(study.changes, study.plan.global_batch),
+        words_section(scene), picture_section(scene), moves_section(scene, study.cuts),
+        timeline_section(scene, predicted, measured), memory_section(scene, predicted), time_section(scene), proof_section(scene),
+        price_section(scene), against_section(scene, predicted, measured), front_section(study.front),
+        rules_section(scene, study.rules), changes_section(study.changes, study.plan.global_batch),
     ]  # fmt: skip
     body = [*map(linked, body), section("glossary", "Glossary", glossary())]
     there = [(name, title) for name, title in TITLES.items() if any(f'<section id="{name}"' in part for part in body)]
@@ -40,7 +53,7 @@ def report_page(study: Study) -> str:
         f"<style>{_asset('style.css')}{style()}</style>\n</head>\n<body>",
         '<a class="skip" href="#main">Skip to the plan</a>',
         f'<svg width="0" height="0" style="position:absolute" aria-hidden="true">{definitions()}</svg>',
-        f"<header><h1>{title}</h1>{paragraph(origin(study.plan), kind='note')}",
+        f"<header><h1>{title}</h1>{paragraph(origin_text(study.plan), kind='note')}",
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main id="main">',
         *(part for part in body if part),
         f"</main>\n<script>{_asset('script.js')}</script>\n</body>\n</html>\n",
