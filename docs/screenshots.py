@@ -11,6 +11,7 @@ import io
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,11 +20,14 @@ from PIL import Image
 
 from hetpipe.files.messages import InputError
 from hetpipe.planning.planner import make_plan
-from hetpipe.show.draw import Given, draw_plan, given
+from hetpipe.show.draw import draw_plan
 from hetpipe.show.trace import load_measured
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.make import make_study
+from hetpipe.study.rules import RULES
+from hetpipe.study.study import Study
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES, EXAMPLE = ROOT / "docs" / "pictures", ROOT / "configs" / "bert-large"
@@ -37,10 +41,13 @@ def chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def shown(demo: Path) -> Iterator[tuple[str, Given]]:
+studied = partial(make_study, rules=RULES, changes=True, cuts=True)
+
+
+def shown(demo: Path) -> Iterator[tuple[str, Study]]:
     """What is drawn, by name: BERT-large on three devices and on 64, and the demo as it was measured."""
     profile, cluster = Profile.load(EXAMPLE / "profile.json"), Cluster.load(EXAMPLE / "cluster.yaml")
-    yield "three-devices", given(Plan.load(EXAMPLE / "plan.json"), profile=profile, cluster=cluster)
+    yield "three-devices", studied(Plan.load(EXAMPLE / "plan.json"), profile=profile, cluster=cluster)
     fast, slow = cluster.device_types
     link = {"bandwidth": "12 GB/s", "latency": "10 us"}
     many = Cluster.parse({
@@ -48,8 +55,8 @@ def shown(demo: Path) -> Iterator[tuple[str, Given]]:
         "nodes": [{"name": f"n{i}", "devices": {fast if i < 8 else slow: 4}, "link": link} for i in range(16)],
         "link": {"bandwidth": "6 GB/s", "latency": "20 us"},
     }, "64 devices")  # fmt: skip
-    yield "64-devices", given(make_plan(profile, many, 1024), profile=profile, cluster=many)
-    yield "demo", given(
+    yield "64-devices", studied(make_plan(profile, many, 1024), profile=profile, cluster=many)
+    yield "demo", studied(
         Plan.load(demo / "plan.json"), profile=Profile.load(demo / "profile.json"),
         cluster=Cluster.load(ROOT / "configs" / "clusters" / "three-types.yaml"), measured=load_measured(demo / "trace.json"),
     )  # fmt: skip

@@ -8,22 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.planning.alternatives import (
-    EQUAL,
-    carried_plan,
-    changed_clusters,
-    equal_split,
-    moved_cuts,
-    moved_plan,
-    other_rules,
-    what_if,
-)
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
-from hetpipe.show.draw import Given
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.study.changes import carried_plan, make_changes
+from hetpipe.study.clusters import changed_clusters
+from hetpipe.study.cuts import moved_cuts, moved_plan
+from hetpipe.study.rules import EQUAL, RULES, equal_split, other_rules
+from hetpipe.study.study import Study
 from tests.support.plans_shown import demo, many, three
 from tests.support.strategies import LINK, UNHURRIED, clusters, make_cluster
 
@@ -74,7 +68,7 @@ def test_a_device_more_goes_where_a_link_is_known() -> None:
 def test_the_equal_split_is_the_faster_of_those_that_fit() -> None:
     shown = demo()
     assert shown.problem is not None
-    found = other_rules(shown.plan, *shown.problem)
+    found = other_rules(shown.plan, *shown.problem, RULES)
     equal = equal_split(found)
     assert equal is not None
     steps = {}
@@ -91,13 +85,14 @@ def test_the_equal_split_is_the_faster_of_those_that_fit() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [three, many])
-def test_a_change_that_leaves_the_plan_possible_is_never_slower(make: Callable[[], Given]) -> None:
+def test_a_change_that_leaves_the_plan_possible_is_never_slower(make: Callable[[], Study]) -> None:
     shown = make()
     assert shown.problem is not None
     own = simulate(shown.plan, *shown.problem).step_seconds
     told: list[str] = []
-    how, found = what_if(shown.plan, *shown.problem, told.append)
-    assert how.startswith("auto within" if make is three else "the best of the quick rules")
+    changes = make_changes(shown.plan, *shown.problem, progress=told.append)
+    found = changes.plans
+    assert changes.how.startswith("auto within" if make is three else "the best of the quick rules")
     assert len(told) == len(found)
     assert found[0].name == "as it is"
     for one in found:
@@ -108,7 +103,7 @@ def test_a_change_that_leaves_the_plan_possible_is_never_slower(make: Callable[[
 
 @settings(**UNHURRIED, max_examples=3)
 @given(st.sampled_from([three, demo, many]))
-def test_every_moved_cut_is_what_the_simulator_says(make: Callable[[], Given]) -> None:
+def test_every_moved_cut_is_what_the_simulator_says(make: Callable[[], Study]) -> None:
     shown = make()
     assert shown.problem is not None
     profile, cluster = shown.problem

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import hetpipe
-from hetpipe.cli.exits import last_words
+from hetpipe.cli.exits import ending_words
 from hetpipe.cli.terminal import nothing_else
 from hetpipe.files.messages import InputError, exit_code
 from hetpipe.files.screen import Screen
@@ -21,12 +21,12 @@ from hetpipe.planning.partition import PartitionError
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.ranks.report import RankFailure, Report
 from hetpipe.processes.stopping import RunStopped
-from hetpipe.show.draw import given
 from hetpipe.show.tables import step_table
 from hetpipe.show.words import percent
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.make import make_study
 from tests.support.commands import Command, finish, start
 from tests.support.jobs import PLANNING, Folder, train
 
@@ -269,9 +269,10 @@ def test_a_predicted_step_keeps_to_the_terminal(folder: Folder, columns: int) ->
         text, cluster = text.replace(f"{old}/", f"{new}/"), cluster.replace(old, new)
     for name, content in (("plan.json", text), ("cluster.yaml", cluster), ("profile.json", profile)):
         (folder.path / name).write_text(content)
-    found = given(Plan.load("plan.json"), profile=Profile.load("profile.json"), cluster=Cluster.load("cluster.yaml"))
+    known, machines = Profile.load("profile.json"), Cluster.load("cluster.yaml")
+    found = make_study(Plan.load("plan.json"), profile=known, cluster=machines, rules=())
     out = io.StringIO()
-    Screen(file=out, width=columns).print(step_table(found.scene(found.predicted(), None)))
+    Screen(file=out, width=columns).print(step_table(found.scene))
     lines = out.getvalue().splitlines()
     assert all(len(line) <= columns for line in lines)
     rows = [line for line in lines if line.startswith((" r0 s0", " r0 s1", " r1 s0"))]
@@ -330,5 +331,5 @@ def test_wrong_input_in_the_midst_of_a_run_says_where_it_goes_on(monkeypatch: py
     report = Report(rank=1, time=0.0, error="sample 61 of Ends cannot be read", code=2)
     again = "start it again: hetpipe train job.yaml; it goes on from step 3"
     failure = RankFailure("rank 1: …", report, "step 3")
-    assert last_words(failure, report, 2) == f"sample 61 of Ends cannot be read; when that is mended, {again}"
-    assert last_words(RankFailure("rank 1: …", report), report, 2) == "sample 61 of Ends cannot be read"
+    assert ending_words(failure, report, 2) == f"sample 61 of Ends cannot be read; when that is mended, {again}"
+    assert ending_words(RankFailure("rank 1: …", report), report, 2) == "sample 61 of Ends cannot be read"

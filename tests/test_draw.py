@@ -6,12 +6,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given as given_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds
-from hetpipe.show.draw import draw_plan, given, scene_of
+from hetpipe.show.draw import draw_plan
 from hetpipe.show.picture.axis import Scale, mark_names
 from hetpipe.show.picture.canvas import NARROW, WIDE, Box, Canvas, Group, Words, fitting, text_width
 from hetpipe.show.picture.curves import memory_canvas
@@ -22,6 +22,7 @@ from hetpipe.show.words import bound_line, headlines, unused_line
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, Prediction
 from hetpipe.spec.profile import Profile
+from hetpipe.study.make import make_study
 from tests.support.plans_shown import demo
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -70,11 +71,11 @@ def texts(svg: str) -> list[str]:
 
 
 def canvas_of(drawn: Plan, width: float = WIDE, **known: Any) -> Canvas:
-    return partition_canvas(scene_of(given(drawn, **known))[0], width)
+    return partition_canvas(make_study(drawn, **known).scene, width)
 
 
 def test_every_device_layer_range_share_and_name_is_in_the_picture(tmp_path: Path) -> None:
-    shown = given(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER)
+    shown = make_study(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER)
     draw_plan(shown, tmp_path / "plan.svg")
     svg = (tmp_path / "plan.svg").read_text("utf-8")
     assert {"n0/0 fast · layers 0–2", "n0/2 slow · layer 3", "n0/1 fast · layers 0–3", "node n0"} <= set(texts(svg))
@@ -86,7 +87,7 @@ def test_every_device_layer_range_share_and_name_is_in_the_picture(tmp_path: Pat
 
 
 def test_widths_are_proportional_to_the_seconds_of_a_step_and_heights_to_memory() -> None:
-    scene = scene_of(given(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER))[0]
+    scene = make_study(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER).scene
     canvas = partition_canvas(scene)
     frames = [next(box for box in group.boxes if box.edge in ("limit", "type0", "type1") and box.thickness >= 1.5)
               for group in canvas.groups if group.key]  # fmt: skip
@@ -125,14 +126,14 @@ def test_the_title_has_the_prediction_and_the_bound() -> None:
      ({"lower_bound_seconds": None, "proof": None, "gap": None}, "")],
 )  # fmt: skip
 def test_what_is_proven_is_one_sentence(changes: dict[str, object], text: str) -> None:
-    scene = scene_of(given(plan([(0, 4, "n0/0")], predicted=PREDICTED | changes)))[0]
+    scene = make_study(plan([(0, 4, "n0/0")], predicted=PREDICTED | changes)).scene
     assert bound_line(scene) == text
 
 
 def test_the_stage_that_computes_longest_limits_the_step_and_full_memory_is_tight() -> None:
     small = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {
         "device_types": {"fast": {"memory": 110}, "slow": {"memory": 10**9}}}, "the cluster")  # fmt: skip
-    scene = scene_of(given(TWO_REPLICAS, profile=profile(NAMES), cluster=small))[0]
+    scene = make_study(TWO_REPLICAS, profile=profile(NAMES), cluster=small).scene
     (limiting,) = scene.limiting
     assert limiting[1].devices == ("n0/1",)
     facts = [words.text for words in partition_canvas(scene).words if "limits the step" in words.text]
@@ -160,7 +161,7 @@ def crowd(*lengths: int) -> tuple[Plan, dict[str, Any]]:
 def test_sixty_four_devices_are_columns_that_one_can_look_at(lengths: tuple[int, ...], width: float) -> None:
     """They were as many bars below each other, some 85 pixels each."""
     drawn, known = crowd(*lengths)
-    scene = scene_of(given(drawn, **known))[0]
+    scene = make_study(drawn, **known).scene
     canvas = partition_canvas(scene, width)
     assert canvas.height < 1_600 * WIDE / width
     columns = {group.key: group for group in canvas.groups if group.key}
@@ -184,7 +185,7 @@ def test_sixty_four_devices_are_columns_that_one_can_look_at(lengths: tuple[int,
 
 def test_columns_without_times_are_as_high_as_their_layers() -> None:
     drawn, _ = crowd(13)
-    canvas = partition_canvas(scene_of(given(drawn))[0])
+    canvas = partition_canvas(make_study(drawn).scene)
     heights = {box.height for group in canvas.groups if group.key for box in group.boxes if box.tip == "1 layers"}
     assert len(heights) == 1
 
@@ -193,7 +194,7 @@ def test_every_bar_has_numbers() -> None:
     """Where tiles are too narrow, at every second, fifth or tenth layer."""
     names = [f"l{i}" for i in range(120)]
     replicas = plan([(0, 90, "n0/0"), (90, 120, "n0/2")])
-    canvas = partition_canvas(scene_of(given(replicas, profile=profile(names), cluster=CLUSTER))[0], NARROW)
+    canvas = partition_canvas(make_study(replicas, profile=profile(names), cluster=CLUSTER).scene, NARROW)
     for group, own in zip([group for group in canvas.groups if group.key], (range(90), range(90, 120)), strict=True):
         numbers = [int(words.text) for words in group.words if words.text.isdecimal()]
         assert len(numbers) >= 3
@@ -203,16 +204,16 @@ def test_every_bar_has_numbers() -> None:
 
 def test_unused_devices_are_told_with_why() -> None:
     drawn, known = crowd(13)
-    scene = scene_of(given(drawn, **known))[0]
+    scene = make_study(drawn, **known).scene
     assert unused_line(scene) == "11 of 24 devices are unused (7 × slow, 4 × fast)"
-    searched = scene_of(given(drawn.model_copy(update={"predicted": Prediction.model_validate(PREDICTED)}), **known))[0]
+    searched = make_study(drawn.model_copy(update={"predicted": Prediction.model_validate(PREDICTED)}), **known).scene
     assert unused_line(searched).endswith("(7 × slow, 4 × fast): no plan that was tried is faster with them")
     assert unused_line(searched) in headlines(searched)
 
 
 def test_alike_replicas_are_drawn_once() -> None:
     alike = plan([(0, 4, "n0/0")], [(0, 4, "n0/1")])
-    scene = scene_of(given(alike, profile=profile(NAMES), cluster=CLUSTER))[0]
+    scene = make_study(alike, profile=profile(NAMES), cluster=CLUSTER).scene
     assert [lane.replicas for lane in scene.lanes] == [(0, 1)]
     shown = {words.text for words in partition_canvas(scene).words}
     assert "replicas 0–1, alike: 3 of 6 samples each, in micro-batches of 2 and 1" in shown
@@ -248,7 +249,7 @@ def test_a_stage_has_the_numbers_of_its_first_and_last_layers_however_narrow_the
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_a_layer_has_its_number_beside_its_name(width: float) -> None:
-    scene = scene_of(demo())[0]
+    scene = demo().scene
     groups = [group for group in partition_canvas(scene, width).groups if group.key]
     for group, (_, stage) in zip(groups, scene.stages, strict=True):
         said = [words.text for words in group.words]
@@ -268,7 +269,7 @@ def test_the_legend_says_what_stripes_and_patterns_are() -> None:
 
 
 def test_idle_time_looks_in_bars_as_in_the_legend_and_each_cause_otherwise() -> None:
-    scene = scene_of(demo())[0]
+    scene = demo().scene
     canvas = partition_canvas(scene)
     seen = {cause for cause, share in scene.idle_shares().items() if share >= 0.0005}
     assert len(seen) >= 2
@@ -285,7 +286,7 @@ def test_idle_time_looks_in_bars_as_in_the_legend_and_each_cause_otherwise() -> 
         assert box.pattern == CAUSE_PATTERNS[cause]
 
 
-@given_examples(st.lists(st.floats(0, 1.5), min_size=1, max_size=4))
+@given(st.lists(st.floats(0, 1.5), min_size=1, max_size=4))
 def test_names_of_marks_are_apart_and_in_the_picture(moments: list[float]) -> None:
     names = [(seconds, f"bound {seconds:.2f} s", "ink", (-1) ** i) for i, seconds in enumerate(moments)]
     group, scale = Group(), Scale(left=22, room=336, seconds=1.0, largest=1, high=80)
@@ -299,7 +300,7 @@ def test_names_of_marks_are_apart_and_in_the_picture(moments: list[float]) -> No
 
 def test_the_equal_split_stands_beneath_at_the_same_scale() -> None:
     one = plan([(0, 2, "n0/0"), (2, 4, "n0/1")])
-    scene = scene_of(given(one, profile=profile(NAMES), cluster=CLUSTER))[0]
+    scene = make_study(one, profile=profile(NAMES), cluster=CLUSTER).scene
     assert scene.equal is not None
     assert scene.equal.plan.partitioner in ("even", "even-data-parallel")
     canvas = partition_canvas(scene)
@@ -318,8 +319,8 @@ def test_nothing_leaves_the_page(seed: int, width: float) -> None:
     nodes = [{"name": "a-long-name", "devices": {"slow": 12}}]
     cluster = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {"nodes": nodes}, "the cluster")
     stages = [(i, i + 1, f"a-long-name/{i}") for i in range(11)] + [(11, count, "a-long-name/11")]
-    shown = given(plan(stages), profile=profile([f"layer.{i}" for i in range(count)]), cluster=cluster)
-    scene, predicted = scene_of(shown)
+    shown = make_study(plan(stages), profile=profile([f"layer.{i}" for i in range(count)]), cluster=cluster)
+    scene, predicted = shown.scene, shown.predicted
     assert predicted is not None
     both = {"measured": predicted, "predicted": predicted}
     for canvas in (partition_canvas(scene, width), gantt_canvas(scene, both, width), memory_canvas(scene, predicted, width)):
@@ -337,7 +338,8 @@ def test_nothing_leaves_the_page(seed: int, width: float) -> None:
 
 
 def test_a_timeline_is_drawn_measured_above_predicted() -> None:
-    scene, predicted = scene_of(given(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER))
+    study = make_study(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER)
+    scene, predicted = study.scene, study.predicted
     assert predicted is not None
     canvas = gantt_canvas(scene, {"measured": predicted, "predicted": predicted})
     tips = [box.tip for box in canvas.boxes if box.tip.startswith("backward")]
@@ -361,7 +363,8 @@ def test_one_layer_and_zero_seconds() -> None:
         measured |= {"forward_seconds": [[0.0]], "backward_seconds": [[0.0]]}
     one = plan([(0, 1, "n0/0")])
     known: dict[str, Any] = {"profile": Profile.parse(still, "the profile"), "cluster": CLUSTER}
-    scene, predicted = scene_of(given(one, **known))
+    study = make_study(one, **known)
+    scene, predicted = study.scene, study.predicted
     assert predicted is not None
     assert "n0/0 fast · layer 0" in texts(partition_canvas(scene).to_svg())
     gantt_canvas(scene, {"predicted": predicted})
@@ -373,7 +376,7 @@ def test_a_png_of_strange_names(tmp_path: Path) -> None:
     names = ["$x_", "日本", "\\frac", "head"]
     known: dict[str, Any] = {"profile": profile(names), "cluster": CLUSTER}
     path = tmp_path / "new" / "plan.png"
-    draw_plan(given(TWO_REPLICAS, **known), path)
+    draw_plan(make_study(TWO_REPLICAS, **known), path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -386,18 +389,18 @@ def test_a_png_of_a_thousand_replicas_is_not_larger_than_png_writers_allow() -> 
 def test_without_matplotlib_a_png_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"a \.png needs matplotlib: pip install 'hetpipe\[viz\]'"):
-        draw_plan(given(TWO_REPLICAS), tmp_path / "plan.png")
-    draw_plan(given(TWO_REPLICAS), tmp_path / "plan.svg")
+        draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.png")
+    draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.svg")
 
 
 def test_an_unknown_suffix_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"unknown suffix '\.pdf'; known: \.svg, \.png, \.html"):
-        draw_plan(given(TWO_REPLICAS), tmp_path / "plan.pdf")
+        draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.pdf")
 
 
 def test_a_profile_of_another_model_is_refused() -> None:
     with pytest.raises(InputError, match="it is for model 'net', the profile for 'other'"):
-        given(TWO_REPLICAS, profile=profile(NAMES, model="other"))
+        make_study(TWO_REPLICAS, profile=profile(NAMES, model="other"))
 
 
 def test_long_texts_lose_their_beginning() -> None:
@@ -433,7 +436,8 @@ def test_a_tensor_parallel_stage_has_rows_of_its_own_in_time_and_memory() -> Non
         "replicas": [{"microbatch_sizes": [2, 1], "stages": [{"layers": [0, 4], "devices": ["n0/0", "n0/1"]}]}],
     }, "the plan")  # fmt: skip
     known = own.model_copy(update={"measurements": (*own.measurements, two)})
-    scene, predicted = scene_of(given(group, profile=known, cluster=CLUSTER))
+    study = make_study(group, profile=known, cluster=CLUSTER)
+    scene, predicted = study.scene, study.predicted
     assert predicted is not None
     drawn = gantt_canvas(scene, {"predicted": predicted})
     assert sum(box.tip.startswith("forward") for box in drawn.boxes) == 2

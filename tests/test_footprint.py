@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from hetpipe.predict.cost import Costs
-from hetpipe.predict.footprint import with_memory
+from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
 from hetpipe.show.trace import chrome_trace
@@ -37,7 +37,7 @@ def profile() -> Profile:
 
 def run(plan: Plan) -> Timeline:
     cluster = cluster_of(2)
-    return with_memory(simulate(plan, profile(), cluster), plan, profile(), cluster)
+    return with_footprint(simulate(plan, profile(), cluster), plan, profile(), cluster)
 
 
 def test_one_device_holds_one_micro_batch_at_a_time() -> None:

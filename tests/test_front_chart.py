@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpipe.planning.front import Front
-from hetpipe.show.draw import Given, draw_plan
+from hetpipe.show.draw import draw_plan
 from hetpipe.show.picture.canvas import NARROW, WIDE, text_width
 from hetpipe.show.picture.front import front_canvas, kind_of, point_of
-from tests.support.plans_shown import three
+from tests.support.plans_shown import three, whole
 
 POSITIVE = st.floats(1e-6, 1e6)
 
@@ -70,8 +70,7 @@ def test_without_prices_there_is_no_chart() -> None:
 def test_a_report_has_the_chart_and_the_table_of_its_front(tmp_path: Path) -> None:
     best = [(2.0, 1.0, True, True), (1.0, 3.0, True, True)]
     shown, front = three(), made([*best, (3.0, 3.0, False, True), (2.5, 0.5, False, False)])
-    given_front = Given(plan=shown.plan, profile=shown.profile, cluster=shown.cluster, front=front)
-    draw_plan(given_front, tmp_path / "page.html", what_if=False)
+    draw_plan(whole(shown, front=front), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     section = page[page.index('<section id="front"') : page.index('<section id="rules"')]
     for name in ("1 type0: 2.00 per million samples, 1.00 s", "2 type1: 1.00 per million samples, 3.00 s"):

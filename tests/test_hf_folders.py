@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hetpipe.cli.weights import export_weights
+from hetpipe.cli.weights import export_weights_command
 from hetpipe.exchange.hf import TensorFiles, WeightFolder
 from hetpipe.exchange.weights import copy_companions
 from hetpipe.files.messages import InputError
@@ -255,13 +255,13 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     text = "format: hetpipe.job/1\nmodel: {name: mlp}\ndata: {name: text}\ntrain: {global_batch: 2, steps: 1}\n"
     job.write_text(text)
     with pytest.raises(InputError, match=r"job.yaml has no section 'checkpoint', so nothing was saved; name one with --check"):
-        export_weights(tmp_path / "out", job)
+        export_weights_command(tmp_path / "out", job)
     job.write_text(f"{text}checkpoint: {{folder: {tmp_path / 'none'}}}\n")
     with pytest.raises(InputError, match=r"none \(checkpoint.folder of .*job.yaml\) holds no checkpoint; train first"):
-        export_weights(tmp_path / "out", job)
+        export_weights_command(tmp_path / "out", job)
     with pytest.raises(InputError, match=r"^name a job, or a checkpoint with --checkpoint$"):
-        export_weights(tmp_path / "out")
+        export_weights_command(tmp_path / "out")
     (tmp_path / "step-00000001").mkdir()
     with pytest.raises(InputError, match=r"step-00000001 is no checkpoint, and holds none \(folders step-… with"):
-        export_weights(tmp_path / "out", job, checkpoint=tmp_path / "step-00000001")
+        export_weights_command(tmp_path / "out", job, checkpoint=tmp_path / "step-00000001")
     assert not (tmp_path / "out").exists()

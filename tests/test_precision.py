@@ -15,7 +15,7 @@ from torch import nn
 import hetpipe
 from hetpipe import InputError, PlanOptions, make_plan
 from hetpipe.exchange.export import export
-from hetpipe.predict.footprint import with_memory
+from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
 from hetpipe.show.report import plan_table
@@ -67,7 +67,8 @@ def test_plans_say_what_they_were_made_for(asked: Any, found: dict[str, str]) ->
     assert plan.predicted is not None
     timeline = simulate(again, profile(), CLUSTER)
     assert timeline.step_seconds == plan.predicted.step_seconds
-    assert max(most for _, most in with_memory(timeline, again, profile(), CLUSTER).memory["n0/0"]) <= timeline.peak_bytes["n0/0"]
+    held = with_footprint(timeline, again, profile(), CLUSTER).memory["n0/0"]
+    assert max(most for _, most in held) <= timeline.peak_bytes["n0/0"]
     console = Console(record=True, width=200)
     console.print(plan_table(plan, profile=profile(), cluster=CLUSTER))
     assert f"{found['a']} on a, {found['b']} on b" in console.export_text()

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from docs.screenshots import FLAGS, chromium
 from hetpipe.cli.commands import app
 from hetpipe.files.units import human_seconds
-from hetpipe.planning.alternatives import moved_plan
 from hetpipe.predict.timeline import Timeline
-from hetpipe.show.draw import Given, draw_plan
+from hetpipe.show.draw import draw_plan
 from hetpipe.show.page.report import TITLES
-from tests.support.plans_shown import demo, many, three
+from hetpipe.study.cuts import moved_plan
+from hetpipe.study.study import Study
+from tests.support.plans_shown import demo, many, three, whole
 from tests.test_front_chart import made
 
 pytestmark = pytest.mark.slow
@@ -41,15 +42,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", params=PLANS)
-def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Given, Path, set[str]]:
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path, set[str]]:
     make, sections = PLANS[request.param]
     shown = make()
-    if request.param == "demo":
-        measured = shown.predicted()
-        shown = Given(plan=shown.plan, profile=shown.profile, cluster=shown.cluster, measured=measured)
-    if request.param == "three":
-        front = made([(2.0, 1.0, True, True), (1.0, 3.0, True, True), (3.0, 3.0, False, True)])
-        shown = Given(plan=shown.plan, profile=shown.profile, cluster=shown.cluster, front=front)
+    front = made([(2.0, 1.0, True, True), (1.0, 3.0, True, True), (3.0, 3.0, False, True)]) if request.param == "three" else None
+    shown = whole(shown, changes=True, measured=shown.predicted if request.param == "demo" else None, front=front)
     path = tmp_path_factory.mktemp(request.param) / "report.html"
     draw_plan(shown, path)
     return shown, path, sections
@@ -70,7 +67,7 @@ def opened(browser: Any, path: Path, width: int, scheme: str) -> tuple[Any, list
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
 def test_every_section_is_there_nothing_fails_and_nothing_is_asked_for(
-    browser: Any, report: tuple[Given, Path, set[str]], width: int, scheme: str
+    browser: Any, report: tuple[Study, Path, set[str]], width: int, scheme: str
 ) -> None:
     _, path, sections = report
     page, said, asked = opened(browser, path, width, scheme)
@@ -90,7 +87,7 @@ def test_every_section_is_there_nothing_fails_and_nothing_is_asked_for(
     page.close()
 
 
-def test_focus_by_keyboard_shows_the_layers_of_each_stage(browser: Any, report: tuple[Given, Path, set[str]]) -> None:
+def test_focus_by_keyboard_shows_the_layers_of_each_stage(browser: Any, report: tuple[Study, Path, set[str]]) -> None:
     shown, path, _ = report
     page, _, _ = opened(browser, path, 1280, "light")
     seen: dict[str, str] = {}
@@ -110,7 +107,7 @@ def test_focus_by_keyboard_shows_the_layers_of_each_stage(browser: Any, report: 
     page.close()
 
 
-def test_a_term_leads_to_its_explanation_by_keyboard(browser: Any, report: tuple[Given, Path, set[str]]) -> None:
+def test_a_term_leads_to_its_explanation_by_keyboard(browser: Any, report: tuple[Study, Path, set[str]]) -> None:
     _, path, _ = report
     page, _, asked = opened(browser, path, 360, "dark")
     links = page.query_selector_all("a.term")
@@ -126,7 +123,7 @@ def test_a_term_leads_to_its_explanation_by_keyboard(browser: Any, report: tuple
     page.close()
 
 
-def test_a_mouse_on_a_stage_shows_its_layers(browser: Any, report: tuple[Given, Path, set[str]]) -> None:
+def test_a_mouse_on_a_stage_shows_its_layers(browser: Any, report: tuple[Study, Path, set[str]]) -> None:
     _, path, _ = report
     page, _, _ = opened(browser, path, 1280, "light")
     page.hover(".wide [data-stage='0.0'] rect[fill-opacity]", force=True)
@@ -135,7 +132,7 @@ def test_a_mouse_on_a_stage_shows_its_layers(browser: Any, report: tuple[Given, 
 
 
 def test_the_slider_says_what_simulate_says_of_that_plan(
-    browser: Any, report: tuple[Given, Path, set[str]], tmp_path: Path
+    browser: Any, report: tuple[Study, Path, set[str]], tmp_path: Path
 ) -> None:
     shown, path, _ = report
     assert shown.profile is not None
@@ -160,7 +157,7 @@ def test_the_slider_says_what_simulate_says_of_that_plan(
     page.close()
 
 
-def simulated(shown: Given, folder: Path, group: tuple[int, ...], stage: int, by: int) -> float:
+def simulated(shown: Study, folder: Path, group: tuple[int, ...], stage: int, by: int) -> float:
     """What the command says of the plan with this cut moved."""
     plan = moved_plan(shown.plan, group, stage, by) if group else shown.plan
     plan.save(folder / "moved.json")
@@ -173,14 +170,13 @@ def simulated(shown: Given, folder: Path, group: tuple[int, ...], stage: int, by
 
 
 def test_measured_stands_above_predicted_in_the_report(tmp_path: Path) -> None:
-    make: Callable[[], Given] = demo
+    make: Callable[[], Study] = demo
     shown = make()
-    predicted = shown.predicted()
+    predicted = shown.predicted
     assert predicted is not None
     slower = Timeline(spans=predicted.spans, step_seconds=1.1 * predicted.step_seconds, pipeline_seconds=0, sync_seconds=0,
                       optimizer_seconds=0)  # fmt: skip
-    beside = Given(plan=shown.plan, profile=shown.profile, cluster=shown.cluster, measured=slower)
-    draw_plan(beside, tmp_path / "report.html", what_if=False)
+    draw_plan(whole(shown, measured=slower), tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text("utf-8")
     assert text.index("measured, stage 0 on n0/1") < text.index("predicted, stage 0 on n0/1")
     assert "<td>+10.0 %</td>" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.support.rooms import HOME, ROOT, floors, up, with_picture
+from tests.support.rooms import HOME, ROOT, floors, imported, places, reading_order, up, with_picture
 
 
 def test_no_import_goes_up() -> None:
@@ -17,6 +17,21 @@ def test_every_room_is_on_a_floor_and_has_at_most_ten_files() -> None:
     assert {room for floor in floors() for room in floor} == there
     for room in there:
         assert len(list((ROOT / "hetpipe" / room).glob("[!_]*.py"))) <= 10, room
+
+
+def test_each_file_of_a_room_needs_only_those_before_it() -> None:
+    """In the order of reading that the docstrings of the room and of its folders give, in which each file stands once."""
+    for home in sorted((ROOT / "hetpipe").rglob("__init__.py")):
+        folder, order = home.parent, reading_order(home.parent)
+        there = [path.stem for path in folder.glob("[!_]*.py")] + [path.parent.name for path in folder.glob("*/__init__.py")]
+        if folder != ROOT / "hetpipe" and folder.parent.name not in ("partitioners", "models"):
+            assert sorted(name for name in order if "/" not in name) == sorted(there), home
+    for room in (room for floor in floors() for room in floor):
+        place = places(ROOT / "hetpipe" / room)
+        for module, here in place.items():
+            path = ROOT.joinpath(*module.split("."))
+            for below in imported(path / "__init__.py" if path.is_dir() else path.with_suffix(".py")) & place.keys():
+                assert place[below] < here, f"{module} needs {below}, which comes after it"
 
 
 def test_contributing_shows_the_rooms_as_they_are() -> None:

@@ -18,9 +18,9 @@ from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Link
 from hetpipe.spec.profile import Measurement, Profile
 from hetpipe.whatif.answer import Question, profile_of
-from hetpipe.whatif.cards import Card, Cards, known_cards, plain
+from hetpipe.whatif.cards import Card, Cards, known_cards, simplified
 from hetpipe.whatif.estimate import all_measured, estimate, scaled
-from hetpipe.whatif.models import find_model, measured_model, model_names
+from hetpipe.whatif.models import find_model, listed_models, measured_model
 from hetpipe.whatif.order import Timed, in_order, outdoes
 from hetpipe.whatif.shared import share_profile, with_cards, without_private
 from hetpipe.whatif.table import TYPICAL, WORST
@@ -56,7 +56,7 @@ def test_a_better_card_is_no_slower(m: Any, rate: str, factor: float) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", listed_models())
 def test_every_model_has_times_on_every_card(name: str, precision: Any) -> None:
     model = find_model(name)
     for card in CARDS:
@@ -75,7 +75,7 @@ def on_all_cards(name: str, precision: Any, **more: Any) -> tuple[dict[str, Meas
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", listed_models())
 def test_a_card_with_higher_rates_is_never_slower(name: str, precision: Any) -> None:
     """Of all pairs of cards, at all micro-batch sizes between those of both; two RTX 4090 were predicted slower than two 3090."""
     found, _ = on_all_cards(name, precision)
@@ -185,7 +185,7 @@ class TestCards:
 
     def test_every_name_that_was_measured_is_a_card(self) -> None:
         assert {m.card for m in MEASURED} <= set(CARDS)
-        assert len({plain(name) for name in CARDS}) == len(CARDS)
+        assert len({simplified(name) for name in CARDS}) == len(CARDS)
 
 
 class TestModels:

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.planning.shares import deal, proportional_shares, shares_for
+from hetpipe.planning.shares import fastest_shares, proportional_shares, shares_for
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
@@ -23,33 +23,33 @@ def plan_of(*sizes: tuple[int, ...]) -> Plan:
 class TestDeal:
     def test_by_hand(self) -> None:
         """Replica 0 takes 1 s a micro-batch, replica 1 takes 2 s and fills for 1 s: 4 s = 4 and (1 + 2 = 3 s) 1."""
-        assert deal([[0, 1, 2, 3, 4, 5, 6], [0, 3, 5, 7, 9, 11, 13]], 6) == [5, 1]
-        assert deal([[0, 1, 2, 3, 4], [0, 3, 6, 9, 12]], 4) == [3, 1]
+        assert fastest_shares([[0, 1, 2, 3, 4, 5, 6], [0, 3, 5, 7, 9, 11, 13]], 6) == [5, 1]
+        assert fastest_shares([[0, 1, 2, 3, 4], [0, 3, 6, 9, 12]], 4) == [3, 1]
 
     def test_the_first_of_equals(self) -> None:
-        assert deal([[0, 1, 2], [0, 1, 2]], 1) == [1, 0]
+        assert fastest_shares([[0, 1, 2], [0, 1, 2]], 1) == [1, 0]
 
     def test_a_replica_that_can_hold_no_more(self) -> None:
-        assert deal([[0, 1, float("inf")], [0, 5, 10, 15]], 3) == [1, 2]
-        assert deal([[0, 1], [0, 5, 10, 15]], 3) == [1, 2]
+        assert fastest_shares([[0, 1, float("inf")], [0, 5, 10, 15]], 3) == [1, 2]
+        assert fastest_shares([[0, 1], [0, 5, 10, 15]], 3) == [1, 2]
 
     def test_too_many(self) -> None:
-        with pytest.raises(ValueError, match="the replicas can take 2 micro-batches, 3 are to be dealt"):
-            deal([[0, 1], [0, 1]], 3)
+        with pytest.raises(ValueError, match="the replicas can take 2 micro-batches, 3 are to be shared out"):
+            fastest_shares([[0, 1], [0, 1]], 3)
 
     def test_falling_times_are_refused(self) -> None:
         with pytest.raises(ValueError, match="the times of replica 1 fall"):
-            deal([[0, 1], [0, 2, 1]], 1)
+            fastest_shares([[0, 1], [0, 2, 1]], 1)
 
     @given(
         st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=4),
         st.integers(0, 8),
     )
-    def test_no_deal_is_better(self, steps: list[list[int]], m: int) -> None:
+    def test_no_shares_are_better(self, steps: list[list[int]], m: int) -> None:
         times = [[float(sum(row[:c])) for c in range(len(row) + 1)] for row in steps]
         every = [c for c in product(*(range(len(row)) for row in times)) if sum(c) == m]
         assume(every)
-        shares = deal(times, m)
+        shares = fastest_shares(times, m)
         assert sum(shares) == m
 
         def end(counts: tuple[int, ...] | list[int]) -> float:

@@ -13,10 +13,9 @@ from rich.console import Console
 
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.idle import CAUSES
-from hetpipe.show.draw import Given, draw_plan, given, scene_of
+from hetpipe.show.draw import draw_plan
 from hetpipe.show.picture.canvas import NARROW, WIDE
 from hetpipe.show.picture.partition import partition_canvas
-from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.tables import step_table
 from hetpipe.show.text_picture import TextPicture
 from hetpipe.show.trace import load_trace, save_trace
@@ -25,7 +24,7 @@ from hetpipe.show.words import (
     devices_text,
     drawn_devices,
     edge_text,
-    explained,
+    explanations,
     headlines,
     idle_text,
     lane_title,
@@ -35,7 +34,11 @@ from hetpipe.show.words import (
     work_share,
 )
 from hetpipe.spec.plan import Plan
-from tests.support.plans_shown import LINK, demo, many, three
+from hetpipe.study.make import make_study
+from hetpipe.study.rules import RULES
+from hetpipe.study.scene import LaneScene, Scene, StageScene
+from hetpipe.study.study import Study
+from tests.support.plans_shown import LINK, demo, many, three, whole
 from tests.support.strategies import make_cluster, make_profile
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -88,7 +91,7 @@ class Page(HTMLParser):
             self.cells.add(data)
 
 
-def keyed(scene: Scene) -> dict[str, tuple[Lane, StageScene]]:
+def keyed(scene: Scene) -> dict[str, tuple[LaneScene, StageScene]]:
     return {f"{lane.replicas[0]}.{stage.number}": (lane, stage) for lane, stage in scene.stages}
 
 
@@ -100,14 +103,14 @@ def printed(thing: object, width: int) -> str:
 
 
 @pytest.mark.parametrize("make", PLANS)
-def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Given], tmp_path: Path) -> None:
+def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Study], tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     shown = make()
-    scene, predicted = scene_of(shown)
+    scene, predicted = shown.scene, shown.predicted
     assert predicted is not None
     for suffix in ("svg", "png"):
         draw_plan(shown, tmp_path / f"plan.{suffix}")
-    draw_plan(shown, tmp_path / "plan.html", what_if=False)
+    draw_plan(whole(shown), tmp_path / "plan.html")
     save_trace(tmp_path / "trace.json", {"predicted": predicted})
 
     sentences = {key: stage_sentence(scene, lane, stage) for key, (lane, stage) in keyed(scene).items()}
@@ -122,9 +125,9 @@ def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Gi
 
     text = printed(TextPicture(scene, width=300), 300)
     drawn = {element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")}
-    assert {line for line in explained(scene) if line not in text} == set()
-    assert set(explained(scene)) <= drawn
-    assert {"replica", "micro-batch", scene.plan.schedule} <= {line.split(":")[0] for line in explained(scene)}
+    assert {line for line in explanations(scene) if line not in text} == set()
+    assert set(explanations(scene)) <= drawn
+    assert {"replica", "micro-batch", scene.plan.schedule} <= {line.split(":")[0] for line in explanations(scene)}
     for lane, stage in scene.stages:
         assert all(" + ".join(twin) in devices_text(lane, stage) for twin in stage.twins[:2])
         assert len(stage.twins) == lane.count
@@ -161,8 +164,8 @@ def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Gi
 
 
 @pytest.mark.parametrize("make", PLANS)
-def test_the_words_drawn_in_a_picture_wide_or_narrow_are_these_numbers(make: Callable[[], Given]) -> None:
-    scene, _ = scene_of(make())
+def test_the_words_drawn_in_a_picture_wide_or_narrow_are_these_numbers(make: Callable[[], Study]) -> None:
+    scene = make().scene
     for picture in (partition_canvas(scene, width).to_svg() for width in (WIDE, NARROW)):
         said_in = drawn_in(picture)
         assert {line for line in headlines(scene) if line not in said_in[""]} == set()
@@ -177,8 +180,8 @@ def test_the_words_drawn_in_a_picture_wide_or_narrow_are_these_numbers(make: Cal
 
 
 @pytest.mark.parametrize("make", PLANS)
-def test_the_numbers_of_a_scene_add_up(make: Callable[[], Given]) -> None:
-    scene, _ = scene_of(make())
+def test_the_numbers_of_a_scene_add_up(make: Callable[[], Study]) -> None:
+    scene = make().scene
     assert scene.seconds is not None
     for _, stage in scene.stages:
         assert stage.busy + stage.idle_total == pytest.approx(scene.seconds, abs=1e-9)
@@ -190,8 +193,8 @@ def test_the_numbers_of_a_scene_add_up(make: Callable[[], Given]) -> None:
 
 
 @pytest.mark.parametrize("make", PLANS)
-def test_the_text_fits_80_columns(make: Callable[[], Given]) -> None:
-    scene, _ = scene_of(make())
+def test_the_text_fits_80_columns(make: Callable[[], Study]) -> None:
+    scene = make().scene
     for thing in (TextPicture(scene), step_table(scene)):
         assert max(map(len, printed(thing, 80).splitlines())) <= 80
     table = printed(step_table(scene), 80)
@@ -200,7 +203,7 @@ def test_the_text_fits_80_columns(make: Callable[[], Given]) -> None:
 
 
 def test_64_devices_in_alike_pipelines_are_two_rows() -> None:
-    scene, predicted = scene_of(many())
+    scene, predicted = many().scene, many().predicted
     assert predicted is not None
     assert [(lane.count, len(lane.stages)) for lane in scene.lanes] == [(32, 2)]
     assert "replicas 0–31, alike: 8 of 256 samples each, in 4 micro-batches of 2" in printed(TextPicture(scene), 80)
@@ -214,7 +217,8 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     layers = tuple(layer.model_copy(update={"name": f"{evil}{i}"}) for i, layer in enumerate(shown.profile.layers))
     known = shown.profile.model_copy(update={"layers": layers, "model": evil})
     plan = shown.plan.model_copy(update={"model": evil})
-    draw_plan(Given(plan=plan, profile=known, cluster=shown.cluster), tmp_path / "plan.html", what_if=False)
+    evil_study = make_study(plan, profile=known, cluster=shown.cluster, rules=RULES, cuts=True)
+    draw_plan(evil_study, tmp_path / "plan.html")
     text = (tmp_path / "plan.html").read_text("utf-8")
     assert text.count("<script") == 3
     assert "alert(1)" in text
@@ -229,8 +233,8 @@ def test_a_pipeline_of_a_hundred_stages_is_a_page_below_a_megabyte(tmp_path: Pat
     stages = [{"layers": [s, s + 1], "devices": [f"n{s // 8}/{s % 8}"]} for s in range(104)]
     document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 128,
                 "replicas": [{"microbatch_sizes": [1] * 128, "stages": stages}]}  # fmt: skip
-    shown = given(Plan.parse(document, "the plan"), profile=make_profile({"slow": times}), cluster=cluster)
-    draw_plan(shown, tmp_path / "report.html", what_if=False)
+    shown = make_study(Plan.parse(document, "the plan"), profile=make_profile({"slow": times}), cluster=cluster)
+    draw_plan(whole(shown), tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 1_000_000
     page = (tmp_path / "report.html").read_text("utf-8")
     assert all(page.count(f'data-stage="0.{s}"') == 2 for s in range(104)), "a column each, wide and narrow"

@@ -21,7 +21,7 @@ from hetpipe.whatif.answer import Answer, Question, answer
 from hetpipe.whatif.cards import known_cards
 from hetpipe.whatif.models import find_model
 from hetpipe.whatif.shipped import shipped_layers
-from hetpipe.whatif.table import memory
+from hetpipe.whatif.table import peaks_text
 from tests.support.commands import Command
 from tests.support.external import external
 from tests.support.strategies import UNHURRIED
@@ -75,7 +75,7 @@ def test_a_card_that_only_slows_down_is_left_out() -> None:
     assert more.plan is not None
     assert more.found.step_seconds == alone.found.step_seconds
     assert more.plan.device_ids == ("n0/0",)
-    assert memory(more, found).splitlines()[1:] == ["p40 unused"]
+    assert peaks_text(more, found).splitlines()[1:] == ["p40 unused"]
 
 
 class TestCommand:

@@ -17,7 +17,7 @@ from transformers import BertForSequenceClassification
 from bench.reference import train_reference
 from hetpipe.building.build import build_data
 from hetpipe.building.data import fetch
-from hetpipe.cli.weights import export_weights
+from hetpipe.cli.weights import export_weights_command
 from hetpipe.spec.job import Job
 from tests.support.commands import hetpipe
 
@@ -36,7 +36,7 @@ def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) 
     summary = json.loads(ended.out)
     assert summary["last_loss"] < 0.95 * summary["first_loss"]
     assert summary["test_accuracy"] > 0.2  # a guess: 0.125
-    export_weights(tmp_path / "weights", JOBS / "bert-text.yaml", settings=settings)
+    export_weights_command(tmp_path / "weights", JOBS / "bert-text.yaml", settings=settings)
     loaded: Any = BertForSequenceClassification.from_pretrained(tmp_path / "weights", output_loading_info=True)
     model, info = loaded
     assert not any(info.values()), info

@@ -26,12 +26,14 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import make_plan
 from hetpipe.processes.progress import Activity
-from hetpipe.show.draw import draw_plan, given
+from hetpipe.show.draw import draw_plan
 from hetpipe.show.report import plan_table, text_gantt, utilisation_table
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.make import make_study
+from hetpipe.study.rules import RULES
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import profile_everywhere, run_everywhere
 from hetpipe.training.trainer import Trainer
@@ -168,10 +170,13 @@ def run(
         },
     }
     write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    shown = given(best.plan, profile=profile, cluster=cluster, measured=best.measured)
-    for picture in ("plan.svg", "report.html"):
-        with Activity("drawing") as activity:
-            draw_plan(shown, folder / picture, progress=activity.say)
+    with Activity("drawing") as activity:
+        study = make_study(
+            best.plan, profile=profile, cluster=cluster, measured=best.measured,
+            rules=RULES, changes=True, cuts=True, progress=activity.say,
+        )  # fmt: skip
+        for picture in ("plan.svg", "report.html"):
+            draw_plan(study, folder / picture)
     console.print(text_gantt(best.measured))
     console.print(utilisation_table(best.predicted, best.measured))
     for label, row in rows.items():

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.simulator.run import NODE, seconds_of, whole_plan
 from hetpipe.planning.shares import shares_for
-from hetpipe.predict.footprint import with_memory
+from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.ranks.launch import rank_environment
 from hetpipe.processes.world import bind_devices
@@ -57,7 +57,7 @@ def pure(devices: int) -> dict[str, float]:
             "bind nodes of 8": lambda: bind_devices(cluster.nodes, places),
             "bind nodes of 1": lambda: bind_devices(single, alone),
             "list the groups": lambda: plan_groups(plan, rank_of, {}),
-            "simulate": lambda: with_memory(simulate(plan, profile, cluster), plan, profile, cluster),
+            "simulate": lambda: with_footprint(simulate(plan, profile, cluster), plan, profile, cluster),
             "share a whole batch": lambda: shares_for(plan, plan.global_batch),
             "share one sample less": lambda: shares_for(plan, plan.global_batch - 1),
             "a logged step": lambda: _as_timeline(spans).bubble_fraction(),

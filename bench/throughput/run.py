@@ -26,7 +26,7 @@ from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
-from hetpipe.predict.footprint import with_memory
+from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.ranks.launch import start_ranks
@@ -79,7 +79,7 @@ def trained(
             own = job.model_copy(update={"train": job.train.model_copy(update={"steps": steps[name]})})
             result = Loop(own, session, engine).run()
             if engine.world.is_main:
-                predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
+                predicted = with_footprint(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
                 peaks = {d: (peak, predicted.peak_bytes[d]) for d, peak in result.peak_bytes.items()}
                 row = Ran(result.steady_seconds, predicted.step_seconds, peaks, result.overrun_fraction)
                 found.setdefault(name, []).append(row)

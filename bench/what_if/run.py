@@ -23,7 +23,7 @@ from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
 from hetpipe.spec.number_types import Precision
 from hetpipe.whatif.cards import known_cards
-from hetpipe.whatif.estimate import Measured, all_measured, estimate, seconds
+from hetpipe.whatif.estimate import MeasuredCell, all_measured, estimate, seconds
 from hetpipe.whatif.models import measured_model
 
 HEADS = ("card", "precision", "cells", "scaled from", "scaled over measured", "least", "most")
@@ -49,7 +49,7 @@ def silicon(card: str) -> str:
     return card.split("-")[0]
 
 
-def ratio(cell: Measured, others: list[Measured]) -> tuple[str, float]:
+def ratio(cell: MeasuredCell, others: list[MeasuredCell]) -> tuple[str, float]:
     """From which card a cell is scaled without its own, and scaled over measured seconds of all its micro-batch sizes."""
     found = estimate(measured_model(cell.model), cell.tokens, cell.precision, cell.card, known_cards().cards, others)
     return found.source.card, seconds(found.cell, cell.cell) / seconds(cell.cell, found.cell)

@@ -1,5 +1,5 @@
 """The command `hetpipe`. Read in this order:
 
-terminal (colours, bars), exits (codes, last words), guesses (what others call it), the larger commands (front, exchange,
-weights, fastspeed), commands (all others).
+terminal (colours, bars), exits (codes, last words), guesses (what others call it), front (`plan --pareto`), exchange (`export`,
+`import`), weights (`export-weights`), fastspeed (`convert`), what_if, commands (all others).
 """

@@ -13,11 +13,11 @@ import typer
 
 from hetpipe import __version__
 from hetpipe.cli import exits
-from hetpipe.cli.exchange import export, import_published
+from hetpipe.cli.exchange import export_command, import_command
 from hetpipe.cli.fastspeed import app as convert
 from hetpipe.cli.guesses import instead
 from hetpipe.cli.terminal import install_watching, nothing_else
-from hetpipe.cli.weights import export_weights
+from hetpipe.cli.weights import export_weights_command
 from hetpipe.cli.what_if import what_if
 from hetpipe.files.formats import Document
 from hetpipe.files.limits import MOST_BATCH
@@ -42,9 +42,9 @@ from hetpipe.whatif.cards import Cards
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(convert, name="convert")
-app.command()(export_weights)
-app.command()(export)
-app.command(name="import")(import_published)
+app.command(name="export-weights")(export_weights_command)
+app.command(name="export")(export_command)
+app.command(name="import")(import_command)
 app.command()(show)
 app.command(name="what-if")(what_if)
 out, err = Screen(), Screen(stderr=True)
@@ -231,8 +231,8 @@ def plan(
         raise KeyboardInterrupt
 
 
-@app.command()
-def simulate(
+@app.command(name="simulate")
+def simulate_command(
     plan: Annotated[Path, typer.Option("--plan", help="plan.json")],
     profile: ProfileFile,
     cluster: ClusterFile,
@@ -241,20 +241,20 @@ def simulate(
 ) -> None:
     """Predict one step of a plan: its time, why each device is idle, its memory, what limits it."""
     from hetpipe.predict.idle import idle_seconds
-    from hetpipe.show.draw import given
     from hetpipe.show.report import text_gantt
     from hetpipe.show.tables import step_table
     from hetpipe.show.trace import save_trace
     from hetpipe.show.words import memory_warnings
+    from hetpipe.study.make import make_study
 
     check_output(trace)
-    found = given(Plan.load(plan), profile=Profile.load(profile), cluster=Cluster.load(cluster), source=str(plan))
-    timeline = found.predicted()
+    own, layers, machines = Plan.load(plan), Profile.load(profile), Cluster.load(cluster)
+    study = make_study(own, profile=layers, cluster=machines, source=str(plan), rules=())
+    timeline = study.predicted
     assert timeline is not None
-    assert found.cluster is not None
-    _note_links(found.cluster)
-    scene = found.scene(timeline, None)
-    warnings = [*memory_warnings(scene), *timeline.warnings]
+    assert study.cluster is not None
+    _note_links(study.cluster)
+    warnings = [*memory_warnings(study.scene), *timeline.warnings]
     for warning in warnings:
         err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     if trace is not None:
@@ -269,14 +269,14 @@ def simulate(
                 "bubble_fraction": timeline.bubble_fraction(),
                 "idle_seconds": idle_seconds(timeline),
                 "peak_bytes": dict(timeline.peak_bytes),
-                "does_not_fit": found.too_full(timeline),
-                "unused_devices": found.unused(),
+                "does_not_fit": study.too_full(),
+                "unused_devices": study.unused(),
                 "warnings": warnings,
             }
         )
     else:
-        out.print(step_table(scene))
-        out.print(text_gantt(timeline, scene=scene))
+        out.print(step_table(study.scene))
+        out.print(text_gantt(timeline, scene=study.scene))
 
 
 @app.command()

@@ -17,7 +17,7 @@ from hetpipe.spec.plan import Plan
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def export(
+def export_command(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
     to: Annotated[str, typer.Option("--to", help="megatron, torchrun or deepspeed")],
     cluster: Annotated[
@@ -44,7 +44,7 @@ def export(
         sys.stdout.write(visible(found.text) if sys.stdout.isatty() else found.text)
 
 
-def import_published(
+def import_command(
     layout: Annotated[str, typer.Argument(help="sailor, fasop, metis or zorse: whose published files they are.")],
     sources: Annotated[
         list[Path], typer.Argument(help="Their folder; for metis also its clusterfile and hostfile.")

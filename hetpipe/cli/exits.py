@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from hetpipe.cli.terminal import install
+from hetpipe.cli.terminal import install_bars
 from hetpipe.files.messages import InputError, clipped, exit_code, visible
 from hetpipe.processes.environment import launched, own_rank
 from hetpipe.processes.progress import debugging, say, show_with
@@ -34,7 +34,7 @@ def main(run: Callable[[], object], instead: Callable[[Sequence[str]], str] = la
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be characters
-    show_with(install)
+    show_with(install_bars)
     own, of_another = None, None  # the error that ends this process, or another rank's
     try:
         heed_signals()
@@ -61,7 +61,7 @@ def main(run: Callable[[], object], instead: Callable[[Sequence[str]], str] = la
         code = exit_code(error)
         report = with_cause(report_of(error, own_rank()), error)
         own, of_another = report.last_words
-        _print(last_words(error, report, code), report, error)
+        _print(ending_words(error, report, code), report, error)
     code = _flushed(code)
     forget_signals()
     if launched():
@@ -123,7 +123,7 @@ def _look_here() -> None:
         sys.path.insert(0, here)
 
 
-def last_words(error: Exception | RunStopped, report: Report, code: int) -> str:
+def ending_words(error: Exception | RunStopped, report: Report, code: int) -> str:
     """What is said of it, last of all that is printed."""
     if isinstance(error, RunStopped):
         return f"{error}; {how_to_resume(error.resume)}"

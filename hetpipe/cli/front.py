@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hetpipe.files.writing import check_folder, check_output, write_text
-from hetpipe.planning.pareto import Found, make_front
+from hetpipe.planning.pareto import FrontWithPlans, make_front
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.workers import cores
 from hetpipe.processes.progress import Activity
@@ -61,7 +61,7 @@ def _check(outputs: Outputs) -> None:
         check_folder(plans)
 
 
-def _write(found: Found, outputs: Outputs) -> list[Path]:
+def _write(found: FrontWithPlans, outputs: Outputs) -> list[Path]:
     """The front as JSON or picture, its CSV, and a folder with the plan and the cluster of each row of the front."""
     output, table, plans = outputs
     if output is not None and output.suffix.lower() == ".json":

@@ -76,7 +76,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "--cluster": "cards are named: --gpus 3090,1080ti",
     },
 }  # fmt: skip
-# Of commands that take no such argument
+# Of commands that take no argument of this kind
 ARGUMENTS = {
     "plan": "hetpipe plan takes no job: hetpipe profile job.yaml -o profile.json measures its model, and hetpipe plan --profile "
     "profile.json --cluster cluster.yaml --global-batch 64 plans; hetpipe train job.yaml does both",

@@ -49,15 +49,15 @@ def nothing_else(wanted: bool) -> Iterator[None]:
         os.close(kept)
 
 
-def install() -> None:
+def install_bars() -> None:
     """Show records of the logger in colour, and activities as bars."""
     LOG.handlers[:] = [Coloured()]
     progress.bars = ActivityBar
 
 
 def install_watching() -> None:
-    """The same, and every device of a run."""
-    install()
+    """Show records in colour, activities as bars, and every device of a run."""
+    install_bars()
     progress.watched = True
 
 

@@ -13,7 +13,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.spec.job import Job
 
 
-def export_weights(
+def export_weights_command(
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
     job_file: Annotated[
         Path | None,
@@ -33,13 +33,12 @@ def export_weights(
     `from_pretrained`, any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.trained import find_checkpoint
-    from hetpipe.exchange.weights import check_new_folder
-    from hetpipe.exchange.weights import export_weights as export
+    from hetpipe.exchange.weights import check_new_folder, export_weights
 
     check_new_folder(output)
     job = Job.read(job_file, settings or ()) if job_file is not None else None
     found = find_checkpoint(checkpoint if checkpoint is not None else _of_job(job, job_file))
-    export(build_layers(job) if job is not None else None, found, output)
+    export_weights(build_layers(job) if job is not None else None, found, output)
     if as_json:
         sys.stdout.write(json.dumps({"checkpoint": str(found), "folder": str(output)}, indent=1) + "\n")
     else:

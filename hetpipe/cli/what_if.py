@@ -21,7 +21,7 @@ from hetpipe.spec.profile import Profile
 from hetpipe.whatif.answer import SECONDS, Optimizer, Question, answer
 from hetpipe.whatif.cards import Cards, known_cards
 from hetpipe.whatif.machine import parse_cards
-from hetpipe.whatif.models import Model, find_model
+from hetpipe.whatif.models import NamedModel, find_model
 from hetpipe.whatif.table import answer_table, as_json
 
 Texts = list[str]
@@ -66,7 +66,7 @@ def what_if(
         raise PartitionError(f"the model fits on none of these: {found.rows[0].found.reason}")
 
 
-def _model(name: str, files: list[Path] | tuple[Path, ...]) -> Model | Profile:
+def _model(name: str, files: list[Path] | tuple[Path, ...]) -> NamedModel | Profile:
     """A shared profile's model of this name, else one by name."""
     profiles = [Profile.load(path) for path in files]
     for profile in profiles:

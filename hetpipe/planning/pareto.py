@@ -46,7 +46,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(eq=False)
-class Item:
+class SubCluster:
     """One sub-cluster while the search goes on; `bound` is the least step that is not ruled out."""
 
     counts: Counts
@@ -72,16 +72,16 @@ class Item:
         self.done, self.status, self.reason = True, status, reason
 
     def raise_bound(self, bound: float, proof: Proof) -> None:
-        """Another lower bound on its step."""
+        """Take over another lower bound on the sub-cluster's step, if it is higher."""
         if bound > self.bound:
             self.bound, self.proof = bound, proof
 
-    def within(self, other: Item) -> bool:
+    def within(self, other: SubCluster) -> bool:
         """Whether this sub-cluster is part of the other."""
         return all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
 
 
-class Found(NamedTuple):
+class FrontWithPlans(NamedTuple):
     """The front, and of each of its rows the plan and the cluster that it is for (fastest first, as `front.front`)."""
 
     front: Front
@@ -97,7 +97,7 @@ def make_front(
     workers: int = 1,
     progress: Progress | None = None,
     **changes: Any,
-) -> Found:
+) -> FrontWithPlans:
     """The Pareto front over all sub-clusters of a catalogue, or of a cluster taken as one. A price per hour or a
     deadline leaves out the rows that are over it. `time_limit_seconds` is for all together (50, or half a second for each if
     they are many); so many `workers` plan at a time, each in a process of its own if they are more than one. `changes`: see
@@ -114,7 +114,7 @@ def make_front(
     if all(kind.price_per_hour == 0 for kind in choice.whole().device_types.values()):
         raise InputError("the front weighs price against time, but no device type has a price_per_hour")
     each = options.model_copy(update=dict.fromkeys(LIMITS))  # what limits the front does not limit each row's plan
-    search = Search(Problem.of(profile, choice.whole(), global_batch, each), choice, options, progress)
+    search = FrontSearch(Problem.of(profile, choice.whole(), global_batch, each), choice, options, progress)
     with Planners(options.partitioner, max(1, min(workers, choice.size))) as planners:
         search.run(planners)
     front = Front.of(
@@ -124,10 +124,10 @@ def make_front(
     )  # fmt: skip
     items = {tuple(search.nodes(item).items()): item for item in search.items}
     best = [items[tuple(row.nodes.items())] for row in front.front]
-    return Found(front, tuple((item.plan, item.problem.cluster) for item in best if item.plan is not None))
+    return FrontWithPlans(front, tuple((item.plan, item.problem.cluster) for item in best if item.plan is not None))
 
 
-class Search:
+class FrontSearch:
     """One search over all sub-clusters; `run` closes every item."""
 
     def __init__(
@@ -140,7 +140,7 @@ class Search:
         self.problem, self.choice, self.options, self.progress = problem, choice, options, progress
         seconds = options.time_limit_seconds or max(SECONDS, LEAST_SECONDS * choice.size)
         self.ends_at = time.monotonic() + seconds
-        self.items: list[Item] = []
+        self.items: list[SubCluster] = []
 
     def run(self, planners: Planners) -> None:
         """Bound all, then plan in order what is not ruled out by then."""
@@ -152,9 +152,9 @@ class Search:
         self.sweep(planners, self.improvable(self.items), self.ends_at)
         self.share()
 
-    def sweep(self, planners: Planners, queue: Sequence[Item], until: float) -> None:
+    def sweep(self, planners: Planners, queue: Sequence[SubCluster], until: float) -> None:
         """Settle these in order, each with its share of the time until then."""
-        left, running = deque(queue), dict[Future[Solved], tuple[Item, float]]()
+        left, running = deque(queue), dict[Future[Solved], tuple[SubCluster, float]]()
         while left or running:
             while left and len(running) < planners.count:
                 seconds = (until - time.monotonic()) * planners.count / (len(left) + len(running))
@@ -167,14 +167,14 @@ class Search:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 self.settle(*running.pop(future), future)
 
-    def improvable(self, items: Sequence[Item]) -> list[Item]:
-        """Those whose search was cut short and that could be on the front with a better plan, the largest gap first."""
+    def improvable(self, items: Sequence[SubCluster]) -> list[SubCluster]:
+        """The items whose search was cut short and that could be on the front with a better plan, the largest gap first."""
         found = [i for i in items if i.cut_short and i.step > i.bound * (1 + NEAR) and self.winner(i) is None]
         for item in found:
             item.done = False
         return sorted(found, key=lambda item: -item.step / item.bound)
 
-    def winner(self, item: Item) -> Item | None:
+    def winner(self, item: SubCluster) -> SubCluster | None:
         """Another row with a plan that no plan of this one can beat, as far as its bound goes."""
         for other in self.items:
             if (
@@ -185,15 +185,15 @@ class Search:
                 return other
         return None
 
-    def front(self) -> list[Item]:
+    def front(self) -> list[SubCluster]:
         """Planned items that no other one beats, fastest first."""
-        found: list[Item] = []
+        found: list[SubCluster] = []
         for item in sorted((i for i in self.items if i.plan), key=lambda i: (i.step, i.price)):
             if not found or item.price * item.step < found[-1].price * found[-1].step:
                 found.append(item)
         return found
 
-    def item(self, counts: Counts, bounds: dict[tuple[tuple[str, int], ...], float]) -> Item:
+    def item(self, counts: Counts, bounds: dict[tuple[tuple[str, int], ...], float]) -> SubCluster:
         """A sub-cluster with its fluid bound (the same for the same devices); closed if that is over a limit."""
         cluster = self.problem.profile.joined(self.choice.cluster(counts))
         problem = replace(self.problem, cluster=cluster)
@@ -201,7 +201,7 @@ class Search:
         if key not in bounds:
             bounds[key] = fluid_bound(problem)
         price = sum(cluster.device_types[device.type].price_per_hour for device in cluster.devices)
-        found = Item(counts, problem, price, bounds[key])
+        found = SubCluster(counts, problem, price, bounds[key])
         most, deadline = self.options.max_price_per_hour, self.options.deadline_seconds_per_step
         if most is not None and price > most * (1 + 1e-12):
             found.close("excluded", f"its price of {price:g} per hour is over the limit of {most:g}")
@@ -211,7 +211,7 @@ class Search:
             )
         return found
 
-    def order(self) -> list[Item]:
+    def order(self) -> list[SubCluster]:
         """Open items, in layers: those that no other beats in both bounds, then the same of the rest, and so on. The cheapest of
         each layer come first, then the second of each, so that plans are spread over the front however early the time ends."""
         left = sorted((i for i in self.items if not i.done), key=lambda i: (i.bound, i.price))
@@ -225,7 +225,7 @@ class Search:
             left = [item for item in left if item not in layer]
         return [item for items in zip_longest(*layers) for item in items if item is not None]
 
-    def ruled_out(self, item: Item) -> bool:
+    def ruled_out(self, item: SubCluster) -> bool:
         """Closed without a search: beaten by a plan in hand, or out of time."""
         for other in self.items:
             if item.within(other):
@@ -240,7 +240,7 @@ class Search:
             item.close("unknown", "the time limit ended the search before this sub-cluster was planned")
         return item.done
 
-    def settle(self, item: Item, seconds: float, future: Future[Solved]) -> None:
+    def settle(self, item: SubCluster, seconds: float, future: Future[Solved]) -> None:
         """Planned, or without a plan."""
         try:
             plan, taken = future.result()
@@ -279,7 +279,7 @@ class Search:
                     f"the step of its plan takes {item.step:.4g} s, the deadline is {deadline:g} s",
                 )
 
-    def row(self, item: Item) -> Row:
+    def row(self, item: SubCluster) -> Row:
         """What is known of a sub-cluster in the end."""
         plan: Planned | None = None
         cluster = item.problem.cluster
@@ -299,15 +299,15 @@ class Search:
             plan=plan,
         )
 
-    def nodes(self, item: Item) -> dict[str, int]:
+    def nodes(self, item: SubCluster) -> dict[str, int]:
         """How many nodes of each template."""
         return dict(zip(self.choice.templates, item.counts, strict=True))
 
-    def name(self, item: Item) -> str:
+    def name(self, item: SubCluster) -> str:
         """`3 p4d + 1 g5`."""
         return nodes_text(self.nodes(item))
 
-    def tell(self, item: Item) -> None:
+    def tell(self, item: SubCluster) -> None:
         """Report progress: how many are done, the size of the front so far, and what comes next."""
         if self.progress is None:
             return

@@ -18,7 +18,7 @@ KNOWN = (
 )
 
 
-class Answer(NamedTuple):
+class Optimum(NamedTuple):
     """The least cost, how much of each column, and what one more unit of each row's limit costs (of a linear program)."""
 
     cost: float
@@ -52,7 +52,7 @@ class Program:
             self.highs.setOptionValue(name, value)
         self.highs.passModel(program)
 
-    def least(self, costs: ArrayLike, most: ArrayLike = np.inf) -> Answer | None:
+    def least(self, costs: ArrayLike, most: ArrayLike = np.inf) -> Optimum | None:
         """None where there is none, or none was found within the limits (see `known`)."""
         self.highs.changeColsCost(self.columns, self.every, np.asarray(costs, dtype=np.float64))
         upper = np.broadcast_to(most, self.columns).astype(np.float64)
@@ -63,4 +63,4 @@ class Program:
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
         found = self.highs.getSolution()
-        return Answer(info.objective_function_value, np.array(found.col_value), np.array(found.row_dual))
+        return Optimum(info.objective_function_value, np.array(found.col_value), np.array(found.row_dual))

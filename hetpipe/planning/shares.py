@@ -11,7 +11,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.spec.plan import Plan
 
 
-def deal(times: Sequence[Sequence[float]], m: int) -> list[int]:
+def fastest_shares(times: Sequence[Sequence[float]], m: int) -> list[int]:
     """Shares of `m` micro-batches with the least maximum time, where replica r takes times[r][c] for c
     micro-batches.
 
@@ -19,12 +19,12 @@ def deal(times: Sequence[Sequence[float]], m: int) -> list[int]:
     log R). Each row must be nondecreasing; infinity marks counts that a replica cannot hold, and a row may
     end early.
 
-    *Exact.* Let T be the greedy maximum, reached when replica r took its c-th micro-batch, and let another
-    deal have a maximum below T. It gives r at most c − 1 < c, so some replica p gets more there than it had
+    *Exact.* Let T be the greedy maximum, reached when replica r took its c-th micro-batch, and let other
+    shares have a maximum below T. They give r at most c − 1 < c, so some replica p gets more there than it had
     at that moment: at least h_p + 1. But the greedy preferred r, so times[p][h_p + 1] ≥ times[r][c] = T, and
     by monotony p takes at least T. ∎
 
-    >>> deal([[0, 1, 2, 3, 4], [0, 3, 6, 9, 12]], 4)
+    >>> fastest_shares([[0, 1, 2, 3, 4], [0, 3, 6, 9, 12]], 4)
     [3, 1]
     """
     for r, row in enumerate(times):
@@ -35,7 +35,7 @@ def deal(times: Sequence[Sequence[float]], m: int) -> list[int]:
     heapq.heapify(heap)
     for i in range(m):
         if not heap or math.isinf(heap[0][0]):
-            raise ValueError(f"the replicas can take {i} micro-batches, {m} are to be dealt")
+            raise ValueError(f"the replicas can take {i} micro-batches, {m} are to be shared out")
         _, r = heapq.heappop(heap)
         shares[r] += 1
         if shares[r] + 1 < len(times[r]):

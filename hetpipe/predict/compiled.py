@@ -17,11 +17,11 @@ on_disk: list[Any] = []  # functions that numba keeps
 
 
 def compiled(function: F) -> F:
-    """The same, compiled; kept on disk where a folder for that can be written to."""
+    """The function, compiled; what is compiled is kept on disk where a folder for that can be written to."""
     compiler = partial(njit, nogil=True, error_model="numpy")
     try:
         on_disk.append(compiler(cache=True)(function))
-    except RuntimeError:  # numba found no such folder
+    except RuntimeError:  # numba found no folder that it can write to
         return cast(F, compiler()(function))
     on_disk[-1]._cache._cache_file._source_stamp = sources()  # numba asks for the time of the function's own file only
     return cast(F, on_disk[-1])
@@ -39,7 +39,7 @@ def sources() -> str:
 
 
 def inlined(function: F) -> F:
-    """The same, compiled as a part of the functions that call it."""
+    """The function, compiled as a part of those that call it."""
     return cast(F, njit(inline="always", error_model="numpy")(function))
 
 

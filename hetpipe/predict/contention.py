@@ -37,7 +37,7 @@ class Pipe(NamedTuple):
     which: Index
 
 
-class Ring(NamedTuple):
+class RingSum(NamedTuple):
     """One gradient sum: who waits for it (the processes that its owners are driven by); for which (pipeline, stage) it waits,
     until so many seconds before the end of its last backward; the nodes that its ring joins (none: it stays on one), its seconds
     alone without latency, the latency of all its rounds, and its bytes/s alone."""
@@ -58,7 +58,7 @@ class Shared(NamedTuple):
     sums: list[tuple[float, float]]
 
 
-def crowded(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array) -> Flags:
+def crowded(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array) -> Flags:
     """Which adapters are: those of node i carry capacity[2·i] bytes/s out and capacity[2·i + 1] in."""
     load = np.zeros(len(capacity))
     for pipe in pipes:
@@ -146,7 +146,7 @@ class _Build:
         return self.count - len(seconds)
 
     def flow(self, carried: Flags, members: Array, rate: Array, adapters: Index) -> Index:
-        """The flow of each of X sorts of transfers [X], or −1: where something is `carried` [X] over a crowded one of the
+        """The flow of each of X kinds of transfers [X], or −1: where something is `carried` [X] over a crowded one of the
         `adapters` [X, some] (−1: none)."""
         over = np.where((adapters >= 0) & self.full[adapters], adapters, -1)
         there = carried & (over >= 0).any(axis=1)
@@ -173,7 +173,7 @@ class _Build:
         return ends(Tasks(*self._tasks()), flows, effort)
 
     def _tasks(self) -> tuple[Array, Array, Array, Index, Index, Index, Flags]:
-        """As `Tasks` has them, each array made once: of 1,024 devices there are millions."""
+        """All tasks as `Tasks` has them, each array made once: of 1,024 devices there are millions."""
         edges, arriving = (np.concatenate(column) for column in zip(*self.edges, strict=True))
         order = np.argsort(edges[:, 0], kind="stable")
         (before, behind), arriving = edges[order].T, arriving[order]
@@ -206,7 +206,7 @@ class _Build:
         yield _Rows(seconds[:, None], latency, begin, flow[:, None], np.zeros(1, np.int32))
 
 
-def share(pipes: Sequence[Pipe], rings: Sequence[Ring], capacity: Array, ready: Ready, effort: float) -> Shared | None:
+def share(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array, ready: Ready, effort: float) -> Shared | None:
     """What comes of all of them together; None if no adapter is crowded. The sums of a process come one after the other, in the
     order of `rings`. A pipeline that does not share is `ready` as it is alone. EffortError where it takes more `effort` (see
     `flows.ends`)."""
@@ -240,7 +240,7 @@ def _shares(pipe: Pipe, full: Flags) -> bool:
 
 
 def _add_pipe(build: _Build, pipe: Pipe) -> int:
-    """Its tasks in the order of `_waits`; the number of the first."""
+    """Add a pipeline's tasks, in the order of `_waits`; the number of the first."""
     (n, sizes), m = pipe.forward.shape, len(pipe.which)
     a, b = np.array(pipe.nodes[:-1]), np.array(pipe.nodes[1:])
     adapters = np.stack([[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]).transpose(0, 2, 1)  # [ways, n − 1, out and in]
@@ -254,7 +254,7 @@ def _add_pipe(build: _Build, pipe: Pipe) -> int:
 
 
 def _add_rings(
-    build: _Build, rings: Sequence[Ring], pipes: Sequence[Pipe], first: Mapping[int, int], ready: Ready
+    build: _Build, rings: Sequence[RingSum], pipes: Sequence[Pipe], first: Mapping[int, int], ready: Ready
 ) -> tuple[list[int], list[tuple[float, list[int]]]]:
     """A task for each sum; and of each the time, and tasks of backwards, before which it does not begin."""
     last: dict[Hashable, int] = {}
@@ -285,7 +285,7 @@ def _add_rings(
 
 
 def _add_parts(
-    build: _Build, rings: Sequence[Ring], pipes: Sequence[Pipe], first: Mapping[int, int]
+    build: _Build, rings: Sequence[RingSum], pipes: Sequence[Pipe], first: Mapping[int, int]
 ) -> dict[tuple[int, int, float], int]:
     """The task of each last backward for which a sum waits, or, of all but its last seconds, one that waits for the same."""
     needed, found = dict[tuple[int, int], dict[float, None]](), dict[tuple[int, int, float], int]()

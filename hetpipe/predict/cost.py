@@ -44,7 +44,7 @@ class StageMemory:
         return self.peak_of(most_in_flight(sizes, depth), max(sizes))
 
     def peak_of(self, window: int, largest: int) -> int:
-        """The same, where at most `window` samples are in flight, and `largest` are the most of a micro-batch."""
+        """Greatest bytes at any time, with at most `window` samples in flight, and micro-batches of at most `largest`."""
         return round(
             self.static
             + self.boundary

@@ -319,7 +319,7 @@ def _run(tasks: Tasks, flows: Flows, way: _Way, effort: float) -> Array:
 
 @cache
 def ready() -> Callable[[Tasks, Flows, _Way, float], Array]:
-    """The same, compiled, or read from disk: outside of any time limit."""
+    """`_run`, compiled, or read from disk: outside of any time limit."""
     from hetpipe.predict.compiled import get_ready, twin  # and with them numba, which few tasks do without
 
     run = twin(_run, (_changed, _begin, _leave, _reached, _stop, _slowest, _fill, _rise, _share, _settle))

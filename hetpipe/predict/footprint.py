@@ -11,7 +11,7 @@ from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
 
-def with_memory(timeline: Timeline, plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
+def with_footprint(timeline: Timeline, plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     """The simulated timeline with its `memory`: per device the (seconds, bytes) at which the bytes in use change. A forward
     adds what its micro-batch keeps, its backward frees it, and a recomputed layer exists while the backward runs. The
     greatest value is at most the timeline's `peak_bytes`. O(actions log actions)."""

@@ -57,7 +57,7 @@ class _Stage:
 
     @property
     def lead(self) -> float:
-        """When they have ended."""
+        """When the optimizers before the first action have ended."""
         return max((span.end for span in self.leading), default=0.0)
 
     @property

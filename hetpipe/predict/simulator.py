@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.predict.contention import Array, Pipe, Ring, share
+from hetpipe.predict.contention import Array, Pipe, RingSum, share
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.pipeline import PipelineCosts, StageTimes, pipeline_times
 from hetpipe.predict.sums import Segment, gradients_ahead, sync_segments, sync_times
@@ -228,7 +228,7 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], effort: float) -> tup
     ]
     process, segments = plan.process_of, sync_segments(plan, costs)
     rings = [
-        Ring(
+        RingSum(
             tuple(dict.fromkeys(process[d] for d in x.owners)),
             _made(plan, runs, x),
             *costs.ring(x.owners, x.size_bytes, number),

@@ -1,7 +1,7 @@
 """The processes of a run: what they say, how they start, find each other and end. Read in this order:
 
-environment (what a launcher says), whereabouts (what this rank is doing), progress (lines for people), stopping (signals), peers/
-(what is known of the other ranks), pulse (who is alive), rendezvous (the store that outlives a restart), cards (does torch drive
-them?), world (ranks and their devices), standby (those that a plan does not use), ranks/ (starting those of one machine, and what
-they say when they end).
+environment (what a launcher says), whereabouts (what this rank is doing), progress (lines for people), stopping (signals),
+peers/beats (signs of life), pulse (who is alive), peers/ (what is known of the other ranks), rendezvous (the store
+that outlives a restart), cards (does torch drive them?), world (ranks and their devices), standby (those that a plan does not
+use), ranks/ (starting those of one machine, and what they say when they end).
 """

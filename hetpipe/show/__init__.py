@@ -1,5 +1,6 @@
 """Plans and timelines for people; no torch. Read in this order:
 
-scene (the numbers of a plan's picture), words (what they say), trace (Perfetto), report (texts and tables of a plan),
-text_picture, picture/ (SVG and PNG), page/ (the report), draw (into a file), command; tables (a profile, a step), front_report.
+terms (explained), words (what a study's numbers say), trace (Perfetto), report (texts and tables of a plan), tables (a profile, a
+step), picture/ (SVG and PNG), text_picture (in a terminal), front_report (price against time), page/ (the report), draw (into a
+file), command.
 """

@@ -17,6 +17,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import PLAN_FILE, PROFILE_FILE
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.study import Study
 
 
 def show(
@@ -40,41 +41,54 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show a plan: who computes what, when, and what limits the step; as text, as a picture, or as a report."""
-    from hetpipe.show.draw import PICTURES, draw_plan, given, scene_of
-    from hetpipe.show.report import plan_table, text_gantt
-    from hetpipe.show.text_picture import TextPicture
+    from hetpipe.show.draw import PICTURES, draw_plan
     from hetpipe.show.trace import load_measured
-    from hetpipe.show.words import memory_warnings
+    from hetpipe.study.make import belonging, make_study
+    from hetpipe.study.rules import EQUAL, RULES
 
     check_output(output, *PICTURES)
     if plan.is_dir():
         folder, plan = plan, _plan_in(plan)
         profile = folder / PROFILE_FILE if profile is None and (folder / PROFILE_FILE).is_file() else profile
-    found = given(
-        Plan.load(plan),
-        profile=Profile.load(profile) if profile is not None else None,
-        cluster=Cluster.load(cluster) if cluster is not None else None,
-        measured=load_measured(measured) if measured is not None else None,
-        front=Front.load(front) if front is not None else None,
-        source=str(plan),
-    )
-    out, err = Screen(), Screen(stderr=True)
-    if output is not None:
-        with Activity("drawing") as activity:
-            draw_plan(found, output, what_if=what_if, progress=activity.say)
-        err.print(f"picture written to {output}", soft_wrap=True)
-    if as_json:
-        sys.stdout.write(found.plan.to_json())
+    own, source, page = Plan.load(plan), str(plan), output is not None and output.suffix.lower() == ".html"
+    layers = Profile.load(profile) if profile is not None else None
+    machines = Cluster.load(cluster) if cluster is not None else None
+    run = load_measured(measured) if measured is not None else None
+    prices = Front.load(front) if front is not None else None
+    if as_json and output is None:
+        belonging(own, layers, machines, source)
+        sys.stdout.write(own.to_json())
         return
-    if found.cluster is not None and found.cluster.borrowed_links:
-        err.print(f"note: {found.cluster.borrowed_links}", soft_wrap=True)
-    scene, timeline = scene_of(found)
-    for warning in memory_warnings(scene):
+    with Activity("drawing", shown=output is not None) as activity:
+        study = make_study(
+            own, profile=layers, cluster=machines, measured=run, front=prices, source=source,
+            rules=RULES if page else EQUAL, changes=page and what_if, cuts=page, progress=activity.say,
+        )  # fmt: skip
+        if output is not None:
+            draw_plan(study, output)
+    if output is not None:
+        Screen(stderr=True).print(f"picture written to {output}", soft_wrap=True)
+    if as_json:
+        sys.stdout.write(own.to_json())
+    else:
+        _print(study)
+
+
+def _print(study: Study) -> None:
+    """The plan in the terminal, after what has to be known of it."""
+    from hetpipe.show.report import plan_table, text_gantt
+    from hetpipe.show.text_picture import TextPicture
+    from hetpipe.show.words import memory_warnings
+
+    out, err = Screen(), Screen(stderr=True)
+    if study.cluster is not None and study.cluster.borrowed_links:
+        err.print(f"note: {study.cluster.borrowed_links}", soft_wrap=True)
+    for warning in memory_warnings(study.scene):
         err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-    out.print(TextPicture(scene))
-    out.print(plan_table(found.plan, profile=found.profile, cluster=found.cluster))
-    if timeline is not None:
-        out.print(text_gantt(timeline, scene=scene))
+    out.print(TextPicture(study.scene))
+    out.print(plan_table(study.plan, profile=study.profile, cluster=study.cluster))
+    if study.predicted is not None:
+        out.print(text_gantt(study.predicted, scene=study.scene))
 
 
 def _plan_in(folder: Path) -> Path:

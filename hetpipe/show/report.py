@@ -14,12 +14,21 @@ from rich.text import Text
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.timeline import Span, Timeline
-from hetpipe.show.scene import Lane, Scene, StageScene, make_scene, numbers_text
 from hetpipe.show.trace import WORK, by_device
-from hetpipe.show.words import PROOFS, layer_range, memory_text, origin, share_text, stage_key, unused_line
+from hetpipe.show.words import (
+    PROOFS,
+    layer_range,
+    memory_text,
+    numbers_text,
+    origin_text,
+    share_text,
+    stage_key,
+    unused_line,
+)
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.scene import LaneScene, Scene, StageScene, make_scene
 
 _NUMBERS = ("F", "B", "params", "memory")
 PER_STEP = "F, B: seconds of a step that a device computes forward and backward"
@@ -48,7 +57,7 @@ def _names(stage: StageScene) -> str:
 
 
 def _stage_row(
-    plan: Plan, lane: Lane, stage: StageScene, profile: Profile | None, costs: Costs | None
+    plan: Plan, lane: LaneScene, stage: StageScene, profile: Profile | None, costs: Costs | None
 ) -> dict[str, str]:
     (lo, hi), degree = stage.layers, len(stage.devices)
     forward = backward = parameters = ""
@@ -162,7 +171,7 @@ def plan_table(plan: Plan, *, profile: Profile | None = None, cluster: Cluster |
     scene = make_scene(plan, profile=profile, cluster=cluster)
     rows = plan_rows(plan, profile=profile, cluster=cluster)
     notes = [Text(PER_STEP, style="dim")] if "F" in rows[0] else []
-    heading = f"{plan.model}: {origin(plan)}"
+    heading = f"{plan.model}: {origin_text(plan)}"
     below = Table.grid(padding=(0, 2))
     if plan.precision:
         below.add_row(Text("precision", style="bold"), Text(", ".join(f"{p} on {kind}" for kind, p in plan.precision.items())))

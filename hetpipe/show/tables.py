@@ -12,7 +12,6 @@ from rich.text import Text
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import Cause
 from hetpipe.show.report import Narrowing
-from hetpipe.show.scene import Scene
 from hetpipe.show.words import (
     idle_line,
     limit_line,
@@ -32,6 +31,7 @@ from hetpipe.spec.clusters.assumed import (
     PCIE_CHANNELS,
 )
 from hetpipe.spec.profile import Profile
+from hetpipe.study.scene import Scene
 
 MOST_FLOWS = 20  # that are shown
 _CHANNELS = (
@@ -143,7 +143,7 @@ def _step_tables(scene: Scene) -> Iterator[Table]:
 
 
 def _step_table(scene: Scene, causes: Sequence[Cause], *, short: bool, fold: bool = False) -> Table:
-    """With a column for each of these causes, and one for the rest of idle time, if there is any."""
+    """The stages, with a column for each of these causes, and one for the rest of idle time, if there is any."""
     table, whole = Table(box=box.SIMPLE_HEAD, pad_edge=False), scene.seconds or 1.0
     rest = any(cause not in causes and share > 0 for cause, share in scene.idle_shares().items())
     waits = [*(_SHORT[cause] for cause in causes), *["rest" if causes else "idle"] * rest]

@@ -19,22 +19,22 @@ from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.picture.canvas import printable
 from hetpipe.show.picture.partition import MOST_BARS
 from hetpipe.show.picture.theme import COLOURS, type_colour
-from hetpipe.show.scene import Lane, Scene, StageScene
 from hetpipe.show.words import (
     drawn_devices,
     edge_text,
     equal_split_text,
-    explained,
+    explanations,
     headlines,
     idle_text,
     lane_title,
     layer_range,
     memory_text,
-    origin,
+    origin_text,
     percent,
     work_share,
     work_text,
 )
+from hetpipe.study.scene import LaneScene, Scene, StageScene
 
 LETTERS: dict[Cause, str] = {
     "fill and drain": "/", "slower stage": "\\", "link": ".", "gradient sum": "+", "slower optimizer": "=", "overhead": "-",
@@ -51,7 +51,7 @@ class TextPicture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         scene, width = self.scene, max(_LEAST, min(self.width, options.max_width))
-        yield Text(printable(f"{scene.plan.model}: {origin(scene.plan)}"), style="bold")
+        yield Text(printable(f"{scene.plan.model}: {origin_text(scene.plan)}"), style="bold")
         yield from map(Text, headlines(scene))
         many = len(scene.stages) > MOST_BARS
         for lane in scene.lanes:
@@ -63,7 +63,7 @@ class TextPicture:
             for _, stage in [] if many else scene.equal.stages:
                 yield _bar(scene.equal, stage, self._seconds, width - 1, ghost=True)
         yield self._legend()
-        yield from (Text(line, style="dim") for line in explained(scene))
+        yield from (Text(line, style="dim") for line in explanations(scene))
 
     @property
     def _seconds(self) -> float:
@@ -71,7 +71,7 @@ class TextPicture:
         equal = scene.equal.seconds if scene.equal is not None and scene.equal.seconds is not None else 0.0
         return max(scene.seconds or 0.0, equal)
 
-    def _stage(self, lane: Lane, stage: StageScene, width: int) -> RenderResult:
+    def _stage(self, lane: LaneScene, stage: StageScene, width: int) -> RenderResult:
         many = "layers" if len(stage.tiles) > 1 else "layer"
         parts = [f"s{stage.number} {drawn_devices(lane, stage)}", f"{many} {layer_range(stage.layers)}",
                  work_share(lane, stage), memory_text(stage)]  # fmt: skip
@@ -93,7 +93,7 @@ class TextPicture:
             a, b = stage.edge.between
             yield Text(f"↓ {edge_text(stage.edge)}, {f'inside {a}' if a == b else f'{a} to {b}'}", style="dim")
 
-    def _line(self, lane: Lane, stage: StageScene, width: int) -> Text:
+    def _line(self, lane: LaneScene, stage: StageScene, width: int) -> Text:
         """A stage in one line, where there are many: its device, or how many it stands for; layers, bar, memory."""
         who = stage.named if lane.count == 1 else f"{lane.count} ×"
         name = printable(f"s{stage.number} {who} {stage.kind} {layer_range(stage.layers)}")

@@ -9,9 +9,9 @@ from hetpipe.files.limits import MOST_LINES
 from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import CAUSES, Cause
-from hetpipe.show.scene import Edge, Lane, Scene, StageScene, lane_name, numbers_text
 from hetpipe.show.terms import in_short, term
 from hetpipe.spec.plan import Plan
+from hetpipe.study.scene import Edge, LaneScene, Scene, StageScene
 
 TIGHT, MANY_TIMES = 0.9, 10  # of a device's memory
 _EXACT = 1e-6  # a gap that is rounding
@@ -32,6 +32,26 @@ _WAITS: dict[Cause, str] = {
 def percent(part: float) -> str:
     """`7.1 %`, `43 %`."""
     return f"{100 * part:.0f} %" if part >= 0.0995 or part == 0 else f"{100 * part:.1f} %"
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """`0–3, 7`.
+
+    >>> numbers_text([0, 1, 2, 3, 7])
+    '0–3, 7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}–{b}" if b > a else f"{a}" for a, b in runs)
+
+
+def lane_name(lane: LaneScene) -> str:
+    """`replica 0`, or `replicas 0–31`."""
+    return f"replica{'s' if lane.count > 1 else ''} {numbers_text(lane.replicas)}"
 
 
 def layer_range(layers: tuple[int, int]) -> str:
@@ -66,32 +86,32 @@ def equal_split_text(scene: Scene) -> str:
     return f"the equal split of {in_what}" if in_what else f"the equal split ({scene.plan.partitioner})"
 
 
-def origin(plan: Plan) -> str:
+def origin_text(plan: Plan) -> str:
     """What a plan is for and from: `64 samples a step, 1f1b, planned by chain`."""
     by = plan.partitioner if plan.partitioner.startswith("by ") else f"by {plan.partitioner}"
     return f"{counted(plan.global_batch, 'sample')} a step, {plan.schedule}, planned {by}"
 
 
-def stage_key(lane: Lane, stage: StageScene) -> str:
+def stage_key(lane: LaneScene, stage: StageScene) -> str:
     """`r0 s1`, or `r0–31 s1`."""
     return f"r{numbers_text(lane.replicas)} s{stage.number}"
 
 
-def lane_title(lane: Lane, scene: Scene) -> str:
+def lane_title(lane: LaneScene, scene: Scene) -> str:
     """`replicas 0–31, alike: 8 of 256 samples each, in 4 micro-batches of 2`."""
     alike, each = (", alike", " each") if lane.count > 1 else ("", "")
     samples = f"{lane.samples} of {scene.plan.global_batch} samples{each}"
     return f"{lane_name(lane)}{alike}: {samples}, in {microbatches_text(lane.sizes)}"
 
 
-def devices_text(lane: Lane, stage: StageScene) -> str:
+def devices_text(lane: LaneScene, stage: StageScene) -> str:
     """`n0/1 RTX-2080`; of alike replicas, `n0/1 and n1/0, each RTX-2080`, or `n0/0, n0/1 and 30 more, each RTX-2080`."""
     if lane.count == 1:
         return f"{stage.named} {stage.kind}".strip()
     return f"{enumerated(list(map(' + '.join, stage.twins)))}, each {stage.kind}".strip()
 
 
-def drawn_devices(lane: Lane, stage: StageScene) -> str:
+def drawn_devices(lane: LaneScene, stage: StageScene) -> str:
     """`n0/1 RTX-2080`; of alike replicas, `2 devices alike: n0/1 and n1/0, each RTX-2080 (one is drawn)`."""
     if lane.count == 1:
         return devices_text(lane, stage)
@@ -99,7 +119,7 @@ def drawn_devices(lane: Lane, stage: StageScene) -> str:
     return f"{lane.count} {what} alike: {devices_text(lane, stage)} (one is drawn)"
 
 
-def nodes_text(stage: StageScene) -> str:
+def stage_nodes_text(stage: StageScene) -> str:
     """`node n0`, or `nodes n0 and n1` of alike replicas."""
     nodes = list(dict.fromkeys(twin[0].rpartition("/")[0] for twin in stage.twins))
     return f"node{'s' if len(nodes) > 1 else ''} {enumerated(nodes)}"
@@ -111,7 +131,7 @@ def enumerated(names: Sequence[str]) -> str:
     return kept[0] if len(kept) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
 
 
-def explained(scene: Scene) -> list[str]:
+def explanations(scene: Scene) -> list[str]:
     """What a picture cannot do without, in a sentence each: how a bar is read, and terms."""
     there = ["replica", "micro-batch"] + [scene.plan.schedule] * (term(scene.plan.schedule) is not None)
     if scene.bound is not None:
@@ -135,7 +155,7 @@ def memory_text(stage: StageScene, *, part: bool = True) -> str:
     return f"{used} of {limit}" + (f", {how_full}" if part else "")
 
 
-def work_share(lane: Lane, stage: StageScene) -> str:
+def work_share(lane: LaneScene, stage: StageScene) -> str:
     """`23 % of the work each`."""
     return f"{percent(stage.work)} of the work" + (" each" if lane.count > 1 else "")
 
@@ -157,7 +177,7 @@ def edge_text(edge: Edge) -> str:
     return f"{human_bytes(edge.bytes)}, {human_seconds(edge.seconds)} a step"
 
 
-def stage_sentence(scene: Scene, lane: Lane, stage: StageScene) -> str:
+def stage_sentence(scene: Scene, lane: LaneScene, stage: StageScene) -> str:
     """All that is known of a stage, for those who do not see the picture, and for a mouse or a focus that rests on it."""
     layers = f"layers {layer_range(stage.layers)}" if len(stage.tiles) > 1 else f"layer {layer_range(stage.layers)}"
     parts = [f"{lane_name(lane)} stage {stage.number} on {devices_text(lane, stage)}: {layers}, {work_share(lane, stage)}"]
@@ -221,13 +241,13 @@ def memory_line(scene: Scene) -> str:
     return f"Memory is fullest on {devices_text(lane, stage)}: {memory_text(stage)}"
 
 
-def too_full(scene: Scene) -> list[tuple[Lane, StageScene]]:
+def too_full(scene: Scene) -> list[tuple[LaneScene, StageScene]]:
     """The stages that need more memory than their devices have, the worst first."""
     over = [(lane, stage) for lane, stage in scene.stages if stage.fullness is not None and stage.fullness > 1]
     return sorted(over, key=lambda item: -(item[1].fullness or 0.0))
 
 
-def needs_text(lane: Lane, stage: StageScene) -> str:
+def needs_text(lane: LaneScene, stage: StageScene) -> str:
     """`n0/1 t4 needs 149 GiB, and has 15.0 GiB`; of alike replicas, all of them."""
     assert stage.memory is not None
     assert stage.limit is not None
@@ -294,7 +314,7 @@ def headlines(scene: Scene) -> list[str]:
 
 def description(scene: Scene) -> str:
     """The whole picture as lines of text."""
-    lines = [f"{scene.plan.model}: {origin(scene.plan)}", *headlines(scene)]
+    lines = [f"{scene.plan.model}: {origin_text(scene.plan)}", *headlines(scene)]
     for lane in scene.lanes:
         lines.append(lane_title(lane, scene))
         lines += [stage_sentence(scene, lane, stage) for stage in lane.stages]

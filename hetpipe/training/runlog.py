@@ -18,13 +18,13 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation
-from hetpipe.show.draw import given
 from hetpipe.show.page.report import report_page
 from hetpipe.show.trace import save_trace
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.make import make_study
 
 WARMUP_STEPS = 2
 
@@ -130,7 +130,7 @@ def write_report(folder: Path, plan: Plan, profile: Profile, cluster: Cluster, m
     """report.html: the plan, what was measured beside what was predicted, and the equal split; only what takes no search. The run
     is over and all else written: whatever fails here is told, and no fault of the run."""
     try:
-        shown = given(plan, profile=profile, cluster=cluster, measured=measured)
-        write_text(folder / REPORT_FILE, report_page(shown, compare=False, what_if=False))
+        study = make_study(plan, profile=profile, cluster=cluster, measured=measured)
+        write_text(folder / REPORT_FILE, report_page(study))
     except Exception as error:
         warn(f"no report in {folder}: {type(error).__name__}: {cut(str(error))}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.files.folders import check_room
 from hetpipe.layers.model import unsplit_note
-from hetpipe.predict.footprint import with_memory
+from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import resumes_from
@@ -45,7 +45,7 @@ class Trainer:
             if engine is not None:
                 predicted, is_main = None, engine.world.is_main
                 if is_main:
-                    predicted = with_memory(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
+                    predicted = with_footprint(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
                 found = Loop(self.job, session, engine).run(predicted)
                 result = found if is_main else None
         if result is None:

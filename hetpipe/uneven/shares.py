@@ -26,7 +26,7 @@ from hetpipe.layers.device import (
     usable_bytes,
 )
 from hetpipe.layers.untouched.kept import kept
-from hetpipe.planning.shares import deal
+from hetpipe.planning.shares import fastest_shares
 from hetpipe.spec.plan import Plan
 
 
@@ -61,7 +61,7 @@ def measured_shares(
 ) -> list[int]:
     """Shares by which all ranks finish together and none exceeds its memory, measured here. Every rank must call it.
 
-    Each rank times 1, 2, 4, … samples. The shares then minimise the time of the slowest rank (`hetpipe.planning.shares.deal`), at
+    Each rank times 1, 2, 4, … samples. The shares then minimise the time of the slowest rank (`planning.shares`), at
     least one sample each. Gradients are None afterwards; buffers and random state are what they were.
 
     Args:
@@ -100,7 +100,7 @@ def share_out(rows: Sequence[Sequence[float]], global_batch: int) -> list[int]:
             f"the ranks can hold {most} samples, {sum(most)} together, but the global batch is {global_batch} with at least one "
             "on each: measure for a part of the global batch and accumulate, or leave the smallest device out"
         )
-    return [1 + more for more in deal(rows, global_batch - len(rows))]
+    return [1 + more for more in fastest_shares(rows, global_batch - len(rows))]
 
 
 def _sizes(largest: int) -> list[int]:

@@ -13,17 +13,19 @@ from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
-from hetpipe.planning.alternatives import Alternative, carried_plan, plan_with, same_plan
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.changes import carried_plan, same_plan
+from hetpipe.study.rules import plan_with
+from hetpipe.study.study import Alternative
 from hetpipe.whatif.cards import Card
 from hetpipe.whatif.estimate import Estimate, estimate
-from hetpipe.whatif.machine import Machine, as_cluster, counted
-from hetpipe.whatif.models import Model
+from hetpipe.whatif.machine import Machine, as_cluster, cards_text
+from hetpipe.whatif.models import NamedModel
 from hetpipe.whatif.order import Timed, in_order
-from hetpipe.whatif.shared import Origin, changed, with_cards
+from hetpipe.whatif.shared import Origin, with_cards, with_note
 
 SECONDS = 4.0  # for each row's search
 STATE_BYTES = {"adamw": 2.0, "momentum": 1.0, "sgd": 0.0}  # of optimizer state for each byte of parameters
@@ -35,7 +37,7 @@ Progress = Callable[[str], None]
 class Question:
     """What is asked: a model, or a profile that somebody shared; machines; what could be added to or taken from the first."""
 
-    model: Model | Profile
+    model: NamedModel | Profile
     machines: tuple[Machine, ...]
     cards: Mapping[str, Card]
     link: Link
@@ -55,12 +57,12 @@ class Question:
         return tuple(dict.fromkeys(card for machine in (*self.machines, *self.added) for card in machine))
 
     def price(self, card: str) -> float | None:
-        """Of a card: as given, else what its maker asked when it came out."""
+        """The price of a card: as given, else what its maker asked when it came out."""
         return self.prices.get(card, self.cards[card].launch_price_usd)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class AnswerRow:
     """One set of machines: its name, its cluster, the plan or why there is none, and what is added to the machines as they are,
     with its price (None where that is not known)."""
 
@@ -73,13 +75,13 @@ class Row:
 
     @property
     def plan(self) -> Plan | None:
-        """Its plan."""
+        """The plan of these machines, if there is one."""
         return self.found.plan
 
     @property
     def cards(self) -> str:
-        """Its cards in words."""
-        return counted(self.machines)
+        """The cards of these machines in words."""
+        return cards_text(self.machines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class Answer:
     question: Question
     profile: Profile
     origins: Mapping[str, Origin]
-    rows: tuple[Row, ...]
+    rows: tuple[AnswerRow, ...]
 
 
 def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
@@ -100,13 +102,14 @@ def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
     sets += [(f"without one {card}", _without(here, card), ()) for card in question.without]
     sets.append(("as it is", here, ()))
     sets += [(_with_name(more), (here[0] + more, *here[1:]), more) for more in question.added]
-    rows: list[Row] = []
+    rows: list[AnswerRow] = []
     for i, (name, machines, more) in enumerate(sets):
         progress(f"{name} ({i + 1} of {len(sets)})")
         cluster = as_cluster(machines, question.cards, question.link, question.network)
         smaller = [row for row in rows if not row.added]
         found = _best(question, profile, name, cluster, smaller)
-        rows.append(Row(name=name, machines=machines, cluster=cluster, found=found, added=more, price=_price(question, more)))
+        price = _price(question, more)
+        rows.append(AnswerRow(name=name, machines=machines, cluster=cluster, found=found, added=more, price=price))
     rows.sort(key=lambda row: (row.name != "as it is", not row.added))
     return Answer(question=question, profile=profile, origins=origins, rows=tuple(rows))
 
@@ -130,7 +133,7 @@ def profile_of(question: Question) -> tuple[Profile, dict[str, Origin]]:
         )  # fmt: skip
     except ValidationError as error:  # sizes or rates that are allowed one by one, and together make no profile
         raise InputError(f"no profile can be made of {model.name} on these cards:\n{listed(explained(error))}") from None
-    return profile, {card: changed(_origin(own[card], card), ordered[card][1]) for card in question.kinds}
+    return profile, {card: with_note(_origin(own[card], card), ordered[card][1]) for card in question.kinds}
 
 
 def _timed(cell: Cell) -> Timed:
@@ -153,7 +156,7 @@ def _origin(found: Estimate, card: str) -> Origin:
     return Origin(source.card, source.model, f"scaled from {source.card} by data sheets ({cell})")
 
 
-def _best(question: Question, profile: Profile, name: str, cluster: Cluster, smaller: Sequence[Row]) -> Alternative:
+def _best(question: Question, profile: Profile, name: str, cluster: Cluster, smaller: Sequence[AnswerRow]) -> Alternative:
     """The plan of `auto`, or that of a row with fewer cards, where it is faster here, or stays faster with the others unused."""
     limit = {"time_limit_seconds": question.seconds}
     tried = [plan_with("auto", name, profile, cluster, question.global_batch, **limit)]
@@ -174,11 +177,11 @@ def _without(machines: tuple[Machine, ...], card: str) -> tuple[Machine, ...]:
             if not any(left):
                 raise InputError(f"without its {card} there is no card left")
             return left
-    raise InputError(f"there is no {card} to leave out; the cards are {counted(machines)}")
+    raise InputError(f"there is no {card} to leave out; the cards are {cards_text(machines)}")
 
 
 def _with_name(more: Machine) -> str:
-    return f"with one more {more[0]}" if len(more) == 1 else f"with {counted([more])} more"
+    return f"with one more {more[0]}" if len(more) == 1 else f"with {cards_text([more])} more"
 
 
 def _price(question: Question, more: Machine) -> float | None:

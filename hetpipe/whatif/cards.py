@@ -43,7 +43,7 @@ class Cards(Document):
 
     @model_validator(mode="after")
     def _told_apart(self) -> Self:
-        names = [plain(name) for key, card in self.cards.items() for name in (key, *card.aliases)]
+        names = [simplified(name) for key, card in self.cards.items() for name in (key, *card.aliases)]
         several = sorted({name for name in names if names.count(name) > 1})
         if several:
             raise Faults([f"the name {name!r} is given to two cards" for name in several])
@@ -55,22 +55,22 @@ class Cards(Document):
 
     @cached_property
     def _by_name(self) -> dict[str, str]:
-        return {plain(name): key for key, card in self.cards.items() for name in (key, *card.aliases)}
+        return {simplified(name): key for key, card in self.cards.items() for name in (key, *card.aliases)}
 
     def find(self, name: str) -> str:
         """The key of a card, however it is written; InputError with near names and all that are known."""
-        key = self._by_name.get(plain(name))
+        key = self._by_name.get(simplified(name))
         if key is None:
             known = list(self.cards)
-            hint = nearest(plain(name), known).split(" known:")[0]
+            hint = nearest(simplified(name), known).split(" known:")[0]
             raise InputError(f"unknown card {shown(name)}{hint} known: {', '.join(known)}")
         return key
 
 
-def plain(name: str) -> str:
+def simplified(name: str) -> str:
     """A card's name without maker and punctuation.
 
-    >>> plain("NVIDIA GeForce RTX 3090"), plain("a100-40"), plain("Titan RTX")
+    >>> simplified("NVIDIA GeForce RTX 3090"), simplified("a100-40"), simplified("Titan RTX")
     ('3090', 'a10040', 'titanrtx')
     """
     return _MAKERS.sub("", re.sub(r"[^a-z0-9]", "", name.lower()))

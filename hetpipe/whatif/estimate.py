@@ -19,14 +19,14 @@ from hetpipe.exchange.importers.transformer import NUMBER_BYTES, Cell, Transform
 from hetpipe.files.messages import InputError
 from hetpipe.spec.number_types import Precision
 from hetpipe.whatif.cards import Card
-from hetpipe.whatif.models import Family, Model, family_of
+from hetpipe.whatif.models import Family, NamedModel, family_of
 from hetpipe.whatif.shipped import shipped_layers
 
 WEIGHT_BYTES = 16  # a parameter of 4 bytes is read forward and backward, and its gradient is read and written
 PASSES = 5  # what is saved is written, read by the next operation and by backward; its gradient is written and read
 
 
-class Measured(NamedTuple):
+class MeasuredCell(NamedTuple):
     """A cell, and what was measured in it."""
 
     model: str
@@ -43,22 +43,22 @@ class Estimate(NamedTuple):
     card, by which a time from another card was corrected."""
 
     cell: Cell
-    source: Measured
+    source: MeasuredCell
     measured: bool
-    beside: Measured | None = None
+    beside: MeasuredCell | None = None
 
 
-def all_measured() -> Iterator[Measured]:
+def all_measured() -> Iterator[MeasuredCell]:
     """Every cell that is shipped."""
     for name, model in shipped_layers().models.items():
         for card, lengths in model.cells.items():
             for tokens, precisions in lengths.items():
                 for precision, cell in precisions.items():
-                    yield Measured(name, model.sizes, family_of(name), card, tokens, precision, cell)
+                    yield MeasuredCell(name, model.sizes, family_of(name), card, tokens, precision, cell)
 
 
 @cache
-def _shipped() -> tuple[Measured, ...]:
+def _shipped() -> tuple[MeasuredCell, ...]:
     return tuple(all_measured())
 
 
@@ -77,7 +77,7 @@ def distance(a: Card, b: Card, precision: Precision) -> float:
     return abs(log(a.flops(precision) / b.flops(precision))) + abs(log(a.bandwidth / b.bandwidth))
 
 
-def scaled(source: Measured, sizes: TransformerSizes, tokens: int, precision: Precision, card: Card, of: Card) -> Cell:
+def scaled(source: MeasuredCell, sizes: TransformerSizes, tokens: int, precision: Precision, card: Card, of: Card) -> Cell:
     """The cell of another layer, number of tokens, precision or card; `of` is the card of the source."""
     ratios = [
         ideal_seconds(sizes, tokens, b, card, precision) / ideal_seconds(source.sizes, source.tokens, b, of, source.precision)
@@ -88,17 +88,17 @@ def scaled(source: Measured, sizes: TransformerSizes, tokens: int, precision: Pr
 
 
 def estimate(
-    model: Model, tokens: int, precision: Precision, name: str, cards: Mapping[str, Card], known: Sequence[Measured] = ()
+    model: NamedModel, tokens: int, precision: Precision, name: str, cards: Mapping[str, Card], known: Sequence[MeasuredCell] = ()
 ) -> Estimate:
     """The layer of a model on the card of this name. Of the measurements that is nearest which has, in this order, the precision,
     the family of the model (how its layers are built, which changes what a card reaches by a factor of two), the maker, the card,
     or else rates near its own, and the size and number of tokens. `known`: what was measured, if not what is shipped."""
     card = cards[name]
 
-    def unlike(m: Measured) -> tuple[bool, ...]:
+    def unlike(m: MeasuredCell) -> tuple[bool, ...]:
         return m.precision != precision, m.family != model.family, cards[m.card].maker != card.maker, m.card != name
 
-    def far(m: Measured) -> tuple[float, ...]:
+    def far(m: MeasuredCell) -> tuple[float, ...]:
         size = abs(log(m.sizes.layer_parameters / model.sizes.layer_parameters)) + abs(log(m.tokens / tokens))
         return distance(card, cards[m.card], precision), size, m.model != model.name
 
@@ -121,7 +121,9 @@ def estimate(
     return Estimate(Cell(cell.sizes, forward, backward), source, False, here)
 
 
-def _ran_on_both(known: Sequence[Measured], name: str, source: Measured, precision: Precision) -> list[tuple[Measured, Measured]]:
+def _ran_on_both(
+    known: Sequence[MeasuredCell], name: str, source: MeasuredCell, precision: Precision
+) -> list[tuple[MeasuredCell, MeasuredCell]]:  # fmt: skip
     """What was measured alike on a card and on that of the source."""
     own = {(m.model, m.tokens): m for m in known if (m.card, m.precision) == (name, precision)}
     others = [m for m in known if (m.card, m.precision) == (source.card, precision)]
@@ -130,6 +132,6 @@ def _ran_on_both(known: Sequence[Measured], name: str, source: Measured, precisi
 
 
 def seconds(cell: Cell, other: Cell) -> float:
-    """Of the micro-batches that both cells have."""
+    """Seconds of a cell's micro-batches, of those that the other cell has too."""
     rows = [i for i, b in enumerate(cell.sizes) if b in other.sizes]
     return sum(cell.forward[i] + cell.backward[i] for i in rows)

@@ -44,7 +44,7 @@ def as_cluster(machines: Sequence[Machine], cards: Mapping[str, Card], link: Lin
     )
 
 
-def counted(machines: Sequence[Machine]) -> str:
+def cards_text(machines: Sequence[Machine]) -> str:
     """`3090, 2 × 1080ti`; machines apart by a bar."""
     each = (", ".join(f"{n} × {kind}" if n > 1 else kind for kind, n in Counter(m).items()) for m in machines if m)
     return " | ".join(each)

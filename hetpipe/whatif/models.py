@@ -17,7 +17,7 @@ UNGATED = ("gpt2", "starcoder2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", 
 ENCODERS = ("bert", "roberta", "electra", "camembert", "xlm-roberta")
 
 
-class Model(NamedTuple):
+class NamedModel(NamedTuple):
     """A transformer of layers that are alike, and where its sizes come from. A head that shares its weights with the embedding is
     counted as one of its own, which it is as soon as both are on different devices."""
 
@@ -28,39 +28,39 @@ class Model(NamedTuple):
     source: str
 
 
-def _zoo() -> dict[str, Model]:
+def _zoo() -> dict[str, NamedModel]:
     """Radford et al. 2019, table 2, and Devlin et al. 2019, section 3; 12·h² + 13·h parameters a layer."""
     gpt2 = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)}
     found = {name: _plain(name, "gpt", *size, 50257, 1024 * size[1] + 2 * size[1]) for name, size in gpt2.items()}
     return {**found, "bert-base": _plain("bert-base", "bert", 12, 768, 30522, (512 + 2 + 2) * 768)}
 
 
-def _plain(name: str, family: Family, layers: int, hidden: int, vocabulary: int, rest: int) -> Model:
+def _plain(name: str, family: Family, layers: int, hidden: int, vocabulary: int, rest: int) -> NamedModel:
     """`rest`: parameters beside layers and vocabulary."""
     words = vocabulary * hidden
     sizes = TransformerSizes(hidden, layers, 12 * hidden**2 + 13 * hidden, words + rest, words)
-    return Model(name, family, sizes, vocabulary, "the zoo of models")
+    return NamedModel(name, family, sizes, vocabulary, "the zoo of models")
 
 
-def measured_model(name: str) -> Model:
-    """One that was measured, by its name in the shipped file."""
+def measured_model(name: str) -> NamedModel:
+    """A model that was measured, by its name in the shipped file."""
     known = shipped_layers().models[name]
-    return Model(name, family_of(name), known.sizes, known.vocabulary, "measured")
+    return NamedModel(name, family_of(name), known.sizes, known.vocabulary, "measured")
 
 
 def family_of(name: str) -> Family:
-    """Of a measured model."""
+    """The family of a measured model, by its name."""
     return "bert" if name.startswith("bert") else "llama" if name.startswith("llama") else "gpt"
 
 
-def model_names() -> list[str]:
-    """Those that need no file."""
+def listed_models() -> list[str]:
+    """The names of models that need no file."""
     return [*shipped_layers().models, *(name for name in _zoo() if name not in shipped_layers().models)]
 
 
-def find_model(name: str) -> Model:
-    """By name, by the path of a config.json or its folder, or by its name on Hugging Face, where that is in the local cache.
-    InputError with near names and all that are known."""
+def find_model(name: str) -> NamedModel:
+    """A model by its name, by the path of a config.json or its folder, or by its name on Hugging Face, where that is in the local
+    cache. InputError with near names and all that are known."""
     if name in shipped_layers().models:
         return measured_model(name)
     if name in (zoo := _zoo()):
@@ -74,7 +74,7 @@ def find_model(name: str) -> Model:
     if "/" in name and (cached := _cached(name)) is not None:
         return config_model(cached, name)
     more = "or the path of a Hugging Face config.json, or a name on Hugging Face that is in the local cache"
-    raise InputError(f"unknown model {shown(name)}{nearest(name, model_names())}; {more}")
+    raise InputError(f"unknown model {shown(name)}{nearest(name, listed_models())}; {more}")
 
 
 def _cached(name: str) -> Path | None:
@@ -91,7 +91,7 @@ def _cached(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def config_model(path: Path, name: str) -> Model:
+def config_model(path: Path, name: str) -> NamedModel:
     """The sizes that a config.json says. InputError for architectures that are not chains of layers alike."""
     config = read_mapping(path)
     if not isinstance(config, dict) or "model_type" not in config:
@@ -113,7 +113,7 @@ def config_model(path: Path, name: str) -> Model:
         config, path, MOST_WIDTH, "max_position_embeddings", "n_positions", "n_ctx", "seq_length", default=1
     )  # fmt: skip
     sizes = TransformerSizes(hidden, layers, layer, (words + learned + 1) * hidden, words * hidden)
-    return Model(name, family, sizes, words, f"its config.json, model type {kind}")
+    return NamedModel(name, family, sizes, words, f"its config.json, model type {kind}")
 
 
 def _count(config: dict[str, Any], path: Path, most: int, *names: str, default: int | None = None) -> int:

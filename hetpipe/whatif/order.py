@@ -31,7 +31,7 @@ class Timed(NamedTuple):
     backward: Array
 
     def at(self, size: int) -> tuple[Array, Array]:
-        """Of so many samples: linear between the sizes, and on the last (first) slope beyond them, never below zero."""
+        """Seconds of so many samples: linear between the sizes, and on the last (first) slope beyond them, never below zero."""
         if len(self.sizes) == 1:
             return self.forward[0] * (size / self.sizes[0]), self.backward[0] * (size / self.sizes[0])
         right = min(max(int(np.searchsorted(self.sizes, size)), 1), len(self.sizes) - 1)
@@ -44,7 +44,7 @@ class Timed(NamedTuple):
 
 
 def outdoes(card: Card, other: Card, precision: Precision) -> bool:
-    """Whether both of its rates are higher."""
+    """Whether both rates of the card are higher than the other's."""
     return card.flops(precision) > other.flops(precision) and card.bandwidth > other.bandwidth
 
 
@@ -70,7 +70,7 @@ def in_order(
 
 
 def _with_sizes(own: Timed, sizes: Collection[int]) -> Timed:
-    """With these sizes, too; above its largest as long for each sample as at that."""
+    """Times for these sizes, too; above the largest as long for each sample as at that."""
     last = own.sizes[-1]
     every = sorted({*own.sizes, *sizes})
     both = own.forward, own.backward

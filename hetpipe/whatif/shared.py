@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import write_text
 from hetpipe.spec.profile import Measurement, Profile
-from hetpipe.whatif.cards import Card, plain
+from hetpipe.whatif.cards import Card, simplified
 from hetpipe.whatif.estimate import distance
 from hetpipe.whatif.order import Timed, in_order
 
@@ -32,8 +32,8 @@ class Origin(NamedTuple):
         return self.text.startswith("measured")
 
 
-def changed(origin: Origin, how: str) -> Origin:
-    """The same, with how its times were changed, if they were."""
+def with_note(origin: Origin, how: str) -> Origin:
+    """The origin, which says how its times were changed, too, if they were."""
     return origin._replace(text=f"{origin.text}; {how}") if how else origin
 
 
@@ -77,8 +77,8 @@ def _rounded(m: Measurement) -> Measurement:
 def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card]) -> tuple[Profile, dict[str, Origin]]:
     """A shared profile on these cards: as measured, or scaled from the card with the nearest rates. What a layer computes is not
     known, so all of it is taken to grow as the worse of the two rates."""
-    own = {plain(m.device_type): m for m in profile.measurements if m.tensor_parallel == 1}
-    by_card = {name: own[key] for name, card in cards.items() for key in map(plain, (name, *card.aliases)) if key in own}
+    own = {simplified(m.device_type): m for m in profile.measurements if m.tensor_parallel == 1}
+    by_card = {name: own[key] for name, card in cards.items() for key in map(simplified, (name, *card.aliases)) if key in own}
     if not by_card:
         kinds = ", ".join(sorted({m.device_type for m in profile.measurements}))
         raise InputError(
@@ -97,7 +97,7 @@ def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card
     precision = next(iter(by_card.values())).precision or "fp32"
     ordered = in_order(timed, by_card, cards, precision)
     rows = tuple(_with_times(found[name], name, ordered[name][0]) for name in wanted)
-    told = {name: changed(origins[name], ordered[name][1]) for name in wanted}
+    told = {name: with_note(origins[name], ordered[name][1]) for name in wanted}
     return profile.model_copy(update={"measurements": rows, "links": ()}), told
 
 

@@ -32,7 +32,7 @@ class MeasuredModel(Strict):
 
     @property
     def sizes(self) -> TransformerSizes:
-        """Without the times."""
+        """The sizes alone, without the times."""
         return TransformerSizes(
             self.hidden_size, self.layers, self.layer_parameters, self.embedding_parameters, self.head_parameters
         )

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.spec.profile import Profile
-from hetpipe.whatif.answer import Answer, Row
+from hetpipe.whatif.answer import Answer, AnswerRow
 from hetpipe.whatif.shipped import shipped_layers
 
 TYPICAL, WORST = 0.18, 2.1  # what python -m bench.what_if.run prints
@@ -35,7 +35,7 @@ def answer_table(found: Answer) -> RenderableType:
     return Group(Text(headline(found)), rows, cards, *(Text(note, style="dim") for note in notes(found)))
 
 
-def cells(row: Row, found: Answer) -> list[str]:
+def cells(row: AnswerRow, found: Answer) -> list[str]:
     """A row of the table."""
     price = "" if not row.added else "?" if row.price is None else f"+{row.price:,.0f}"
     predicted = row.plan.predicted if row.plan is not None else None
@@ -44,10 +44,10 @@ def cells(row: Row, found: Answer) -> list[str]:
     per_sample = tokens_of(found) or 1
     rate = three_digits(predicted.samples_per_second * per_sample)
     gap = "–" if predicted.gap is None else f"{predicted.gap:.1%}"
-    return [row.name, row.cards, rate, human_seconds(predicted.step_seconds), memory(row, found), gap, price]
+    return [row.name, row.cards, rate, human_seconds(predicted.step_seconds), peaks_text(row, found), gap, price]
 
 
-def memory(row: Row, found: Answer) -> str:
+def peaks_text(row: AnswerRow, found: Answer) -> str:
     """For each kind of card the peak bytes of each, of what it has."""
     assert row.plan is not None
     assert row.plan.predicted is not None
@@ -131,7 +131,7 @@ def as_json(found: Answer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(row: Row, found: Answer) -> dict[str, Any]:
+def _row(row: AnswerRow, found: Answer) -> dict[str, Any]:
     predicted = row.plan.predicted if row.plan is not None else None
     tokens = tokens_of(found)
     rate = predicted.samples_per_second if predicted is not None else None

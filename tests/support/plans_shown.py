@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from hetpipe.planning.planner import make_plan
-from hetpipe.show.draw import Given, given
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.study.make import make_study
+from hetpipe.study.rules import RULES
+from hetpipe.study.study import Study
 from tests.support.strategies import make_cluster, make_profile
 
 MIB = 2**20
@@ -25,14 +27,14 @@ def profile(speeds: dict[str, float]) -> Profile:
     return make_profile(times, sizes=(1, 2, 4), layers=LAYERS, fixed=0.2, optimizer=0.1)
 
 
-def three() -> Given:
+def three() -> Study:
     """One fast device beside two slow ones: a pipeline of three stages."""
     cluster = make_cluster([{"fast": 1}, {"slow": 2}], memory={"fast": 40 * MIB, "slow": 16 * MIB}, link=LINK,
                            price={"fast": 2.0, "slow": 0.5})  # fmt: skip
     return planned(profile({"fast": 1.0, "slow": 2.5}), cluster, 16, "chain")
 
 
-def demo() -> Given:
+def demo() -> Study:
     """Four devices of three types, as the demo's: replicas of different depth, two of them alike."""
     cluster = make_cluster([{"fast": 1, "medium": 1}, {"medium": 1, "slow": 1}], link=LINK,
                            memory={"fast": 192 * MIB, "medium": 96 * MIB, "slow": 32 * MIB})  # fmt: skip
@@ -43,23 +45,29 @@ def demo() -> Given:
         for own, parts in zip(sizes, stages, strict=True)
     ]
     document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 48, "replicas": replicas}
-    return given(Plan.parse(document, "the plan"), profile=profile({"fast": 1.0, "medium": 2.0, "slow": 5.0}), cluster=cluster)
+    measured = profile({"fast": 1.0, "medium": 2.0, "slow": 5.0})
+    return make_study(Plan.parse(document, "the plan"), profile=measured, cluster=cluster)
 
 
-def many() -> Given:
+def many() -> Study:
     """64 devices of two types: 32 pipelines that are alike."""
     cluster = make_cluster([{"fast": 4}] * 8 + [{"slow": 4}] * 8, memory={"fast": 60 * MIB, "slow": 24 * MIB}, link=LINK)
     stages = [[{"layers": [0, 6], "devices": [f"n{i // 4}/{i % 4}"]},
                {"layers": [6, 8], "devices": [f"n{8 + i // 4}/{i % 4}"]}] for i in range(32)]  # fmt: skip
     document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 256,
                 "replicas": [{"microbatch_sizes": [2] * 4, "stages": own} for own in stages]}  # fmt: skip
-    return given(Plan.parse(document, "the plan"), profile=profile({"fast": 1.0, "slow": 2.5}), cluster=cluster)
+    return make_study(Plan.parse(document, "the plan"), profile=profile({"fast": 1.0, "slow": 2.5}), cluster=cluster)
 
 
 LINK = {"bandwidth": 2e8, "latency": 1e-4}
 
 
-def planned(measured: Profile, cluster: Cluster, batch: int, partitioner: str) -> Given:
+def planned(measured: Profile, cluster: Cluster, batch: int, partitioner: str) -> Study:
     """What this partitioner makes of it."""
     plan = make_plan(measured, cluster, batch, partitioner=partitioner)
-    return given(plan, profile=measured, cluster=cluster)
+    return make_study(plan, profile=measured, cluster=cluster)
+
+
+def whole(shown: Study, **more: Any) -> Study:
+    """All of it that a report shows, but for what takes seconds to search; and `more`."""
+    return make_study(shown.plan, profile=shown.profile, cluster=shown.cluster, rules=RULES, cuts=True, **more)

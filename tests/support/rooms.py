@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -37,6 +38,43 @@ def up() -> list[tuple[str, str]]:
     """The arrows that do not go down."""
     height = {room: -number for number, floor in enumerate(floors()) for room in floor}
     return [(a, b) for a, b in arrows() if height[a] <= height[b]]
+
+
+def imported(file: Path) -> set[str]:
+    """The modules of hetpipe that a file imports: at its top, inside of functions, or for the type checker."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if any(path.is_file() for path in _paths(name)) else node.module for name in below}
+    return {name for name in found if name.startswith("hetpipe.")}
+
+
+def _paths(module: str) -> list[Path]:
+    path = ROOT.joinpath(*module.split("."))
+    return [path.with_suffix(".py"), path / "__init__.py"]
+
+
+def reading_order(folder: Path) -> list[str]:
+    """What the docstring of a room, or of a folder in it, says behind "Read in this order:", without what stands in brackets."""
+    text = " ".join((ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "").split())
+    plain = re.sub(r"\([^()]*\)", "", text.partition("Read in this order:")[2])
+    return [name.strip(" ./") for name in re.split(r"[,;]| and ", plain)]
+
+
+def places(room: Path) -> dict[str, tuple[int, int]]:
+    """Where each module of a room stands in the order of reading: by the room's docstring, then by that of its folder."""
+    found, order = dict[str, tuple[int, int]](), reading_order(room)
+    for file in room.rglob("*.py"):
+        path = file.relative_to(room).with_suffix("")
+        top = str(path) if str(path) in order else path.parts[0]
+        inner = [*reading_order(file.parent), "__init__"] if file.parent != room else [path.name]
+        module = ".".join(("hetpipe", room.name, *path.parts)).removesuffix(".__init__")
+        if path.parts[0] not in ("__init__", "__main__"):
+            found[module] = order.index(top), inner.index(path.name)
+    return found
 
 
 def purpose(room: str) -> str:

@@ -1,6 +1,7 @@
 """Profiles that other planners published, as profile.json and cluster.yaml. Read in this order:
 
-options (what no published file says), transformer, one file for each system (a new one gets a line in `LAYOUTS`).
+options (what no published file says), transformer (a profile from a model's sizes), metis, sailor, fasop_factors, fasop,
+zorse_cluster, zorse (a new system gets a line in `LAYOUTS`).
 """
 
 from __future__ import annotations

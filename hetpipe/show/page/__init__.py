@@ -1,1 +1,4 @@
-"""The report: one page that needs no other file. html (pieces), glossary, sections (one function each), report (the page)."""
+"""The report: one page that needs no other file. Read in this order:
+
+html (pieces), glossary, sections (one function each), report (the page).
+"""

@@ -7,7 +7,6 @@ from typing import Any
 
 from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
-from hetpipe.planning.alternatives import Alternative, MovedCut
 from hetpipe.planning.front import Front, nodes_text
 from hetpipe.predict.idle import CAUSES
 from hetpipe.predict.timeline import Timeline
@@ -18,21 +17,23 @@ from hetpipe.show.picture.front import front_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
 from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.report import prediction_facts
-from hetpipe.show.scene import Scene, StageScene, numbers_text
 from hetpipe.show.words import (
     PROOFS,
     equal_split_text,
     idle_text,
     in_words,
     memory_text,
+    numbers_text,
     percent,
     stage_key,
     stage_sentence,
     work_text,
 )
+from hetpipe.study.scene import Scene, StageScene
+from hetpipe.study.study import Alternative, Changes, MovedCut
 
 
-def words(scene: Scene) -> str:
+def words_section(scene: Scene) -> str:
     """The plan in sentences, and how much faster it is than the equal split."""
     first, *others = in_words(scene)
     rest = "".join(f"<li>{escaped(sentence)}</li>" for sentence in others)
@@ -42,7 +43,7 @@ def words(scene: Scene) -> str:
     return section("words", "The plan in words", speed, paragraph(first), f'<ul class="words">{rest}</ul>')
 
 
-def picture(scene: Scene) -> str:
+def picture_section(scene: Scene) -> str:
     """The partition, wide and narrow; what a hover or focus shows of a stage."""
     stages = {
         f"{lane.replicas[0]}.{stage.number}": {"text": stage_sentence(scene, lane, stage), "layers": _layers(stage)}
@@ -61,7 +62,7 @@ def _layers(stage: StageScene) -> list[str]:
     ]
 
 
-def moves(scene: Scene, found: Sequence[MovedCut]) -> str:
+def moves_section(scene: Scene, found: Sequence[MovedCut]) -> str:
     """A slider for each cut; all positions are in the page."""
     if not found or not scene.seconds:
         return data("cuts", [])
@@ -102,7 +103,7 @@ def _figure(draw: Callable[[float], Canvas]) -> str:
     return f'<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div></figure>'
 
 
-def timeline(scene: Scene, predicted: Timeline | None, measured: Timeline | None) -> str:
+def timeline_section(scene: Scene, predicted: Timeline | None, measured: Timeline | None) -> str:
     """Who does what when: measured above predicted."""
     both = {name: found for name, found in (("measured", measured), ("predicted", predicted)) if found is not None}
     if not both:
@@ -110,7 +111,7 @@ def timeline(scene: Scene, predicted: Timeline | None, measured: Timeline | None
     return section("timeline", "One step in time", _figure(lambda width: gantt_canvas(scene, both, width)))
 
 
-def memory(scene: Scene, predicted: Timeline | None) -> str:
+def memory_section(scene: Scene, predicted: Timeline | None) -> str:
     """Bytes in use over the step."""
     if predicted is None or not predicted.memory:
         return ""
@@ -119,7 +120,7 @@ def memory(scene: Scene, predicted: Timeline | None) -> str:
     return section("memory", "Memory over one step", drawn, paragraph(note, kind="note"))
 
 
-def time(scene: Scene) -> str:
+def time_section(scene: Scene) -> str:
     """The seconds of each device, by what it does and why it does not."""
     if not scene.seconds:
         return ""
@@ -141,7 +142,7 @@ def time(scene: Scene) -> str:
     return section("time", "Time broken down", paragraph(parts), table(heading, rows, label="time of each stage", marked=marked))
 
 
-def proof(scene: Scene) -> str:
+def proof_section(scene: Scene) -> str:
     """Bounds, gap, price."""
     predicted = scene.plan.predicted
     facts = [(name, text) for name, text in prediction_facts(scene.plan) if name not in ("step", "throughput", "price")]
@@ -151,7 +152,7 @@ def proof(scene: Scene) -> str:
     return section("proof", "What is proven", table(["", ""], facts, label="bounds", text=True), paragraph(said, kind="note"))
 
 
-def price(scene: Scene) -> str:
+def price_section(scene: Scene) -> str:
     """What the devices cost."""
     predicted = scene.plan.predicted
     if predicted is None or not predicted.price_per_hour:
@@ -163,7 +164,7 @@ def price(scene: Scene) -> str:
     return section("price", "Price", table(["", "per hour", "per million samples"], rows, label="price"))
 
 
-def against(scene: Scene, predicted: Timeline | None, measured: Timeline | None) -> str:
+def against_section(scene: Scene, predicted: Timeline | None, measured: Timeline | None) -> str:
     """The measured step beside the predicted one."""
     if predicted is None or measured is None:
         return ""
@@ -182,7 +183,7 @@ def _difference(a: float, b: float) -> str:
     return f"{100 * (a / b - 1):+.1f} %" if b > 0 else ""
 
 
-def front(found: Front | None) -> str:
+def front_section(found: Front | None) -> str:
     """The sub-clusters that no other beats in both time and price."""
     if found is None:
         return ""
@@ -197,7 +198,7 @@ def front(found: Front | None) -> str:
     return section("front", "Price against time", paragraph(note), drawn, table(heading, rows, label="the front"))
 
 
-def rules(scene: Scene, found: Sequence[Alternative]) -> str:
+def rules_section(scene: Scene, found: Sequence[Alternative]) -> str:
     """What other partitioners make of it."""
     if not found or not scene.seconds:
         return ""
@@ -226,12 +227,12 @@ def _shape(plan: Any) -> str:
     return " + ".join(f"{count} × {stages}" for stages, count in counts.items())
 
 
-def changes(how: str, found: Sequence[Alternative], batch: int) -> str:
+def changes_section(found: Changes | None, batch: int) -> str:
     """What other clusters would do."""
-    if not found:
+    if found is None:
         return ""
-    base, rows = found[0].step_seconds, []
-    for one in found:
+    base, rows = found.plans[0].step_seconds, []
+    for one in found.plans:
         if one.plan is None or one.plan.predicted is None:
             rows.append([one.name, "no plan", "", "", "", _clause(one)])
             continue
@@ -240,6 +241,6 @@ def changes(how: str, found: Sequence[Alternative], batch: int) -> str:
         speed = three_digits(batch / one.step_seconds) if one.step_seconds > 0 else ""
         rows.append([one.name, human_seconds(one.step_seconds), speed, _difference(base, one.step_seconds), cost, ""])
     heading = ["what if", "step", "samples/s", "speed", "price per million samples", "why none"]
-    note = (f"Each was planned by {how}, or is this plan where it still runs, and was simulated; the first row is the cluster as "
-            "it is.")  # fmt: skip
+    note = (f"Each was planned by {found.how}, or is this plan where it still runs, and was simulated; the first row is the "
+            "cluster as it is.")  # fmt: skip
     return section("changes", "What if", paragraph(note, kind="note"), table(heading, rows, label="what if", marked=[0]))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetpipe.files.units import human_seconds
-from hetpipe.show.picture.canvas import Canvas, Group, Line, Words, text_width, wrapped
-from hetpipe.show.scene import Scene
-from hetpipe.show.words import explained
+from hetpipe.show.picture.canvas import Canvas, Group, Stroke, Words, text_width, wrapped
+from hetpipe.show.words import explanations
+from hetpipe.study.scene import Scene
 
 MARGIN, FRAME = 12.0, 10.0
 _MOST_HIGH, _LEAST_HIGH, _ALL_HIGH = 80.0, 42.0, 640.0  # heights of the largest device's memory, and of all stages together
@@ -61,7 +61,7 @@ def draw_marks(group: Group, scene: Scene, scale: Scale, top: float, bottom: flo
     for seconds, colour, dashed in ((scene.seconds, "ink", False), (scene.bound, "limit", True)):
         if seconds is not None and scene.seconds is not None:
             x = scale.x(seconds)
-            group.lines.append(Line(points=((x, top), (x, bottom)), colour=colour, dashed=dashed, thickness=1.4))
+            group.lines.append(Stroke(points=((x, top), (x, bottom)), colour=colour, dashed=dashed, thickness=1.4))
 
 
 def draw_axis(canvas: Canvas, scene: Scene, scale: Scale) -> None:
@@ -78,7 +78,7 @@ def draw_axis(canvas: Canvas, scene: Scene, scale: Scale) -> None:
             end = scene.equal.seconds
             marks.append((end, f"equal split {human_seconds(end)}" + (" →" if end > scale.seconds else ""), "faint", -1))
         y = mark_names(group, scale, canvas.width, marks, y)
-    said = (f"width of a bar: {width}; {high}", inside, *explained(scene))
+    said = (f"width of a bar: {width}; {high}", inside, *explanations(scene))
     for line in [own for text in said for own in wrapped(text, canvas.width - 2 * MARGIN, 10)]:
         y += 14
         group.words.append(Words(x=MARGIN, y=y, text=line, size=10, colour="faint"))

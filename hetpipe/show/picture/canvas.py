@@ -38,7 +38,7 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Stroke:
     """A line through points."""
 
     points: tuple[tuple[float, float], ...]
@@ -84,7 +84,7 @@ class Group:
     key: str = ""
     strips: list[Strip] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Stroke] = field(default_factory=list)
     words: list[Words] = field(default_factory=list)
 
 
@@ -291,7 +291,7 @@ def _short(x: float) -> str:
     return f"{x:.1f}".removesuffix(".0")
 
 
-def _svg_line(line: Line) -> str:
+def _svg_line(line: Stroke) -> str:
     points = " ".join(f"{_number(x)},{_number(y)}" for x, y in line.points)
     look: list[_Pair] = [("class", f"s-{line.colour}"), ("stroke-width", line.thickness)]
     if line.dashed:

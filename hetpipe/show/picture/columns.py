@@ -17,10 +17,10 @@ from typing import NamedTuple
 from hetpipe.files.units import human_seconds
 from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.picture.axis import MARGIN
-from hetpipe.show.picture.canvas import Box, Canvas, Group, Line, Words, fitting, text_width, wrapped
+from hetpipe.show.picture.canvas import Box, Canvas, Group, Stroke, Words, fitting, text_width, wrapped
 from hetpipe.show.picture.theme import CAUSE_PATTERNS, TYPE_PATTERNS, TYPES, type_colour
-from hetpipe.show.scene import Lane, Scene, StageScene, numbers_text
-from hetpipe.show.words import TIGHT, explained, lane_title, layer_range, stage_sentence
+from hetpipe.show.words import TIGHT, explanations, lane_title, layer_range, numbers_text, stage_sentence
+from hetpipe.study.scene import LaneScene, Scene, StageScene
 
 _HIGH, _TITLE, _LABELS, _GAP = 84.0, 18.0, 30.0, 16.0  # of a chart, of what stands above and below it, and between two
 _LEAST, _MOST, _FEW = 34.0, 64.0, 64  # widths of a column, with the room between two; up to how many may be wider
@@ -33,7 +33,7 @@ class Chart(NamedTuple):
 
     title: str
     short: str
-    columns: Sequence[tuple[Lane, StageScene]]
+    columns: Sequence[tuple[LaneScene, StageScene]]
 
 
 def stage_colour(scene: Scene, stage: StageScene) -> tuple[str, str]:
@@ -43,7 +43,7 @@ def stage_colour(scene: Scene, stage: StageScene) -> tuple[str, str]:
     return type_colour(place), TYPE_PATTERNS[place % TYPES] if place is not None else ""
 
 
-def waiting(cause: Cause, box: Box) -> Box:
+def waiting_box(cause: Cause, box: Box) -> Box:
     """The box as idle time of this cause looks, in bars, in columns and in the legend."""
     return replace(box, fill="rule", opacity=0.3, pattern=CAUSE_PATTERNS[cause], edge="rule", thickness=0.75)
 
@@ -73,7 +73,7 @@ def draw_columns(canvas: Canvas, scene: Scene) -> None:
 
 
 def _charts(scene: Scene) -> Iterator[Chart]:
-    """As many as are drawn."""
+    """The charts: of as many stages as are drawn."""
     left = _MOST_COLUMNS
     alone = [lane for lane in scene.lanes if len(lane.stages) == 1]
     if len(alone) > 1:
@@ -87,7 +87,7 @@ def _charts(scene: Scene) -> Iterator[Chart]:
             left -= len(lane.stages)
 
 
-Columns = Sequence[tuple[Lane, StageScene]]
+Columns = Sequence[tuple[LaneScene, StageScene]]
 
 
 def _chart(canvas: Canvas, scene: Scene, chart: Chart | None, columns: Columns, x: float, y: float, pitch: float) -> None:
@@ -106,7 +106,7 @@ def _chart(canvas: Canvas, scene: Scene, chart: Chart | None, columns: Columns, 
             marks.append((min(1.0, scene.bound / scene.seconds), "limit", True))
     for part, colour, dashed in marks:
         at = high + (1 - part) * _HIGH
-        top.lines.append(Line(points=((x, at), (x + wide - 4, at)), colour=colour, dashed=dashed, thickness=1.2))
+        top.lines.append(Stroke(points=((x, at), (x + wide - 4, at)), colour=colour, dashed=dashed, thickness=1.2))
     for i, (lane, stage) in enumerate(columns):
         group = canvas.group(stage_sentence(scene, lane, stage), f"{lane.replicas[0]}.{stage.number}")
         _column(group, scene, stage, x + i * pitch, high, pitch)
@@ -133,7 +133,7 @@ def _column(group: Group, scene: Scene, stage: StageScene, x: float, top: float,
         if (seconds := stage.idle.get(cause, 0.0)) > 0 and whole > 0:
             part = _HIGH * seconds / whole
             said = f"idle, {cause}: {human_seconds(seconds)}"
-            group.boxes.append(waiting(cause, Box(x=x, y=at - part, width=width, height=part, tip=said)))
+            group.boxes.append(waiting_box(cause, Box(x=x, y=at - part, width=width, height=part, tip=said)))
             at -= part
     if stage.fullness is not None:
         beside = Box(x=x + width + 1.5, y=top, width=_MEMORY, height=_HIGH, fill="panel", edge="rule", thickness=0.5)
@@ -142,7 +142,7 @@ def _column(group: Group, scene: Scene, stage: StageScene, x: float, top: float,
         group.boxes += [beside, full]
 
 
-def _labels(group: Group, lane: Lane, stage: StageScene, x: float, y: float, pitch: float, *, by_replica: bool) -> None:
+def _labels(group: Group, lane: LaneScene, stage: StageScene, x: float, y: float, pitch: float, *, by_replica: bool) -> None:
     """Layers, and which device; of replicas of one stage which replica and which device."""
     who = f"{stage.named}" if lane.count == 1 else f"{lane.count} devices"
     first = f"r{lane.replicas[0]}" if by_replica else layer_range(stage.layers)
@@ -170,7 +170,7 @@ def _say(canvas: Canvas, scene: Scene) -> None:
     drawn = min(len(scene.stages), _MOST_COLUMNS)
     if len(scene.stages) > drawn:
         said.insert(0, f"and {len(scene.stages) - drawn} more stages")
-    terms = [text for text in explained(scene) if not text.startswith("bar: ")]
+    terms = [text for text in explanations(scene) if not text.startswith("bar: ")]
     for line in [own for text in (*said, *terms) for own in wrapped(text, canvas.width - 2 * MARGIN, 10)]:
         top.words.append(Words(x=MARGIN, y=y, text=line, size=10, colour="faint"))
         y += 14

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.timeline import Timeline
-from hetpipe.show.picture.canvas import WIDE, Canvas, Group, Line, Strip, Words, fitting, text_width
+from hetpipe.show.picture.canvas import WIDE, Canvas, Group, Strip, Stroke, Words, fitting, text_width
 from hetpipe.show.picture.theme import type_colour
 from hetpipe.show.report import ticks
-from hetpipe.show.scene import Scene
 from hetpipe.show.words import memory_text, stage_key
+from hetpipe.study.scene import Scene
 
 _MARGIN, _LABEL, _ABOVE, _HIGH = 12.0, 190.0, 32.0, 34.0  # widths, then heights of a label above its row and of a row
 _FEW, MOST_ROWS = 12, 16  # stages that are drawn finely, that are drawn
 
 
 def memory_canvas(scene: Scene, timeline: Timeline, width: float = WIDE) -> Canvas:
-    """The timeline's `memory` (`predict.footprint.with_memory`): a row a stage, each as high as its device's memory.
+    """The timeline's `memory` (`predict.footprint.with_footprint`): a row a stage, each as high as its device's memory.
     What a row is stands before it where there is room, else above it."""
     canvas = Canvas(width=width, title=f"{scene.plan.model}: memory over one step", height=10.0)
     beside, seconds = width >= WIDE, timeline.step_seconds
@@ -33,7 +33,7 @@ def memory_canvas(scene: Scene, timeline: Timeline, width: float = WIDE) -> Canv
             shown_text = fitting(text, room / 1.1, 10)
             group.words.append(Words(x=_MARGIN, y=y + down, text=shown_text, size=10, clear=True, **look))
         y += 0.0 if beside else _ABOVE
-        group.lines.append(Line(points=((left, y), (left + seconds * scale, y)), dashed=True))
+        group.lines.append(Stroke(points=((left, y), (left + seconds * scale, y)), dashed=True))
         place = kinds.index(stage.kind) if stage.kind in kinds else None
         ends = [*(when for when, _ in series[1:]), seconds]
         steps = [(left + a * scale, left + b * scale, size) for (a, size), b in zip(series, ends, strict=True)] if series else []
@@ -42,7 +42,7 @@ def memory_canvas(scene: Scene, timeline: Timeline, width: float = WIDE) -> Canv
     top = canvas.groups[0]
     for t in ticks(seconds, 8 if beside else 4):
         x, text = left + t * scale, human_seconds(t)
-        top.lines.append(Line(points=((x, first), (x, canvas.height - 6)), colour="rule", thickness=0.75))
+        top.lines.append(Stroke(points=((x, first), (x, canvas.height - 6)), colour="rule", thickness=0.75))
         x = min(x, width - text_width(text, 10) / 2)
         top.words.append(Words(x=x, y=canvas.height + 4, text=text, size=10, anchor="middle", colour="faint"))
     canvas.height += 18

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hetpipe.files.units import human_seconds, three_digits
 from hetpipe.planning.front import Front, Row, nodes_text, price_per_million_samples
-from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Line, Words, fitting, text_width
+from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Stroke, Words, fitting, text_width
 from hetpipe.show.report import ticks
 
 HEIGHT, _MARGIN, _LEFT, _BOTTOM, _TOP = 400.0, 12.0, 70.0, 46.0, 34.0
@@ -74,7 +74,7 @@ def front_canvas(front: Front, width: float = WIDE) -> Canvas:
         steps += [(xs.at(x), steps[-1][1])] if steps else []
         steps.append((xs.at(x), ys.at(y)))
     if len(steps) > 1:
-        canvas.groups[0].lines.append(Line(points=tuple(steps), colour="type4", thickness=1.4))
+        canvas.groups[0].lines.append(Stroke(points=tuple(steps), colour="type4", thickness=1.4))
     for row, (x, y) in placed:
         if not row.on_front:
             _point(canvas.groups[0], row, (x, y), xs, ys)
@@ -115,12 +115,12 @@ def _grid(canvas: Canvas, xs: _Axis, ys: _Axis) -> None:
     group, right = canvas.groups[0], canvas.width - _MARGIN
     for value in xs.ticks():
         x = xs.at(value)
-        group.lines.append(Line(points=((x, _TOP), (x, HEIGHT - _BOTTOM)), colour="rule", thickness=0.75))
+        group.lines.append(Stroke(points=((x, _TOP), (x, HEIGHT - _BOTTOM)), colour="rule", thickness=0.75))
         place = Words(x=x, y=HEIGHT - _BOTTOM + 12, text=three_digits(value), size=10, anchor="middle", colour="faint")
         group.words.append(place)
     for value in ys.ticks():
         y = ys.at(value)
-        group.lines.append(Line(points=((_LEFT, y), (right, y)), colour="rule", thickness=0.75))
+        group.lines.append(Stroke(points=((_LEFT, y), (right, y)), colour="rule", thickness=0.75))
         group.words.append(Words(x=_LEFT - 6, y=y, text=human_seconds(value), size=10, anchor="end", colour="faint"))
     below = Words(x=right, y=HEIGHT - 14, text="price per million samples", size=10.5, anchor="end", bold=True)
     group.words += [below, Words(x=_MARGIN + 4, y=HEIGHT / 2, text="seconds per step", size=10.5, bold=True, upright=True)]

@@ -8,10 +8,11 @@ from dataclasses import replace
 from hetpipe.files.units import human_seconds
 from hetpipe.predict.idle import Gap, idle_gaps
 from hetpipe.predict.timeline import Span, Timeline
-from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Line, Strip, Words, fitting, text_width
+from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Strip, Stroke, Words, fitting, text_width
 from hetpipe.show.picture.theme import CAUSE_PATTERNS
 from hetpipe.show.report import ticks, total_seconds
-from hetpipe.show.scene import Scene, StageScene, numbers_text
+from hetpipe.show.words import numbers_text
+from hetpipe.study.scene import Scene, StageScene
 
 _MARGIN, _LABEL, _ABOVE = 12.0, 150.0, 13.0  # widths, and the height of a label above its row
 _WORK, _WIRE, _GAP = 15.0, 4.0, 5.0  # heights: of work, of transfers and sums under it, between rows
@@ -189,7 +190,7 @@ class _Chart:
         group, bottom = self.canvas.groups[0], self.canvas.height
         for t in ticks(seconds, 8 if self.beside else 4):
             points = ((self.x(t), first - 4), (self.x(t), bottom))
-            group.lines.append(Line(points=points, colour="rule", thickness=0.75))
+            group.lines.append(Stroke(points=points, colour="rule", thickness=0.75))
             text = human_seconds(t)
             x = min(self.x(t), self.canvas.width - text_width(text, 10) / 2)
             group.words.append(Words(x=x, y=bottom + 10, text=text, size=10, anchor="middle", colour="faint"))

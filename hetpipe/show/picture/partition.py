@@ -22,16 +22,15 @@ from hetpipe.show.picture.canvas import (
     Box,
     Canvas,
     Group,
-    Line,
+    Stroke,
     Words,
     fitting,
     printable,
     text_width,
     wrapped,
 )
-from hetpipe.show.picture.columns import draw_columns, stage_colour, waiting
+from hetpipe.show.picture.columns import draw_columns, stage_colour, waiting_box
 from hetpipe.show.picture.theme import TYPE_PATTERNS, TYPES, type_colour
-from hetpipe.show.scene import Lane, Scene, StageScene, Tile
 from hetpipe.show.words import (
     TIGHT,
     description,
@@ -43,12 +42,13 @@ from hetpipe.show.words import (
     lane_title,
     layer_range,
     memory_text,
-    nodes_text,
-    origin,
+    origin_text,
     percent,
+    stage_nodes_text,
     stage_sentence,
     work_share,
 )
+from hetpipe.study.scene import LaneScene, Scene, StageScene, Tile
 
 _NAME = 13.0  # height of a bar that holds a name in its middle
 _GHOST = 13.0
@@ -79,7 +79,7 @@ def _heading(canvas: Canvas, scene: Scene) -> None:
     top, room = canvas.groups[0], canvas.width - 2 * MARGIN
     top.words.append(Words(x=MARGIN, y=22, text=fitting(canvas.title, room / 1.1, 16), size=16, bold=True))
     y = 44.0
-    for text in (*headlines(scene), origin(scene.plan)):
+    for text in (*headlines(scene), origin_text(scene.plan)):
         for line in wrapped(text, room, 11.5):
             top.words.append(Words(x=MARGIN, y=y, text=line, size=11.5, colour="faint"))
             y += 16
@@ -102,7 +102,7 @@ def _legend(canvas: Canvas, scene: Scene) -> None:
         entries.append(([replace(swatch, fill="ink", opacity=0.75)], "optimizer"))
     for cause, share in scene.idle_shares().items():
         if share >= 0.0005:
-            entries.append(([waiting(cause, swatch)], f"idle: {cause}, {percent(share)}"))
+            entries.append(([waiting_box(cause, swatch)], f"idle: {cause}, {percent(share)}"))
     top, x, y = canvas.groups[0], MARGIN, canvas.height + 6
     for boxes, name in entries:
         wide = _SWATCH + 6 + text_width(name, 10.5) + 16
@@ -127,7 +127,7 @@ def _legend_note(scene: Scene) -> str:
     return "; ".join(filter(None, ["" if columns else "light and dark stripes are layers", patterns]))
 
 
-def _lane(canvas: Canvas, scene: Scene, lane: Lane, scale: Scale) -> None:
+def _lane(canvas: Canvas, scene: Scene, lane: LaneScene, scale: Scale) -> None:
     top, room = canvas.groups[0], canvas.width - 2 * MARGIN
     y = canvas.height + 12
     for line in wrapped(lane_title(lane, scene), room / 1.1, 12.5):
@@ -139,7 +139,7 @@ def _lane(canvas: Canvas, scene: Scene, lane: Lane, scale: Scale) -> None:
         alone = s == 0 or lane.stages[s - 1].node != stage.node
         if alone and stage.node:
             frame, y = y, y + 18
-            name = fitting(nodes_text(stage), room - 2 * FRAME, 10)
+            name = fitting(stage_nodes_text(stage), room - 2 * FRAME, 10)
             top.words.append(Words(x=MARGIN + FRAME, y=y - 8, text=name, size=10, colour="faint"))
         y = _stage(canvas, scene, lane, stage, scale, y)
         last = s + 1 == len(lane.stages) or lane.stages[s + 1].node != stage.node
@@ -157,13 +157,13 @@ def _edge(top: Group, stage: StageScene, scale: Scale, y: float) -> float:
     a, b = stage.edge.between
     where = f"inside {a}" if a == b else f"{a} to {b}"
     x = scale.left + 8
-    top.lines.append(Line(points=((x, y + 2), (x, y + 18)), thickness=1.5))
-    top.lines.append(Line(points=((x - 4, y + 13), (x, y + 18), (x + 4, y + 13)), thickness=1.5))
+    top.lines.append(Stroke(points=((x, y + 2), (x, y + 18)), thickness=1.5))
+    top.lines.append(Stroke(points=((x - 4, y + 13), (x, y + 18), (x + 4, y + 13)), thickness=1.5))
     top.words.append(Words(x=x + 12, y=y + 10, text=f"{edge_text(stage.edge)}, {where}", size=10, colour="faint", clear=True))
     return y + 22
 
 
-def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: Scale, y: float) -> float:
+def _stage(canvas: Canvas, scene: Scene, lane: LaneScene, stage: StageScene, scale: Scale, y: float) -> float:
     """One stage from height y on; where it ends."""
     group = canvas.group(stage_sentence(scene, lane, stage), f"{lane.replicas[0]}.{stage.number}")
     y = _stage_labels(canvas, group, scene, lane, stage, scale, y)
@@ -184,7 +184,7 @@ def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: S
         if (seconds := stage.idle.get(cause, 0.0)) > 0:
             x, to = scale.x(stage.busy + idle), scale.x(stage.busy + idle + seconds)
             tip = f"idle, {cause}: {human_seconds(seconds)}"
-            group.boxes.append(waiting(cause, Box(x=x, y=base - bar, width=to - x, height=bar, tip=tip)))
+            group.boxes.append(waiting_box(cause, Box(x=x, y=base - bar, width=to - x, height=bar, tip=tip)))
             said = f"{cause} {human_seconds(seconds)}"
             if text_width(said, 9.5) + 8 <= to - x:
                 middle = _name_height(base, bar, limit)
@@ -193,7 +193,7 @@ def _stage(canvas: Canvas, scene: Scene, lane: Lane, stage: StageScene, scale: S
     draw_marks(group, scene, scale, top, base)
     if stage.limit is not None and stage.memory is not None:
         right = end or at
-        group.lines.append(Line(points=((scale.left, base - limit), (right, base - limit)), dashed=True))
+        group.lines.append(Stroke(points=((scale.left, base - limit), (right, base - limit)), dashed=True))
     return base + 6 + _ends(group, stage, scale, base, inside)
 
 
@@ -227,7 +227,7 @@ def _name_height(base: float, bar: float, limit: float) -> float:
 
 
 def _stage_labels(
-    canvas: Canvas, group: Group, scene: Scene, lane: Lane, stage: StageScene, scale: Scale, y: float
+    canvas: Canvas, group: Group, scene: Scene, lane: LaneScene, stage: StageScene, scale: Scale, y: float
 ) -> float:
     """Who it is, what it has and how full it is: on one line where that has room, else on two; where they end."""
     many = "layers" if len(stage.tiles) > 1 else "layer"
@@ -352,5 +352,5 @@ def _ghost(canvas: Canvas, scene: Scene, equal: Scene, scale: Scale) -> None:
     draw_marks(group, scene, scale, y - (_GHOST + 3) * len(rows), y)
     if equal.seconds is not None and rows:
         x = scale.x(equal.seconds)
-        group.lines.append(Line(points=((x, y - (_GHOST + 3) * len(rows)), (x, y)), thickness=1.4))
+        group.lines.append(Stroke(points=((x, y - (_GHOST + 3) * len(rows)), (x, y)), thickness=1.4))
     canvas.height = y

@@ -1,1 +1,4 @@
-"""Clusters of which nothing was measured: what is assumed of them, and nodes that could be rented."""
+"""Clusters of which nothing was measured. Read in this order:
+
+assumed (what the framework takes there), catalogue (nodes that could be rented).
+"""

@@ -85,12 +85,12 @@ class StageScene:
 
     @property
     def named(self) -> str:
-        """Its devices in words: all of a tensor-parallel group."""
+        """The stage's devices in words: all of a tensor-parallel group."""
         return " + ".join(self.devices)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lane:
+class LaneScene:
     """A replica, or several that are alike: their numbers, the stages of the first, the samples of each, and the sizes of
     its micro-batches."""
 
@@ -117,7 +117,7 @@ class Scene:
     micro-batch size."""
 
     plan: Plan
-    lanes: tuple[Lane, ...]
+    lanes: tuple[LaneScene, ...]
     memories: Mapping[str, int]
     unused: Mapping[str, int] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Scene:
     equal: Scene | None = None
 
     @property
-    def stages(self) -> list[tuple[Lane, StageScene]]:
+    def stages(self) -> list[tuple[LaneScene, StageScene]]:
         """All stages with their lanes."""
         return [(lane, stage) for lane in self.lanes for stage in lane.stages]
 
@@ -161,7 +161,7 @@ class Scene:
         return {cause: seconds / total for cause, seconds in sums.items()}
 
     @property
-    def limiting(self) -> list[tuple[Lane, StageScene]]:
+    def limiting(self) -> list[tuple[LaneScene, StageScene]]:
         """The stages that compute longest."""
         return [(lane, stage) for lane, stage in self.stages if stage.limits_step]
 
@@ -181,7 +181,7 @@ def make_scene(
     costs = Costs(profile, cluster) if profile is not None and cluster is not None and timeline is not None else None
     found = _Numbers(plan, profile, cluster, costs, timeline)
     lanes = [
-        Lane(replicas=(r,), sizes=replica.microbatch_sizes, stages=tuple(found.stages(r, replica)))
+        LaneScene(replicas=(r,), sizes=replica.microbatch_sizes, stages=tuple(found.stages(r, replica)))
         for r, replica in enumerate(plan.replicas)
     ]
     unused: dict[str, int] = {}
@@ -312,14 +312,14 @@ class _Numbers:
         )  # fmt: skip
 
 
-def _alike(lanes: Sequence[Lane], cluster: Cluster | None) -> list[Lane]:
+def _alike(lanes: Sequence[LaneScene], cluster: Cluster | None) -> list[LaneScene]:
     """Lanes that show the same, together: in the order of their first ones."""
     places = {device.id: i for i, device in enumerate(cluster.devices if cluster is not None else ())}
-    groups: dict[object, list[Lane]] = {}
+    groups: dict[object, list[LaneScene]] = {}
     for lane in lanes:
         groups.setdefault(_looks(lane), []).append(lane)
     return [
-        Lane(replicas=tuple(r for lane in group for r in lane.replicas), sizes=group[0].sizes, stages=tuple(
+        LaneScene(replicas=tuple(r for lane in group for r in lane.replicas), sizes=group[0].sizes, stages=tuple(
             replace(stages[0], twins=tuple(sorted((twin.devices for twin in stages), key=lambda own: places.get(own[0], 0))))
             for stages in zip(*(lane.stages for lane in group), strict=True)
         ))
@@ -327,7 +327,7 @@ def _alike(lanes: Sequence[Lane], cluster: Cluster | None) -> list[Lane]:
     ]  # fmt: skip
 
 
-def _looks(lane: Lane) -> object:
+def _looks(lane: LaneScene) -> object:
     def numbers(stage: StageScene) -> list[str]:
         values = [stage.forward or 0.0, stage.backward, stage.recompute, stage.optimizer, *stage.idle.values()]
         return [_SAME.format(x) for x in [*values, stage.edge.seconds if stage.edge else 0.0]]
@@ -336,23 +336,3 @@ def _looks(lane: Lane) -> object:
     return lane.sizes, turns, tuple(
         (s.layers, s.kind, len(s.devices), s.recomputed, s.depth, s.memory, s.limits_step, *numbers(s)) for s in lane.stages
     )
-
-
-def numbers_text(numbers: Sequence[int]) -> str:
-    """`0–3, 7`.
-
-    >>> numbers_text([0, 1, 2, 3, 7])
-    '0–3, 7'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{a}–{b}" if b > a else f"{a}" for a, b in runs)
-
-
-def lane_name(lane: Lane) -> str:
-    """`replica 0`, or `replicas 0–31`."""
-    return f"replica{'s' if lane.count > 1 else ''} {numbers_text(lane.replicas)}"

@@ -1,0 +1,37 @@
+"""The plans that other partitioners make of the same problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hetpipe.files.messages import InputError
+from hetpipe.planning.partition import PartitionError
+from hetpipe.planning.planner import make_plan
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+from hetpipe.study.study import Alternative
+
+EQUAL = ("even", "even-data-parallel")
+RULES = (*EQUAL, "even-pipelines", "uneven-data-parallel", "fasop", "memory-layers", "type-blind", "torchgpipe-balance",
+         "equal-parameters", "chain")  # fmt: skip
+
+
+def plan_with(name: str, label: str, profile: Profile, cluster: Cluster, batch: int, **options: Any) -> Alternative:
+    """The plan of one partitioner, under this label."""
+    try:
+        return Alternative(name=label, plan=make_plan(profile, cluster, batch, partitioner=name, **options))
+    except (PartitionError, InputError) as error:
+        return Alternative(name=label, reason=str(error))
+
+
+def other_rules(plan: Plan, profile: Profile, cluster: Cluster, names: Sequence[str]) -> list[Alternative]:
+    """What the simple rules make of the plan's problem."""
+    return [plan_with(name, name, profile, cluster, plan.global_batch, backend=plan.backend) for name in names]
+
+
+def equal_split(found: Sequence[Alternative]) -> Alternative | None:
+    """The fastest of the rules that treat all devices alike, of those that fit."""
+    equal = [one for one in found if one.name in EQUAL and one.plan is not None]
+    return min(equal, key=lambda one: one.step_seconds, default=None)
