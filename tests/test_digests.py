@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hetpipe.checkpoints.digests import digest_of
-from hetpipe.checkpoints.training_state import STATE_FILE, TrainerState, state_text
+from hetpipe.checkpoints.stores.folder import STATE_FILE
+from hetpipe.checkpoints.training_state import TrainerState, state_text
 from hetpipe.files.messages import InputError
 from tests.support.jobs import STATE
 from tests.support.saving import older_version

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from hetpipe.checkpoints.stores.pieces import TensorFiles
 from hetpipe.cli.weights import export_weights
-from hetpipe.exchange.hf import TensorFiles, WeightFolder
+from hetpipe.exchange.hf import WeightFolder
 from hetpipe.exchange.weights import copy_companions
 from hetpipe.files.messages import InputError
 from hetpipe.layers.weights import empty_names, materialise, tensors_of
@@ -63,7 +64,7 @@ def test_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "row": torch.rand(9),
     }
     save_file(wanted, tmp_path / "x.safetensors")
-    monkeypatch.setattr("hetpipe.exchange.hf.PIECE_BYTES", 48)
+    monkeypatch.setattr("hetpipe.checkpoints.stores.pieces.PIECE_BYTES", 48)
     files = TensorFiles(dict.fromkeys(wanted, tmp_path / "x.safetensors"))
     for name, tensor in wanted.items():
         assert files.read(name).dtype == tensor.dtype

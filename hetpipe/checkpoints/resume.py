@@ -15,9 +15,10 @@ from hetpipe.building.build import optimizer_factory
 from hetpipe.building.data import EpochSampler, SamplerState
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.schedule import plain, scheduled
-from hetpipe.checkpoints.shared import check_shared
 from hetpipe.checkpoints.state_tensors import state_keys
-from hetpipe.checkpoints.training_state import STATE_FILE, TrainerState, take_over
+from hetpipe.checkpoints.stores.folder import FolderStore
+from hetpipe.checkpoints.stores.store import Store, Stored
+from hetpipe.checkpoints.training_state import TrainerState, take_over
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
@@ -41,7 +42,7 @@ def flat(value: Any, name: str) -> list[tuple[str, Any]]:
     return [(name, value)]
 
 
-def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path) -> str | None:
+def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path | Stored) -> str | None:
     """What is to be said of a job that has changed since (None: nothing); InputError where the run cannot go on so."""
     if saved is None:
         return None  # by a version that did not say
@@ -73,7 +74,8 @@ def _binds(key: str, scheduled: bool) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A run's state that checkpoints hold: the engine's and the optimizer's tensors, the schedule, the place in the data."""
+    """A run's state that checkpoints hold: the engine's and the optimizer's tensors, the schedule, the place in the data. They
+    are kept in `store` (None: in the job's folder)."""
 
     job: Job
     section: CheckpointSection
@@ -82,6 +84,11 @@ class Saved:
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     sampler: EpochSampler
+    store: Store | None = None
+
+    @property
+    def _store(self) -> Store:
+        return self.store if self.store is not None else FolderStore(self.section.folder)
 
     def restore(self, total: int) -> TrainerState | None:
         """Take over the newest checkpoint of the job's folder for a run of `total` steps; None where there is none. InputError on
@@ -94,14 +101,13 @@ class Saved:
 
     def _restore(self, total: int) -> TrainerState | None:
         world = self.engine.world
-        check_shared(self.section.folder, world.patiently(), "checkpoint.folder")
-        found = world.first([str(p) for p in checkpoint.list_checkpoints(self.section.folder)])
-        if not found:
+        self._store.check_shared(world.patiently(), "checkpoint.folder")
+        newest = checkpoint.newest(self._store, world)
+        if newest is None:
             return None
-        newest = Path(found[-1])
         if not self.section.resume:
             raise InputError(
-                f"checkpoint.resume is false, but {self.section.folder} holds checkpoints of an earlier run (the newest is "
+                f"checkpoint.resume is false, but {self._store} holds checkpoints of an earlier run (the newest is "
                 f"{newest.name}), among which new ones would be lost; name another folder, or remove that one"
             )
         state = world.together(lambda: checkpoint.read_state(newest))
@@ -121,7 +127,7 @@ class Saved:
                 warn(note)
         return state
 
-    def _compared(self, newest: Path, state: TrainerState) -> str | None:
+    def _compared(self, newest: Stored, state: TrainerState) -> str | None:
         """What is to be said of a job that has changed; InputError where the run cannot go on so."""
         for what, saved, own in (
             ("optimizer", state.optimizer, self.job.train.optimizer.name),
@@ -133,7 +139,7 @@ class Saved:
                     "same one, or name another checkpoint.folder to start anew"
                 )
         own_state = plain(self.scheduler.state_dict()) if self.scheduler is not None else None
-        state.check(own_state, len(self.optimizer.param_groups), str(newest / STATE_FILE))
+        state.check(own_state, len(self.optimizer.param_groups), newest.source)
         return compare(state.job, identity(self.job), newest)
 
     @property
@@ -155,13 +161,12 @@ class Saved:
             "scheduled": scheduled(self.optimizer),
             "job": identity(self.job),
         }
-        saved = checkpoint.save(
-            self.section.folder, step, self.engine.stage, self.optimizer, extra, self.engine.world, self.section.keep
-        )
+        begun = checkpoint.begin(self._store, step, self.engine.stage, self.optimizer, extra, self.engine.world)
+        saved = begun.finish(self.section.keep)
         resumes_from(f"step {step}, {saved}")
 
 
-def resumed(newest: Path, step: int, total: int) -> str:
+def resumed(newest: Path | Stored, step: int, total: int) -> str:
     """What is said of the checkpoint from which a run goes on, or with which it had ended."""
     anew = "to start anew, name another checkpoint.folder, or remove that one"
     if step >= total:

@@ -13,17 +13,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpipe.checkpoints.checkpoint import SUFFIX, read_whole
+from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
-from hetpipe.checkpoints.tensor_files import tensors_in
+from hetpipe.checkpoints.stores.folder import stored_at
+from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.exchange.hf import (
     INDEX,
     WEIGHTS,
-    TensorFiles,
     Transformers,
     TransformersLayer,
     WeightFolder,
-    names_in,
 )
 from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
@@ -48,17 +47,16 @@ def check_new_folder(folder: str | Path) -> None:
         raise InputError(f"the folder {folder} is not empty (it holds {occupied[0]!r}); name a new one")
 
 
-def export_weights(layers: nn.Sequential | None, checkpoint: Path, folder: str | Path) -> Path:
+def export_weights(layers: nn.Sequential | None, checkpoint: Path | Stored, folder: str | Path) -> Path:
     """Write a checkpoint's weights into a new folder: safetensors files of about 1 GiB, and, where all `layers` are of
     transformers, what `from_pretrained` wants beside them; else tensors have the names that they have in the model. `layers` says
     what belongs where, and may be on the meta device (None: all that the checkpoint has of the model). No more than one file's
     tensors are in memory at a time. InputError if the checkpoint is damaged, or of another model."""
     check_new_folder(folder)
-    state = read_whole(checkpoint)
-    saved = TensorFiles({name: file for part in sorted(checkpoint.glob(f"*{SUFFIX}")) for name, file in names_in(part).items()})
+    saved = stored_at(checkpoint)
+    available = tensors_in(saved, read_whole(saved).tensors)
     if layers is not None and all(isinstance(layer, TransformersLayer) for layer in layers):
-        return _export_folder(layers, checkpoint, saved, folder)
-    available = tensors_in(checkpoint, state.tensors)
+        return _export_folder(layers, saved, available, folder)
     if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
         raise InputError(f"checkpoint {checkpoint} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
@@ -66,12 +64,12 @@ def export_weights(layers: nn.Sequential | None, checkpoint: Path, folder: str |
     return target
 
 
-def _export_folder(layers: nn.Sequential, checkpoint: Path, saved: TensorFiles, folder: str | Path) -> Path:
+def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str, Any], folder: str | Path) -> Path:
     """As a folder that transformers loads."""
     shards = list(_shards(layers))
-    missing = [key for shard in shards for key in shard.values() if key not in saved]
+    missing = [key for shard in shards for key in shard.values() if key not in available]
     if missing:
-        raise InputError(f"checkpoint {checkpoint} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
+        raise InputError(f"checkpoint {saved} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
                          "model are not in it): it was saved from another model")  # fmt: skip
     origin, target = _origin(layers), make_folder(folder)
     origin.write_config(target, _write_shards(shards, saved, target))
@@ -89,12 +87,12 @@ def copy_companions(source: WeightFolder, target: Path) -> None:
             shutil.copy2(path, target / path.name)
 
 
-def _write_shards(shards: Sequence[Mapping[str, str]], saved: TensorFiles, target: Path) -> torch.dtype:
+def _write_shards(shards: Sequence[Mapping[str, str]], saved: Stored, target: Path) -> torch.dtype:
     """The files and, for more than one, their index; returns the type of the largest numbers in them."""
     weight_map, total, dtypes = dict[str, str](), 0, set[torch.dtype]()
     for number, shard in enumerate(shards, start=1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {stored: saved.read(key) for stored, key in shard.items()}
+        tensors = {stored: saved.read_one(key) for stored, key in shard.items()}
         save_file(tensors, target / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
         total += sum(t.numel() * t.element_size() for t in tensors.values())
