@@ -16,9 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hetpipe.checkpoints.stores.pieces import TensorFiles
 from hetpipe.cli.weights import export_weights
-from hetpipe.exchange.hf import WeightFolder
-from hetpipe.exchange.weights import copy_companions
 from hetpipe.files.messages import InputError
+from hetpipe.hf.build import Layer
+from hetpipe.hf.export import copy_companions
+from hetpipe.hf.folder import WeightFolder
 from hetpipe.layers.weights import empty_names, materialise, tensors_of
 from hetpipe.models import bert, gpt2, t5
 from tests.support.zoo import WORDS, ZOO, transformers_model
@@ -165,7 +166,7 @@ def test_damaged_and_foreign_configurations(tmp_path: Path) -> None:
     code = {"_attn_implementation": "someone/kernel", "auto_map": {"AutoModel": "code--Model"}, "trust_remote_code": True}
     file.write_text(json.dumps({**json.loads(whole), **code}))
     block = gpt2.build(weights=str(tmp_path))[1]
-    assert isinstance(block, gpt2.Block)
+    assert isinstance(block, Layer)
     assert block.config._attn_implementation == "sdpa"
 
 

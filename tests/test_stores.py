@@ -18,8 +18,8 @@ from hetpipe.checkpoints.checkpoint import CheckpointError, begin, complete
 from hetpipe.checkpoints.resume import Saved
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.store import Stored
-from hetpipe.exchange.weights import export_weights
 from hetpipe.files.messages import InputError
+from hetpipe.hf.export import export_weights
 from hetpipe.layers.model import mse
 from hetpipe.processes import whereabouts
 from hetpipe.processes.world import World, alone

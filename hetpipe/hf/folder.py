@@ -1,12 +1,10 @@
-"""Hugging Face folders: single tensors out of their safetensors files, and what a layer of transformers knows of its own."""
+"""Folders of `save_pretrained`: their config.json, and single tensors out of their safetensors files."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-import torch
+from typing import Any
 
 from hetpipe.checkpoints.stores.pieces import TensorFiles, names_in
 from hetpipe.files.formats import read_mapping
@@ -54,22 +52,3 @@ class WeightFolder(TensorFiles):
         if missing:
             raise InputError(f"{self.path} lacks {shown(missing)}, which its {INDEX} names")
         return {name: self.path / file for name, file in names.items()}
-
-
-class Transformers(Protocol):
-    """Where the layers of a model of transformers come from."""
-
-    folder: WeightFolder | None
-
-    def write_config(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write config.json for weights of this type."""
-        ...
-
-
-@runtime_checkable
-class TransformersLayer(Protocol):
-    """A layer that is part of a model of transformers."""
-
-    origin: Transformers
-    hf_names: dict[str, str]  # own name → the name in the model of transformers
-    stored_names: dict[str, str]  # the part of it that save_pretrained stores

@@ -17,15 +17,10 @@ from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
 from hetpipe.checkpoints.stores.folder import stored_at
 from hetpipe.checkpoints.stores.store import Stored
-from hetpipe.exchange.hf import (
-    INDEX,
-    WEIGHTS,
-    Transformers,
-    TransformersLayer,
-    WeightFolder,
-)
 from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
+from hetpipe.hf.chain import HFLayer
+from hetpipe.hf.folder import INDEX, WEIGHTS, WeightFolder
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.weights import plain_name, tensors_of, uncompiled
 
@@ -55,7 +50,7 @@ def export_weights(layers: nn.Sequential | None, checkpoint: Path | Stored, fold
     check_new_folder(folder)
     saved = stored_at(checkpoint)
     available = tensors_in(saved, read_whole(saved).tensors)
-    if layers is not None and all(isinstance(layer, TransformersLayer) for layer in layers):
+    if layers is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in layers):
         return _export_folder(layers, saved, available, folder)
     if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
         raise InputError(f"checkpoint {checkpoint} is not of the job's model:\n{listed(faults)}")
@@ -71,7 +66,7 @@ def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str,
     if missing:
         raise InputError(f"checkpoint {saved} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
                          "model are not in it): it was saved from another model")  # fmt: skip
-    origin, target = _origin(layers), make_folder(folder)
+    origin, target = _own(layers[0]).origin, make_folder(folder)
     origin.write_config(target, _write_shards(shards, saved, target))
     if origin.folder is not None:
         copy_companions(origin.folder, target)
@@ -103,16 +98,15 @@ def _write_shards(shards: Sequence[Mapping[str, str]], saved: Stored, target: Pa
     return max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
 
 
-def _origin(layers: nn.Sequential) -> Transformers:
-    first = layers[0]
-    assert isinstance(first, TransformersLayer)
-    return first.origin
+def _own(layer: nn.Module) -> HFLayer:
+    found = uncompiled(layer)
+    assert isinstance(found, HFLayer)
+    return found
 
 
-def _stored_tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
+def _stored_tensors(name: str, layer: HFLayer) -> dict[str, Tensor]:
     """The layer's tensors; InputError where one of those that belong in a folder has another name, or others have joined them."""
-    assert isinstance(layer, TransformersLayer)
-    found = {plain_name(own): tensor for own, tensor in tensors_of(uncompiled(layer)).items()}
+    found = {plain_name(own): tensor for own, tensor in tensors_of(layer).items()}
     strange = [own for own in found if own not in layer.hf_names]
     if strange:
         raise InputError(f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "
@@ -124,8 +118,7 @@ def _stored_tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
 def _shards(layers: nn.Sequential) -> Iterator[dict[str, str]]:
     """Name in the folder → key in the checkpoint, one mapping a file; a tied parameter once."""
     shard, size, seen = dict[str, str](), 0, set[str]()
-    for name, layer in named_layers(layers):
-        assert isinstance(layer, TransformersLayer)
+    for name, layer in [(name, _own(layer)) for name, layer in named_layers(layers)]:
         tensors = _stored_tensors(name, layer)
         for own, stored in layer.stored_names.items():
             if stored not in seen:
