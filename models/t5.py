@@ -14,8 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hetpipe.hf.chain import HFLayer, Origin
+from hetpipe.hf.configs import configure, empty_model
+from hetpipe.hf.masks import as_mask, expand, hand_on
 from hetpipe.layers.model import Tensors, as_tuple
-from hetpipe.models._hf import HFLayer, Origin, as_mask, configure, empty_model, expand, hand_on
 
 from transformers import T5Config, T5ForConditionalGeneration  # isort: skip
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask  # isort: skip

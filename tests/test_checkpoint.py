@@ -21,7 +21,7 @@ from bench.reference import train_reference
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.resume import resumed
 from hetpipe.checkpoints.state_tensors import empty_optimizer_state, model_state, optimizer_state
-from hetpipe.checkpoints.training_state import STATE_FILE
+from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.files.messages import InputError
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World

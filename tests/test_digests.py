@@ -11,7 +11,8 @@ import torch
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.digests import digest_of
-from hetpipe.checkpoints.training_state import STATE_FILE, TrainerState, state_text
+from hetpipe.checkpoints.stores.folder import STATE_FILE
+from hetpipe.checkpoints.training_state import TrainerState, state_text
 from hetpipe.files.messages import InputError
 from hetpipe.spec.plan import Plan
 from tests.support.jobs import STATE

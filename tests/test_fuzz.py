@@ -24,7 +24,7 @@ from torch import nn
 from hetpipe.building.build import build_data, build_layers, build_model, check_training
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.schedule import plain
-from hetpipe.checkpoints.training_state import STATE_FILE
+from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.fastspeed import Params
 from hetpipe.fastspeed.module import load_optimizer, load_weights, read_checkpoint

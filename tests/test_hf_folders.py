@@ -14,10 +14,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from hetpipe.checkpoints.stores.pieces import TensorFiles
 from hetpipe.cli.weights import export_weights_command
-from hetpipe.exchange.hf import TensorFiles, WeightFolder
-from hetpipe.exchange.weights import copy_companions
 from hetpipe.files.messages import InputError
+from hetpipe.hf.build import Layer
+from hetpipe.hf.export import copy_companions
+from hetpipe.hf.folder import WeightFolder
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import empty_names, materialise
 from hetpipe.models import bert, gpt2, t5
@@ -64,7 +66,7 @@ def test_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "row": torch.rand(9),
     }
     save_file(wanted, tmp_path / "x.safetensors")
-    monkeypatch.setattr("hetpipe.exchange.hf.PIECE_BYTES", 48)
+    monkeypatch.setattr("hetpipe.checkpoints.stores.pieces.PIECE_BYTES", 48)
     files = TensorFiles(dict.fromkeys(wanted, tmp_path / "x.safetensors"))
     for name, tensor in wanted.items():
         assert files.read(name).dtype == tensor.dtype
@@ -165,7 +167,7 @@ def test_damaged_and_foreign_configurations(tmp_path: Path) -> None:
     code = {"_attn_implementation": "someone/kernel", "auto_map": {"AutoModel": "code--Model"}, "trust_remote_code": True}
     file.write_text(json.dumps({**json.loads(whole), **code}))
     block = gpt2.build(weights=str(tmp_path))[1]
-    assert isinstance(block, gpt2.Block)
+    assert isinstance(block, Layer)
     assert block.config._attn_implementation == "sdpa"
 
 

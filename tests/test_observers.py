@@ -180,7 +180,7 @@ def test_each_is_told_what_happens_in_its_order_and_of_the_end_whatever_it_is(br
     bring("First", "Second")
     with attending(alone(), RUN) as observers:
         observers.stepped(STEP)
-        observers.saved(CheckpointRecord(step=1, folder=Path("x")))
+        observers.saved(CheckpointRecord(step=1, where="x"))
         observers.evaluated(EvaluationRecord(step=1, loss=1.0, accuracy=0.5, samples=3, test_samples=9))
     events = [("began", 2), ("stepped", 1), ("saved", 1), ("evaluated", 0.5)]
     told = [(name, *event) for event in events for name in ("First", "Second")]

@@ -108,7 +108,7 @@ class TestTargets:
 
 
 def test_a_model_without_the_package_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("hetpipe.models")]:
+    for name in [name for name in sys.modules if name.startswith(("hetpipe.models", "hetpipe.hf"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.checkpoints import shared
-from hetpipe.checkpoints.shared import appears
+from hetpipe.checkpoints.stores import shared
+from hetpipe.checkpoints.stores.shared import appears
 from hetpipe.files.folders import LOCK_FILE
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.spec.job import Job

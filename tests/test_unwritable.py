@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.checkpoint import CheckpointError
+from hetpipe.checkpoints.stores import folder
 from hetpipe.files.messages import InputError
 from hetpipe.processes.stopping import RunStopped
 from tests.support.jobs import STATE
@@ -30,7 +31,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_those_before(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(*{"tensors": (FileSystem, "create_stream"), "state": (checkpoint, "write_text")}[where], full)
+    monkeypatch.setattr(*{"tensors": (FileSystem, "create_stream"), "state": (folder, "write_text")}[where], full)
     whole = net()
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)

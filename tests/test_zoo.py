@@ -17,15 +17,15 @@ from transformers import PreTrainedModel
 
 from bench.reference import ReferenceEngine
 from hetpipe.checkpoints import checkpoint
-from hetpipe.exchange.weights import export_weights
 from hetpipe.files.messages import InputError
+from hetpipe.hf.chain import HFLayer
+from hetpipe.hf.export import export_weights
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Model
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import empty_names, materialise, state_of
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.models import gpt2, llama
-from hetpipe.models._hf import HFLayer
 from tests.support.ranks import cluster_of, run_ranks
 from tests.support.zoo import (
     KINDS,
@@ -204,7 +204,7 @@ def test_back_to_a_folder_that_transformers_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     row = trained[name]
-    monkeypatch.setattr("hetpipe.exchange.weights.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("hetpipe.hf.export.SHARD_BYTES", shard_bytes)
     layers = ZOO[name].build(weights=str(row["folder"]))
     export_weights(layers, Path(row["ranks"][0]["checkpoint"]), tmp_path / "out")
     assert all(

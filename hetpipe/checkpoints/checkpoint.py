@@ -1,15 +1,14 @@
-"""State by layer: tensors in safetensors files, keyed by the whole model's names, so that a run saved
-under one plan goes on under any other. A checkpoint is complete or absent: it is written beside its place and then renamed, once
-the main rank sees every file whole; and it is loaded only if every file is as it was written.
+"""State by layer: tensors and plain values under the whole model's names, so that a run saved under one plan goes on under any
+other, in any store. A checkpoint is complete or absent: its state is written once the main rank sees every part whole; and it is
+loaded only if every part is as it was written.
 
-All ranks write to the same folder (a shared file system on several machines).
+All ranks write to the same store: if it is a folder, to a shared file system on several machines.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.checkpoints.digests import REMOVE, Written, damage, written
-from hetpipe.checkpoints.shared import RankError, appears, check_shared
 from hetpipe.checkpoints.state_tensors import (
     StateKeys,
     empty_optimizer_state,
@@ -28,17 +26,14 @@ from hetpipe.checkpoints.state_tensors import (
     optimizer_state,
     separate,
 )
-from hetpipe.checkpoints.tensor_files import read_tensors, tensors_in, write_tensors
-from hetpipe.checkpoints.training_state import STATE_FILE, LoopState, TrainerState, read_saved, state_text
-from hetpipe.files.folders import check_room, free_bytes
+from hetpipe.checkpoints.stores.folder import FolderStore, stored_at
+from hetpipe.checkpoints.stores.store import Pending, RankError, Store, Stored, name_of
+from hetpipe.checkpoints.training_state import LoopState, TrainerState, read_saved, state_text
 from hetpipe.files.messages import InputError, listed
 from hetpipe.files.units import human_bytes
-from hetpipe.files.writing import write_text
 from hetpipe.processes.stopping import RunError
-from hetpipe.processes.whereabouts import waiting
 from hetpipe.processes.world import World, alone
 
-SUFFIX = ".safetensors"
 ANEW = "name another checkpoint.folder to start anew"
 
 
@@ -46,72 +41,94 @@ class CheckpointError(RunError):
     """A checkpoint could not be written; those that were are as they were."""
 
 
+def complete(store: Store) -> list[Stored]:
+    """Its complete checkpoints, oldest first."""
+    return [found for found in map(store.stored, store.names()) if found.is_complete()]
+
+
 def list_checkpoints(folder: str | Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    return sorted(
-        p
-        for p in Path(folder).glob("step-*")
-        if (p / STATE_FILE).exists() and not p.name.endswith(".partial")
-    )
+    """Complete checkpoints of a folder, oldest first."""
+    return [Path(folder, found.name) for found in complete(FolderStore(folder))]
+
+
+def newest(store: Store, world: World) -> Stored | None:
+    """The newest that is complete, as the main rank sees it. Collective."""
+    names = world.first([found.name for found in complete(store)])
+    return store.stored(names[-1]) if names else None
 
 
 # ---- saving ----
 
 
-def save(
-    folder: str | Path,
-    step: int,
-    stage: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    extra: dict[str, Any],
-    world: World,
-    keep: int,
-    shard: tuple[int, int] = (0, 1),
-) -> Path:
-    """Save one checkpoint from all ranks; then keep only the newest `keep`. `extra` is plain data (sampler, schedule).
-    `shard`: which of the stage this rank has, of how many. On every rank InputError if there is no room for it, or no folder that
-    all ranks share; CheckpointError if it cannot be written: nothing of it is left then."""
+def save(folder: str | Path, step: int, stage: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any], world: World,
+         keep: int, shard: tuple[int, int] = (0, 1)) -> Path:  # fmt: skip
+    """`begin` and `finish` one checkpoint in a folder."""
+    return Path(folder, begin(FolderStore(folder), step, stage, optimizer, extra, world, shard).finish(keep).name)
+
+
+def begin(store: Store, step: int, stage: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any], world: World,
+          shard: tuple[int, int] = (0, 1), called: str = "the folder of checkpoints") -> Begun:  # fmt: skip
+    """What a checkpoint from all ranks will hold. `extra` is plain data (sampler, schedule). `shard`: which of the stage this
+    rank has, of how many. InputError on every rank if they do not share this store."""
     world = world.patiently()
-    check_shared(folder, world)
-    final = Path(folder) / f"step-{step:08d}"
-    partial = final.with_name(final.name + ".partial")
+    store.check_shared(world, called)
     tensors = separate(model_state(stage) | optimizer_state(stage, optimizer))
     sizes = {key: size for part in world.gather({k: t.numel() * t.element_size() for k, t in tensors.items()})
              for key, size in part.items()}  # fmt: skip
-    needed = sum(sizes.values())
-    try:
-        world.on_main(lambda: _prepare(partial, needed, step))
-        files = _write(tensors, partial, world, shard)
-        state = {"step": step, "tensors": len(sizes), "files": {n: w.model_dump() for n, w in files.items()}, **extra}
-        world.on_main(lambda: _complete(partial, final, state))
-    except OSError as error:  # on every rank, whichever could not write
-        _remove(partial, world)
-        free = human_bytes(world.first(free_bytes(final.parent) if world.is_main else 0))
-        raise CheckpointError(
-            f"cannot write the checkpoint {final}: it needs {human_bytes(needed)}, and {free} are free there; {_told(error)}"
-        ) from error
-    except BaseException:  # this rank is told to stop in the midst of it, or another is gone
-        if world.is_main:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-    world.on_main(lambda: _forget(final, keep))
-    return final
+    return Begun(store, step, tensors, sizes, extra, world, shard)
 
 
-def _prepare(partial: Path, needed: int, step: int) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
-    check_room(partial.parent, needed, f"the checkpoint of step {step}")
-    partial.mkdir(parents=True)
+@dataclass(frozen=True)
+class Begun:
+    """A checkpoint that was begun, of which nothing is written before `finish`. Its tensors are those that train: until then, no
+    step may follow."""
+
+    store: Store
+    step: int
+    tensors: dict[str, Tensor]
+    sizes: Mapping[str, int]  # bytes of those of all ranks
+    extra: dict[str, Any]
+    world: World
+    shard: tuple[int, int]
+
+    def finish(self, keep: int) -> Stored:
+        """Write it from all ranks; then keep only the newest `keep`. On every rank InputError if there is no room for it;
+        CheckpointError if it cannot be written: nothing of it is left then."""
+        store, world, needed = self.store, self.world, sum(self.sizes.values())
+        final, pending = store.stored(name_of(self.step)), store.begin(self.step)
+        try:
+            world.on_main(lambda: pending.prepare(needed))
+            files = {name: file.model_dump() for name, file in _write(self.tensors, pending, world, self.shard).items()}
+            state = {"step": self.step, "tensors": len(self.sizes), "files": files, **self.extra}
+            world.on_main(lambda: pending.finish(state_text(state)))
+        except OSError as error:  # on every rank, whichever could not write
+            world.on_main(pending.abandon)
+            pending.abandon()  # by those that see another folder under this name
+            free = human_bytes(world.first(store.free_bytes() if world.is_main else 0))
+            raise CheckpointError(
+                f"cannot write the checkpoint {final}: it needs {human_bytes(needed)}, and {free} are free there; {_told(error)}"
+            ) from error
+        except BaseException:  # this rank is told to stop in the midst of it, or another is gone
+            if world.is_main:
+                pending.abandon()
+            raise
+        world.on_main(lambda: _forget(store, final, keep))
+        return final
 
 
-def _write(tensors: dict[str, Tensor], partial: Path, world: World, shard: tuple[int, int]) -> dict[str, Written]:
-    """Each rank writes its tensors; what then is in all files. OSError on every rank if one cannot, or if the main rank does not
+def _write(tensors: dict[str, Tensor], pending: Pending, world: World, shard: tuple[int, int]) -> dict[str, Written]:
+    """Each rank writes its tensors; what then is in all parts. OSError on every rank if one cannot, or if the main rank does not
     see what it has written."""
-    with waiting():
-        names = write_tensors(tensors, partial, world)
-    own = world.together(lambda: {name: written(partial / name, shard) for name in names})
-    files = {name: file for part in world.gather(own) for name, file in part.items()}
-    world.on_main(lambda: _check_all_there(partial, files))
+
+    def write() -> dict[str, Written]:
+        found = {}
+        for name in pending.write(tensors, world):
+            with pending.open(name) as content:
+                found[name] = written(content, shard)
+        return found
+
+    files = {name: file for part in world.gather(world.together(write)) for name, file in part.items()}
+    world.on_main(lambda: _check_all_there(pending, files))
     return dict(sorted(files.items()))
 
 
@@ -119,32 +136,17 @@ def _told(error: OSError) -> str:
     return str(error) if isinstance(error, RankError) else f"{type(error).__name__}: {error}"
 
 
-def _check_all_there(partial: Path, files: Mapping[str, Written]) -> None:
-    """OSError unless this rank sees every file that was written, whole."""
+def _check_all_there(pending: Pending, files: Mapping[str, Written]) -> None:
+    """OSError unless this rank sees every part that was written, whole."""
     for name, file in files.items():
-        if not appears(partial / name, file.size_bytes):
+        if not pending.shows(name, file.size_bytes):
             raise RankError(f"the main rank does not see the {file.size_bytes} bytes that another has written as {name}")
 
 
-def _complete(partial: Path, final: Path, state: dict[str, Any]) -> None:
-    try:
-        write_text(partial / STATE_FILE, state_text(state))
-    except InputError as error:
-        raise RankError(str(error)) from error
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
-
-
-def _remove(partial: Path, world: World) -> None:
-    """By the main rank, then by those that see another folder under this name."""
-    world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
-    shutil.rmtree(partial, ignore_errors=True)
-
-
-def _forget(final: Path, keep: int) -> None:
-    for old in list_checkpoints(final.parent)[:-keep]:
+def _forget(store: Store, final: Stored, keep: int) -> None:
+    for old in complete(store)[:-keep]:
         try:
-            shutil.rmtree(old)
+            old.remove()
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint {final} is written, but {old}, older than the {keep} that are kept, cannot be removed: {error}"
@@ -154,21 +156,22 @@ def _forget(final: Path, keep: int) -> None:
 # ---- loading ----
 
 
-def read_state(checkpoint: Path) -> TrainerState:
+def read_state(checkpoint: Path | Stored) -> TrainerState:
     """The plain part of a checkpoint of a job's run."""
-    return TrainerState.load(checkpoint / STATE_FILE)
+    found = stored_at(checkpoint)
+    return TrainerState.whole(found.describe(), found.source)
 
 
-def read_whole(checkpoint: Path, world: World | None = None) -> TrainerState | LoopState:
-    """The plain part of a checkpoint. InputError on every rank if any of its files is not as it was written, as far as it says
-    how that was: each file is read once, by one of the ranks (without a world, by this process). Collective."""
+def read_whole(checkpoint: Stored, world: World | None = None) -> TrainerState | LoopState:
+    """The plain part of a checkpoint. InputError on every rank if any of its parts is not as it was written, as far as it says
+    how that was: each part is read once, by one of the ranks (without a world, by this process). Collective."""
     world = world or alone()
     state = world.together(lambda: read_saved(checkpoint))
     files = state.files or {}
     own = dict([*files.items()][world.ranks.index(world.rank) :: len(world.ranks)])
-    faults = [fault for part in world.gather(damage(checkpoint, own)) for fault in part]
+    faults = [fault for part in world.gather(damage(checkpoint.open, own)) for fault in part]
     if state.files is not None and world.is_main:
-        faults += [f"{p.name} was not written with it" for p in sorted(checkpoint.glob(f"*{SUFFIX}")) if p.name not in files]
+        faults += [f"{name} was not written with it" for name in checkpoint.parts() if name not in files]
     faults = world.first(faults)
     if faults:
         raise InputError(f"checkpoint {checkpoint} is not as it was written; {REMOVE}:\n{listed(faults)}")
@@ -182,16 +185,30 @@ def read_whole(checkpoint: Path, world: World | None = None) -> TrainerState | L
     return state
 
 
-def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, *,
+def tensors_in(checkpoint: Stored, count: int | None) -> dict[str, Any]:
+    """What is known of each tensor of a checkpoint, by its key. InputError if it cannot be read, or there are not so many."""
+    try:
+        found = dict(checkpoint.tensors())
+    except Exception as error:  # whatever safetensors says of a damaged file
+        raise InputError(f"cannot read checkpoint {checkpoint}: {type(error).__name__}: {error}; {REMOVE}") from error
+    if count is not None and len(found) != count:
+        raise InputError(
+            f"checkpoint {checkpoint} holds {len(found)} tensors, and {count} were saved: a file is missing, or was "
+            f"changed; {REMOVE}"
+        )
+    return found
+
+
+def load(checkpoint: Path | Stored, stage: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, *,
          whole: nn.Module | None = None, keeps: StateKeys | None = None, advice: str = ANEW) -> None:  # fmt: skip
     """Load this stage's part, whatever the plan under which it was saved. All ranks go on together.
 
     InputError on every rank, before anything is changed, where the checkpoint is damaged, or of something else: `whole` is the
     model of which `stage` is a part, `keeps` what the optimizer keeps of a parameter (None: not compared); `advice` says what to
     do then."""
-    world = world.patiently()
-    state = read_whole(checkpoint, world)
-    available = world.together(lambda: tensors_in(checkpoint, state.tensors))
+    world, found = world.patiently(), stored_at(checkpoint)
+    state = read_whole(found, world)
+    available = world.together(lambda: tensors_in(found, state.tensors))
     wanted: dict[str, Tensor] = model_state(stage)
     faults = model_faults(available, model_state(whole) if whole is not None else wanted, surplus=whole is not None)
     if optimizer is not None:
@@ -202,9 +219,9 @@ def load(checkpoint: Path, stage: nn.Module, optimizer: torch.optim.Optimizer | 
     if faults:
         raise InputError(f"checkpoint {checkpoint} is of something else; {advice}:\n{listed(faults)}")
     try:
-        read_tensors(wanted, checkpoint, world)
-    except RankError as error:
-        raise InputError(f"cannot read checkpoint {checkpoint}: {error}; {REMOVE}") from error
+        world.together(lambda: found.read(wanted, world))
+    except OSError as error:
+        raise InputError(f"cannot read checkpoint {checkpoint}: {_told(error)}; {REMOVE}") from error
     if optimizer is not None:
         install(stage, optimizer, wanted)
     world.barrier()

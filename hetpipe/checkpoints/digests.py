@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from io import BufferedIOBase
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
@@ -41,29 +42,30 @@ class Written(Strict):
         return {key: value for key, value in plain(self).items() if value is not None}
 
 
-def written(file: Path, shard: tuple[int, int] = (0, 1)) -> Written:
-    """What the file holds now, as written by a seat with this shard, of so many. OSError where it cannot be read."""
-    with open(file, "rb") as content:
-        digest = hashlib.file_digest(content, _blake2b).hexdigest()
-        return Written(size_bytes=content.tell(), blake2b=digest, shard=shard if shard[1] > 1 else None)
+def written(content: BufferedIOBase, shard: tuple[int, int] = (0, 1)) -> Written:
+    """What a file holds now, as written by a seat with this shard, of so many. OSError where it cannot be read."""
+    digest = hashlib.file_digest(content, _blake2b).hexdigest()
+    return Written(size_bytes=content.seek(0, os.SEEK_END), blake2b=digest, shard=shard if shard[1] > 1 else None)
 
 
-def damage(folder: Path, files: Mapping[str, Written]) -> list[str]:
+def damage(open_file: Callable[[str], BufferedIOBase], files: Mapping[str, Written]) -> list[str]:
     """What is wrong with these files, each of which is read once."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [fault for fault in pool.map(lambda name: _fault(folder / name, files[name]), files) if fault]
+        return [fault for fault in pool.map(lambda name: _fault(open_file, name, files[name]), files) if fault]
 
 
-def _fault(file: Path, then: Written) -> str:
+def _fault(open_file: Callable[[str], BufferedIOBase], name: str, then: Written) -> str:
     try:
-        size = file.stat().st_size
-        if size != then.size_bytes:
-            return f"{file.name} has {size} bytes, and {then.size_bytes} were written"
-        now = written(file)
+        with open_file(name) as content:
+            size = content.seek(0, os.SEEK_END)
+            if size != then.size_bytes:
+                return f"{name} has {size} bytes, and {then.size_bytes} were written"
+            content.seek(0)
+            now = written(content)
     except OSError as error:
-        return f"{file.name} cannot be read: {reason(error)}"
+        return f"{name} cannot be read: {reason(error)}"
     if now.blake2b != then.blake2b:
-        return f"{file.name} has other content: its digest is {now.blake2b[:16]}…, and {then.blake2b[:16]}… was written"
+        return f"{name} has other content: its digest is {now.blake2b[:16]}…, and {then.blake2b[:16]}… was written"
     return ""
 
 

@@ -1,11 +1,12 @@
-"""Checkpoints in one's own loop: the same files as the trainer's, without its place in the data."""
+"""Checkpoints in one's own loop: the same as the trainer's, without its place in the data."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -13,26 +14,30 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.schedule import plain, scheduled, unfit
-from hetpipe.checkpoints.shared import check_seen
 from hetpipe.checkpoints.state_tensors import state_keys
-from hetpipe.checkpoints.training_state import STATE_FILE, LoopState, SavedState, read_saved, take_over
+from hetpipe.checkpoints.stores.folder import store_at
+from hetpipe.checkpoints.stores.store import Store, Stored
+from hetpipe.checkpoints.training_state import LoopState, SavedState, read_saved, take_over
 from hetpipe.files.messages import InputError, listed
 from hetpipe.runtime.plan_engine import PlanEngine
 
 
-def save_checkpoint(
-    engine: PlanEngine,
-    optimizer: torch.optim.Optimizer,
-    folder: str | Path,
-    step: int,
-    scheduler: LRScheduler | None = None,
-    *,
-    keep: int = 3,
-) -> Path:
+@overload
+def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str], step: int,
+                    scheduler: LRScheduler | None = None, *, keep: int = 3) -> Path: ...  # fmt: skip
+
+
+@overload
+def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: Store, step: int,
+                    scheduler: LRScheduler | None = None, *, keep: int = 3) -> Stored: ...  # fmt: skip
+
+
+def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str] | Store, step: int,
+                    scheduler: LRScheduler | None = None, *, keep: int = 3) -> Path | Stored:  # fmt: skip
     """Save the model, the optimizer, the scheduler if there is one, and `engine.steps`, as they are after `step`, complete or not
-    at all, and keep the newest `keep` there. Every rank of the engine calls it. InputError if there is no room, if the hosts do
-    not share this folder, or if the scheduler's `state_dict` holds more than plain values; CheckpointError if it cannot be
-    written; ReplicaMismatchError if replicas of a layer hold different parameters."""
+    at all, and keep the newest `keep` there: in a folder, or in another store. Every rank of the engine calls it. InputError if
+    there is no room, if the hosts do not share this folder, or if the scheduler's `state_dict` holds more than plain values;
+    CheckpointError if it cannot be written; ReplicaMismatchError if replicas of a layer hold different parameters."""
     world = engine.world.patiently()
     engine.check_replicas()
     schedule = world.together(lambda: _saved_schedule(scheduler, optimizer))
@@ -46,7 +51,8 @@ def save_checkpoint(
     if any(other != of_first for _, other in every):
         stages = {layers: {key: own[key] for key in ("scheduler_state", "scheduled")} for layers, own in every}
         extra["schedules"] = [{"layers": layers, **own} for layers, own in stages.items()]
-    return checkpoint.save(folder, step, engine.stage, optimizer, extra, world, keep, engine.shard)
+    saved = checkpoint.begin(store_at(folder), step, engine.stage, optimizer, extra, world, engine.shard).finish(keep)
+    return Path(folder, saved.name) if isinstance(folder, str | os.PathLike) else saved
 
 
 def _layers(engine: PlanEngine) -> tuple[str, ...]:
@@ -65,19 +71,17 @@ def _saved_schedule(scheduler: LRScheduler | None, optimizer: torch.optim.Optimi
     return {"scheduler": name, "scheduler_state": plain(state), "scheduled": scheduled(optimizer)}
 
 
-def load_checkpoint(
-    engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | Path, scheduler: LRScheduler | None = None
-) -> int:
-    """Take over the newest checkpoint of the folder, whatever the plan under which it was saved, and return its step; 0 where
-    there is none. The scheduler, and with it the learning rate, and `engine.steps` go on from it, too. Every rank of the engine
-    calls it. InputError, before anything is changed, if the checkpoint is damaged, of another model, or of another kind of
-    optimizer or scheduler."""
+def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str] | Store,
+                    scheduler: LRScheduler | None = None) -> int:  # fmt: skip
+    """Take over the newest checkpoint of the folder, or of another store, whatever the plan under which it was saved, and return
+    its step; 0 where there is none. The scheduler, and with it the learning rate, and `engine.steps` go on from it, too. Every
+    rank of the engine calls it. InputError, before anything is changed, if the checkpoint is damaged, of another model, or of
+    another kind of optimizer or scheduler."""
     world = engine.world.patiently()
-    found = world.first([str(path) for path in checkpoint.list_checkpoints(folder)])
-    if not found:
+    newest = checkpoint.newest(store_at(folder), world)
+    if newest is None:
         return 0
-    newest = Path(found[-1])
-    check_seen(newest / STATE_FILE, world)
+    newest.check_seen(world)
     state = world.together(lambda: read_saved(newest))
     own = world.together(lambda: _own_schedule(newest, state, scheduler, optimizer, _layers(engine)))
     checkpoint.load(newest, engine.stage, optimizer, world, whole=engine.layers, keeps=state_keys(_like(optimizer)),
@@ -90,7 +94,7 @@ def load_checkpoint(
 
 
 def _own_schedule(
-    newest: Path, state: SavedState, scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer, layers: Sequence[str]
+    newest: Stored, state: SavedState, scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer, layers: Sequence[str]
 ) -> SavedState:
     """What this rank takes over. InputError if that does not fit."""
     own = type(scheduler).__name__ if scheduler is not None else None
@@ -100,8 +104,8 @@ def _own_schedule(
             "give it the same one, or name another folder to start anew"
         )
     if scheduler is not None:
-        state = state.of(layers, str(newest / STATE_FILE))
-        state.check(plain(scheduler.state_dict()), len(optimizer.param_groups), str(newest / STATE_FILE))
+        state = state.of(layers, newest.source)
+        state.check(plain(scheduler.state_dict()), len(optimizer.param_groups), newest.source)
     return state
 
 

@@ -16,9 +16,10 @@ from hetpipe.building.data import SamplerState
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.schedule import plain, scheduled
-from hetpipe.checkpoints.shared import check_shared
 from hetpipe.checkpoints.state_tensors import state_keys
-from hetpipe.checkpoints.training_state import STATE_FILE, TrainerState, take_over
+from hetpipe.checkpoints.stores.folder import FolderStore
+from hetpipe.checkpoints.stores.store import Store, Stored
+from hetpipe.checkpoints.training_state import TrainerState, take_over
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
@@ -46,7 +47,7 @@ def flat(value: Any, name: str) -> list[tuple[str, Any]]:
     return [(name, value)]
 
 
-def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path) -> str | None:
+def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path | Stored) -> str | None:
     """What is to be said of a job that has changed since (None: nothing); InputError where the run cannot go on so."""
     if saved is None:
         return None  # by a version that did not say
@@ -109,11 +110,16 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The checkpoints of a job's run."""
+    """The checkpoints of a job's run, which are kept in `store` (None: in the job's folder)."""
 
     job: Job
     section: CheckpointSection
     run: RunState
+    store: Store | None = None
+
+    @property
+    def _store(self) -> Store:
+        return self.store if self.store is not None else FolderStore(self.section.folder)
 
     def restore(self, total: int) -> TrainerState | None:
         """Take over the newest checkpoint of the job's folder for a run of `total` steps; None where there is none. InputError on
@@ -126,14 +132,13 @@ class Saved:
 
     def _restore(self, total: int) -> TrainerState | None:
         world = self.run.engine.world
-        check_shared(self.section.folder, world.patiently(), "checkpoint.folder")
-        found = world.first([str(p) for p in checkpoint.list_checkpoints(self.section.folder)])
-        if not found:
+        self._store.check_shared(world.patiently(), "checkpoint.folder")
+        newest = checkpoint.newest(self._store, world)
+        if newest is None:
             return None
-        newest = Path(found[-1])
         if not self.section.resume:
             raise InputError(
-                f"checkpoint.resume is false, but {self.section.folder} holds checkpoints of an earlier run (the newest is "
+                f"checkpoint.resume is false, but {self._store} holds checkpoints of an earlier run (the newest is "
                 f"{newest.name}), among which new ones would be lost; name another folder, or remove that one"
             )
         state = world.together(lambda: checkpoint.read_state(newest))
@@ -149,7 +154,7 @@ class Saved:
                 warn(note)
         return state
 
-    def _compared(self, newest: Path, state: TrainerState) -> str | None:
+    def _compared(self, newest: Stored, state: TrainerState) -> str | None:
         """What is to be said of a job that has changed; InputError where the run cannot go on so."""
         own = self.run.plain()
         for what, saved in (("optimizer", state.optimizer), ("scheduler", state.scheduler)):
@@ -158,10 +163,10 @@ class Saved:
                     f"checkpoint {newest} was saved with the {what} {saved}, the job has {own[what]}: go on with the "
                     "same one, or name another checkpoint.folder to start anew"
                 )
-        state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), str(newest / STATE_FILE))
+        state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), newest.source)
         return compare(state.job, identity(self.job), newest)
 
-    def save(self, step: int, loss: float) -> Path | None:
+    def save(self, step: int, loss: float) -> Stored | None:
         """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are: None instead.
         Collective."""
         engine = self.run.engine
@@ -174,14 +179,13 @@ class Saved:
             "job": identity(self.job),
             **self.run.plain(),
         }
-        saved = checkpoint.save(
-            self.section.folder, step, engine.stage, self.run.optimizer, extra, engine.world, self.section.keep, engine.shard,
-        )
+        begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world, engine.shard)
+        saved = begun.finish(self.section.keep)
         resumes_from(f"step {step}, {saved}")
         return saved
 
 
-def resumed(newest: Path, step: int, total: int) -> str:
+def resumed(newest: Path | Stored, step: int, total: int) -> str:
     """What is said of the checkpoint from which a run goes on, or with which it had ended."""
     anew = "to start anew, name another checkpoint.folder, or remove that one"
     if step >= total:

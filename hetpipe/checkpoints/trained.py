@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from torch import nn
 
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.training_state import STATE_FILE, read_saved
+from hetpipe.checkpoints.stores.folder import STATE_FILE, store_at, stored_at
+from hetpipe.checkpoints.stores.store import Store, Stored
+from hetpipe.checkpoints.training_state import read_saved
 from hetpipe.files.messages import InputError
 from hetpipe.layers.weights import materialise, state_of
 from hetpipe.processes.world import alone
@@ -15,20 +17,20 @@ from hetpipe.processes.world import alone
 LIKE_TRAINED = "build the model as it was built for training, and of the same type (model.to(torch.bfloat16), say)"
 
 
-def find_checkpoint(folder: str | Path) -> Path:
-    """The folder itself, if it is a checkpoint; else the newest in it. InputError where there is none."""
-    if (Path(folder) / STATE_FILE).exists():
-        return Path(folder)
-    found = checkpoint.list_checkpoints(folder)
+def find_checkpoint(place: str | os.PathLike[str] | Store) -> Stored:
+    """The folder itself, if it is a checkpoint; else the newest in it, or in another store. InputError where there is none."""
+    if isinstance(place, str | os.PathLike) and (itself := stored_at(place)).is_complete():
+        return itself
+    found = checkpoint.complete(store_at(place))
     if not found:
-        raise InputError(f"{folder} is no checkpoint, and holds none (folders step-… with a {STATE_FILE})")
+        raise InputError(f"{place} is no checkpoint, and holds none (folders step-… with a {STATE_FILE})")
     return found[-1]
 
 
-def load_weights(model: nn.Module, folder: str | Path) -> int:
-    """Load the weights of a checkpoint, or of the newest in a folder of them, into a model like the one that was trained; returns
-    the step after which they were saved. It takes one process, without torchrun, a plan or an optimizer. InputError, before
-    anything is changed, if a file is damaged, or if the model's tensors have other names, shapes or types."""
+def load_weights(model: nn.Module, folder: str | os.PathLike[str] | Store) -> int:
+    """Load the weights of a checkpoint, or of the newest in a folder of them or another store, into a model like the one that was
+    trained; returns the step after which they were saved. It takes one process, without torchrun, a plan or an optimizer.
+    InputError, before anything is changed, if a file is damaged, or if the model's tensors have other names, shapes or types."""
     found = find_checkpoint(folder)
     if isinstance(model, nn.Sequential):
         materialise(model)  # layers on the meta device

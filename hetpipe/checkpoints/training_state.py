@@ -1,4 +1,4 @@
-"""trainer.json: the plain part of a checkpoint, that is, all of a run but its tensors. What was damaged is refused by its key."""
+"""The state: the plain part of a checkpoint, that is, all of a run but its tensors. What was damaged is refused by its key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hetpipe.checkpoints.digests import Digest, Written, digest_of
 from hetpipe.checkpoints.schedule import Scheduled, differences
+from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Seed, Strict, read_mapping
 from hetpipe.files.messages import InputError, listed, shown
 
-STATE_FILE = "trainer.json"
 FORMAT = "hetpipe.checkpoint/1"
 FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=255)]
 
@@ -44,11 +44,15 @@ class SavedState(Document):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read and check the file, and that it is as it was written."""
-        data = read_mapping(path)
-        state = cls.parse(data, str(path))
+        return cls.whole(read_mapping(path), str(path))
+
+    @classmethod
+    def whole(cls, data: Any, source: str) -> Self:
+        """These values, checked, and that they are as they were written."""
+        state = cls.parse(data, source)
         if state.digest is not None and (found := digest_of(data)) != state.digest:
             raise InputError(
-                f"{path} is not as it was written: its digest is {found[:16]}…, and {state.digest[:16]}… was written; remove "
+                f"{source} is not as it was written: its digest is {found[:16]}…, and {state.digest[:16]}… was written; remove "
                 "this checkpoint to go on from the one before"
             )
         return state
@@ -147,11 +151,11 @@ def take_over(
                 group[key] = value
 
 
-def read_saved(checkpoint: Path) -> TrainerState | LoopState:
+def read_saved(checkpoint: Stored) -> TrainerState | LoopState:
     """The plain part of a checkpoint, whosever it is."""
-    file = checkpoint / STATE_FILE
-    data = read_mapping(file)
-    return TrainerState.load(file) if isinstance(data, Mapping) and "sampler" in data else LoopState.load(file)
+    data = checkpoint.describe()
+    kind = TrainerState if isinstance(data, Mapping) and "sampler" in data else LoopState
+    return kind.whole(data, checkpoint.source)
 
 
 def state_text(state: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hetpipe.exchange.export import TARGETS
 from hetpipe.files.messages import InputError, visible
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.spec.cluster import Cluster
@@ -19,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 def export_command(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
-    to: Annotated[str, typer.Option("--to", help="megatron, torchrun or deepspeed")],
+    to: Annotated[str, typer.Option("--to", help=f"{', '.join([*TARGETS][:-1])} or {[*TARGETS][-1]}")],
     cluster: Annotated[
         Path | None, typer.Option(help="cluster.yaml: hosts, nodes and types of the devices.")
     ] = None,

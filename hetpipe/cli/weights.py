@@ -33,7 +33,7 @@ def export_weights_command(
     `from_pretrained`, any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.trained import find_checkpoint
-    from hetpipe.exchange.weights import check_new_folder, export_weights
+    from hetpipe.hf.export import check_new_folder, export_weights
 
     check_new_folder(output)
     job = Job.read(job_file, settings or ()) if job_file is not None else None

@@ -139,9 +139,9 @@ class Loop:
         rate = self.state.optimizer.param_groups[0]["lr"]
         observers.stepped(self.metrics.record(done, batch, last=last, learning_rate=rate, norm=norm))
         if self.saved is not None and (last or engine.asked_to_stop or done % self.saved.section.every_steps == 0):
-            folder = self.saved.save(done, loss)
-            if folder is not None:
-                observers.saved(CheckpointRecord(step=done, folder=folder))
+            checkpoint = self.saved.save(done, loss)
+            if checkpoint is not None:
+                observers.saved(CheckpointRecord(step=done, where=str(checkpoint)))
         self.metrics.pause(began)
 
     def _evaluate(self) -> Evaluation | None:

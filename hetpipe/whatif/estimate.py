@@ -15,11 +15,12 @@ from math import log
 from typing import NamedTuple
 
 from hetpipe.exchange.importers import ImportOptions
-from hetpipe.exchange.importers.transformer import NUMBER_BYTES, Cell, TransformerSizes, gpt_bytes
+from hetpipe.exchange.importers.transformer import NUMBER_BYTES, Cell, gpt_bytes
 from hetpipe.files.messages import InputError
+from hetpipe.hf.sizes import Kind, TransformerSizes
 from hetpipe.spec.number_types import Precision
 from hetpipe.whatif.cards import Card
-from hetpipe.whatif.models import Family, NamedModel, family_of
+from hetpipe.whatif.models import NamedModel, family_of
 from hetpipe.whatif.shipped import shipped_layers
 
 WEIGHT_BYTES = 16  # a parameter of 4 bytes is read forward and backward, and its gradient is read and written
@@ -31,7 +32,7 @@ class MeasuredCell(NamedTuple):
 
     model: str
     sizes: TransformerSizes
-    family: Family
+    family: Kind
     card: str
     tokens: int
     precision: Precision

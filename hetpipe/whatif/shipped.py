@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hetpipe.exchange.importers.transformer import Cell, TransformerSizes
+from hetpipe.exchange.importers.transformer import Cell
 from hetpipe.files.formats import Document, Name, Strict
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
+from hetpipe.hf.sizes import TransformerSizes
 from hetpipe.spec.number_types import Precision
 
 Width = Annotated[int, Field(strict=True, ge=1, le=MOST_WIDTH)]

@@ -71,6 +71,7 @@ def places(room: Path) -> dict[str, tuple[int, int]]:
         path = file.relative_to(room).with_suffix("")
         top = str(path) if str(path) in order else path.parts[0]
         inner = [*reading_order(file.parent), "__init__"] if file.parent != room else [path.name]
+        inner = [path.name, "__init__"] if inner[0] == "" else inner  # a folder in no order: its files need none of each other
         module = ".".join(("hetpipe", room.name, *path.parts)).removesuffix(".__init__")
         if path.parts[0] not in ("__init__", "__main__"):
             found[module] = order.index(top), inner.index(path.name)

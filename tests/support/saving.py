@@ -7,15 +7,17 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import hetpipe
-from hetpipe.checkpoints import digests, shared
+from hetpipe.checkpoints import digests
 from hetpipe.checkpoints.checkpoint import CheckpointError
-from hetpipe.checkpoints.training_state import STATE_FILE
+from hetpipe.checkpoints.stores import shared
+from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.files.messages import InputError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import Job
@@ -86,9 +88,9 @@ def _files_read() -> Iterator[list[str]]:
     """The files whose digests this rank works out."""
     names, real = list[str](), digests.written
 
-    def noted(file: Path) -> digests.Written:
-        names.append(file.name)
-        return real(file)
+    def noted(content: BufferedReader) -> digests.Written:
+        names.append(Path(content.name).name)
+        return real(content)
 
     vars(digests)["written"] = noted
     yield names

@@ -24,11 +24,11 @@ from transformers import (
 
 from bench.stage_memory.run import fill_stage
 from hetpipe.checkpoints import checkpoint
+from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.model import Loss, LossWeight, Tensors, cross_entropy
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import empty_names
 from hetpipe.models import bert, gpt2, llama, t5
-from hetpipe.models._hf import HFLayer
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.spec.plan import Backend

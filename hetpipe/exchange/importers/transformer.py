@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hetpipe.exchange.importers.options import ImportOptions
+from hetpipe.hf.sizes import TransformerSizes
 from hetpipe.spec.number_types import BYTES, TYPE_OF, Precision
 from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
 
@@ -49,16 +50,6 @@ class Cell(NamedTuple):
     sizes: tuple[int, ...]
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-
-
-class TransformerSizes(NamedTuple):
-    """The width of a transformer, how many layers it has, and the parameters of one, of the embedding and of the head."""
-
-    hidden: int
-    layers: int
-    layer_parameters: int
-    embedding_parameters: int
-    head_parameters: int
 
 
 def transformer_profile(

@@ -28,11 +28,12 @@ from hetpipe.exchange.importers.options import (
     mapping,
     numbers,
 )
-from hetpipe.exchange.importers.transformer import Cell, TransformerSizes, transformer_profile
+from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.exchange.importers.zorse_cluster import zorse_cluster
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, nearest, shown
+from hetpipe.hf.sizes import TransformerSizes
 from hetpipe.spec.number_types import PRECISION_OF, Precision
 
 FORWARD = 1 / 3  # of cells that hold forward and backward together

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
@@ -64,10 +63,10 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRecord:
-    """A checkpoint of `step` is complete."""
+    """A checkpoint of `step` is complete; `where`: its folder, or what its store calls it."""
 
     step: int
-    folder: Path
+    where: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,6 @@ _LOOK_SECONDS = 0.1
 _found: set[str] = set()  # the folders that were found to be shared, as the main rank calls them
 
 
-class RankError(OSError):
-    """What one rank could not do with its part: says itself of which rank it is, and what."""
-
-
 class _Place(NamedTuple):
     """The folder as a rank has it; `fault`: what is wrong with it there."""
 
@@ -39,7 +35,7 @@ class _Place(NamedTuple):
         return f"rank {self.rank} on host {self.host}"
 
 
-def check_shared(folder: str | Path, world: World, called: str = "the folder of checkpoints") -> None:
+def check_shared(folder: str | os.PathLike[str], world: World, called: str) -> None:
     """InputError on every rank if some of them have another folder under this name than the main rank. A folder that all were
     found to share is not looked at again. Collective."""
     path = os.path.abspath(folder)
@@ -125,7 +121,7 @@ def _attempt(file: Path) -> str:
     return ""
 
 
-def _not_shared(folder: str | Path, called: str, places: Sequence[_Place]) -> str:
+def _not_shared(folder: str | os.PathLike[str], called: str, places: Sequence[_Place]) -> str:
     main = places[0]
     rows = [f"{main.who} writes into {main.path}"]
     rows += [f"{place.who} {place.fault} in {place.path}" for place in places if place.fault]

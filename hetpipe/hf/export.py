@@ -13,20 +13,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpipe.checkpoints.checkpoint import SUFFIX, read_whole
+from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
-from hetpipe.checkpoints.tensor_files import tensors_in
-from hetpipe.exchange.hf import (
-    INDEX,
-    WEIGHTS,
-    TensorFiles,
-    Transformers,
-    TransformersLayer,
-    WeightFolder,
-    names_in,
-)
+from hetpipe.checkpoints.stores.folder import stored_at
+from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
+from hetpipe.hf.chain import HFLayer
+from hetpipe.hf.folder import INDEX, WEIGHTS, WeightFolder
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import tensors_of, uncompiled, written_names
 
@@ -48,17 +42,16 @@ def check_new_folder(folder: str | Path) -> None:
         raise InputError(f"the folder {folder} is not empty (it holds {occupied[0]!r}); name a new one")
 
 
-def export_weights(layers: nn.Sequential | None, checkpoint: Path, folder: str | Path) -> Path:
+def export_weights(layers: nn.Sequential | None, checkpoint: Path | Stored, folder: str | Path) -> Path:
     """Write a checkpoint's weights into a new folder: safetensors files of about 1 GiB, and, where all `layers` are of
     transformers, what `from_pretrained` wants beside them; else tensors have the names that they have in the model. `layers` says
     what belongs where, and may be on the meta device (None: all that the checkpoint has of the model). No more than one file's
     tensors are in memory at a time. InputError if the checkpoint is damaged, or of another model."""
     check_new_folder(folder)
-    state = read_whole(checkpoint)
-    saved = TensorFiles({name: file for part in sorted(checkpoint.glob(f"*{SUFFIX}")) for name, file in names_in(part).items()})
-    if layers is not None and all(isinstance(layer, TransformersLayer) for layer in layers):
-        return _export_folder(layers, checkpoint, saved, folder)
-    available = tensors_in(checkpoint, state.tensors)
+    saved = stored_at(checkpoint)
+    available = tensors_in(saved, read_whole(saved).tensors)
+    if layers is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in layers):
+        return _export_folder(layers, saved, available, folder)
     if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
         raise InputError(f"checkpoint {checkpoint} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
@@ -66,14 +59,14 @@ def export_weights(layers: nn.Sequential | None, checkpoint: Path, folder: str |
     return target
 
 
-def _export_folder(layers: nn.Sequential, checkpoint: Path, saved: TensorFiles, folder: str | Path) -> Path:
+def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str, Any], folder: str | Path) -> Path:
     """As a folder that transformers loads."""
     shards = list(_shards(layers))
-    missing = [key for shard in shards for key in shard.values() if key not in saved]
+    missing = [key for shard in shards for key in shard.values() if key not in available]
     if missing:
-        raise InputError(f"checkpoint {checkpoint} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
+        raise InputError(f"checkpoint {saved} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
                          "model are not in it): it was saved from another model")  # fmt: skip
-    origin, target = _origin(layers), make_folder(folder)
+    origin, target = _own(layers[0]).origin, make_folder(folder)
     origin.write_config(target, _write_shards(shards, saved, target))
     if origin.folder is not None:
         copy_companions(origin.folder, target)
@@ -89,12 +82,12 @@ def copy_companions(source: WeightFolder, target: Path) -> None:
             shutil.copy2(path, target / path.name)
 
 
-def _write_shards(shards: Sequence[Mapping[str, str]], saved: TensorFiles, target: Path) -> torch.dtype:
+def _write_shards(shards: Sequence[Mapping[str, str]], saved: Stored, target: Path) -> torch.dtype:
     """The files and, for more than one, their index; returns the type of the largest numbers in them."""
     weight_map, total, dtypes = dict[str, str](), 0, set[torch.dtype]()
     for number, shard in enumerate(shards, start=1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {stored: saved.read(key) for stored, key in shard.items()}
+        tensors = {stored: saved.read_one(key) for stored, key in shard.items()}
         save_file(tensors, target / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
         total += sum(t.numel() * t.element_size() for t in tensors.values())
@@ -105,17 +98,16 @@ def _write_shards(shards: Sequence[Mapping[str, str]], saved: TensorFiles, targe
     return max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
 
 
-def _origin(layers: nn.Sequential) -> Transformers:
-    first = layers[0]
-    assert isinstance(first, TransformersLayer)
-    return first.origin
+def _own(layer: nn.Module) -> HFLayer:
+    found = uncompiled(layer)
+    assert isinstance(found, HFLayer)
+    return found
 
 
-def _stored_tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
+def _stored_tensors(name: str, layer: HFLayer) -> dict[str, Tensor]:
     """The layer's tensors; InputError where one of those that belong in a folder has another name, or others have joined them."""
-    assert isinstance(layer, TransformersLayer)
     written = written_names(layer)
-    found = {written(own): tensor for own, tensor in tensors_of(uncompiled(layer)).items()}
+    found = {written(own): tensor for own, tensor in tensors_of(layer).items()}
     strange = [own for own in found if own not in layer.hf_names]
     if strange:
         raise InputError(f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "
@@ -127,8 +119,7 @@ def _stored_tensors(name: str, layer: nn.Module) -> dict[str, Tensor]:
 def _shards(layers: nn.Sequential) -> Iterator[dict[str, str]]:
     """Name in the folder → key in the checkpoint, one mapping a file; a tied parameter once."""
     shard, size, seen = dict[str, str](), 0, set[str]()
-    for name, layer in named_layers(layers):
-        assert isinstance(layer, TransformersLayer)
+    for name, layer in [(name, _own(layer)) for name, layer in named_layers(layers)]:
         tensors = _stored_tensors(name, layer)
         for own, stored in layer.stored_names.items():
             if stored not in seen:

@@ -1,0 +1,150 @@
+"""Checkpoints as folders, which all ranks see (on several machines: of a shared file system): tensors in safetensors files, and
+the state in trainer.json. A folder is written beside its place and then renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hetpipe.checkpoints.stores.pieces import TensorFiles, names_in
+from hetpipe.checkpoints.stores.shared import appears, check_seen, check_shared
+from hetpipe.checkpoints.stores.store import RankError, Store, Stored, name_of
+from hetpipe.checkpoints.stores.tensor_files import read_tensors, tensors_in, write_tensors
+from hetpipe.files.folders import check_room, free_bytes
+from hetpipe.files.formats import read_mapping
+from hetpipe.files.messages import InputError
+from hetpipe.files.writing import write_text
+from hetpipe.processes.whereabouts import waiting
+from hetpipe.processes.world import World
+
+STATE_FILE, SUFFIX, PARTIAL = "trainer.json", ".safetensors", ".partial"
+
+
+@dataclass(frozen=True)
+class StoredFolder:
+    """A folder that is a checkpoint, or the place of one. (What its methods do is said of `Stored`.)"""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def source(self) -> str:
+        return str(self.path / STATE_FILE)
+
+    def is_complete(self) -> bool:
+        return (self.path / STATE_FILE).exists()
+
+    def describe(self) -> Any:
+        return read_mapping(self.path / STATE_FILE)
+
+    def parts(self) -> list[str]:
+        return sorted(file.name for file in self.path.glob(f"*{SUFFIX}"))
+
+    def open(self, part: str) -> BufferedReader:
+        return open(self.path / part, "rb")
+
+    def tensors(self) -> dict[str, Any]:
+        return tensors_in(self.path)
+
+    def read(self, wanted: dict[str, Tensor], world: World) -> None:
+        """Fill these tensors. RankError on every rank if one cannot."""
+        read_tensors(wanted, self.path, world)
+
+    @cached_property
+    def _files(self) -> TensorFiles:
+        return TensorFiles({key: file for part in self.parts() for key, file in names_in(self.path / part).items()})
+
+    def read_one(self, key: str) -> Tensor:
+        return self._files.read(key)
+
+    def check_seen(self, world: World) -> None:
+        check_seen(self.path / STATE_FILE, world)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+
+
+@dataclass(frozen=True)
+class PendingFolder:
+    """`partial`, which becomes `final`."""
+
+    partial: Path
+    final: Path
+    step: int
+
+    def prepare(self, needed: int) -> None:
+        self.abandon()
+        check_room(self.partial.parent, needed, f"the checkpoint of step {self.step}")
+        self.partial.mkdir(parents=True)
+
+    def write(self, tensors: dict[str, Tensor], world: World) -> list[str]:
+        """Into a file of this rank's own. RankError on every rank if one cannot."""
+        with waiting():
+            return write_tensors(tensors, self.partial, world)
+
+    def open(self, part: str) -> BufferedReader:
+        return open(self.partial / part, "rb")
+
+    def shows(self, part: str, size_bytes: int) -> bool:
+        return appears(self.partial / part, size_bytes)
+
+    def finish(self, state: str) -> None:
+        """Write trainer.json, and rename the folder."""
+        try:
+            write_text(self.partial / STATE_FILE, state)
+        except InputError as error:
+            raise RankError(str(error)) from error
+        shutil.rmtree(self.final, ignore_errors=True)
+        os.replace(self.partial, self.final)
+
+    def abandon(self) -> None:
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+
+class FolderStore:
+    """A folder of such folders."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in Path(self.folder).glob("step-*") if path.suffix != PARTIAL)
+
+    def stored(self, name: str) -> StoredFolder:
+        return StoredFolder(Path(self.folder, name))
+
+    def begin(self, step: int) -> PendingFolder:
+        final = Path(self.folder, name_of(step))
+        return PendingFolder(final.with_name(final.name + PARTIAL), final, step)
+
+    def check_shared(self, world: World, called: str) -> None:
+        check_shared(self.folder, world, called)
+
+    def free_bytes(self) -> int:
+        return free_bytes(Path(self.folder))
+
+
+def store_at(place: str | os.PathLike[str] | Store) -> Store:
+    """The store itself, or that of a folder."""
+    return FolderStore(place) if isinstance(place, str | os.PathLike) else place
+
+
+def stored_at(checkpoint: str | os.PathLike[str] | Stored) -> Stored:
+    """The checkpoint itself, or the one in a folder."""
+    return StoredFolder(Path(checkpoint)) if isinstance(checkpoint, str | os.PathLike) else checkpoint

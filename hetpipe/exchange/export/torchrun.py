@@ -1,0 +1,40 @@
+"""The plan itself under torchrun. Source: PyTorch, "torchrun (Elastic Launch)"."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hetpipe.exchange.export.places import launches
+from hetpipe.exchange.export.script import Export, cases, header, start
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.plan import Plan
+
+
+def export_torchrun(plan: Plan, cluster: Cluster | None) -> Export:
+    """`hetpipe train` under torchrun: one process for each device of a node, so that local ranks are the plan's indices."""
+    if cluster is not None:
+        ids = [device.id for device in cluster.devices]
+    else:
+        most = Counter[str]()
+        for device in plan.device_ids:
+            node, index = device.rsplit("/", 1)
+            most[node] = max(most[node], int(index) + 1)
+        ids = [f"{node}/{i}" for node, count in most.items() for i in range(count)]
+    lost = []
+    if any(len(stage.devices) > 1 for replica in plan.replicas for stage in replica.stages):
+        lost.append("tensor-parallel stages: hetpipe plans and prices them, but does not run them yet")
+    idle = [device for device in ids if device not in plan.device_ids]
+    assumed = ["JOB.yaml names the model, the data and the cluster file, PLAN.json is this plan"]
+    if cluster is None:
+        assumed.append(
+            "the nodes below are all nodes of the cluster file, in its order (give --cluster to be sure)"
+        )
+    if idle:
+        assumed.append(f"processes of devices without a stage wait: {', '.join(idle)}")
+    nodes = launches(ids, cluster)
+    lines = [
+        (launch, f"{start(launch, i, nodes, False)} -m hetpipe train JOB.yaml --plan PLAN.json")
+        for i, launch in enumerate(nodes)
+    ]
+    text = "\n".join([*header(plan, "torchrun", lost, assumed), *cases(lines)]) + "\n"
+    return Export(target="torchrun", text=text, lost=tuple(lost))

@@ -1,0 +1,9 @@
+"""What is known of Hugging Face's transformers: their folders and configurations, and their models as chains of layers.
+The first three files need no torch. Read in this order:
+
+sizes (of a config.json), family (what differs from one model to another),
+families/ (one description a file: a new one is a model of its name, and has its sizes in `hetpipe what-if`), folder (what
+`save_pretrained` wrote), configs (from a folder or a preset to an empty model), chain (layers and their values), masks (what
+travels beside the features), build (from a description to a chain), export (of a checkpoint's weights, to such a folder or to
+plain files).
+"""

@@ -1,0 +1,54 @@
+"""Folders of `save_pretrained`: their config.json, and single tensors out of their safetensors files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hetpipe.checkpoints.stores.pieces import TensorFiles, names_in
+from hetpipe.files.formats import read_mapping
+from hetpipe.files.messages import InputError, cut, shown
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def plain_mapping(file: Path) -> dict[str, Any]:
+    """A JSON file that holds a mapping."""
+    found = read_mapping(file)
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: expected a mapping, found a {type(found).__name__}")
+    return found
+
+
+class WeightFolder(TensorFiles):
+    """A folder that `save_pretrained` wrote; `config` is what its config.json holds."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(os.path.expanduser(folder))
+        file = self.path / "config.json"
+        if not os.path.isfile(file):
+            raise InputError(f"{cut(str(self.path), 200)} is no folder of save_pretrained: it has no config.json")
+        self.config = plain_mapping(file)
+        super().__init__(self._find())
+
+    def _find(self) -> dict[str, Path]:
+        """Tensor name → file."""
+        if os.path.isfile(self.path / WEIGHTS):
+            return names_in(self.path / WEIGHTS)
+        if not os.path.isfile(self.path / INDEX):
+            raise InputError(
+                f"{self.path} has neither {WEIGHTS} nor {INDEX}; load it with transformers and save it again with "
+                "save_pretrained, which writes safetensors"
+            )
+        names = plain_mapping(self.path / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+            raise InputError(f"{self.path / INDEX} has no weight_map of tensor names to files")
+        for name, file in names.items():
+            if file in (".", "..") or os.path.basename(file) != file:
+                raise InputError(f"{self.path / INDEX}: weight_map says that {shown(name)} is in {shown(file)}; only files in "
+                                 "this folder itself are read")  # fmt: skip
+        missing = sorted({file for file in names.values() if not os.path.isfile(self.path / file)})
+        if missing:
+            raise InputError(f"{self.path} lacks {shown(missing)}, which its {INDEX} names")
+        return {name: self.path / file for name, file in names.items()}
