@@ -1,6 +1,7 @@
 # make setup   .venv with every pinned dependency and hetpipe itself (editable); does nothing when it is up to date
 # make demo    a real model on real data over an emulated mixed cluster: the plan against equal splits
 # make test    the tests
+# make coverage   which part of the product's lines and branches the tests run, ranks included: a third longer than make test
 # make bench   hetpipe beside other ways to train, and ratios beside those kept: about an hour on two idle cores
 # make bench-quick   a part of that, in 5 minutes
 # make lint    ruff, mypy and the floors of the house (import-linter)
@@ -26,7 +27,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 STAMP := $(VENV)/.hetpipe-setup
 
-.PHONY: setup demo test test-torch bench bench-quick lint rooms docs pictures screenshots check clean
+.PHONY: setup demo test coverage test-torch bench bench-quick lint rooms docs pictures screenshots check clean
 
 setup: $(STAMP)
 
@@ -42,6 +43,13 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+coverage: setup
+	$(PIP) coverage
+	rm -f .coverage*
+	$(PY) -m coverage run -m pytest $(PYTEST_ARGS)
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report --skip-covered --sort=cover
 
 # the release first, then the other packages as pinned, where they take that release
 TORCH_VENV = .venv-torch-$(TORCH)
