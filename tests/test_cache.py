@@ -15,7 +15,7 @@ from hetpipe.layers.model import Loss, Model, cross_entropy, mse
 from hetpipe.measuring import cache, confirm
 from hetpipe.measuring.cache import cache_path, measured
 from hetpipe.measuring.confirm import Glance, differs, glance
-from hetpipe.measuring.links import Carried, Wires
+from hetpipe.measuring.links import FlowFound, Wires
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
@@ -153,7 +153,7 @@ def twice(world: World, cluster: Cluster, folder: str) -> dict[str, Any]:
     again = now()
     instead["ping_pong"] = lambda _, pair, sizes, repeats: [[known(first, pair).seconds(size) * 4 + 0.001] for size in sizes]
     slow = tuple(link.model_copy(update={"bandwidth": 1e6}) for link in first.links)
-    instead["measure_links"] = lambda *_: Wires(slow, (), (Carried("n0", "n1", 1, 1e6, 0.1),))
+    instead["measure_links"] = lambda *_: Wires(slow, (), (FlowFound("n0", "n1", 1, 1e6, 0.1),))
     slower = now()
     quiet = len(heard)
     instead["ping_pong"] = lambda _, pair, sizes, repeats: [[known(slower, pair).seconds(size)] for size in sizes]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster, Node
-from hetpipe.spec.clusters.catalogue import Catalogue, alike, choice_of, load_choice
+from hetpipe.spec.clusters.catalogue import Catalogue, alike_nodes, choice_of, load_choice
 from tests.support.strategies import make_cluster
 
 EXAMPLE = Path(__file__).parents[1] / "configs" / "catalogues" / "aws.yaml"
@@ -117,7 +117,7 @@ class TestClusterAsCatalogue:
             {"between": ["n2", "n2"], "bandwidth": 9.0},
         ]
         cluster = Cluster.parse(document, "the test's cluster")
-        assert [[node.name for node in group] for group in alike(cluster)] == [["n0", "n1"], ["n2"], ["n3"]]
+        assert [[node.name for node in group] for group in alike_nodes(cluster)] == [["n0", "n1"], ["n2"], ["n3"]]
         choice = choice_of(cluster)
         assert choice.templates == ("ax1@n0", "ax1@n2", "ax1@n3")
         assert choice.cluster((2, 0, 0)).link_between("n0", "n1").bandwidth == 5.0
@@ -132,7 +132,7 @@ class TestClusterAsCatalogue:
         def speed(a: Node, b: Node) -> float | None:
             return cluster.link_between(a.name, b.name).bandwidth
 
-        for a, b in (pair for group in alike(cluster) for pair in combinations(group, 2)):
+        for a, b in (pair for group in alike_nodes(cluster) for pair in combinations(group, 2)):
             assert speed(a, a) == speed(b, b)
             assert all(speed(a, c) == speed(b, c) for c in cluster.nodes if c not in (a, b))
 
@@ -161,6 +161,6 @@ class TestLoad:
 def test_thousands_of_nodes_are_grouped_at_once() -> None:
     """Each node was compared with every other, over the links to all others."""
     cluster = make_cluster([{"a": 1}] * 3_000 + [{"a": 2}] * 3_000)
-    assert [len(group) for group in alike(cluster)] == [3_000, 3_000]
+    assert [len(group) for group in alike_nodes(cluster)] == [3_000, 3_000]
     with pytest.raises(InputError, match="the cluster has 3000 kinds of nodes, and so more than 4000 sub-clusters"):
         choice_of(make_cluster([{f"type{i}": 1} for i in range(3_000)]))

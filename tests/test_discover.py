@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.files.messages import InputError
-from hetpipe.measuring.discover import alike, as_it_is, cluster_of
+from hetpipe.measuring.discover import as_it_is, cluster_of, one_type_again
 from hetpipe.spec.cluster import Cluster
 from tests.support.strategies import make_profile
 
@@ -63,7 +63,7 @@ def test_hosts_whose_times_agree_are_one_type_again() -> None:
     cluster = cluster_of(rows)
     seconds = {"cpu-n0": 1.0, "cpu-n1": 4.0, "cpu-n2": 1.04, "cpu-n3": 1.1, "cpu-n4": 4.1}
     profile = make_profile({kind: [s, 2 * s] for kind, s in seconds.items()})
-    grouped, means = alike(cluster, profile)
+    grouped, means = one_type_again(cluster, profile)
     assert {d.id: d.type for d in grouped.devices} == {
         "n0/0": "cpu-n0", "n1/0": "cpu-n1", "n2/0": "cpu-n0", "n3/0": "cpu-n3", "n4/0": "cpu-n1",
     }  # fmt: skip
@@ -77,4 +77,4 @@ def test_hosts_whose_times_agree_are_one_type_again() -> None:
 def test_gpus_are_told_apart_by_their_names_not_by_their_times() -> None:
     cluster = cluster_of([(0, 0, "a", GIB), (1, 0, "b", GIB)])
     profile = make_profile({"a": [1.0], "b": [1.0]})
-    assert alike(cluster, profile)[0] == cluster
+    assert one_type_again(cluster, profile)[0] == cluster

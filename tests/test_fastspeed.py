@@ -16,7 +16,7 @@ from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import DROPPED
 from hetpipe.fastspeed.convert import convert
 from hetpipe.fastspeed.import_path import import_path
-from hetpipe.fastspeed.module import load_weights, one_layer, read_checkpoint
+from hetpipe.fastspeed.module import one_layer, put_weights, read_checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
@@ -301,9 +301,9 @@ def test_checkpoints_are_read_without_running_them(tmp_path: Path) -> None:
     (layer,) = one_layer("tests.support.fastspeed_parts:Net", [5, 8], weights=str(path))
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in layer.state_dict().items())
     whole: Any = torch.compile(parts.Net(), backend="eager")  # its names have a prefix, in the file or in the model
-    load_weights(whole, read_checkpoint(str(path)), str(path))
+    put_weights(whole, read_checkpoint(str(path)), str(path))
     assert torch.equal(whole.first.weight, net.first.weight)
-    load_weights(parts.Net(), {"model": whole.state_dict()}, "compiled.pth")
+    put_weights(parts.Net(), {"model": whole.state_dict()}, "compiled.pth")
     with pytest.raises(InputError, match="holds the weights of another model"):
         one_layer("tests.support.fastspeed_parts:Net", [5, 9], weights=str(path))
     with pytest.raises(InputError, match="cannot read the checkpoint .*nowhere.pth: No such file"):

@@ -73,10 +73,10 @@ def test_the_allocator_s_factor_is_of_a_stage_that_trains_and_leaves_the_model_a
         return real(layers, *arguments, **options)
 
     stand_for_a_card(monkeypatch)
-    assert measuring.allocator_factor(model, CPU, 2) == measuring.Found(1.3, 0.0)
+    assert measuring.allocator_factor(model, CPU, 2) == measuring.Figure(1.3, 0.0)
     assert measuring.context_bytes(CPU).value == 100 - 70 - 12
     monkeypatch.setattr(measuring, "_stage_run", run)
-    assert measuring.allocator_factor(model, CPU, 2) == measuring.Found(1.3, 0.0)
+    assert measuring.allocator_factor(model, CPU, 2) == measuring.Figure(1.3, 0.0)
     assert trained == [3, 1]  # the whole model does not fit; of half of three layers, one does
     assert all(p.grad is None for p in model.layers.parameters())
     assert all(torch.equal(x, p) for x, p in zip(before, model.layers.parameters(), strict=True))

@@ -27,7 +27,7 @@ from hetpipe.checkpoints.schedule import plain
 from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.fastspeed import Params
-from hetpipe.fastspeed.module import load_optimizer, load_weights, read_checkpoint
+from hetpipe.fastspeed.module import load_optimizer, put_weights, read_checkpoint
 from hetpipe.files.messages import clipped, exit_code
 from hetpipe.layers.weights import materialise
 from hetpipe.planning.front import Front
@@ -314,7 +314,7 @@ def test_a_checkpoint_of_fastspeed(tmp_path: Path, zipped: bool) -> None:
 
     def resume() -> None:
         again, state = parts.Net(), read_checkpoint(str(file))
-        load_weights(again, state, str(file))
+        put_weights(again, state, str(file))
         other = torch.optim.Adam(again.parameters())
         load_optimizer(other, state, str(file))
         for parameter in again.parameters():

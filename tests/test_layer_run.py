@@ -13,7 +13,7 @@ from hetpipe.layers.model import LOSSES, Loss, Model
 from hetpipe.measuring.clock import stretch_of
 from hetpipe.measuring.confirm import differs, glance
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, turn_seconds
-from hetpipe.measuring.overhead import Found, device_overhead
+from hetpipe.measuring.overhead import Figure, device_overhead
 from hetpipe.measuring.profiler import measure_device
 from hetpipe.spec.profile import Measurement
 
@@ -173,7 +173,7 @@ def test_a_processor_without_a_quota_is_found_so_at_once(
 
 
 def test_what_the_framework_takes_lasts_longer_under_a_quota_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetpipe.measuring.overhead.action_seconds", lambda _: Found(0.001, 0.25))
+    monkeypatch.setattr("hetpipe.measuring.overhead.action_seconds", lambda _: Figure(0.001, 0.25))
     model = model_of(nn.Linear(4, 4))
     found = device_overhead(model, "cpu-n1", CPU, 1, stretch=5.0)
     assert (found.action_seconds, found.relative_spread) == (0.005, {"action_seconds": 0.25})

@@ -12,7 +12,7 @@ from bench.links.hosts import HOSTS, missing
 from bench.links.run import carried, off
 from bench.links.steps import compared
 from hetpipe.measuring.confirm import both_ways
-from hetpipe.measuring.links import EQUAL, Carried, alone_on_hosts, joined, many_flows, of_flows
+from hetpipe.measuring.links import EQUAL, FlowFound, alone_on_hosts, explaining, many_flows, of_flows
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 from tests.support.ranks import cluster_of, make_plan
@@ -26,8 +26,8 @@ def pairs_of(ways: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]
     return {(a, b): 1e-4 for a, b in ways if a < b}
 
 
-def one_flow(ways: dict[tuple[str, str], float]) -> list[Carried]:
-    return [Carried(a, b, 1, rate, 0.0) for (a, b), rate in ways.items()]
+def one_flow(ways: dict[tuple[str, str], float]) -> list[FlowFound]:
+    return [FlowFound(a, b, 1, rate, 0.0) for (a, b), rate in ways.items()]
 
 
 def planned(links: tuple[LinkBetween, ...], adapters: tuple[AdapterOf, ...], a: str, b: str) -> float:
@@ -43,7 +43,7 @@ def planned(links: tuple[LinkBetween, ...], adapters: tuple[AdapterOf, ...], a: 
 def test_links_and_adapters_explain_each_way_between_nodes_with_adapters(rates: list[tuple[float, float]]) -> None:
     out, into = ({f"n{i}": rate[way] for i, rate in enumerate(rates)} for way in (0, 1))
     ways = {(a, b): min(out[a], into[b]) for a, b in permutations(out, 2)}
-    links, adapters, unlike = joined(one_flow(ways), pairs_of(ways), list(out))
+    links, adapters, unlike = explaining(one_flow(ways), pairs_of(ways), list(out))
     assert not unlike
     for (a, b), rate in ways.items():
         assert planned(links, adapters, a, b) == pytest.approx(rate, rel=2 * EQUAL)
@@ -52,7 +52,7 @@ def test_links_and_adapters_explain_each_way_between_nodes_with_adapters(rates: 
 def test_ways_that_no_adapter_explains_are_as_one_message_there_and_back_and_a_note_says_so() -> None:
     #     a ══ b   90 both ways;  c ══ all 90;  but a → c only 30
     ways = dict.fromkeys(permutations("abc", 2), 90e6) | {("a", "c"): 30e6}
-    links, adapters, unlike = joined(one_flow(ways), pairs_of(ways), list("abc"))
+    links, adapters, unlike = explaining(one_flow(ways), pairs_of(ways), list("abc"))
     assert {link.between: link.bandwidth for link in links} == pytest.approx(
         {("a", "b"): 90e6, ("a", "c"): 2 / (1 / 30e6 + 1 / 90e6), ("b", "c"): 90e6})  # fmt: skip
     assert {adapter.rates for adapter in adapters} == {(90e6, 90e6)}
@@ -64,21 +64,21 @@ def test_ways_that_no_adapter_explains_are_as_one_message_there_and_back_and_a_n
 
 def test_several_flows_show_whether_an_adapter_is_shared() -> None:
     ways = dict.fromkeys(permutations("ab", 2), 100e6)
-    shared = [Carried("a", None, 4, 103e6, 0.3), Carried(None, "a", 4, 98e6, 0.3)]
-    apart = [Carried("a", None, 4, 400e6, 0.3), Carried(None, "a", 4, 250e6, 0.3)]
+    shared = [FlowFound("a", None, 4, 103e6, 0.3), FlowFound(None, "a", 4, 98e6, 0.3)]
+    apart = [FlowFound("a", None, 4, 400e6, 0.3), FlowFound(None, "a", 4, 250e6, 0.3)]
     for several, rates in ((shared, (100e6, 100e6)), (apart, (400e6, 250e6))):
-        _, adapters, _ = joined([*one_flow(ways), *several], pairs_of(ways), ["a", "b"])
+        _, adapters, _ = explaining([*one_flow(ways), *several], pairs_of(ways), ["a", "b"])
         assert {adapter.node: adapter.rates for adapter in adapters} == {"a": rates, "b": (100e6, 100e6)}
 
 
 def test_nodes_on_one_host_have_no_adapters_and_a_link_inside_a_node_is_as_there_and_back() -> None:
     assert alone_on_hosts({"a": [0, 1], "b": [2], "c": [3]}, ["x", "x", "x", "y"]) == ["c"]
-    found = [Carried("a", "a", 1, 1e9, 0.1), Carried("a", "a", 1, 3e9, 0.1), Carried("a", "a", 2, 9e9, 0.1)]
+    found = [FlowFound("a", "a", 1, 1e9, 0.1), FlowFound("a", "a", 1, 3e9, 0.1), FlowFound("a", "a", 2, 9e9, 0.1)]
     across = one_flow(dict.fromkeys(permutations("ab", 2), 1e9))
-    links, adapters, unlike = joined([*found, *across], {("a", "a"): 1e-5, ("a", "b"): 1e-4}, ["a", "b"])
+    links, adapters, unlike = explaining([*found, *across], {("a", "a"): 1e-5, ("a", "b"): 1e-4}, ["a", "b"])
     assert [(link.between, link.bandwidth) for link in links] == [(("a", "a"), 1.5e9), (("a", "b"), 1e9)]
     assert {adapter.rates for adapter in adapters} == {(1e9, 1e9)}
-    assert joined(found, {("a", "a"): 1e-5}, ["a"])[1] == ()
+    assert explaining(found, {("a", "a"): 1e-5}, ["a"])[1] == ()
     assert unlike == []
 
 

@@ -14,7 +14,7 @@ from hetpipe import InputError
 from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.layers.recipe import layer_on, make_stage
 from hetpipe.layers.split import tied_layers
-from hetpipe.layers.transforms import COMPILED, made, transformed, written_names
+from hetpipe.layers.transforms import COMPILED, lineage_of, transformed, written_names
 from hetpipe.layers.weights import empty_names, load_state, state_of
 from hetpipe.measuring.cache import cache_path
 from hetpipe.measuring.profiler import profile_model
@@ -48,7 +48,7 @@ def test_of_two_transforms_the_names_go_back_to_the_first() -> None:
     layers = transformed(nn.Sequential(nn.Linear(2, 2)), [Doubling(), Doubling()])
     assert list(layers.state_dict()) == ["0.base.base.weight", "0.base.base.bias"]
     assert list(state_of(layers)) == ["0.weight", "0.bias"]
-    found = made(layers[0])
+    found = lineage_of(layers[0])
     assert found is not None
     assert found.identities == (Doubling.identity,) * 2
     assert written_names(layers)(f"0.{COMPILED}.base.base.weight") == "0.weight"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
-from hetpipe.checkpoints.schedule import differences, plain, scheduled, unfit
+from hetpipe.checkpoints.schedule import plain, scheduled, state_differences, unfit
 from hetpipe.checkpoints.training_state import FORMAT, LoopState, TrainerState, state_text, take_over
 from hetpipe.files.messages import InputError
 from tests.support.jobs import STATE
@@ -111,6 +111,6 @@ def test_what_json_cannot_hold_is_named() -> None:
 
 
 def test_what_was_infinite_may_have_become_a_number_and_not_the_reverse() -> None:
-    assert differences({"best": 0.5}, {"best": float("inf")}, "s") == []
-    assert differences({"best": float("inf")}, {"best": float("inf")}, "s") == []
-    assert differences({"best": float("inf")}, {"best": 0.5}, "s") == ["s.best: inf is no number"]
+    assert state_differences({"best": 0.5}, {"best": float("inf")}, "s") == []
+    assert state_differences({"best": float("inf")}, {"best": float("inf")}, "s") == []
+    assert state_differences({"best": float("inf")}, {"best": 0.5}, "s") == ["s.best: inf is no number"]

@@ -68,17 +68,17 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, Tensor) else value
 
 
-def differences(saved: Any, own: Any, where: str) -> list[str]:
+def state_differences(saved: Any, own: Any, where: str) -> list[str]:
     """The places where what was saved is of another kind than what the schedule itself has there."""
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         faults = [f"{where}.{key}: not there" for key in own if key not in saved]
         faults += [f"{where}: unknown key {shown(key)}" for key in saved if key not in own]
-        return faults + [f for key in own if key in saved for f in differences(saved[key], own[key], f"{where}.{key}")]
+        return faults + [f for key in own if key in saved for f in state_differences(saved[key], own[key], f"{where}.{key}")]
     if isinstance(own, list | tuple) and isinstance(saved, list | tuple):
         if len(own) != len(saved):
             return [f"{where}: {len(saved)} values, the schedule has {len(own)}"]
         pairs = enumerate(zip(saved, own, strict=True))
-        return [f for i, (there, here) in pairs for f in differences(there, here, f"{where}.{i}")]
+        return [f for i, (there, here) in pairs for f in state_differences(there, here, f"{where}.{i}")]
     wanted = "count" if where.rpartition(".")[2] in COUNTERS else _kind(own)
     fits = _counts(saved) if wanted == "count" else _kind(saved) in (wanted, _OR_ELSE.get(wanted))
     return [] if own is None or fits else [f"{where}: {shown(saved)} is no {wanted}"]

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hetpipe.checkpoints.digests import Digest, Written, digest_of
-from hetpipe.checkpoints.schedule import Scheduled, differences
+from hetpipe.checkpoints.schedule import Scheduled, state_differences
 from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Seed, Strict, read_mapping
 from hetpipe.files.messages import InputError, listed, shown
@@ -64,7 +64,7 @@ class SavedState(Document):
     def check(self, own_state: Mapping[str, Any] | None, groups: int, source: str) -> None:
         """Compare with a new schedule's own plain state (None: there is none) and the number of the optimizer's groups: an
         InputError lists the keys whose values are not of the kind that the schedule wants."""
-        faults = differences(self.scheduler_state, own_state, "scheduler_state")
+        faults = state_differences(self.scheduler_state, own_state, "scheduler_state")
         if len(self.scheduled) != groups:
             faults.append(f"scheduled: {len(self.scheduled)} groups of parameters, the optimizer has {groups}")
         if faults:

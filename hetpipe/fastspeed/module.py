@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.checkpoints.schedule import differences
+from hetpipe.checkpoints.schedule import state_differences
 from hetpipe.files.limits import MOST_COUNT
 from hetpipe.files.messages import InputError, cut, listed, reason, shown
 from hetpipe.layers.model import Tensors, as_tuple
@@ -56,7 +56,7 @@ def one_layer(
     if isinstance(module, nn.Sequential):
         materialise(module)  # a model of the zoo may wait for its values
     if weights is not None:
-        load_weights(module, read_checkpoint(weights), weights)
+        put_weights(module, read_checkpoint(weights), weights)
     return as_one_layer(module, input_names)
 
 
@@ -97,7 +97,7 @@ def _check(state: dict[Any, Any], path: str) -> None:
         raise InputError(f"{path}: {len(faults)} fault(s) in this checkpoint of FastSpeed\n{listed(faults)}")
 
 
-def load_weights(module: nn.Module, state: dict[str, Any], path: str) -> None:
+def put_weights(module: nn.Module, state: dict[str, Any], path: str) -> None:
     """Put a checkpoint's weights into the module; InputError where they are another model's."""
     try:
         load_state(module, state["model"])
@@ -117,7 +117,7 @@ def load_optimizer(optimizer: torch.optim.Adam, state: dict[str, Any], path: str
         fault
         for i, (group, before) in enumerate(zip(optimizer.param_groups, own, strict=True))
         for key in before
-        for fault in differences(group.get(key), before[key], f"optimizer.param_groups.{i}.{key}")
+        for fault in state_differences(group.get(key), before[key], f"optimizer.param_groups.{i}.{key}")
     ]
     for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         values = optimizer.state.get(parameter, {})

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from hetpipe.building.data import EpochSampler
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.convert import BY_DEVICE, MODEL, accumulated, manual_plan, measured_sizes
-from hetpipe.fastspeed.module import as_one_layer, load_optimizer, load_weights, read_checkpoint
+from hetpipe.fastspeed.module import as_one_layer, load_optimizer, put_weights, read_checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import make_folder
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value
@@ -56,7 +56,7 @@ class Params:
         self.__dict__.update(Arguments.load(json_path).model_dump(mode="json", by_alias=True))
 
 
-class Trained(NamedTuple):
+class TrainReturn(NamedTuple):
     """What `train` returns. `epoch_loss_list` has, for every epoch_log_interval epochs, the mean loss of all their samples on all
     devices (FastSpeed: the sum over the last epoch's iterations of this device); throughputs are samples per second of this
     device, and of all."""
@@ -199,7 +199,7 @@ class FastSpeed:
             dist.broadcast(tensor.detach(), 0)
         return Wrapped(model)
 
-    def train(self, train_loader: DataLoader[Any], wrapped_model: Wrapped) -> Trained:
+    def train(self, train_loader: DataLoader[Any], wrapped_model: Wrapped) -> TrainReturn:
         """All epochs, by Adam; every step's gradient is that of the mean loss over the samples of all devices. Collective."""
         if self.plan is None:
             raise InputError(
@@ -208,7 +208,7 @@ class FastSpeed:
         section, path, first = self.arguments.train, self.arguments.train.load_model_path, 0
         state = read_checkpoint(path) if section.is_load_model and path is not None else None
         if state is not None:
-            load_weights(wrapped_model.module, state, str(path))
+            put_weights(wrapped_model.module, state, str(path))
         layers = as_one_layer(wrapped_model.module, self.names)
         engine = wrap(
             layers, self.plan, self.sample[0], self._loss, loss_weight="tokens", cluster=self.cluster,
@@ -230,7 +230,7 @@ class FastSpeed:
                 self._save(epoch, wrapped_model.module, optimizer)
         seconds = time.perf_counter() - began
         own, total = self.partition_split[dist.get_rank()], sum(self.partition_split)
-        return Trained(
+        return TrainReturn(
             wrapped_model, kept, seconds, section.epochs * own / seconds, section.epochs * total / seconds
         )
 

@@ -188,7 +188,7 @@ def ancestors(nodes: Iterable[Node | None], stops: Collection[Node | None] = ())
     return seen
 
 
-def leaves(tensors: Iterable[Tensor], stops: Collection[Node | None] = ()) -> list[Tensor]:
+def gradient_leaves(tensors: Iterable[Tensor], stops: Collection[Node | None] = ()) -> list[Tensor]:
     """The tensors that would be given a gradient by a backward from these, which ends at `stops`."""
     found = [getattr(node, "variable", None) for node in ancestors((t.grad_fn for t in tensors), stops)]
     return [variable for variable in found if isinstance(variable, Tensor)]

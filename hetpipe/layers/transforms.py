@@ -33,7 +33,7 @@ class Transform(Protocol):
 
 
 @dataclass(frozen=True)
-class Made:
+class Lineage:
     """How a layer was made: by which transforms, of which layer as it was written, and what its tensors are called in that."""
 
     identities: tuple[str, ...]
@@ -53,7 +53,7 @@ def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Se
 
 
 def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
-    before, earlier = list(tensors_of(layer)), made(layer)
+    before, earlier = list(tensors_of(layer)), lineage_of(layer)
     written = earlier.names if earlier is not None else {}
     result, renamed = transform.apply(layer)
     after, names = tensors_of(result), {renamed.get(own, own): written.get(own, own) for own in before}
@@ -67,13 +67,13 @@ def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
         raise InputError(f"layer {name!r}: after the transform {transform.identity!r} two tensors stand for {double!r}; give "
                          "the one that it adds another name")  # fmt: skip
     identities, source = (earlier.identities, earlier.written) if earlier is not None else ((), layer)
-    vars(result)[_MADE] = Made((*identities, transform.identity), source, names)
+    vars(result)[_MADE] = Lineage((*identities, transform.identity), source, names)
     return result
 
 
-def made(layer: nn.Module) -> Made | None:
+def lineage_of(layer: nn.Module) -> Lineage | None:
     """How the layer was made; None of one that is as it was written."""
-    found: Made | None = vars(uncompiled(layer)).get(_MADE)
+    found: Lineage | None = vars(uncompiled(layer)).get(_MADE)
     return found
 
 
@@ -99,8 +99,9 @@ def uncompiled_name(name: str) -> str:
 
 def written_names(module: nn.Module) -> Callable[[str], str]:
     """A function from the name of a tensor of this layer, or chain of layers, to its name in the model as it was written."""
-    of_layers = {name: found.names for name, layer in module._modules.items() if layer is not None and (found := made(layer))}
-    own = made(module)
+    lineages = {name: lineage_of(layer) for name, layer in module._modules.items() if layer is not None}
+    of_layers = {name: found.names for name, found in lineages.items() if found is not None}
+    own = lineage_of(module)
 
     def written(name: str) -> str:
         name = uncompiled_name(name)

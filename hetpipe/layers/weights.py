@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.transforms import made, tensors_of, uncompiled, written_names
+from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled, written_names
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ def give_values(layers: nn.Sequential, name: str, layer: nn.Module, device: torc
     empty = {n: tensors_of(layer)[n] for n in empty_names(layer)}
     if not empty:
         return
-    found, written = made(layer), written_names(layer)
+    found, written = lineage_of(layer), written_names(layer)
     source = layer if found is None else found.written
     if not isinstance(source, Deferred):
         raise InputError(

@@ -16,7 +16,7 @@ import hetpipe
 from hetpipe.building.build import optimizer_factory
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model
-from hetpipe.layers.transforms import made
+from hetpipe.layers.transforms import lineage_of
 from hetpipe.measuring.confirm import confirmed_links, unconfirmed_types
 from hetpipe.measuring.measure import measurers, profile_cluster
 from hetpipe.processes.peers.others import showing_others
@@ -88,7 +88,7 @@ def cache_path(
         model.name,
         repr(model.layers),
         _settings(model),
-        [found.identities for layer in model.layers if (found := made(layer)) is not None],
+        [found.identities for layer in model.layers if (found := lineage_of(layer)) is not None],
         shapes,
         sample,
         (model.loss.weight, model.loss.ignore_index, _identity(model.loss.function)),

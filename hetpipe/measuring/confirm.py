@@ -15,7 +15,7 @@ from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.clock import Clock, stretch_of
-from hetpipe.measuring.layer_run import DIFFERENT, LayerRun, busy_factor, leaves, loss_of
+from hetpipe.measuring.layer_run import DIFFERENT, LayerRun, busy_factor, loss_of, without_history
 from hetpipe.measuring.links import LARGE_BYTES, Wires, measure_links, node_pairs
 from hetpipe.measuring.measure import turns
 from hetpipe.measuring.profiler import time_layer
@@ -128,7 +128,7 @@ def glance(model: Model, measurement: Measurement, device: torch.device) -> Glan
             given = as_tuple(inputs) if index == 0 else tuple(spec.filled() for spec in specs[index])
             last = loss_of(model, move(targets, device)) if index == len(layers) - 1 else None
             with layer_on(model.layers, layers[index][1], device, types) as layer:
-                run = LayerRun(layer, leaves([t.to(device) for t in given]), last)
+                run = LayerRun(layer, without_history([t.to(device) for t in given]), last)
                 times = _seconds(run, clock, index, size, repeats[index])
                 if index == chosen[0] and clock.stretch is None:
                     factor = busy_factor(run, statistics.median(times), device)

@@ -28,8 +28,8 @@ NOMINAL = 1.1  # a card sold as one of 24 GB may have 22.2 GiB: by so much a clu
 
 def discover_cluster(backend: Backend = "torch") -> Cluster:
     """The cluster that torchrun, or this machine, gives: each agent is a node, types are the GPUs' names, and the CPU of each
-    node, whose speed no name tells, is a type of its own (see `alike`). A process stands for the device of its local rank; where
-    the back end drives a replica from one process, the first for all GPUs of its host. Collective."""
+    node, whose speed no name tells, is a type of its own (see `one_type_again`). A process stands for the device of its local
+    rank; where the back end drives a replica from one process, the first for all GPUs of its host. Collective."""
     here, own = place(), list[tuple[int, int, str, int]]()
     if torch.cuda.is_available():
         indices = [here.local_rank]
@@ -127,7 +127,7 @@ def note_missing_gpus(world: World, cluster: Cluster) -> None:
 
 
 
-def alike(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile]:
+def one_type_again(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile]:
     """The cluster and profile of CPUs that were found, in which those whose times agree within 5 % at every micro-batch size are
     one type again, with the mean of their times and the least of their memory. Fewer types are planned sooner. Pure."""
     groups: list[list[Measurement]] = []

@@ -20,7 +20,7 @@ TURNS_SECONDS, MOST_TURNS = 0.005, 50  # of one reading of a card
 WINDOW_SECONDS, WINDOWS = 0.2, 3  # Linux gives CPU quotas anew every 0.1 s: whole periods have whole quotas
 
 
-def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def without_history(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """These values as what enters a layer from elsewhere: with no history."""
     return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
 
@@ -37,7 +37,7 @@ class LayerRun:
 
     def receive(self) -> None:
         """Fresh inputs (a layer may work in place)."""
-        self.received[:] = [t.clone() for t in leaves(self.inputs)]
+        self.received[:] = [t.clone() for t in without_history(self.inputs)]
 
     def forward(self) -> None:
         output = self.layer(as_value(self.received))

@@ -21,7 +21,7 @@ EQUAL = 0.05  # by which rates may differ that are taken for the same
 EXPLAINED = 0.15  # by which adapters may miss the slower way of a link that is as fast as its faster way
 
 
-class Carried(NamedTuple):
+class FlowFound(NamedTuple):
     """What so many flows at once carried together, from a node to a node; None: to or from all others. The spread is the
     distance of the quartiles of a message's seconds, over their median."""
 
@@ -37,7 +37,7 @@ class Wires(NamedTuple):
 
     links: tuple[LinkBetween, ...]
     adapters: tuple[AdapterOf, ...]
-    found: tuple[Carried, ...]
+    found: tuple[FlowFound, ...]
 
     def noted(self) -> list[dict[str, object]]:
         """For a profile's provenance."""
@@ -88,7 +88,7 @@ def measure_links(cluster: Cluster, world: World) -> Wires:
     pairs, of_node = node_pairs(cluster, world), ranks_of_nodes(cluster, world)
     alone = alone_on_hosts(of_node, world.hosts)
     many = [x for name, ranks in of_node.items() for x in _many(name, ranks, of_node, leaves=name in alone)]
-    latency, found = dict[tuple[str, str], float](), list[Carried]()
+    latency, found = dict[tuple[str, str], float](), list[FlowFound]()
     with Activity("measuring links", len(pairs) + len(many), shown=world.is_main) as activity:
         for pair in pairs:
             latency[pair.a, pair.b] = small = statistics.median(ping_pong(world, pair, (SMALL_BYTES,), LATENCY_REPEATS)[0])
@@ -104,7 +104,7 @@ def measure_links(cluster: Cluster, world: World) -> Wires:
             size = _message_bytes(fastest / len(flows))
             found.append(of_flows(source, target, at_once(world, flows, size), size, 0.0))
             activity.advance(f"{len(flows)} at once")
-    links, adapters, unlike = joined(found, latency, alone)
+    links, adapters, unlike = explaining(found, latency, alone)
     for text in unlike if world.is_main else ():
         warn(text)
     return Wires(links, adapters, tuple(found))
@@ -120,8 +120,8 @@ def _many(
     return [way for way in ways if len(way[2]) > 1]
 
 
-def joined(
-    found: Sequence[Carried], latency: Mapping[tuple[str, str], float], alone: Sequence[str]
+def explaining(
+    found: Sequence[FlowFound], latency: Mapping[tuple[str, str], float], alone: Sequence[str]
 ) -> tuple[tuple[LinkBetween, ...], tuple[AdapterOf, ...], list[str]]:
     """The links and adapters that explain what was measured, and what is said of ways that they do not explain. A link
     has one rate, its faster way's; that the other way is slower is left to the adapters at its ends. Where these
@@ -143,7 +143,7 @@ def joined(
     return tuple(links), adapters, unlike
 
 
-def _ways(found: Sequence[Carried], a: str, b: str) -> tuple[float, float]:
+def _ways(found: Sequence[FlowFound], a: str, b: str) -> tuple[float, float]:
     """Bytes/s of one flow there and back."""
     alone = [x for x in found if x.flows == 1]
     there = [x.bytes_per_second for x in alone if (x.source, x.target) == (a, b)]
@@ -160,7 +160,7 @@ def _peak(there: float, back: float) -> float:
     return (there + back) / 2 if min(there, back) >= (1 - EQUAL) * fast else fast
 
 
-def _carried(name: str, way: int, found: Sequence[Carried], peak: Mapping[tuple[str, str], float]) -> float:
+def _carried(name: str, way: int, found: Sequence[FlowFound], peak: Mapping[tuple[str, str], float]) -> float:
     """Bytes/s that a node's adapters carry out (way 0) or in (1): the most that one flow or all together got; that of its fastest
     link, if it is about as much."""
     most = max(x.bytes_per_second for x in found if (x.source, x.target)[way] == name and x.source != x.target)
@@ -178,13 +178,13 @@ def _message_bytes(bytes_per_second: float) -> int:
     return int(min(LARGE_BYTES, max(PILOT_BYTES, MESSAGE_SECONDS * bytes_per_second)))
 
 
-def of_flows(source: str | None, target: str | None, times: Sequence[Sequence[float]], size: int, answer: float) -> Carried:
+def of_flows(source: str | None, target: str | None, times: Sequence[Sequence[float]], size: int, answer: float) -> FlowFound:
     """What flows carried whose messages took so many seconds, of which `answer` is what a message of a few bytes takes as well;
     never more than half is taken for that. One flow counts by the median, since other work on the machine makes single
     messages long; of several the faster ones take turns, so they count by the mean. Pure."""
     centre = statistics.median if len(times) == 1 else statistics.fmean
     rate = sum(size / max(centre(each) - answer, centre(each) / 2) for each in times)
-    return Carried(source, target, len(times), rate, max(_spread(each) for each in times))
+    return FlowFound(source, target, len(times), rate, max(_spread(each) for each in times))
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.trials.layer_check import cut_to_try, try_layers
 from hetpipe.measuring.links import Wires, measure_links, node_pairs
 from hetpipe.measuring.overhead import (
-    Found,
+    Figure,
     communicator_bytes,
     device_overhead,
     transfer_overlap,
@@ -84,7 +84,7 @@ def profile_cluster(
             overheads.append(overhead)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
     wires = measure_links(cluster, world)
-    overheads = together(overheads, cluster, world, wires)
+    overheads = with_shared_figures(overheads, cluster, world, wires)
     here = torch_device(cluster.device_types[mine[0].type], mine[0].index) if mine else None
     notes = provenance(
         options.repeats,
@@ -112,17 +112,17 @@ def profile_cluster(
     )
 
 
-def together(
+def with_shared_figures(
     overheads: list[DeviceOverhead], cluster: Cluster, world: World, wires: Wires
 ) -> list[DeviceOverhead]:
     """These, with what takes several devices: bytes of a communicator, and whether transfers hide behind compute: between the
     first two nodes with hosts of their own, by the types of their first devices. Collective."""
     kind_of = {rank: cluster.device(device).type for device, rank in world.rank_of.items()}
-    found: dict[str, dict[str, Found]] = {overhead.device_type: {} for overhead in overheads}
+    found: dict[str, dict[str, Figure]] = {overhead.device_type: {} for overhead in overheads}
     for rank, taken in enumerate(world.gather(communicator_bytes(world))):
         if taken is not None and rank in kind_of:
-            own = found[kind_of[rank]].get("communicator_bytes", Found(taken, 0.0))
-            found[kind_of[rank]]["communicator_bytes"] = Found(max(taken, own.value), 0.0)
+            own = found[kind_of[rank]].get("communicator_bytes", Figure(taken, 0.0))
+            found[kind_of[rank]]["communicator_bytes"] = Figure(max(taken, own.value), 0.0)
     apart = {adapter.node for adapter in wires.adapters}
     pairs = [pair for pair in node_pairs(cluster, world) if pair.a != pair.b and {pair.a, pair.b} <= apart]
     for pair in pairs[:1]:

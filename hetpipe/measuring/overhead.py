@@ -32,14 +32,14 @@ OVERLAP_SECONDS, OVERLAP_REPEATS, OVERLAP_WIDTH = 0.1, 7, 256
 ALONE = Lanes(None, None)  # type: ignore[arg-type]  # a pipeline of one stage sends nothing
 
 
-class Found(NamedTuple):
+class Figure(NamedTuple):
     """A figure, and its spread over it."""
 
     value: float
     relative_spread: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Found:
+    def of(cls, seconds: Sequence[float]) -> Figure:
         """The median."""
         middle = statistics.median(seconds)
         return cls(middle, (max(seconds) - min(seconds)) / middle)
@@ -57,14 +57,14 @@ def device_overhead(model: Model, device_type: str, device: torch.device, size: 
     return with_found(DeviceOverhead(device_type=device_type), found)
 
 
-def with_found(overhead: DeviceOverhead, found: Mapping[str, Found]) -> DeviceOverhead:
+def with_found(overhead: DeviceOverhead, found: Mapping[str, Figure]) -> DeviceOverhead:
     """This, and what was found by the names of its fields."""
     values = {name: round(x.value) if name.endswith("_bytes") else x.value for name, x in found.items()}
     spread = {name: round(x.relative_spread, 4) for name, x in found.items()}
     return overhead.model_copy(update={**values, "relative_spread": {**overhead.relative_spread, **spread}})
 
 
-def action_seconds(device: torch.device) -> Found:
+def action_seconds(device: torch.device) -> Figure:
     """What the engine adds to a forward or a backward: a stage of one layer for many micro-batches, less the layer alone as the
     profiler times it. On a CPU the thread's own processor time, which other work does not lengthen; on a card the
     layer is long enough for the host to run ahead, as it does in training. The spread is that of the stage's seconds."""
@@ -81,8 +81,8 @@ def action_seconds(device: torch.device) -> Found:
             if repeat > 0:  # the first warms up
                 wholes.append(whole)
                 parts.append(part)
-    found = Found.of(wholes)
-    return Found(max(0.0, found.value - statistics.median(parts)) / 2, found.relative_spread)
+    found = Figure.of(wholes)
+    return Figure(max(0.0, found.value - statistics.median(parts)) / 2, found.relative_spread)
 
 
 def _median_alone(run: LayerRun) -> float:
@@ -121,13 +121,13 @@ def _stage_run(
     return train
 
 
-def context_bytes(device: torch.device) -> Found:
+def context_bytes(device: torch.device) -> Figure:
     """What the driver shows of a card beyond what torch's allocator has. Other processes on the card are in it."""
     free, total = torch.cuda.mem_get_info(device)
-    return Found(max(0, total - free - torch.cuda.memory_reserved(device)), 0.0)
+    return Figure(max(0, total - free - torch.cuda.memory_reserved(device)), 0.0)
 
 
-def allocator_factor(model: Model, device: torch.device, size: int) -> Found | None:
+def allocator_factor(model: Model, device: torch.device, size: int) -> Figure | None:
     """Bytes that the allocator holds at most over those in use at most, while a stage of as many of the first layers as fit half
     of the free memory is trained for a few micro-batches. None where not even one layer fits."""
     layers = named_layers(model.layers)
@@ -144,7 +144,7 @@ def allocator_factor(model: Model, device: torch.device, size: int) -> Found | N
                         continue
                     _stage_run(some, inputs, device, 2 * STAGE_DEPTH, depth=STAGE_DEPTH)([inputs] * 2 * STAGE_DEPTH)
                     most, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
-                    return Found(max(1.0, most / max(used, 1)), 0.0)
+                    return Figure(max(1.0, most / max(used, 1)), 0.0)
             except torch.OutOfMemoryError:
                 continue
             finally:
@@ -169,7 +169,7 @@ def communicator_bytes(world: World) -> int | None:
     return max(0, before - after)
 
 
-def transfer_overlap(world: World, flow: Flow, bytes_per_second: float) -> Found | None:
+def transfer_overlap(world: World, flow: Flow, bytes_per_second: float) -> Figure | None:
     """Which part of a transfer is hidden behind compute, or of compute behind it, whichever is shorter, when a rank sends and
     another receives while both compute: 1 if both at once take as long as the longer, 0 if as long as one after
     the other. Of each the least of a few trials, which other work on the machine disturbed least; the spread is that of the
@@ -216,4 +216,4 @@ def transfer_overlap(world: World, flow: Flow, bytes_per_second: float) -> Found
     computing, sending, at_once = (min(column) for column in zip(*times, strict=True))
     hidden = (computing + sending - at_once) / min(computing, sending)
     spread = max((max(column) - min(column)) / statistics.median(column) for column in zip(*times, strict=True))
-    return Found(min(1.0, max(0.0, hidden)), spread)
+    return Figure(min(1.0, max(0.0, hidden)), spread)

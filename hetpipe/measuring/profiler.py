@@ -36,7 +36,7 @@ from hetpipe.layers.split import CARRY, skipping_layers, tied_layers, trace_boun
 from hetpipe.layers.stage import alias
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.clock import Clock, stretch_of
-from hetpipe.measuring.layer_run import LayerRun, busy_factor, leaves, loss_of, turn_seconds
+from hetpipe.measuring.layer_run import LayerRun, busy_factor, loss_of, turn_seconds, without_history
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
@@ -71,9 +71,9 @@ class _SizeRun:
 
     def measure(self, name: str, layer: nn.Module, clock: Clock, index: int, repeats: int, *, last: bool) -> None:
         """Median forward and backward seconds of the next layer, and their relative spread."""
-        received = leaves(self.tensors)
+        received = without_history(self.tensors)
         try:
-            self.tensors = leaves(as_tuple(layer(as_value([t.clone() for t in received]))))
+            self.tensors = without_history(as_tuple(layer(as_value([t.clone() for t in received]))))
             if clock.device.type == "cuda":
                 torch.cuda.synchronize(clock.device)  # a card says so later
         except torch.OutOfMemoryError:

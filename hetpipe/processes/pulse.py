@@ -83,7 +83,7 @@ class Pulse:
                 return
             self.count += 1
             doing = whereabouts.now()
-            beat = Beat(rank=self.rank, count=self.count, time=time.time(), host=self.host, place=whereabouts.place(),
+            beat = Beat(rank=self.rank, count=self.count, time=time.time(), host=self.host, place=whereabouts.described_place(),
                         doing=doing.text, waits=doing.waits, seconds=doing.seconds, needed=whereabouts.needed(),
                         resume=whereabouts.resume(), error=error, left=last and error is None, cause=cause,
                         figures=whereabouts.figures())  # fmt: skip

@@ -40,13 +40,13 @@ RESTART_SECONDS = 120.0  # in which a rank that has ended is started again, if i
 LOST_SECONDS = 60.0  # after which a store that does not answer is out of reach
 
 
-class Holder(Protocol):
+class GroupHolder(Protocol):
     """What has process groups, and hooks on parameters that refer to them."""
 
     def close(self) -> None: ...
 
 
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+_holders: weakref.WeakSet[GroupHolder] = weakref.WeakSet()
 
 
 def meet_ranks(timeout: timedelta) -> tuple[Store, int, int]:
@@ -179,7 +179,7 @@ def _rounds(size: int) -> str:
     return f"hetpipe/{size} ranks"
 
 
-def give_back_at_exit(holder: Holder) -> None:
+def give_back_at_exit(holder: GroupHolder) -> None:
     """Close `holder` and take all that it has before the process groups are ended."""
     _holders.add(holder)
 

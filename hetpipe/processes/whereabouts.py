@@ -38,12 +38,12 @@ def on_change(listener: Callable[[], None]) -> None:
 
 
 def describe_with(
-    place: str, doing: Callable[[], str] | None = None, waits: Callable[[], bool] | None = None, *, needed: bool = True
+    described_place: str, doing: Callable[[], str] | None = None, waits: Callable[[], bool] | None = None, *, needed: bool = True
 ) -> None:
     """Say, from now on, where this rank is ("replica 0 stage 1, device n0/1"), what it is doing ("1F3 of step 7") and whether it
     waits for other ranks. `needed`: whether these need it; else it may end before them."""
     global _place, _doing, _waits, _needed
-    _place, _doing, _waits, _needed = place, doing, waits, needed
+    _place, _doing, _waits, _needed = described_place, doing, waits, needed
     _tasks.clear()
     _changed()
 
@@ -101,7 +101,7 @@ def _changed() -> None:
         listener()
 
 
-def place() -> str:
+def described_place() -> str:
     """Where this rank is; empty as long as that is open."""
     return _place
 

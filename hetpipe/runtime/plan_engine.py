@@ -26,7 +26,14 @@ from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
 from hetpipe.runtime.buffers import SharedBuffers
 from hetpipe.runtime.checks import stale
-from hetpipe.runtime.checks.agreement import Complaint, Row, digest, marks_of, raise_batches, raise_first
+from hetpipe.runtime.checks.agreement import (
+    Complaint,
+    Statement,
+    digest,
+    marks_of,
+    raise_batches,
+    raise_first,
+)
 from hetpipe.runtime.checks.given import Given
 from hetpipe.runtime.checks.handover import Handover
 from hetpipe.runtime.checks.trained import Trained
@@ -136,9 +143,9 @@ class PlanEngine(Holder, ABC):
         self.recorders[0].note("the wait for what the other replicas' targets weigh")
         return wanted.weight / self._whole()
 
-    def _told(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[Row, Complaint]:
+    def _told(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[Statement, Complaint]:
         """What this rank says of its part of a batch, and in full where something is wrong."""
-        row, fault, marks = Row.empty(len(self.plan.replicas)), None, tuple[int, ...]()
+        row, fault, marks = Statement.empty(len(self.plan.replicas)), None, tuple[int, ...]()
         given, counted = row.given, row.counted
         try:
             if training:
@@ -169,7 +176,7 @@ class PlanEngine(Holder, ABC):
             row.shared, row.batch, row.square = 1.0, float(batch), float(batch**2)
         return row, Complaint(self.replica, self.is_first, fault, marks, batch)
 
-    def _hear(self, total: Row, own: Complaint) -> None:
+    def _hear(self, total: Statement, own: Complaint) -> None:
         """InputError on every rank if what any of them was given is wrong, by the sum over all. Collective."""
         if total.faults:
             raise_first(self.world.gather(own))
@@ -239,7 +246,7 @@ class PlanEngine(Holder, ABC):
         if self._faults:  # found in the midst of it
             row.faults, own = 1.0, replace(own, fault=own.fault or self._faults[0])
         loss, asked, odd, *numbers = self.world.sum([local, self.ask_to_stop(), odd_here, *row.numbers()])
-        total = Row.of(numbers)
+        total = Statement.of(numbers)
         self._hear(total, own)
         total.check_ends()
         loss /= total.weight or 1.0
@@ -255,10 +262,10 @@ class PlanEngine(Holder, ABC):
         self.recorders[0].note("what follows the gradients", waits=False)
         return loss
 
-    def _own_share(self, row: Row) -> int:
+    def _own_share(self, row: Statement) -> int:
         """The samples that this replica trains, by what its ranks were given in total; none if any of that is wrong, as all are
         told at the end of the step."""
-        total = Row.of(self._sum_of_replica(row.numbers()))
+        total = Statement.of(self._sum_of_replica(row.numbers()))
         if total.ends == 2 and total.digest:
             row.faults = total.faults = 1.0
         given, counted = total.given[self.replica], total.counted[self.replica]
@@ -355,17 +362,17 @@ class PlanEngine(Holder, ABC):
             self._forward(sizes, inputs, lambda output, _: found.append(as_tuple(output)))
         return as_value([torch.cat(column) for column in zip(*found, strict=True)]) if found else None
 
-    def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> Row:
+    def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> Statement:
         """What all ranks were given. Collective."""
         row, own = self._told(inputs, targets, training=False)
-        total = Row.of(self.world.sum(row.numbers()))
+        total = Statement.of(self.world.sum(row.numbers()))
         pipelines = [given > 0 and len(r.stages) > 1 for given, r in zip(total.given, self.plan.replicas, strict=True)]
         if total.digest and total.ends == 2 * sum(pipelines):
             total.faults += 1.0
         self._hear(total, own)
         return total
 
-    def _sizes(self, total: Row) -> tuple[int, ...]:
+    def _sizes(self, total: Statement) -> tuple[int, ...]:
         return even_sizes(max(self._replica_plan.microbatch_sizes), int(total.given[self.replica]))
 
     def _forward(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:

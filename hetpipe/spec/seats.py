@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 
-class Stage(Protocol):
+class SeatedStage(Protocol):
     """What is asked of a stage: its layers [lo, hi) and its devices."""
 
     @property
@@ -60,7 +60,7 @@ class Owners(NamedTuple):
         return range(shard * count // degree, (shard + 1) * count // degree)
 
 
-def seats_of(replicas: Sequence[Sequence[Stage]]) -> tuple[Seat, ...]:
+def seats_of(replicas: Sequence[Sequence[SeatedStage]]) -> tuple[Seat, ...]:
     """All seats, replica by replica, stage by stage."""
     return tuple(
         Seat(r, s, shard, len(stage.devices), device)
@@ -70,26 +70,26 @@ def seats_of(replicas: Sequence[Sequence[Stage]]) -> tuple[Seat, ...]:
     )
 
 
-def pieces_of(stages: Sequence[Stage]) -> tuple[tuple[str, ...], ...]:
+def pieces_of(stages: Sequence[SeatedStage]) -> tuple[tuple[str, ...], ...]:
     """Who holds each piece of what these stages all hold: a device of each. [T][stages]"""
     devices = [stage.devices for stage in stages]
     count = math.lcm(*map(len, devices))
     return tuple(tuple(own[j * len(own) // count] for own in devices) for j in range(count))
 
 
-def peers_of(own: Stage, other: Stage, device: str) -> tuple[str, ...]:
+def peers_of(own: SeatedStage, other: SeatedStage, device: str) -> tuple[str, ...]:
     """The other ends of what crosses a boundary, for a device of the stage `own`: one for each of its pieces, in order."""
     return tuple(there for here, there in pieces_of([own, other]) if here == device)
 
 
-def owners_of(replicas: Sequence[Sequence[Stage]]) -> list[Owners]:
+def owners_of(replicas: Sequence[Sequence[SeatedStage]]) -> list[Owners]:
     """Of runs of consecutive layers with the same owners, from the last layer down, as their gradients are summed: at most
     1 + Σ(n_r − 1)."""
     cuts = sorted({end for stages in replicas for stage in stages for end in stage.layers}, reverse=True)
     return [_owners(replicas, lo, hi, _at(replicas, lo)) for hi, lo in pairwise(cuts)]
 
 
-def owners_of_tied(replicas: Sequence[Sequence[Stage]], name: str, layers: Sequence[int]) -> Owners:
+def owners_of_tied(replicas: Sequence[Sequence[SeatedStage]], name: str, layers: Sequence[int]) -> Owners:
     """Of a tied parameter of this name, which these layers share."""
     holders = tuple(
         (r, s)
@@ -100,12 +100,12 @@ def owners_of_tied(replicas: Sequence[Sequence[Stage]], name: str, layers: Seque
     return _owners(replicas, min(layers), max(layers) + 1, holders, name)
 
 
-def _at(replicas: Sequence[Sequence[Stage]], layer: int) -> tuple[tuple[int, int], ...]:
+def _at(replicas: Sequence[Sequence[SeatedStage]], layer: int) -> tuple[tuple[int, int], ...]:
     """The stage of each replica that holds this layer."""
     return tuple((r, next(s for s, stage in enumerate(stages) if layer < stage.layers[1])) for r, stages in enumerate(replicas))
 
 
 def _owners(
-    replicas: Sequence[Sequence[Stage]], lo: int, hi: int, holders: tuple[tuple[int, int], ...], tied: str | None = None
+    replicas: Sequence[Sequence[SeatedStage]], lo: int, hi: int, holders: tuple[tuple[int, int], ...], tied: str | None = None
 ) -> Owners:
     return Owners(lo, hi, holders, pieces_of([replicas[r][s] for r, s in holders]), tied)

@@ -20,7 +20,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.measuring.cache import measured
-from hetpipe.measuring.discover import alike, as_it_is, cards, discover_cluster, note_missing_gpus
+from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.peers.others import showing_others
@@ -209,7 +209,7 @@ def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
     """Made by the main rank. Collective."""
     outcome: Any = None
     if setting.world.is_main:
-        cluster, profile = alike(setting.cluster, profile) if setting.found else (setting.cluster, profile)
+        cluster, profile = one_type_again(setting.cluster, profile) if setting.found else (setting.cluster, profile)
         outcome = _try_plan(profile, cluster, request)
     outcome = setting.world.first(outcome)
     if isinstance(outcome, BaseException):

@@ -25,7 +25,7 @@ from hetpipe.whatif.estimate import Estimate, estimate
 from hetpipe.whatif.machine import Machine, as_cluster, cards_text
 from hetpipe.whatif.models import NamedModel
 from hetpipe.whatif.order import Timed, in_order
-from hetpipe.whatif.shared import Origin, with_cards, with_note
+from hetpipe.whatif.shared import TimesOrigin, with_cards, with_note
 
 SECONDS = 4.0  # for each row's search
 STATE_BYTES = {"adamw": 2.0, "momentum": 1.0, "sgd": 0.0}  # of optimizer state for each byte of parameters
@@ -90,7 +90,7 @@ class Answer:
 
     question: Question
     profile: Profile
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, TimesOrigin]
     rows: tuple[AnswerRow, ...]
 
 
@@ -114,7 +114,7 @@ def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
     return Answer(question=question, profile=profile, origins=origins, rows=tuple(rows))
 
 
-def profile_of(question: Question) -> tuple[Profile, dict[str, Origin]]:
+def profile_of(question: Question) -> tuple[Profile, dict[str, TimesOrigin]]:
     """The profile of the question's model on all its cards, and where the times of each are from."""
     model = question.model
     if isinstance(model, Profile):
@@ -144,16 +144,16 @@ def _cell(timed: Timed) -> Cell:
     return Cell(timed.sizes, *(tuple(times[:, 0].tolist()) for times in timed[1:]))
 
 
-def _origin(found: Estimate, card: str) -> Origin:
+def _origin(found: Estimate, card: str) -> TimesOrigin:
     source = found.source
     if found.measured:
-        return Origin(source.card, source.model, "measured")
+        return TimesOrigin(source.card, source.model, "measured")
     cell = f"{source.model}, {source.tokens} tokens, {source.precision}"
     if source.card == card:
-        return Origin(source.card, source.model, f"scaled from what was measured on it: {cell}")
+        return TimesOrigin(source.card, source.model, f"scaled from what was measured on it: {cell}")
     if found.beside is not None:
-        return Origin(source.card, source.model, f"scaled from {source.card} ({cell}) by how both ran {found.beside.model}")
-    return Origin(source.card, source.model, f"scaled from {source.card} by data sheets ({cell})")
+        return TimesOrigin(source.card, source.model, f"scaled from {source.card} ({cell}) by how both ran {found.beside.model}")
+    return TimesOrigin(source.card, source.model, f"scaled from {source.card} by data sheets ({cell})")
 
 
 def _best(question: Question, profile: Profile, name: str, cluster: Cluster, smaller: Sequence[AnswerRow]) -> Alternative:

@@ -19,7 +19,7 @@ _KEPT = ("torch", "cuda", "repeats", "relative_spread")  # of the provenance: ve
 _VERSION = re.compile(r"[0-9][\w.+-]{0,39}")
 
 
-class Origin(NamedTuple):
+class TimesOrigin(NamedTuple):
     """Where a card's times are from: a card, what was measured on it, and how that is said."""
 
     card: str
@@ -32,7 +32,7 @@ class Origin(NamedTuple):
         return self.text.startswith("measured")
 
 
-def with_note(origin: Origin, how: str) -> Origin:
+def with_note(origin: TimesOrigin, how: str) -> TimesOrigin:
     """The origin, which says how its times were changed, too, if they were."""
     return origin._replace(text=f"{origin.text}; {how}") if how else origin
 
@@ -74,7 +74,7 @@ def _rounded(m: Measurement) -> Measurement:
     return m.model_copy(update={**rows, "optimizer_seconds": four(m.optimizer_seconds)})
 
 
-def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card]) -> tuple[Profile, dict[str, Origin]]:
+def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card]) -> tuple[Profile, dict[str, TimesOrigin]]:
     """A shared profile on these cards: as measured, or scaled from the card with the nearest rates. What a layer computes is not
     known, so all of it is taken to grow as the worse of the two rates."""
     own = {simplified(m.device_type): m for m in profile.measurements if m.tensor_parallel == 1}
@@ -85,14 +85,14 @@ def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card
             f"the profile of {profile.model!r} was measured on {kinds}, of which none is a known card; describe one in a file "
             "for --cards"
         )
-    found, origins = dict[str, Measurement](), dict[str, Origin]()
+    found, origins = dict[str, Measurement](), dict[str, TimesOrigin]()
     for name in cards:
         if name in by_card:
-            found[name], origins[name] = by_card[name], Origin(name, profile.model, "measured")
+            found[name], origins[name] = by_card[name], TimesOrigin(name, profile.model, "measured")
         else:
             near = min(by_card, key=lambda other: distance(cards[name], cards[other], by_card[other].precision or "fp32"))
             found[name] = by_card[near].slower(slower(cards[name], cards[near], by_card[near]))
-            origins[name] = Origin(near, profile.model, f"scaled from {near} by data sheets (the worse of its two rates)")
+            origins[name] = TimesOrigin(near, profile.model, f"scaled from {near} by data sheets (the worse of its two rates)")
     timed = {name: Timed(m.microbatch_sizes, m.forward, m.backward) for name, m in found.items()}
     precision = next(iter(by_card.values())).precision or "fp32"
     ordered = in_order(timed, by_card, cards, precision)

@@ -27,7 +27,7 @@ from hetpipe.planning.bounds import fluid_bound, fluid_price
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Node
-from hetpipe.spec.clusters.catalogue import alike
+from hetpipe.spec.clusters.catalogue import alike_nodes
 from hetpipe.spec.plan import Plan
 
 SUBSETS = 600  # bounded at most
@@ -59,7 +59,7 @@ class Cheapest:
         assert problem.deadline_seconds_per_step is not None
         self.problem, self.planner, self.deadline = problem, planner, problem.deadline_seconds_per_step
         self.limit = Limit.of(problem)
-        self.groups = alike(problem.cluster)
+        self.groups = alike_nodes(problem.cluster)
         self.best = min(((cost(problem, plan), plan) for plan in start), key=lambda found: found[0], default=None)
         self.fastest, self.planned = math.inf, 0
         self.ratios: list[float] = []

@@ -16,7 +16,7 @@ from torch import Tensor
 from hetpipe.checkpoints.stores.pieces import TensorFiles, names_in
 from hetpipe.checkpoints.stores.shared import appears, check_seen, check_shared
 from hetpipe.checkpoints.stores.store import RankError, Store, Stored, name_of
-from hetpipe.checkpoints.stores.tensor_files import read_tensors, tensors_in, write_tensors
+from hetpipe.checkpoints.stores.tensor_files import folder_tensors, read_tensors, write_tensors
 from hetpipe.files.folders import check_room, free_bytes
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError
@@ -57,7 +57,7 @@ class StoredFolder:
         return open(self.path / part, "rb")
 
     def tensors(self) -> dict[str, Any]:
-        return tensors_in(self.path)
+        return folder_tensors(self.path)
 
     def read(self, wanted: dict[str, Tensor], world: World) -> None:
         """Fill these tensors. RankError on every rank if one cannot."""

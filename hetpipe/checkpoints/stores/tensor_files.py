@@ -38,7 +38,7 @@ def read_tensors(wanted: dict[str, Tensor], folder: Path, world: World) -> None:
         state_dict_loader.load(wanted, storage_reader=reader, process_group=world.control, no_dist=world.control is None)
 
 
-def tensors_in(folder: Path) -> dict[str, Any]:
+def folder_tensors(folder: Path) -> dict[str, Any]:
     """What the files say of each tensor, by its key."""
     return dict(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
 

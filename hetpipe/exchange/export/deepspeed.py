@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from hetpipe.exchange.export.places import few, launches, place
+from hetpipe.exchange.export.places import devices_by_rank, few, launches
 from hetpipe.exchange.export.script import Export, header
 from hetpipe.exchange.export.shape import nearest_shape, unequal_devices
 from hetpipe.spec.cluster import Cluster
@@ -19,7 +19,7 @@ def export_deepspeed(plan: Plan, cluster: Cluster | None) -> Export:
     shape = nearest_shape(plan, lost)
     unequal_devices(plan, cluster, lost)
     tp, pp, dp = shape.tp, shape.pp, shape.dp
-    order, wrong = place(plan, shape, lambda g: (g // tp % dp, g // (tp * dp)), sort=True)
+    order, wrong = devices_by_rank(plan, shape, lambda g: (g // tp % dp, g // (tp * dp)), sort=True)
     lost += few(wrong)
     counts = [b - a for a, b in zip(shape.ends, shape.ends[1:], strict=False)]
     if max(counts) - min(counts) > 1:

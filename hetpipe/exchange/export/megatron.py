@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from hetpipe.exchange.export.places import few, launches, place
+from hetpipe.exchange.export.places import devices_by_rank, few, launches
 from hetpipe.exchange.export.script import Export, cases, header, start
 from hetpipe.exchange.export.shape import Shape, nearest_shape, unequal_devices
 from hetpipe.files.messages import InputError, shown
@@ -35,8 +35,8 @@ def export_megatron(plan: Plan, cluster: Cluster | None, blocks: tuple[int, int]
     if not 0 <= lo < hi <= plan.layer_count:
         raise InputError(f"blocks [{lo}, {hi}) are no range of the plan's {plan.layer_count} layers")
     tp, pp, dp = shape.tp, shape.pp, shape.dp
-    by_replica = place(plan, shape, lambda g: (g // (tp * pp), g // tp % pp), sort=False)
-    by_stage = place(plan, shape, lambda g: (g // tp % dp, g // (tp * dp)), sort=False)
+    by_replica = devices_by_rank(plan, shape, lambda g: (g // (tp * pp), g // tp % pp), sort=False)
+    by_stage = devices_by_rank(plan, shape, lambda g: (g // tp % dp, g // (tp * dp)), sort=False)
     pp_first = len(by_replica[1]) < len(by_stage[1])
     order, wrong = by_replica if pp_first else by_stage
     lost += few(wrong)

@@ -33,7 +33,7 @@ def launches(ids: Sequence[str], cluster: Cluster | None) -> list[Launch]:
     ]
 
 
-def place(
+def devices_by_rank(
     plan: Plan, shape: Shape, role: Callable[[int], tuple[int, int]], *, sort: bool
 ) -> tuple[list[str], list[str]]:
     """Devices in the order of their ranks when the system gives rank g the (replica, stage) `role(g)`, and what then

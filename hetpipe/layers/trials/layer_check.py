@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import cut
 from hetpipe.layers.batch_norm import may_normalise_batches, normalises_batches
 from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
-from hetpipe.layers.split import leaves as leaves_of
+from hetpipe.layers.split import gradient_leaves
 from hetpipe.layers.stage import alias
 from hetpipe.layers.transforms import uncompiled
 from hetpipe.layers.trials.compare import ALIKE, NONE, Difference, growing, of_rows, of_sums, tolerance
@@ -38,22 +38,22 @@ ACCEPT = (
 )
 
 
-class Sets(NamedTuple):
+class TrialRows(NamedTuple):
     """The tensors at one place of the chain: of all rows together, and of two parts of them, of so many `rows` each."""
 
     whole: tuple[Tensor, ...]
     parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
     rows: tuple[int, int]
 
-    def double(self) -> Sets:
+    def double(self) -> TrialRows:
         """These numbers in float64."""
         return self.each(lambda t: t.double() if t.is_floating_point() else t)
 
-    def to(self, device: torch.device) -> Sets:
+    def to(self, device: torch.device) -> TrialRows:
         """These numbers on a device."""
         return self.each(lambda t: t.to(device))
 
-    def cut_anew(self) -> Sets:
+    def cut_anew(self) -> TrialRows:
         """With parts of the whole, as they lie in it."""
         parts = []
         for whole, first, second in zip(self.whole, *self.parts, strict=True):
@@ -61,14 +61,14 @@ class Sets(NamedTuple):
             sizes = None if d is None else [first.shape[d], second.shape[d]]
             cut = (whole, whole) if d is None or sizes is None else torch.split(whole.detach(), sizes, d)
             parts.append([t.detach().requires_grad_(whole.requires_grad) for t in cut])
-        return Sets(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
+        return TrialRows(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Sets:
+    def each(self, change: Callable[[Tensor], Tensor]) -> TrialRows:
         """Other tensors in the places of these."""
         whole, first, second = (
             tuple(change(t.detach()).requires_grad_(t.requires_grad) for t in tensors) for tensors in (self.whole, *self.parts)
         )
-        return Sets(whole, (first, second), self.rows)
+        return TrialRows(whole, (first, second), self.rows)
 
 
 def rows_to_try(inputs: Tensors) -> tuple[Tensor, ...]:
@@ -87,11 +87,11 @@ def sizes_to_try(samples: int) -> tuple[int, int, int]:
     return rows, rows // 2, rows - rows // 2
 
 
-def cut_to_try(inputs: Tensors) -> Sets:
+def cut_to_try(inputs: Tensors) -> TrialRows:
     """A few rows of a batch of the model's inputs, together and in two parts."""
     rows = rows_to_try(inputs)
     _, middle, rest = sizes_to_try(len(rows[0]))
-    return Sets(rows, (tuple(t[:middle] for t in rows), tuple(t[middle:] for t in rows)), (middle, rest))
+    return TrialRows(rows, (tuple(t[:middle] for t in rows), tuple(t[middle:] for t in rows)), (middle, rest))
 
 
 class Outcome(NamedTuple):
@@ -99,11 +99,11 @@ class Outcome(NamedTuple):
 
     fault: str | None = None
     untried: str | None = None
-    found: Sets | None = None
+    found: TrialRows | None = None
 
 
 def try_layers(
-    layers: Iterable[tuple[str, nn.Module]], given: Sets,
+    layers: Iterable[tuple[str, nn.Module]], given: TrialRows,
     place: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
 ) -> Outcome:  # fmt: skip
     """Try these layers, up to the first that does not do, or does not run. `given` is what enters the first; in `place(layer)` a
@@ -134,7 +134,7 @@ def norms_off(module: nn.Module) -> Iterator[None]:
             norm.training = training
 
 
-def _tried(layer: nn.Module, given: Sets) -> tuple[str | None, Sets]:
+def _tried(layer: nn.Module, given: TrialRows) -> tuple[str | None, TrialRows]:
     """(what is wrong, what the layer gives)."""
     put_back = remember(layer, parameters=True)
     try:
@@ -164,7 +164,7 @@ class _Run(NamedTuple):
 class _Trial:
     """One layer, which `put_back` makes what it was, on rows together and apart."""
 
-    def __init__(self, layer: nn.Module, given: Sets, put_back: Callable[[], None]) -> None:
+    def __init__(self, layer: nn.Module, given: TrialRows, put_back: Callable[[], None]) -> None:
         self.layer, self.given, self.fixed = layer, given, set[int]()
         columns = [column for column in zip(given.whole, *given.parts, strict=True) if column[0].is_floating_point()]
         self.exact = not _all(of_rows(whole, parts, given.rows, ALIKE) for whole, *parts in columns).share  # as far as is known
@@ -186,10 +186,10 @@ class _Trial:
         put_back()
 
     @property
-    def given_on(self) -> Sets:
+    def given_on(self) -> TrialRows:
         """What the layer gives."""
         parts = self.parts[0].outputs, self.parts[1].outputs
-        return Sets(self.whole.outputs, parts, self.given.rows)
+        return TrialRows(self.whole.outputs, parts, self.given.rows)
 
     def forward(self, leaves: Sequence[Tensor], still: Still | None = None, seed: str = "run") -> tuple[Tensor, ...]:
         """As if nothing were drawn; a layer may write into what it is given."""
@@ -208,7 +208,7 @@ class _Trial:
             self.scales = [_scale(t.detach()) for t in outputs]
             self.grows = [t.shape != shape for t, shape in zip(outputs, self.of_part, strict=True)]
         own = {id(t) for t in (*leaves, *self.layer.parameters())}
-        foreign = [t for t in leaves_of(outputs) if id(t) not in own]
+        foreign = [t for t in gradient_leaves(outputs) if id(t) not in own]
         inputs = [t for t in leaves if t.requires_grad]
         names, wanted = [*(f"input {k}" for k in range(len(inputs))), *named], [*inputs, *named.values()]
         of_zero = self.gradients(outputs, wanted, part, 0.0, keep=True) if zeros else [None] * len(wanted)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
 from hetpipe.layers.numbers import type_name
-from hetpipe.layers.split import REENTRANT, TensorSpec, is_reentrant, leaves
+from hetpipe.layers.split import REENTRANT, TensorSpec, gradient_leaves, is_reentrant
 from hetpipe.layers.trials.loss_trial import Trial, draws, with_few_rows
 from hetpipe.layers.trials.masks import USUAL, masked, seen, trains
 from hetpipe.layers.untouched.fakes import fake_tensors
@@ -238,7 +238,7 @@ def _owner(loss: Loss) -> nn.Module | None:
 def held_by_loss(loss: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that would get a gradient from this loss beside those of the model's outputs."""
     own = {id(t) for t in outputs}
-    return [leaf for leaf in leaves([loss], {t.grad_fn for t in outputs}) if id(leaf) not in own]
+    return [leaf for leaf in gradient_leaves([loss], {t.grad_fn for t in outputs}) if id(leaf) not in own]
 
 
 def holds(held: Sequence[Tensor], loss: Loss, model: Model) -> str:

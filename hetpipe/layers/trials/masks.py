@@ -27,7 +27,7 @@ class Masked(NamedTuple):
     likely: bool
 
 
-def masked(loss: Loss, targets: Tensors, seen: Seen | None) -> Iterator[Masked]:
+def masked(loss: Loss, targets: Tensors, seen: SeenTargets | None) -> Iterator[Masked]:
     """The same targets, but for a part of the second half of the rows. That is 0 in each tensor that could be a mask (of zeros
     and ones only), and in labels of several positions, of which 0 may be one that a loss leaves out. In the first tensor it is
     also whatever else the loss may leave out, if it was `seen`."""
@@ -62,7 +62,7 @@ def _left_out(loss: Loss, first: Tensor, ignored: Collection[int]) -> list[float
     return [value for value in sorted(found) if kind.min <= value <= kind.max and not bool((first == value).any())]
 
 
-class Seen(TorchDispatchMode):
+class SeenTargets(TorchDispatchMode):
     """What is seen of a loss that runs in here: which labels it ignores; and whether it takes labels `unchecked`, so that a wrong
     one reads beside its memory."""
 
@@ -79,10 +79,10 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def seen(loss: Loss, output: Tensors, targets: Tensors) -> Seen | None:
+def seen(loss: Loss, output: Tensors, targets: Tensors) -> SeenTargets | None:
     """What a run of the loss shows, and what it says of itself: an `ignore_index` among attributes and arguments. None if it does
     not run so."""
-    found = Seen()
+    found = SeenTargets()
     try:
         with eagerly(), found:
             loss.function(*_copies(output, targets)[1:])

@@ -22,7 +22,7 @@ ADVICE = (
 
 
 @dataclass
-class Row:
+class Statement:
     """What one rank says, or several in sum: the samples of each replica's inputs (`given`, by its first stage) and targets
     (`counted`, by its last); what the targets weigh; the `digest` of the samples that a first stage was given, less that of a
     last stage, and how many `ends` gave theirs; how many are `adding` up steps; how many have something to complain of; and how
@@ -40,7 +40,7 @@ class Row:
     square: float = 0.0
 
     @classmethod
-    def empty(cls, replicas: int) -> Row:
+    def empty(cls, replicas: int) -> Statement:
         """Of a rank that has nothing to say."""
         return cls([0.0] * replicas, [0.0] * replicas)
 
@@ -49,7 +49,7 @@ class Row:
         return [*self.given, *self.counted, *(getattr(self, field.name) for field in fields(self)[2:])]
 
     @classmethod
-    def of(cls, numbers: Sequence[float]) -> Row:
+    def of(cls, numbers: Sequence[float]) -> Statement:
         """The inverse of `numbers`."""
         replicas = (len(numbers) - len(fields(cls)) + 2) // 2
         return cls(list(numbers[:replicas]), list(numbers[replicas : 2 * replicas]), *numbers[2 * replicas :])

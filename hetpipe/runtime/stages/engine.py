@@ -14,7 +14,14 @@ from hetpipe.layers.model import Model, Tensors, as_value, evaluating, move, nam
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
 from hetpipe.layers.stage import Stage
-from hetpipe.layers.trials.layer_check import Outcome, Sets, cut_to_try, norms_off, sizes_to_try, try_layers
+from hetpipe.layers.trials.layer_check import (
+    Outcome,
+    TrialRows,
+    cut_to_try,
+    norms_off,
+    sizes_to_try,
+    try_layers,
+)
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import World
@@ -171,7 +178,7 @@ class TorchEngine(PlanEngine):
             run.run(given, None, lambda *_: None)
         whole, *parts = ([t.requires_grad_(s.requires_grad) for t, s in zip(row, specs, strict=True)]
                          for row, (specs, _) in zip(trying.entered, ends, strict=True))  # fmt: skip
-        sets = Sets(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:])
+        sets = TrialRows(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:])
         return try_layers(named_layers(self.stage), sets.each(self._typed[self.index].entered))
 
     def close(self) -> None:

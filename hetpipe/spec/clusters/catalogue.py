@@ -163,7 +163,7 @@ def choice_of(source: Catalogue | Cluster) -> Choice:
     """What a catalogue offers; of a cluster, 0 to n of every n nodes that are alike in devices, adapters and links."""
     if isinstance(source, Catalogue):
         return Choice(tuple(source.nodes), tuple(source.nodes.values()), source.cluster)
-    groups = alike(source)
+    groups = alike_nodes(source)
     if 2 ** min(len(groups), 99) > 2 * MOST_SUBCLUSTERS:
         raise InputError(
             f"the cluster has {len(groups)} kinds of nodes, and so more than {MOST_SUBCLUSTERS} sub-clusters: write a catalogue "
@@ -178,7 +178,7 @@ def choice_of(source: Catalogue | Cluster) -> Choice:
     return Choice(tuple(names), tuple((0, len(group)) for group in groups), part)
 
 
-def alike(cluster: Cluster) -> list[list[Node]]:
+def alike_nodes(cluster: Cluster) -> list[list[Node]]:
     """The nodes in groups: alike are nodes with the same devices and adapters whose links, inside and to every other node, are
     the same, so that swapping two of them changes nothing. (That is transitive: what is like the first of a group is like all
     of it.)"""
