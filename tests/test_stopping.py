@@ -128,16 +128,20 @@ def test_torchruns_agent_stops_the_run_of_all(tmp_path: Path) -> None:
         assert said.count(f"stopped by SIGTERM after step {step}; start the same torchrun command again on every host; ") == 1
 
 
+ONCE_PYTHON_IS_UP = "import runpy; print('up', flush=True); runpy.run_module('hetpipe', run_name='__main__', alter_sys=True)"
+
+
 def test_before_the_first_step_nothing_is_lost_and_nothing_stays(tmp_path: Path) -> None:
-    """Ctrl-C and SIGTERM at any time while a run starts: no traceback, no process. (What Python says where it has not come to
-    hetpipe's first line, as on a busy machine, is Python's own.)"""
+    """Ctrl-C and SIGTERM at any time while a run starts, once Python itself has: no traceback, no process."""
     folder = job(tmp_path)
     seed = random.randrange(2**32)
     draw = random.Random(seed)
     print(f"seed {seed}")
     for _ in range(6):
-        how, after = draw.choice([signal.SIGINT, signal.SIGTERM]), draw.uniform(0.2, 2.0)
-        process = start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, str(tmp_path))
+        how, after = draw.choice([signal.SIGINT, signal.SIGTERM]), draw.uniform(0.1, 2.0)
+        process = start(["-c", ONCE_PYTHON_IS_UP, "train", "job.yaml"], tmp_path, str(tmp_path))
+        while process.poll() is None and not (tmp_path / "command.out").read_bytes():
+            time.sleep(0.01)
         time.sleep(after)
         process.send_signal(how)
         print(f"{how.name} after {after:.3f} s")
