@@ -2,13 +2,13 @@
 they share; imports go down this list:
 
 auto, chain, exhaustive
-counted, exact
+search, exact
 pipelines, compositions
 bound
 cephalo, equal_parameters, even, even_data_parallel, even_pipelines, fasop, memory_layers, torchgpipe_balance, type_blind,
     uneven_data_parallel, zorse
 rules
-fitting
-judging
-plan_class
+memory_fit
+step_times
+stage_kinds
 """

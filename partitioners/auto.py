@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetpipe.partitioners.bound import relaxed
-from hetpipe.partitioners.counted import estimate, places
-from hetpipe.partitioners.counted.cheapest import Cheapest
-from hetpipe.partitioners.counted.floor import cost, simple_plans
-from hetpipe.partitioners.counted.planner import Planner
-from hetpipe.partitioners.exact.search import Search
-from hetpipe.partitioners.fitting.obstacle import explain, refuse
+from hetpipe.partitioners.exact.best_first import Search
+from hetpipe.partitioners.memory_fit.obstacle import explain, refuse
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
-from hetpipe.partitioners.plan_class.limit import Limit
-from hetpipe.partitioners.plan_class.space import microbatch_sizes, require_seats
 from hetpipe.partitioners.rules import balance
+from hetpipe.partitioners.search import estimate, places
+from hetpipe.partitioners.search.cheapest import Cheapest
+from hetpipe.partitioners.search.floor import cost, simple_plans
+from hetpipe.partitioners.search.planner import Planner
+from hetpipe.partitioners.stage_kinds.limit import Limit
+from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_seats
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.spec.plan import Plan
 
@@ -28,12 +28,12 @@ CLOSE = 1.0001  # times the bound: nothing is left to search for
 
 @dataclass(frozen=True)
 class Auto:
-    """`planner` counts devices: a plan and a proven bound. Then all simple rules (`floor`) are tried for a better one, at
-    every size, so it never returns a slower plan than theirs. On up to 8 devices the joint search of `search` follows, which
-    ends with the optimum in the plan class of `space`, or at its limit; with more than 4,096 samples, each number of which would
-    be another pipeline to it, the others are near their bound without it. Back ends that run one process a node have the rules
-    and that search only. For the cheapest plan under a deadline `cheapest` plans subsets of more than 8 devices, or with so many
-    samples; on up to 16 devices that search follows."""
+    """`planner` tells devices apart by their type only: it finds a plan and a proven bound. Then all simple rules (`floor`) are
+    tried for a better one, at every size, so it never returns a slower plan than theirs. On up to 8 devices the exact search of
+    `best_first` follows, which ends with the optimum in the plan class of `space`, or at its limit; with more than 4,096 samples,
+    each number of which would be another pipeline to it, the others are near their bound without it. Back ends that run one
+    process a node have the rules and that search only. For the cheapest plan under a deadline `cheapest` plans subsets of more
+    than 8 devices, or with so many samples; on up to 16 devices that search follows."""
 
     name: str = "auto"
     time_limit_seconds: float = 4.0
@@ -52,7 +52,7 @@ class Auto:
     def _searched(self, problem: Problem, limit: Limit) -> Solution:
         """By size, limits and back end."""
         if problem.backend == "torch" and problem.deadline_seconds_per_step is None:
-            return self._counted(problem, limit)
+            return self._by_type(problem, limit)
         simple, unfound = list(simple_plans(problem, late=limit.half_over)), None
         if not simple:
             refuse(problem)
@@ -99,7 +99,7 @@ class Auto:
         raise no_plan_in_time(problem) if limit.late() else explain(problem)
 
     def quickly(self, problem: Problem) -> Solution:
-        """The plan of the counted planner without a proof, which is that of the best rule if it has none."""
+        """The plan of `planner` without a proof, which is that of the best rule if it has none."""
         limit = Limit.of(problem)
         with Planner(problem, limit.late) as planner:
             plan = planner.run() or next(reversed([*simple_plans(problem, late=limit.late)]), None)
@@ -107,9 +107,9 @@ class Auto:
             raise no_plan_in_time(problem) if limit.late() else explain(problem)
         return Solution(plan=plan)
 
-    def _counted(self, problem: Problem, limit: Limit) -> Solution:
-        """The counted planner, then the rules; on few devices, and on some more where there is no plan yet, the joint search from
-        the best plan, with the better of both bounds. Of a time limit the planner has half."""
+    def _by_type(self, problem: Problem, limit: Limit) -> Solution:
+        """The plan of `planner`, then the rules; on few devices, and on some more where there is no plan yet, the joint search
+        from the best plan, with the better of both bounds. Of a time limit the planner has half."""
         with Planner(problem, limit.half_over, limit.late) as planner:
             plan = planner.run()
             plans = [] if plan is None else [plan]

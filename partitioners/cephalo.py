@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetpipe.partitioners.judging.desk import Candidate, Desk
-from hetpipe.partitioners.judging.drafts import Draft, Index, Work, in_runs
-from hetpipe.partitioners.plan_class.space import Array
 from hetpipe.partitioners.rules.baseline import recompute_choices, solve
 from hetpipe.partitioners.rules.grids import schedule_of
+from hetpipe.partitioners.stage_kinds.space import Array
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
 from hetpipe.planning.partition import Problem, Solution
 from hetpipe.planning.shares import proportional_shares
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe.partitioners.exact.search import Search
+from hetpipe.partitioners.exact.best_first import Search
 from hetpipe.planning.partition import Problem, Solution
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The search of `search` with one replica: exact in simulated step time over all subsets, orders, cuts,
+    """The search of `exact/best_first.py` with one replica: exact in simulated step time over all subsets, orders, cuts,
     micro-batch sizes and depth families. A dynamic program over counts of devices bounds every composition;
     the pipelines whose own bound is below the plan in hand are simulated, least bound first."""
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from hetpipe.partitioners.judging.desk import Candidate, Desk
 from hetpipe.partitioners.rules.baseline import solve
 from hetpipe.partitioners.rules.grids import grid_drafts, one_line
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.planning.partition import Problem, Solution
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetpipe.partitioners.judging.desk import Candidate, Desk
 from hetpipe.partitioners.rules.baseline import equal_parts, solve
 from hetpipe.partitioners.rules.grids import ends_of, grid_drafts, one_line
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetpipe.partitioners.judging.desk import Candidate, Desk
 from hetpipe.partitioners.rules.baseline import common_sizes, solve
 from hetpipe.partitioners.rules.grids import grid_drafts
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 

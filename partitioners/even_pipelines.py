@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.judging.desk import Best, Candidate, Desk
-from hetpipe.partitioners.judging.drafts import Draft, Index, Work, in_runs
 from hetpipe.partitioners.rules.baseline import equal_parts, recompute_choices, solve
 from hetpipe.partitioners.rules.grids import ends_of, runs
 from hetpipe.partitioners.rules.lines import Line, Lines, Used
+from hetpipe.partitioners.step_times.desk import Best, Candidate, Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
 from hetpipe.planning.partition import Problem, Solution
 
 

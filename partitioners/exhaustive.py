@@ -18,10 +18,10 @@ from operator import sub
 from typing import NamedTuple
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.fitting.obstacle import explain
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.limit import Limit
-from hetpipe.partitioners.plan_class.space import (
+from hetpipe.partitioners.memory_fit.obstacle import explain
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.limit import Limit
+from hetpipe.partitioners.stage_kinds.space import (
     allowed_families,
     depth_of,
     families_of,

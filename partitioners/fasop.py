@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.judging.appraisal import Appraiser, Sketch, Sort
-from hetpipe.partitioners.judging.desk import Candidate, Desk
-from hetpipe.partitioners.judging.drafts import Draft, Index, Work, in_runs
-from hetpipe.partitioners.judging.earliest import Given, Rows
-from hetpipe.partitioners.judging.sets import Set
-from hetpipe.partitioners.plan_class.kept import kept
 from hetpipe.partitioners.rules.baseline import common_sizes, divisors, equal_parts, recompute_choices, solve
 from hetpipe.partitioners.rules.grids import Layout, ends_of, layouts, runs, schedule_of
 from hetpipe.partitioners.rules.rotations import Alike, alike
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.step_times.appraisal import Appraiser, Sketch, Sort
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
+from hetpipe.partitioners.step_times.earliest import Given, Rows
+from hetpipe.partitioners.step_times.sets import Set
 from hetpipe.planning.partition import Problem, Solution
 from hetpipe.predict.cost import occupied_seconds
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetpipe.partitioners.judging.desk import Candidate, Desk
 from hetpipe.partitioners.rules.baseline import solve
 from hetpipe.partitioners.rules.grids import Ends, grid_drafts, one_line
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.planning.partition import Problem, Solution
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hetpipe.partitioners.judging.desk import Candidate, Desk
-from hetpipe.partitioners.judging.drafts import Draft, Index, Work, equal_runs
 from hetpipe.partitioners.rules.baseline import common_sizes, divisors, recompute_choices, solve
 from hetpipe.partitioners.rules.grids import schedule_of
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, equal_runs
 from hetpipe.planning.partition import Problem, Solution
 from hetpipe.planning.shares import proportional_shares
 

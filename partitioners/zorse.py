@@ -10,13 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.judging.desk import Candidate, Desk
-from hetpipe.partitioners.judging.drafts import Draft, Work, in_runs
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.space import Array
 from hetpipe.partitioners.rules.baseline import common_sizes, recompute_choices, solve
 from hetpipe.partitioners.rules.grids import ends_of, in_proportion, runs, schedule_of
 from hetpipe.partitioners.rules.min_cut import splits
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.space import Array
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 MOST_NODES = 32  # of which cuts are computed

@@ -13,7 +13,7 @@ from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.cephalo import Cephalo
 from hetpipe.partitioners.equal_parameters import EqualParameters, balanced
 from hetpipe.partitioners.even_pipelines import EvenPipelines
-from hetpipe.partitioners.exact.search import Search
+from hetpipe.partitioners.exact.best_first import Search
 from hetpipe.partitioners.fasop import Fasop, greedy, placements
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.rules.grids import in_proportion, layouts

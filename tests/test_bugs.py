@@ -11,9 +11,9 @@ from torch import nn
 from hetpipe.files.messages import InputError
 from hetpipe.measuring.discover import cluster_of
 from hetpipe.partitioners.chain import Chain
-from hetpipe.partitioners.counted.planner import Planner
-from hetpipe.partitioners.fitting.capacity import Capacity
-from hetpipe.partitioners.fitting.obstacle import explain
+from hetpipe.partitioners.memory_fit.capacity import Capacity
+from hetpipe.partitioners.memory_fit.obstacle import explain
+from hetpipe.partitioners.search.planner import Planner
 from hetpipe.predict.cost import Costs
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hetpipe.partitioners import uneven_data_parallel
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.counted import cheapest
-from hetpipe.partitioners.counted.cheapest import Cheapest, Subset, spread
-from hetpipe.partitioners.counted.floor import cost
+from hetpipe.partitioners.search import cheapest
+from hetpipe.partitioners.search.cheapest import Cheapest, Subset, spread
+from hetpipe.partitioners.search.floor import cost
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.planning.planner import make_plan, with_prediction

@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.counted.floor import RULES
 from hetpipe.partitioners.fasop import Fasop
-from hetpipe.partitioners.judging.desk import Budget, Candidate, Desk, Rule
-from hetpipe.partitioners.judging.drafts import Draft, equal_runs, in_runs
-from hetpipe.partitioners.judging.links import Links
-from hetpipe.partitioners.judging.sets import Sets, together, unlike_rows
 from hetpipe.partitioners.rules.baseline import equal_parts
+from hetpipe.partitioners.search.floor import RULES
+from hetpipe.partitioners.step_times.desk import Budget, Candidate, Desk, Rule
+from hetpipe.partitioners.step_times.drafts import Draft, equal_runs, in_runs
+from hetpipe.partitioners.step_times.links import Links
+from hetpipe.partitioners.step_times.sets import Sets, together, unlike_rows
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import LinkBetween

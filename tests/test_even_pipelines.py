@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.even_pipelines import EvenPipelines, Shapes
-from hetpipe.partitioners.judging.desk import Desk
 from hetpipe.partitioners.rules.balance import shortest_cuts
+from hetpipe.partitioners.step_times.desk import Desk
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.plan import Plan
 from tests.support.plans import checked

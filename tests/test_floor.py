@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.counted.floor import RULES, cost, simple_plans
 from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.fasop import Fasop
-from hetpipe.partitioners.judging import desk
-from hetpipe.partitioners.judging.appraisal import Sketch
-from hetpipe.partitioners.judging.drafts import Draft
-from hetpipe.partitioners.judging.steps import Steps
-from hetpipe.partitioners.plan_class.limit import PER_SECOND, Limit
+from hetpipe.partitioners.search.floor import RULES, cost, simple_plans
+from hetpipe.partitioners.stage_kinds.limit import PER_SECOND, Limit
+from hetpipe.partitioners.step_times import desk
+from hetpipe.partitioners.step_times.appraisal import Sketch
+from hetpipe.partitioners.step_times.drafts import Draft
+from hetpipe.partitioners.step_times.steps import Steps
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 from hetpipe.planning.registry import partitioner
@@ -159,7 +159,7 @@ class TestTime:
     def busy(self, monkeypatch: pytest.MonkeyPatch, times: float) -> None:
         """A clock that runs so many times as fast beside the work: a machine that is as busy."""
         clock = SimpleNamespace(monotonic=lambda: times * time.monotonic())
-        monkeypatch.setattr("hetpipe.partitioners.plan_class.limit.time", clock)
+        monkeypatch.setattr("hetpipe.partitioners.stage_kinds.limit.time", clock)
 
     def test_the_load_of_the_machine_decides_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Few devices are searched with a counted effort."""
@@ -198,7 +198,7 @@ class TestTime:
     def test_what_ends_a_search(self, monkeypatch: pytest.MonkeyPatch, counted: bool) -> None:
         """A limit of a second, by the clock or by effort."""
         clock, done = [100.0], [7.0]
-        monkeypatch.setattr("hetpipe.partitioners.plan_class.limit.time", SimpleNamespace(monotonic=lambda: clock[0]))
+        monkeypatch.setattr("hetpipe.partitioners.stage_kinds.limit.time", SimpleNamespace(monotonic=lambda: clock[0]))
         limit = Limit(1.0, (lambda: done[0] * PER_SECOND) if counted else None)
         own, other = (done, clock) if counted else (clock, done)
         other[0] += 50.0

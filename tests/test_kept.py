@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.space import Space
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.space import Space
+from hetpipe.partitioners.stage_kinds.types import Types
 from tests.support.strategies import make_cluster, make_problem, make_profile, mixed
 
 

@@ -1,4 +1,4 @@
-"""The counted planner on more devices than any search can tell apart."""
+"""The planner of `search` on more devices than any search can tell apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.spec.profile import Profile
 from tests.support.plans import ROUNDING, checked
@@ -57,7 +57,7 @@ def test_a_type_that_only_some_nodes_have_enough_devices_of() -> None:
 
 
 def test_with_little_time_simple_plans_come_last() -> None:
-    """18 of 32 devices, each with the whole model and one sample, are what the counted planner does not find."""
+    """18 of 32 devices, each with the whole model and one sample, are what the planner of `search` does not find."""
     cluster = make_cluster([{"a": 8}] * 4, link={"bandwidth": 1e4, "latency": 0.05})
     layer = {"parameter_bytes": 1000, "output_bytes_per_sample": 100, "saved_bytes_per_sample": 500}
     problem = make_problem(cluster, make_profile({"a": [0.3, 0.2, 0.5]}, layer=layer), 18, time_limit_seconds=4)

@@ -31,8 +31,8 @@ from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.bound.lower import NEAR, Lower
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.exhaustive import Exhaustive
-from hetpipe.partitioners.fitting.capacity import Capacity
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.memory_fit.capacity import Capacity
+from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
 from hetpipe.predict.simulator import simulate
@@ -218,7 +218,7 @@ class TestBetterIsNeverSlower:
 
     @settings(max_examples=8, **UNHURRIED)
     @given(st.data())
-    def test_the_bound_of_the_counted_planner(self, data: st.DataObject) -> None:
+    def test_the_bound_of_the_search(self, data: st.DataObject) -> None:
         """It is bisected: exact but for the last part, and for the ranges of samples that are not divided further."""
         problem = replace(data.draw(ORIGINAL), backend="torch", deadline_seconds_per_step=None)
         better = data.draw(data.draw(BETTER)(problem))

@@ -16,12 +16,12 @@ from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
-from hetpipe.partitioners.exact.search import Search
+from hetpipe.partitioners.exact.best_first import Search
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.fasop import Fasop
-from hetpipe.partitioners.fitting.capacity import Capacity
-from hetpipe.partitioners.fitting.obstacle import explain, refuse, with_spares
-from hetpipe.partitioners.fitting.shortage import with_memory
+from hetpipe.partitioners.memory_fit.capacity import Capacity
+from hetpipe.partitioners.memory_fit.obstacle import explain, refuse, with_spares
+from hetpipe.partitioners.memory_fit.shortage import with_memory
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind

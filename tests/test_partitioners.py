@@ -12,12 +12,12 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.compositions import groupings
-from hetpipe.partitioners.counted.floor import simple_plans
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
-from hetpipe.partitioners.exact import deals, search
-from hetpipe.partitioners.exact.search import Search
+from hetpipe.partitioners.exact import best_first, deals
+from hetpipe.partitioners.exact.best_first import Search
 from hetpipe.partitioners.exhaustive import Exhaustive
+from hetpipe.partitioners.search.floor import simple_plans
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.predict.simulator import simulate
@@ -96,7 +96,7 @@ class TestAutoIsTheOracle:
         """Where rows, deals or combinations are too many: a plan that fits, and a bound that the best plan respects."""
         best = solve(Exhaustive(), problem)
         with (
-            patch.multiple(search, ROWS=room, SEED_ROWS=1, SEEDS=1),
+            patch.multiple(best_first, ROWS=room, SEED_ROWS=1, SEEDS=1),
             patch.multiple(deals, MOST_DEALS=room, COMBINATIONS=room),
         ):
             try:

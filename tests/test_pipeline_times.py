@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners.judging import pipeline_ends
-from hetpipe.partitioners.judging.pipeline_ends import last_backwards
-from hetpipe.partitioners.plan_class.space import depth
+from hetpipe.partitioners.stage_kinds.space import depth
+from hetpipe.partitioners.step_times import pipeline_ends
+from hetpipe.partitioners.step_times.pipeline_ends import last_backwards
 from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan

@@ -12,11 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.counted.assembly import Assembly
-from hetpipe.partitioners.judging.desk import Desk
-from hetpipe.partitioners.judging.drafts import Draft
 from hetpipe.partitioners.pipelines.real import Pipeline
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.search.assembly import Assembly
+from hetpipe.partitioners.stage_kinds.types import Types
+from hetpipe.partitioners.step_times.desk import Desk
+from hetpipe.partitioners.step_times.drafts import Draft
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.simulator import simulate
 from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile

@@ -9,7 +9,7 @@ import pytest
 
 import hetpipe
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.exact.search import Search
+from hetpipe.partitioners.exact.best_first import Search
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 from hetpipe.planning.planner import make_plan, with_prediction
@@ -210,7 +210,7 @@ class TestOptions:
     def test_a_first_plan_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
         problem = make_problem(CLUSTER, PROFILE, 6, time_limit_seconds=1e-9)
         assert Search(problem, "auto", time_limit_seconds=1e-9).run().plan.global_batch == 6
-        monkeypatch.setattr("hetpipe.partitioners.exact.search.GRACE_SECONDS", 0.0)
+        monkeypatch.setattr("hetpipe.partitioners.exact.best_first.GRACE_SECONDS", 0.0)
         with pytest.raises(PartitionError, match="no plan was found within the time limit") as raised:
             Search(problem, "auto", time_limit_seconds=1e-9).run()
         assert raised.value.out_of_time

@@ -9,18 +9,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners.counted import planner
-from hetpipe.partitioners.counted.planner import Planner
-from hetpipe.partitioners.counted.polish import Polish
-from hetpipe.partitioners.judging.desk import Desk
-from hetpipe.partitioners.judging.drafts import Draft, Work, in_runs
 from hetpipe.partitioners.pipelines.real import Reals
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.search import planner
+from hetpipe.partitioners.search.planner import Planner
+from hetpipe.partitioners.search.polish import Polish
+from hetpipe.partitioners.stage_kinds.types import Types
+from hetpipe.partitioners.step_times.desk import Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.simulator import simulate
 from tests.support.plans import checked
 from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
-from tests.test_counted import counted
+from tests.test_search import searchable
 
 LOOKED = 40  # neighbours of a draft
 
@@ -33,7 +33,7 @@ def first_draft(problem: Problem) -> Draft | None:
 
 
 @settings(max_examples=25, **UNHURRIED)
-@given(problem=st.one_of(crowds(12), problems(most_devices=6, most_layers=6, tensor_parallel=True)).filter(counted))
+@given(problem=st.one_of(crowds(12), problems(most_devices=6, most_layers=6, tensor_parallel=True)).filter(searchable))
 def test_moves_from_the_plan(problem: Problem) -> None:
     draft = first_draft(problem)
     if draft is None:

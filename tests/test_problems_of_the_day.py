@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.planner.draws import wide
 from bench.planner.run import rules
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.counted.floor import cost
+from hetpipe.partitioners.search.floor import cost
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import with_prediction
 from hetpipe.spec.plan import Plan

@@ -26,8 +26,8 @@ from bench.tables import geometric_mean, markdown
 from hetpipe import partitioners
 from hetpipe.partitioners import auto
 from hetpipe.partitioners.bound import lower
-from hetpipe.partitioners.counted import assembly, places, planner
-from hetpipe.partitioners.counted.floor import cost
+from hetpipe.partitioners.search import assembly, places, planner
+from hetpipe.partitioners.search.floor import cost
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 
@@ -56,10 +56,10 @@ PARTS: dict[str, Part] = {
     "integer programs": Part(assembly.Assembly, {"_choice": lambda *_: None}),
     "cuts that all replicas have": Part(assembly, {"SETS": 0}),
     "short tiles": Part(places, {"TILES": ()}),
-    "local search": Part(planner, {"STARTS": 0}, ("counted/improve",)),
-    "last moves": Part(planner, {"FINALISTS": 0}, ("counted/polish",)),
+    "local search": Part(planner, {"STARTS": 0}, ("search/improve",)),
+    "last moves": Part(planner, {"FINALISTS": 0}, ("search/polish",)),
     "16 of 24 numbers of replicas": Part(planner, {"NUMBERS": 8}),
-    "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, ("counted/floor",)),
+    "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, ("search/floor",)),
 }
 
 

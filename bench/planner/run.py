@@ -32,9 +32,9 @@ from hetpipe.exchange.importers.options import ImportOptions
 from hetpipe.exchange.importers.sailor import import_sailor
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.counted import assembly, planner
-from hetpipe.partitioners.counted.floor import RULES, cost
-from hetpipe.partitioners.counted.planner import Planner
+from hetpipe.partitioners.search import assembly, planner
+from hetpipe.partitioners.search.floor import RULES, cost
+from hetpipe.partitioners.search.planner import Planner
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 from hetpipe.planning.registry import partitioner

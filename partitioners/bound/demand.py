@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners.bound.relaxed import Load, Memory
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.space import allowed_families, measured_sizes
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.space import allowed_families, measured_sizes
+from hetpipe.partitioners.stage_kinds.types import Types
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.bound.demand import Demand
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.partition import never
 from hetpipe.planning.programs import Program
 

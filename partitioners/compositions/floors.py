@@ -41,8 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners.compositions.symmetry import Symmetry
-from hetpipe.partitioners.plan_class.space import FORWARDS, Array, Counts, Family, Load, Space, StageTables
-from hetpipe.partitioners.plan_class.wires import exposed
+from hetpipe.partitioners.stage_kinds.space import FORWARDS, Array, Counts, Family, Load, Space, StageTables
+from hetpipe.partitioners.stage_kinds.wires import exposed
 
 MOST = 10_000  # compositions, exchanged nodes and all
 RANKS = 5  # replica counts told apart: 1, 2, 3, 4, and 5 or more

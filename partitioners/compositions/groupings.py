@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners.compositions.floors import RANKS, common_sizes, compositions, floors
 from hetpipe.partitioners.compositions.symmetry import Blocks, Symmetry
-from hetpipe.partitioners.plan_class.space import Array, Counts, Load, Space, load_of, measured_sizes
+from hetpipe.partitioners.stage_kinds.space import Array, Counts, Load, Space, load_of, measured_sizes
 from hetpipe.planning.partition import never
 
 Grouping = tuple[Counts, ...]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetpipe.partitioners.compositions.groupings import Bounds, Grouping
-from hetpipe.partitioners.plan_class.space import Counts, Space
+from hetpipe.partitioners.stage_kinds.space import Counts, Space
 from hetpipe.planning.programs import Program
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.space import Counts, Space
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.space import Counts, Space
 
 Index = NDArray[np.int64]
 Blocks = tuple[tuple[int, ...], ...]

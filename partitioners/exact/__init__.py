@@ -2,5 +2,5 @@
 
 batch (the simulator for many candidates at once), pricing (complete pipelines simulated), candidates (all pipelines of
 a composition), pools (those of all compositions), long (pipelines longer than those bounded), deals (samples dealt to
-replicas), joint (replicas side by side), plans (from rows to a Plan), search (groupings, least bound first).
+replicas), joint (replicas side by side), plans (from rows to a Plan), best_first (the search: groupings, least bound first).
 """

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.plan_class.space import Array
+from hetpipe.partitioners.stage_kinds.space import Array
 from hetpipe.spec.schedule import Action, pipeline_actions
 
 Index = NDArray[np.int64]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from hetpipe.partitioners.compositions.floors import Hops, first_sums, hops, idle, without
 from hetpipe.partitioners.exact.batch import Index, Pipelines
 from hetpipe.partitioners.exact.pricing import ROWS, price
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.space import Array, Counts, Family, Load, Space, StageTables
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.space import Array, Counts, Family, Load, Space, StageTables
 from hetpipe.planning.partition import never
 
 SMALL = np.int16  # of rows, of which there may be millions: kinds, layers and numbers of stages

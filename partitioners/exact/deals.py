@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from hetpipe.partitioners.exact.batch import Index, Pipelines
-from hetpipe.partitioners.plan_class.space import Array
+from hetpipe.partitioners.stage_kinds.space import Array
 
 MOST_DEALS = 20_000  # partial deals kept at a time
 COMBINATIONS = 1_000_000  # pipelines put side by side, per deal

@@ -9,8 +9,8 @@ from math import lcm
 import numpy as np
 
 from hetpipe.partitioners.exact.batch import Index, Pipelines
-from hetpipe.partitioners.plan_class.space import Array, Space
-from hetpipe.partitioners.plan_class.wires import link_seconds
+from hetpipe.partitioners.stage_kinds.space import Array, Space
+from hetpipe.partitioners.stage_kinds.wires import link_seconds
 
 
 class Joint:

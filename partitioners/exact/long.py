@@ -12,7 +12,7 @@ import numpy as np
 
 from hetpipe.partitioners.exact.batch import Pipelines
 from hetpipe.partitioners.exact.candidates import Enumeration, Rows, Variant
-from hetpipe.partitioners.plan_class.space import Counts, Load, Space, families_of
+from hetpipe.partitioners.stage_kinds.space import Counts, Load, Space, families_of
 
 
 def orders(space: Space, b: int) -> Iterator[list[int]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetpipe.partitioners.exact.batch import Pipelines
-from hetpipe.partitioners.plan_class.space import Load, Space, load_of
+from hetpipe.partitioners.stage_kinds.space import Load, Space, load_of
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 

@@ -10,7 +10,7 @@ from hetpipe.partitioners.compositions.groupings import Bounds
 from hetpipe.partitioners.exact.batch import Pipelines
 from hetpipe.partitioners.exact.candidates import Found, Variant, empty, joined, priced
 from hetpipe.partitioners.exact.pricing import bound
-from hetpipe.partitioners.plan_class.space import Array, Counts, Space, families_of, load_of
+from hetpipe.partitioners.stage_kinds.space import Array, Counts, Space, families_of, load_of
 
 TABLES = 1_000_000  # stages, by variant, place, kind, first and last layer, that are computed at once
 SPLITS = 3  # a list that is too long is made in at most 2^3 parts

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners.exact.batch import Durations, Index, Pipelines, ready_times
-from hetpipe.partitioners.plan_class.space import Array, Family, Load, Space, depth_of
+from hetpipe.partitioners.stage_kinds.space import Array, Family, Load, Space, depth_of
 
 EACH = 4  # numbers that each layer of a pipeline is worth
 ROWS = 8192  # pipelines at a time

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.judging import pipeline_ends
-from hetpipe.partitioners.plan_class.memory import fit
-from hetpipe.partitioners.plan_class.space import depth
+from hetpipe.partitioners.stage_kinds.memory import fit
+from hetpipe.partitioners.stage_kinds.space import depth
+from hetpipe.partitioners.step_times import pipeline_ends
 from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.files.limits import MOST_BATCH
-from hetpipe.partitioners.judging.drafts import Work, in_runs
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
 from hetpipe.partitioners.pipelines.line_cuts import best_line, ended
 from hetpipe.partitioners.pipelines.stage_orders import best_order
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.space import FORWARDS, allowed_families, depth
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.space import FORWARDS, allowed_families, depth
+from hetpipe.partitioners.stage_kinds.types import Types
+from hetpipe.partitioners.step_times.drafts import Work, in_runs
 from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.plan_class.memory import fit
+from hetpipe.partitioners.stage_kinds.memory import fit
 from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]

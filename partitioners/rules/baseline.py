@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import isqrt
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.fitting.shortage import nothing_fits
-from hetpipe.partitioners.judging.desk import Desk, Rule
+from hetpipe.partitioners.memory_fit.shortage import nothing_fits
+from hetpipe.partitioners.step_times.desk import Desk, Rule
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.judging.desk import Desk
-from hetpipe.partitioners.judging.drafts import Draft, Index, Work, in_runs
 from hetpipe.partitioners.rules.baseline import common_sizes, divisors, recompute_choices
+from hetpipe.partitioners.step_times.desk import Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.schedule import ScheduleName
 

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.fitting.capacity import Bytes, Seat
-from hetpipe.partitioners.judging.appraisal import most_in_flight
-from hetpipe.partitioners.judging.desk import Desk
-from hetpipe.partitioners.judging.drafts import Runs
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.wires import link_floor
+from hetpipe.partitioners.memory_fit.capacity import Bytes, Seat
 from hetpipe.partitioners.rules.balance import Array, Index, shortest_cuts
 from hetpipe.partitioners.rules.baseline import common_sizes
 from hetpipe.partitioners.rules.grids import schedule_of
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.wires import link_floor
+from hetpipe.partitioners.step_times.appraisal import most_in_flight
+from hetpipe.partitioners.step_times.desk import Desk
+from hetpipe.partitioners.step_times.drafts import Runs
 from hetpipe.spec.schedule import default_depths
 
 Used = tuple[int, ...]  # devices of each type

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.judging.appraisal import Appraiser
-from hetpipe.partitioners.judging.drafts import Index
-from hetpipe.partitioners.judging.sets import together, unlike_rows
 from hetpipe.partitioners.rules.grids import Layout
+from hetpipe.partitioners.step_times.appraisal import Appraiser
+from hetpipe.partitioners.step_times.drafts import Index
+from hetpipe.partitioners.step_times.sets import together, unlike_rows
 
 
 class Alike(NamedTuple):

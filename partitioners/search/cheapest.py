@@ -21,8 +21,8 @@ from dataclasses import replace
 from itertools import chain, islice, product
 from typing import NamedTuple
 
-from hetpipe.partitioners.counted.floor import cost
-from hetpipe.partitioners.plan_class.limit import Limit
+from hetpipe.partitioners.search.floor import cost
+from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.planning.bounds import fluid_bound, fluid_price
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.predict.simulator import simulate

@@ -33,9 +33,9 @@ from hetpipe.partitioners.exact.joint import Joint
 from hetpipe.partitioners.exact.long import long_pipelines
 from hetpipe.partitioners.exact.plans import Chosen, build_plan, replicas_of
 from hetpipe.partitioners.exact.pools import SPLITS, Pools
-from hetpipe.partitioners.fitting.obstacle import explain
-from hetpipe.partitioners.plan_class.limit import Limit
-from hetpipe.partitioners.plan_class.space import Array, Space, families_of, load_of, microbatch_sizes
+from hetpipe.partitioners.memory_fit.obstacle import explain
+from hetpipe.partitioners.stage_kinds.limit import Limit
+from hetpipe.partitioners.stage_kinds.space import Array, Space, families_of, load_of, microbatch_sizes
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
 from hetpipe.predict.simulator import play, simulate
 from hetpipe.spec.plan import Plan

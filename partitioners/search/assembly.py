@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.counted.estimate import Estimates
-from hetpipe.partitioners.counted.places import Places
-from hetpipe.partitioners.judging.desk import Budget, Desk
-from hetpipe.partitioners.judging.drafts import Draft, Index
 from hetpipe.partitioners.pipelines.real import Pipeline, Reals
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.search.estimate import Estimates
+from hetpipe.partitioners.search.places import Places
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.types import Types
+from hetpipe.partitioners.step_times.desk import Budget, Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Index
 from hetpipe.planning.programs import Program
 
 Array = NDArray[np.float64]

@@ -12,8 +12,8 @@ from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
 from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.fasop import Fasop
-from hetpipe.partitioners.judging.desk import Desk, Rule
 from hetpipe.partitioners.memory_layers import MemoryLayers
+from hetpipe.partitioners.step_times.desk import Desk, Rule
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel

@@ -1,4 +1,4 @@
-"""The planner that counts devices: its bound holds, and its plans are what it says."""
+"""The planner of `search`: its bound holds, and its plans are what it says."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.bound.lower import Lower, least_sum
-from hetpipe.partitioners.counted import assembly, planner
-from hetpipe.partitioners.counted.floor import simple_plans
-from hetpipe.partitioners.counted.planner import Planner
 from hetpipe.partitioners.exhaustive import Exhaustive
-from hetpipe.partitioners.judging import pipeline_ends
 from hetpipe.partitioners.pipelines import line_cuts
-from hetpipe.partitioners.plan_class.limit import PER_SECOND, Limit
-from hetpipe.partitioners.plan_class.space import microbatch_sizes, require_seats
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.search import assembly, planner
+from hetpipe.partitioners.search.floor import simple_plans
+from hetpipe.partitioners.search.planner import Planner
+from hetpipe.partitioners.stage_kinds.limit import PER_SECOND, Limit
+from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_seats
+from hetpipe.partitioners.stage_kinds.types import Types
+from hetpipe.partitioners.step_times import pipeline_ends
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import make_plan
@@ -32,8 +32,8 @@ from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_probl
 SMALL = st.booleans().flatmap(lambda split: problems(most_devices=4, most_layers=5, tensor_parallel=split))
 
 
-def counted(problem: Problem) -> bool:
-    """Whether it is for the planner that counts."""
+def searchable(problem: Problem) -> bool:
+    """Whether it is for the planner of `search`."""
     try:
         require_seats(problem)
         microbatch_sizes(problem)
@@ -43,7 +43,7 @@ def counted(problem: Problem) -> bool:
 
 
 @settings(max_examples=30, **UNHURRIED)
-@given(problem=SMALL.filter(counted))
+@given(problem=SMALL.filter(searchable))
 def test_no_plan_is_below_the_bound(problem: Problem) -> None:
     """Of all plans there are, where they can be listed; and it is tried to rule out more than that."""
     try:
@@ -75,7 +75,7 @@ def test_effort_that_ends_says_nothing_of_what_is_possible() -> None:
 
 
 @settings(max_examples=10, **UNHURRIED)
-@given(problem=crowds(24).filter(counted))
+@given(problem=crowds(24).filter(searchable))
 def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
     steps = [checked(problem, plan).step_seconds for plan in simple_plans(problem)]
     assume(steps)
@@ -91,7 +91,7 @@ def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
 @settings(max_examples=20, **UNHURRIED)
 @given(
     problem=st.one_of(SMALL, problems(most_devices=7, tensor_parallel=True), crowds(20, prices=True)).filter(
-        counted
+        searchable
     )
 )
 def test_plans_fit_and_take_what_is_said(problem: Problem) -> None:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.memory import memory_tables, span
-from hetpipe.partitioners.plan_class.wires import link_floor, link_seconds
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memory import memory_tables, span
+from hetpipe.partitioners.stage_kinds.wires import link_floor, link_seconds
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.cluster import Link

@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.limit import Meter
-from hetpipe.partitioners.plan_class.memory import memory_tables, span
-from hetpipe.partitioners.plan_class.wires import link_floor
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.limit import Meter
+from hetpipe.partitioners.stage_kinds.memory import memory_tables, span
+from hetpipe.partitioners.stage_kinds.wires import link_floor
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.cluster import Link

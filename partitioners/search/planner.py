@@ -15,12 +15,12 @@ import numpy as np
 
 from hetpipe.files.messages import counted
 from hetpipe.partitioners.bound.lower import Lower, Part
-from hetpipe.partitioners.counted.assembly import ABOVE, Assembly, Made, Wish
-from hetpipe.partitioners.counted.improve import ENDS, Improvement
-from hetpipe.partitioners.counted.polish import Polish
-from hetpipe.partitioners.judging.desk import Desk
-from hetpipe.partitioners.plan_class.limit import PER_SECOND
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.search.assembly import ABOVE, Assembly, Made, Wish
+from hetpipe.partitioners.search.improve import ENDS, Improvement
+from hetpipe.partitioners.search.polish import Polish
+from hetpipe.partitioners.stage_kinds.limit import PER_SECOND
+from hetpipe.partitioners.stage_kinds.types import Types
+from hetpipe.partitioners.step_times.desk import Desk
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.plan import Plan

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.memory import memory_tables
-from hetpipe.partitioners.plan_class.space import allowed_families, measured_sizes
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memory import memory_tables
+from hetpipe.partitioners.stage_kinds.space import allowed_families, measured_sizes
 from hetpipe.planning.partition import Problem
 from hetpipe.planning.programs import Program
 from hetpipe.predict.cost import Costs

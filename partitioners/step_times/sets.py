@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.judging.drafts import Index
+from hetpipe.partitioners.step_times.drafts import Index
 
 Set = frozenset[int]
 

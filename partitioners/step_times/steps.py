@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.judging.appraisal import Appraiser, Sketch, Sort
-from hetpipe.partitioners.judging.drafts import Draft, Index, Work
-from hetpipe.partitioners.judging.pipeline_ends import replica_ends
-from hetpipe.partitioners.judging.traffic import Array, Lane, Ring, Traffic
+from hetpipe.partitioners.step_times.appraisal import Appraiser, Sketch, Sort
+from hetpipe.partitioners.step_times.drafts import Draft, Index, Work
+from hetpipe.partitioners.step_times.pipeline_ends import replica_ends
+from hetpipe.partitioners.step_times.traffic import Array, Lane, Ring, Traffic
 from hetpipe.predict.cost import occupied_seconds, rate_alone, ring_seconds
 from hetpipe.predict.flows import EffortError
 from hetpipe.predict.simulator import Run, optimizers_of, play

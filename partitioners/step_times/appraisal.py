@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.judging.drafts import Draft, Index, Runs, Work
-from hetpipe.partitioners.judging.earliest import ROUNDING, Earliest, Given, Rows
-from hetpipe.partitioners.judging.links import Links
-from hetpipe.partitioners.judging.sets import Sets, unlike_rows
-from hetpipe.partitioners.plan_class.kept import kept
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.step_times.drafts import Draft, Index, Runs, Work
+from hetpipe.partitioners.step_times.earliest import ROUNDING, Earliest, Given, Rows
+from hetpipe.partitioners.step_times.links import Links
+from hetpipe.partitioners.step_times.sets import Sets, unlike_rows
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.schedule import ScheduleName

@@ -1,4 +1,4 @@
-"""What a plan takes, without building it. Read in this order:
+"""How long a step of a plan takes, found without building the plan. Read in this order:
 
 drafts (rows of devices, most of which do the same), links, sets, pipeline_ends (the simulator's pipelines, compiled),
 earliest (bounds for many pipelines at once), appraisal (a bound on a draft's step, and what it lacks in memory),

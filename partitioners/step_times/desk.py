@@ -8,9 +8,9 @@ from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from hetpipe.partitioners.judging.appraisal import Appraiser, Sketch
-from hetpipe.partitioners.judging.drafts import Draft
-from hetpipe.partitioners.judging.steps import Steps
+from hetpipe.partitioners.step_times.appraisal import Appraiser, Sketch
+from hetpipe.partitioners.step_times.drafts import Draft
+from hetpipe.partitioners.step_times.steps import Steps
 from hetpipe.planning.partition import Problem
 
 PLAYED = 100_000  # tasks that are simulated of a rule's drafts where adapters are shared

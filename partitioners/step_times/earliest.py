@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.judging.drafts import Index, Runs
-from hetpipe.partitioners.judging.links import Links
-from hetpipe.partitioners.judging.sets import Sets
-from hetpipe.partitioners.plan_class.kept import kept
-from hetpipe.partitioners.plan_class.wires import exposed, link_floor, link_seconds
+from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.wires import exposed, link_floor, link_seconds
+from hetpipe.partitioners.step_times.drafts import Index, Runs
+from hetpipe.partitioners.step_times.links import Links
+from hetpipe.partitioners.step_times.sets import Sets
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.schedule import ScheduleName, default_depths
 

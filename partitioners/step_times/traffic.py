@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.judging.drafts import Index
-from hetpipe.partitioners.judging.links import Links
+from hetpipe.partitioners.step_times.drafts import Index
+from hetpipe.partitioners.step_times.links import Links
 from hetpipe.predict.cost import Costs, occupied_seconds, rate_alone
 
 Array = NDArray[np.float64]

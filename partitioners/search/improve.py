@@ -9,8 +9,8 @@ from itertools import product
 
 import numpy as np
 
-from hetpipe.partitioners.counted.assembly import Assembly, Made, Sorts
 from hetpipe.partitioners.pipelines.real import Pipeline
+from hetpipe.partitioners.search.assembly import Assembly, Made, Sorts
 
 ENDS = 2  # of the plans on its way so many are simulated
 

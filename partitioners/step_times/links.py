@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.judging.drafts import Index
+from hetpipe.partitioners.step_times.drafts import Index
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.cluster import Cluster, Link
 

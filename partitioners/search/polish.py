@@ -7,10 +7,10 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 
-from hetpipe.partitioners.judging.desk import Budget, Desk
-from hetpipe.partitioners.judging.drafts import Draft, Work, in_runs
 from hetpipe.partitioners.pipelines.real import Reals
-from hetpipe.partitioners.plan_class.space import depth
+from hetpipe.partitioners.stage_kinds.space import depth
+from hetpipe.partitioners.step_times.desk import Budget, Desk
+from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
 
 SHORT = 8  # stages, of which any two are exchanged; of longer pipelines neighbours
 BETTER = 1 - 1e-6  # of the step

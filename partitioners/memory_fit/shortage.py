@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hetpipe.files.units import in_bytes
-from hetpipe.partitioners.judging.desk import Candidate, Desk, Rule
+from hetpipe.partitioners.step_times.desk import Candidate, Desk, Rule
 from hetpipe.planning.partition import PartitionError, Problem
 
 

@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.judging import pipeline_ends
 from hetpipe.partitioners.pipelines.line_cuts import durations
 from hetpipe.partitioners.pipelines.real import Pipeline, Reals
+from hetpipe.partitioners.step_times import pipeline_ends
 from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]

@@ -13,9 +13,9 @@ import numpy as np
 
 from hetpipe.files.messages import counted
 from hetpipe.files.units import in_bytes
-from hetpipe.partitioners.fitting.capacity import Capacity, Packing, Seat
-from hetpipe.partitioners.fitting.shortage import first_enough
-from hetpipe.partitioners.plan_class.space import measured_sizes
+from hetpipe.partitioners.memory_fit.capacity import Capacity, Packing, Seat
+from hetpipe.partitioners.memory_fit.shortage import first_enough
+from hetpipe.partitioners.stage_kinds.space import measured_sizes
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.cluster import Cluster
 

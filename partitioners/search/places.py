@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners.pipelines.real import Pipeline
-from hetpipe.partitioners.plan_class.types import Types
+from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.predict.compiled import compiled, get_ready
 
 Index = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Plans of any number of devices, which are counted by their type. Read in this order:
+"""The search for plans of any number of devices, which are told apart by their type only. Read in this order:
 
 places (on which nodes stages are put), estimate (about what a plan takes), assembly (plans of pipelines for a number of
 replicas), improve (local search by estimates), polish (and by what neighbours really take), planner (bound, plans,
