@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetpipe.partitioners.bound import relaxed
-from hetpipe.partitioners.exact.best_first import Search
+from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.memory_fit.obstacle import explain, refuse
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
 from hetpipe.partitioners.rules import balance
@@ -16,12 +16,12 @@ from hetpipe.partitioners.search.cheapest import Cheapest
 from hetpipe.partitioners.search.floor import cost, simple_plans
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import Limit
-from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_seats
+from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_stage_kinds
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.spec.plan import Plan
 
 FEW_DEVICES = 8  # searched to the end; without a plan, or for the cheapest under a deadline, twice as many
-MOST_POOLS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables
+MOST_GROUPS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables
 MOST_SHARES = 4096  # samples, of which it looks at every number that a replica could get, each a pipeline of its own
 CLOSE = 1.0001  # times the bound: nothing is left to search for
 
@@ -40,7 +40,7 @@ class Auto:
 
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
-        require_seats(problem)
+        require_stage_kinds(problem)
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
             problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
@@ -87,13 +87,13 @@ class Auto:
         """Whether there are too many devices for the joint search, too many nodes that are unlike, or too many samples."""
         devices = problem.cluster.devices
         return (problem.backend == "torch" and len(devices) > 2 * FEW_DEVICES) or (
-            len({(d.node, d.type) for d in devices}) > MOST_POOLS or problem.global_batch > MOST_SHARES
+            len({(d.node, d.type) for d in devices}) > MOST_GROUPS or problem.global_batch > MOST_SHARES
         )
 
     def _joint(self, problem: Problem, limit: Limit, start: Sequence[Plan]) -> Solution:
         """The search over single devices, where these are not too many."""
         if not self._is_large(problem):
-            return Search(problem, self.name, time_limit_seconds=self._left(limit), start=start).run()
+            return ExactSearch(problem, self.name, time_limit_seconds=self._left(limit), start=start).run()
         if start:
             return Solution(plan=start[-1])
         raise no_plan_in_time(problem) if limit.late() else explain(problem)
@@ -120,7 +120,7 @@ class Auto:
             few = len(problem.cluster.devices) <= (FEW_DEVICES if plans else 2 * FEW_DEVICES)
             few = few and problem.global_batch <= MOST_SHARES
             if few and step > CLOSE * planner.bound:
-                found = Search(problem, self.name, time_limit_seconds=self._left(limit), start=plans).run()
+                found = ExactSearch(problem, self.name, time_limit_seconds=self._left(limit), start=plans).run()
                 if found.proof == "exhaustive":
                     return found
                 plans.append(found.plan)

@@ -72,7 +72,7 @@ class Cephalo:
                 even = proportional_shares([1.0] * len(appraiser.ids), batch)
                 works = [Work(in_runs(share, 1), (0, appraiser.L), recompute) if share else None for share in even]
             else:
-                works = _dealt(appraiser.type_of, [(found[k].work(share), k, devices) for k, share, devices in rows.tolist()])
+                works = _in_order(appraiser.type_of, [(found[k].work(share), k, devices) for k, share, devices in rows.tolist()])
             used = {device: work for device, work in enumerate(works) if work is not None}
             unlike = {work: i for i, work in enumerate(dict.fromkeys(used.values()))}
             which = np.array([unlike[work] for work in used.values()])
@@ -80,7 +80,7 @@ class Cephalo:
             yield desk.candidate(place, draft)
 
 
-def _dealt(type_of: Index, rows: list[tuple[Work, int, int]]) -> list[Work | None]:
+def _in_order(type_of: Index, rows: list[tuple[Work, int, int]]) -> list[Work | None]:
     """What each device does: of rows (work, type, how many devices) in the cluster's order."""
     left: dict[int, list[Work]] = {}
     for work, kind, devices in rows:

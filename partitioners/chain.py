@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe.partitioners.exact.best_first import Search
+from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.planning.partition import Problem, Solution
 
 
@@ -20,7 +20,7 @@ class Chain:
     def __call__(self, problem: Problem) -> Solution:
         """Search one pipeline."""
         seconds = problem.time_limit_seconds or self.time_limit_seconds
-        return Search(problem, self.name, max_replicas=1, time_limit_seconds=seconds).run()
+        return ExactSearch(problem, self.name, max_replicas=1, time_limit_seconds=seconds).run()
 
 
 partitioner = Chain()

@@ -13,7 +13,7 @@ import numpy as np
 
 from hetpipe.partitioners.rules.baseline import equal_parts, recompute_choices, solve
 from hetpipe.partitioners.rules.grids import ends_of, runs
-from hetpipe.partitioners.rules.lines import Line, Lines, Used
+from hetpipe.partitioners.rules.lines import Lines, TypeRuns, Used
 from hetpipe.partitioners.step_times.desk import Best, Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
 from hetpipe.planning.partition import Problem, Solution
@@ -35,13 +35,13 @@ class EvenPipelines:
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """Each that fits and is faster than those before it; where none fits, one to say what is missing."""
-        found = Shapes(desk, self.name)
+        found = EvenShapes(desk, self.name)
         yield from found.run()
         if not found.best.count:
             yield from found.nothing()
 
 
-class Shape(NamedTuple):
+class EvenShape(NamedTuple):
     """R replicas of the same types, so many of each, with micro-batches of b samples."""
 
     bound: float
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
     recompute: bool
 
 
-class Shapes:
+class EvenShapes:
     """All of one problem. Least bound first, until the next is not below the best step."""
 
     def __init__(self, desk: Desk, name: str) -> None:
@@ -69,19 +69,19 @@ class Shapes:
                 yield from self.of(shape, line)
 
     @cached_property
-    def all(self) -> list[Shape]:
+    def all(self) -> list[EvenShape]:
         """Each with what the arithmetic and the gradient sums take at least, the least first."""
         return sorted(self._shapes())
 
-    def _shapes(self) -> Iterator[Shape]:
+    def _shapes(self) -> Iterator[EvenShape]:
         counts = [len(devices) for devices in self.lines.devices]
         parts = dict.fromkeys(tuple(count // R for count in counts) for R in range(1, max(counts) + 1))
-        deals = (product(*({part, part // 2, 0} for part in each)) for each in parts)
-        for used in dict.fromkeys(chain.from_iterable(deals)):
+        parts_used = (product(*({part, part // 2, 0} for part in each)) for each in parts)
+        for used in dict.fromkeys(chain.from_iterable(parts_used)):
             if 0 < sum(used) <= self.lines.L:
                 yield from self._sizes(self.lines.most(used), used)
 
-    def _sizes(self, R: int, used: Used) -> Iterator[Shape]:
+    def _sizes(self, R: int, used: Used) -> Iterator[EvenShape]:
         share, sums = -(-self.lines.batch // R), self.lines.sums(R)
         for b in self.lines.sizes:
             if b > share:
@@ -90,9 +90,9 @@ class Shapes:
                 longest = self.lines.longest(used, b, recompute)
                 if longest is not None:
                     least = (share // b - 1) * longest + max(longest, sums / sum(used))  # sums begin in the last backward
-                    yield Shape(least, R, used, b, recompute)
+                    yield EvenShape(least, R, used, b, recompute)
 
-    def of(self, shape: Shape, line: Line) -> Iterator[Candidate]:
+    def of(self, shape: EvenShape, line: TypeRuns) -> Iterator[Candidate]:
         """Each of its two placings that is the best so far."""
         share, more = divmod(self.lines.batch, shape.R)
         works = []
@@ -111,7 +111,7 @@ class Shapes:
             if runs(self.desk, rows):
                 yield from self.best.offer(Draft(self.name, self.lines.schedule, rows, tuple(works), which))
 
-    def _rows(self, R: int, line: Line, *, side_by_side: bool) -> Index:
+    def _rows(self, R: int, line: TypeRuns, *, side_by_side: bool) -> Index:
         """The devices of each replica [R, n], of each type the first ones of the cluster."""
         found = []
         for kind, count in line.parts:

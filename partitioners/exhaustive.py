@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.memory_fit.obstacle import explain
-from hetpipe.partitioners.stage_kinds.kept import kept
 from hetpipe.partitioners.stage_kinds.limit import Limit
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import (
     allowed_families,
     depth_of,
     families_of,
     microbatch_sizes,
-    require_seats,
+    require_stage_kinds,
 )
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
 from hetpipe.predict.cost import Costs
@@ -36,8 +36,8 @@ from hetpipe.predict.sums import gradients_ahead, sync_times
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
-class Seat(NamedTuple):
-    """Where a stage can be: on `degree` devices of one type and node."""
+class StagePlace(NamedTuple):
+    """Where a stage can be put: on `degree` devices of one type and node."""
 
     node: str
     type: str
@@ -45,7 +45,7 @@ class Seat(NamedTuple):
 
 
 MOST_LINES = 2_000  # different pipelines
-Line = tuple[Seat, ...]  # of one pipeline, first stage to last
+PlaceLine = tuple[StagePlace, ...]  # of one pipeline, first stage to last
 Free = Counter[tuple[str, str]]  # devices left, by node and type
 
 
@@ -65,40 +65,40 @@ class Priced(NamedTuple):
         return [*self.ready, *(end - ahead for end, ahead in zip(of, self.ahead, strict=True))]
 
 
-def seats(problem: Problem) -> list[Seat]:
+def stage_places(problem: Problem) -> list[StagePlace]:
     """Every node, type and measured degree; one process cannot split a stage, so other back ends have degree 1."""
     places = {(device.node, device.type) for device in problem.cluster.devices}
     degrees = {(m.device_type, m.tensor_parallel) for m in problem.profile.measurements}
     return sorted(
-        Seat(node, kind, degree)
+        StagePlace(node, kind, degree)
         for node, kind in places
         for measured, degree in degrees
         if measured == kind and (degree == 1 or problem.backend == "torch")
     )
 
 
-def lines(problem: Problem, free: Free) -> Iterator[Line]:
+def lines(problem: Problem, free: Free) -> Iterator[PlaceLine]:
     """All pipelines that these devices allow."""
     longest = len(problem.profile.layers)
 
-    def grow(line: Line, free: Free) -> Iterator[Line]:
+    def grow(line: PlaceLine, free: Free) -> Iterator[PlaceLine]:
         if line:
             yield line
-        for seat in seats(problem) if len(line) < longest else []:
-            one_node = problem.backend == "torch" or not line or line[0].node == seat.node
-            if one_node and free[seat[:2]] >= seat.degree:
-                yield from grow((*line, seat), free - Counter({seat[:2]: seat.degree}))
+        for place in stage_places(problem) if len(line) < longest else []:
+            one_node = problem.backend == "torch" or not line or line[0].node == place.node
+            if one_node and free[place[:2]] >= place.degree:
+                yield from grow((*line, place), free - Counter({place[:2]: place.degree}))
 
     yield from grow((), free)
 
 
-def arrangements(problem: Problem) -> Iterator[tuple[Line, ...]]:
+def arrangements(problem: Problem) -> Iterator[tuple[PlaceLine, ...]]:
     """All multisets of pipelines side by side, once each: in falling order."""
     free: Free = Counter((device.node, device.type) for device in problem.cluster.devices)
     every = sorted(lines(problem, free), reverse=True)
-    needed = [tuple(sum(seat.degree for seat in line if seat[:2] == place) for place in free) for line in every]
+    needed = [tuple(sum(place.degree for place in line if place[:2] == group) for group in free) for line in every]
 
-    def grow(first: int, chosen: tuple[Line, ...], left: tuple[int, ...]) -> Iterator[tuple[Line, ...]]:
+    def grow(first: int, chosen: tuple[PlaceLine, ...], left: tuple[int, ...]) -> Iterator[tuple[PlaceLine, ...]]:
         for i in range(first, len(every)):
             after = tuple(map(sub, left, needed[i]))
             if min(after) >= 0:
@@ -110,8 +110,8 @@ def arrangements(problem: Problem) -> Iterator[tuple[Line, ...]]:
     yield from grow(0, (), tuple(free.values()))
 
 
-def shares(samples: int, R: int) -> Iterator[tuple[int, ...]]:
-    """All ways to deal samples to R replicas, at least one each."""
+def all_shares(samples: int, R: int) -> Iterator[tuple[int, ...]]:
+    """All ways to share samples out among R replicas, at least one each."""
     for bars in combinations(range(1, samples), R - 1):
         yield tuple(b - a for a, b in zip((0, *bars), (*bars, samples), strict=True))
 
@@ -128,19 +128,19 @@ class Oracle:
         self.plan: Plan | None = None
         self.late = Limit.of(problem).late
 
-    def loads(self, line: Line, samples: int) -> set[tuple[int, ...]]:
+    def loads(self, line: PlaceLine, samples: int) -> set[tuple[int, ...]]:
         """Micro-batch sizes: of each size that was measured on all, and the rest."""
         measured = [
-            set(self.problem.profile.measurement(seat.type, seat.degree).microbatch_sizes) for seat in line
+            set(self.problem.profile.measurement(place.type, place.degree).microbatch_sizes) for place in line
         ]
         return {
             (b,) * (samples // b) + ((samples % b,) if samples % b else ())
             for b in set.intersection(*measured)
         }
 
-    @kept
-    def pipelines(self, line: Line, samples: int) -> list[Priced]:
-        """All pipelines in these seats that fit: micro-batch sizes, cuts, depths; first those that end first."""
+    @memoized
+    def pipelines(self, line: PlaceLine, samples: int) -> list[Priced]:
+        """All pipelines in these places that fit: micro-batch sizes, cuts, depths; first those that end first."""
         L, n = self.costs.layer_count, len(line)
         found: list[Priced] = []
         for inner in combinations(range(1, L), n - 1):
@@ -154,8 +154,8 @@ class Oracle:
                     depths = [depth_of(family, n - s, m) for s in range(n)]
                     layers = [(ends[s], ends[s + 1]) for s in range(n)]
                     again = [
-                        self.recompute(seat, *part, sizes, depth)
-                        for seat, part, depth in zip(line, layers, depths, strict=True)
+                        self.recompute(place, *part, sizes, depth)
+                        for place, part, depth in zip(line, layers, depths, strict=True)
                     ]
                     if None not in again:
                         kept.append(self._price(line, layers, sizes, depths, [bool(x) for x in again]))
@@ -165,13 +165,13 @@ class Oracle:
             ]  # fmt: skip
         return sorted(found, key=lambda x: x.end)
 
-    @kept
-    def recompute(self, seat: Seat, lo: int, hi: int, sizes: tuple[int, ...], depth: int) -> bool | None:
+    @memoized
+    def recompute(self, place: StagePlace, lo: int, hi: int, sizes: tuple[int, ...], depth: int) -> bool | None:
         """Whether a stage must recompute; None if it does not fit."""
-        limit = self.problem.cluster.device_types[seat.type].memory * (1 - self.problem.memory_reserve)
+        limit = self.problem.cluster.device_types[place.type].memory * (1 - self.problem.memory_reserve)
         for recompute in (False, True) if self.problem.allow_recompute else (False,):
             memory = self.costs.stage_memory(
-                seat.type, lo, hi, samples=sum(sizes), recompute=recompute, degree=seat.degree
+                place.type, lo, hi, samples=sum(sizes), recompute=recompute, degree=place.degree
             )
             if memory.peak(sizes, depth) <= limit:
                 return recompute
@@ -179,7 +179,7 @@ class Oracle:
 
     def _price(
         self,
-        line: Line,
+        line: PlaceLine,
         layers: Sequence[tuple[int, int]],
         sizes: tuple[int, ...],
         depths: Sequence[int],
@@ -187,8 +187,8 @@ class Oracle:
     ) -> Priced:
         free = {key: iter(ids) for key, ids in self.ids.items()}
         stages = tuple(
-            StagePlan(layers=part, devices=tuple(islice(free[seat[:2]], seat.degree)), recompute=again, warmup=depth)
-            for seat, part, again, depth in zip(line, layers, recompute, depths, strict=True)
+            StagePlan(layers=part, devices=tuple(islice(free[place[:2]], place.degree)), recompute=again, warmup=depth)
+            for place, part, again, depth in zip(line, layers, recompute, depths, strict=True)
         )
         replica = ReplicaPlan(microbatch_sizes=sizes, stages=stages)
         times = pipeline_times(replica_costs(self.costs, replica), depths)
@@ -224,17 +224,17 @@ class Oracle:
             self.best, self.plan = goal, plan
 
     def search(self) -> None:
-        """Every set of pipelines, every deal of the batch, every choice of one pipeline each, until it is late."""
+        """Every set of pipelines, every way to share the batch out, every choice of one pipeline each, until it is late."""
         types = self.problem.cluster.device_types
         for found in arrangements(self.problem):
             if self.late():
                 return
-            price = sum(types[seat.type].price_per_hour * seat.degree for line in found for seat in line)
+            price = sum(types[place.type].price_per_hour * place.degree for line in found for place in line)
             most = self.problem.max_price_per_hour
             if most is not None and price > most * (1 + 1e-12):
                 continue
-            for dealt in shares(self.problem.global_batch, len(found)):
-                pairs = list(zip(found, dealt, strict=True))
+            for split in all_shares(self.problem.global_batch, len(found)):
+                pairs = list(zip(found, split, strict=True))
                 if all(not (a[0] == b[0] and a[1] < b[1]) for a, b in pairwise(pairs)):
                     self.combine([self.pipelines(*pair) for pair in pairs], price)
 
@@ -263,7 +263,7 @@ def dominates(a: Priced, b: Priced) -> bool:
 
 
 def plan_count(problem: Problem, most: float) -> float:
-    """Roughly how many pipelines and deals there are to price; infinite if there are more than `most`."""
+    """Roughly how many pipelines and ways to share the batch out there are to price; infinite if there are more than `most`."""
     L, B, total = len(problem.profile.layers), problem.global_batch, 0.0
     sizes = len(microbatch_sizes(problem))
     free: Free = Counter((device.node, device.type) for device in problem.cluster.devices)
@@ -287,7 +287,7 @@ class Exhaustive:
 
     def __call__(self, problem: Problem) -> Solution:
         """Price every plan of the class."""
-        require_seats(problem)
+        require_stage_kinds(problem)
         devices = len(problem.cluster.devices)
         count = plan_count(problem, self.max_plans) if devices <= self.max_devices else math.inf
         if devices > self.max_devices or count > self.max_plans:

@@ -10,12 +10,12 @@ import numpy as np
 
 from hetpipe.partitioners.rules.baseline import common_sizes, divisors, equal_parts, recompute_choices, solve
 from hetpipe.partitioners.rules.grids import Layout, ends_of, layouts, runs, schedule_of
-from hetpipe.partitioners.rules.rotations import Alike, alike
-from hetpipe.partitioners.stage_kinds.kept import kept
-from hetpipe.partitioners.step_times.appraisal import Appraiser, Sketch, Sort
+from hetpipe.partitioners.rules.rotations import AlikeGrids, alike_grids
+from hetpipe.partitioners.stage_kinds.memoized import memoized
+from hetpipe.partitioners.step_times.appraisal import Appraiser, PipelineKind, Sketch
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
-from hetpipe.partitioners.step_times.earliest import Given, Rows
+from hetpipe.partitioners.step_times.earliest import CommonWork, PipelineRows
 from hetpipe.partitioners.step_times.sets import Set
 from hetpipe.planning.partition import Problem, Solution
 from hetpipe.predict.cost import occupied_seconds
@@ -84,7 +84,7 @@ class Fasop:
             usable = [start for start in starts if problem.backend == "torch" or runs(desk, layout.rows(start))]
             if problem.global_batch // layout.R < smallest or not usable:
                 continue
-            grids = alike(desk.appraiser, layout, problem.global_batch % layout.R, usable)
+            grids = alike_grids(desk.appraiser, layout, problem.global_batch % layout.R, usable)
             yield from _Grids(self.name, desk, layout, i, grids).candidates(cuts)
 
 
@@ -95,7 +95,7 @@ class _Grids(NamedTuple):
     desk: Desk
     layout: Layout
     number: int
-    alike: Alike
+    alike: AlikeGrids
 
     def candidates(self, cuts: _Cuts) -> Iterator[Candidate]:
         """Each micro-batch size, recompute nowhere or everywhere."""
@@ -113,15 +113,16 @@ class _Grids(NamedTuple):
         ways = [(in_runs(share + 1, b), grids.more)] * (more > 0) + [(in_runs(share, b), grids.others)]
         bounds = np.zeros(len(ends))
         for sizes, types in ways:
-            pipelines = Rows(types, grids.links, ends[:, :-1], ends[:, 1:], grids.spread)
-            least = self.desk.appraiser.earliest.steps(pipelines, Given(sizes, recompute, R, schedule))
+            rows_of = PipelineRows(types, grids.links, ends[:, :-1], ends[:, 1:], grids.spread)
+            least = self.desk.appraiser.earliest.steps(rows_of, CommonWork(sizes, recompute, R, schedule))
             bounds = np.maximum(bounds, least)
         for u, bound in enumerate(bounds.tolist()):
             works = tuple(Work(sizes, tuple(ends[u].tolist()), recompute) for sizes, _ in ways)
             links, spread = tuple(grids.links[u].tolist()), tuple(grids.spread[u].tolist())
-            sorts = [Sort(work, tuple(types[u].tolist()), links) for work, (_, types) in zip(works, ways, strict=True)]
+            on = [tuple(types[u].tolist()) for _, types in ways]
+            pipelines = [PipelineKind(work, types, links) for work, types in zip(works, on, strict=True)]
             draft = Draft(self.name, schedule, rows, works, which if more else np.zeros_like(which))
-            yield Candidate(bound, (self.number, i, recompute), draft, Sketch(sorts, spread), grids.starts[u])
+            yield Candidate(bound, (self.number, i, recompute), draft, Sketch(pipelines, spread), grids.starts[u])
 
 
 class _Cuts:
@@ -130,15 +131,15 @@ class _Cuts:
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.layers = appraiser, appraiser.L
 
-    def of(self, grids: Alike, b: int) -> Index:
-        """Those of every sort of grid, [U, n + 1]."""
+    def of(self, grids: AlikeGrids, b: int) -> Index:
+        """The ends of the stages for every kind of grid, [U, n + 1]."""
         more, others, links = ([tuple(row) for row in part.tolist()] for part in (grids.more, grids.others, grids.links))
         return np.array([self.found(*given, b) for given in zip(more, others, links, strict=True)])
 
-    @kept
+    @memoized
     def found(self, more: tuple[int, ...], others: tuple[int, ...], links: tuple[int, ...], b: int) -> tuple[int, ...]:
         """Where stages on these types, joined by these links, are cut."""
-        kinds, joins = self.appraiser.kinds.all, self.appraiser.joins.all
+        kinds, joins = self.appraiser.type_sets.all, self.appraiser.link_sets.all
         types = [kinds[x] | kinds[y] for x, y in zip(more, others, strict=True)]
 
         def seconds(s: int, lo: int, hi: int) -> float:
@@ -147,12 +148,12 @@ class _Cuts:
 
         return tuple(greedy(seconds, self.layers, len(types)))
 
-    @kept
+    @memoized
     def _compute(self, types: Set, lo: int, hi: int, b: int) -> float:
         names = self.appraiser.types
         return max(sum(self.appraiser.costs.stage_seconds(names[kind], lo, hi, b)) for kind in types)
 
-    @kept
+    @memoized
     def _transfer(self, links: Set, boundary: int, b: int) -> float:
         size = float(self.appraiser.problem.profile.output_bytes[boundary - 1]) * b
         each = [self.appraiser.links.link(link) for link in links]

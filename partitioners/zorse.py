@@ -13,7 +13,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners.rules.baseline import common_sizes, recompute_choices, solve
 from hetpipe.partitioners.rules.grids import ends_of, in_proportion, runs, schedule_of
 from hetpipe.partitioners.rules.min_cut import splits
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import Array
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
@@ -22,7 +22,7 @@ from hetpipe.planning.partition import PartitionError, Problem, Solution
 MOST_NODES = 32  # of which cuts are computed
 MESSAGE_BYTES = 1e7  # at which Zorse measures links
 
-Line = tuple[tuple[int, ...], tuple[int, ...]]  # a replica's devices, by their places in the cluster's list, and where it is cut
+ReplicaCut = tuple[tuple[int, ...], tuple[int, ...]]  # a replica's devices (places in the cluster's list), and its cuts
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Zorse:
     device's speed, layers in proportion to what its group then computes. Of all numbers of groups and micro-batch sizes the one
     that simulates fastest is taken; Zorse trusts its own estimate.
 
-    What a plan cannot express: devices of a stage between which micro-batches are dealt anew (here a replica's path is fixed, so
-    groups are dealt into equally many teams, of which the fast ones go with the fast ones, and a team of several devices splits
-    its group's layers; the number of teams is 1, 2, 4, … up to the smallest group, or that); parameters, gradients and optimizer
-    sharded within a group (ZeRO-2) or in host memory; several stages on a device (interleaving); the optimizer within backward.
-    Recompute everywhere or nowhere. Clusters of more than 32 nodes are not cut."""
+    What a plan cannot express: devices of a stage between which micro-batches are shared out anew (here a replica's path is
+    fixed, so each group is split into as many teams, of which the fast ones go with the fast ones, and a team of several devices
+    splits its group's layers; the number of teams is 1, 2, 4, … up to the smallest group, or that); parameters, gradients and
+    optimizer sharded within a group (ZeRO-2) or in host memory; several stages on a device (interleaving); the optimizer within
+    backward. Recompute everywhere or nowhere. Clusters of more than 32 nodes are not cut."""
 
     name: str = "zorse"
 
@@ -108,7 +108,7 @@ class _Speeds:
         self.problem, self.appraiser = desk.problem, desk.appraiser
         self.kind_of: list[int] = desk.appraiser.type_of.tolist()
 
-    @kept
+    @memoized
     def seconds(self, kind: int, b: int, lo: int, hi: int) -> float:
         """Forward and backward of a micro-batch on a type; at least a trace, so that speeds are finite."""
         return max(1e-12, sum(self.appraiser.costs.stage_seconds(self.appraiser.types[kind], lo, hi, b)))
@@ -118,7 +118,8 @@ class _Speeds:
         return 1 / self.seconds(self.kind_of[device], b, 0, self.appraiser.L)
 
     def layers(self, groups: list[list[int]], b: int) -> list[int]:
-        """Layers of each group: by one over the time in which its devices do all micro-batches, dealt by their speeds."""
+        """Layers of each group: by one over the time in which its devices do all micro-batches, which they get in proportion to
+        their speeds."""
         count, speeds = max(1, self.problem.global_batch // b), []
         for group in groups:
             each = [self.speed(device, b) for device in group]
@@ -133,8 +134,8 @@ class _Speeds:
             heapq.heapreplace(heap, (speed + self.speed(device, b), i, [*team, device]))
         return [sorted(team) for _, _, team in sorted(heap, key=lambda found: (-found[0], found[1]))]
 
-    def lines(self, used: list[tuple[list[int], int]], count: int, b: int) -> list[Line]:
-        """So many replicas, each of a team of every group, which deals its group's layers by speed."""
+    def lines(self, used: list[tuple[list[int], int]], count: int, b: int) -> list[ReplicaCut]:
+        """So many replicas, each of a team of every group, whose devices get the group's layers in proportion to their speeds."""
         found: list[tuple[list[int], list[int]]] = [([], []) for _ in range(count)]
         for group, layers in used:
             for (devices, counts), team in zip(found, self.teams(group, count, b), strict=True):
@@ -142,7 +143,7 @@ class _Speeds:
                 counts += in_proportion([self.speed(device, b) for device in team], layers)
         return [(tuple(devices), tuple(ends_of(counts))) for devices, counts in found]
 
-    def draft(self, name: str, lines: list[Line], b: int, recompute: bool) -> Draft:
+    def draft(self, name: str, lines: list[ReplicaCut], b: int, recompute: bool) -> Draft:
         """Micro-batches in proportion to the speed of a replica's slowest stage; what is left of the batch for the fastest."""
         speeds = []
         for devices, ends in lines:

@@ -13,7 +13,7 @@ from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.cephalo import Cephalo
 from hetpipe.partitioners.equal_parameters import EqualParameters, balanced
 from hetpipe.partitioners.even_pipelines import EvenPipelines
-from hetpipe.partitioners.exact.best_first import Search
+from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.fasop import Fasop, greedy, placements
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.rules.grids import in_proportion, layouts
@@ -325,7 +325,7 @@ class TestAutoIsNeverSlower:
         profile = make_profile({"a": [1.0]}, sizes=(1, 2), fixed=0.5)
         problem = make_problem(make_cluster([{"a": 3}]), profile, 9)
         plan = partitioner("even-data-parallel")(problem).plan
-        assert step(problem, Search(problem, "auto").run().plan) <= step(problem, plan) * (1 + 1e-12)
+        assert step(problem, ExactSearch(problem, "auto").run().plan) <= step(problem, plan) * (1 + 1e-12)
 
     def test_a_micro_batch_size_per_replica(self) -> None:
         """b holds 2 samples at once, a 20: micro-batches of 6 on a and of 2 on b take 31.5 s, not 36 s."""
@@ -334,7 +334,7 @@ class TestAutoIsNeverSlower:
         profile = make_profile({"a": [1.0], "b": [2.0]}, sizes=(1, 2, 4, 8), fixed=0.5, layer=layer)
         problem = make_problem(cluster, profile, 24, allow_recompute=False)
         plan = UnevenDataParallel()(problem).plan
-        assert step(problem, Search(problem, "auto").run().plan) <= step(problem, plan) * (1 + 1e-12)
+        assert step(problem, ExactSearch(problem, "auto").run().plan) <= step(problem, plan) * (1 + 1e-12)
 
 
 def test_bench_reports_ratios_and_violations() -> None:

@@ -18,7 +18,7 @@ from hetpipe.partitioners.search.floor import RULES
 from hetpipe.partitioners.step_times.desk import Budget, Candidate, Desk, Rule
 from hetpipe.partitioners.step_times.drafts import Draft, equal_runs, in_runs
 from hetpipe.partitioners.step_times.links import Links
-from hetpipe.partitioners.step_times.sets import Sets, together, unlike_rows
+from hetpipe.partitioners.step_times.sets import NumberedSets, unlike_rows, windows_alike
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import LinkBetween
@@ -130,11 +130,11 @@ class TestRuns:
 class TestWindows:
     @given(rings, st.integers(0, 13), st.integers(0, 12))
     def test_of_a_ring(self, values: list[int], step: int, length: int) -> None:
-        sets, ring = Sets(), np.array(values)
+        sets, ring = NumberedSets(), np.array(values)
         window = [{values[(i + k * step) % len(values)] for k in range(length)} for i in range(len(values))]
         assert [sets.all[x] for x in sets.windows(ring, step, length).tolist()] == window
         if length:
-            assert together(ring, step, length).tolist() == [len(x) == 1 for x in window]
+            assert windows_alike(ring, step, length).tolist() == [len(x) == 1 for x in window]
 
     @given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), min_size=1, max_size=9))
     def test_unlike_rows(self, rows: list[list[int]]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.even_pipelines import EvenPipelines, Shapes
+from hetpipe.partitioners.even_pipelines import EvenPipelines, EvenShapes
 from hetpipe.partitioners.rules.balance import shortest_cuts
 from hetpipe.partitioners.step_times.desk import Desk
 from hetpipe.planning.partition import PartitionError, Problem
@@ -49,7 +49,7 @@ def test_cuts_fit_and_on_devices_of_one_speed_the_longest_stage_is_as_short_as_i
 def test_no_shape_has_a_shorter_step_than_its_bound(problem: Problem) -> None:
     desk = Desk(problem)
     try:
-        search = Shapes(desk, "test")
+        search = EvenShapes(desk, "test")
         shapes = search.all
     except (PartitionError, InputError):  # no micro-batch size that all types have, or no link
         return

@@ -192,7 +192,7 @@ ORIGINAL = problems(most_devices=3, most_layers=5, most_batch=6)
 
 def measured(problem: Problem) -> bool:
     """Whether some stage can be put somewhere: a node may have fewer devices than every measured degree."""
-    return bool(Capacity(problem).seats)
+    return bool(Capacity(problem).stage_kinds)
 
 
 SMALL = st.booleans().flatmap(

@@ -16,12 +16,12 @@ from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.equal_parameters import EqualParameters
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
-from hetpipe.partitioners.exact.best_first import Search
+from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.memory_fit.capacity import Capacity
 from hetpipe.partitioners.memory_fit.obstacle import explain, refuse, with_spares
-from hetpipe.partitioners.memory_fit.shortage import with_memory
+from hetpipe.partitioners.memory_fit.shortage import with_more_memory
 from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
 from hetpipe.partitioners.type_blind import TypeBlind
@@ -79,8 +79,8 @@ def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Prob
         ("uneven-data-parallel", "memory-layers")
     )  # the plans depend on memory
     for kind, part in more.items():
-        less = None if moved else with_memory(problem, more | {kind: part - 1})
-        yield "memory", with_memory(problem, more), less
+        less = None if moved else with_more_memory(problem, more | {kind: part - 1})
+        yield "memory", with_more_memory(problem, more), less
     for batch in map(int, re.findall(r"use a global batch of (\d+)", message)):
         bigger = replace(problem, global_batch=batch + 1) if batch + 1 < problem.global_batch else None
         yield "batch", replace(problem, global_batch=batch), bigger
@@ -175,7 +175,7 @@ def test_what_is_missing_on_a_large_cluster_is_said_without_a_search_of_single_d
     profile = make_profile({"a": [1.0] * 24, "b": [2.0] * 24}, layer=layer)
     profile = Profile.parse(profile.model_dump() | {"input_bytes_per_sample": 20}, "the profile")
     cluster = make_cluster([{"a": 8}, {"b": 8}] * 8, memory={"a": 600, "b": 600})
-    monkeypatch.setattr(Search, "run", lambda search: pytest.fail("single devices were searched"))
+    monkeypatch.setattr(ExactSearch, "run", lambda search: pytest.fail("single devices were searched"))
     refuse(problem := make_problem(cluster, profile, 256))
     with pytest.raises(PartitionError, match="45 of the 256 samples of a step are the most that fit"):
         Auto()(problem)

@@ -14,8 +14,8 @@ from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.compositions import groupings
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
-from hetpipe.partitioners.exact import best_first, deals
-from hetpipe.partitioners.exact.best_first import Search
+from hetpipe.partitioners.exact import best_first, shares
+from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.search.floor import simple_plans
 from hetpipe.planning.bounds import fluid_bound
@@ -65,7 +65,7 @@ def agree(problem: Problem) -> tuple[float, Plan] | None:
 
 def searched(problem: Problem) -> Solution:
     """The search alone, from nothing."""
-    solution = Search(problem, "auto").run()
+    solution = ExactSearch(problem, "auto").run()
     assert problem.deadline_seconds_per_step is not None or solution.proof == "exhaustive"
     return solution
 
@@ -93,14 +93,14 @@ class TestAutoIsTheOracle:
     @settings(max_examples=12, **UNHURRIED)
     @given(problems(most_devices=4, most_layers=5), st.integers(1, 4))
     def test_what_is_left_out_is_not_claimed(self, problem: Problem, room: int) -> None:
-        """Where rows, deals or combinations are too many: a plan that fits, and a bound that the best plan respects."""
+        """Where rows, shares or combinations are too many: a plan that fits, and a bound that the best plan respects."""
         best = solve(Exhaustive(), problem)
         with (
             patch.multiple(best_first, ROWS=room, SEED_ROWS=1, SEEDS=1),
-            patch.multiple(deals, MOST_DEALS=room, COMBINATIONS=room),
+            patch.multiple(shares, MOST_PARTIAL=room, COMBINATIONS=room),
         ):
             try:
-                solution = Search(problem, "auto").run()
+                solution = ExactSearch(problem, "auto").run()
             except PartitionError:
                 return  # the rows that fit were not among the first
         assert best is not None

@@ -9,7 +9,7 @@ import pytest
 
 import hetpipe
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.exact.best_first import Search
+from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 from hetpipe.planning.planner import make_plan, with_prediction
@@ -209,14 +209,14 @@ class TestOptions:
 
     def test_a_first_plan_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
         problem = make_problem(CLUSTER, PROFILE, 6, time_limit_seconds=1e-9)
-        assert Search(problem, "auto", time_limit_seconds=1e-9).run().plan.global_batch == 6
+        assert ExactSearch(problem, "auto", time_limit_seconds=1e-9).run().plan.global_batch == 6
         monkeypatch.setattr("hetpipe.partitioners.exact.best_first.GRACE_SECONDS", 0.0)
         with pytest.raises(PartitionError, match="no plan was found within the time limit") as raised:
-            Search(problem, "auto", time_limit_seconds=1e-9).run()
+            ExactSearch(problem, "auto", time_limit_seconds=1e-9).run()
         assert raised.value.out_of_time
         unlimited = make_problem(CLUSTER, PROFILE, 6)
         with pytest.raises(PartitionError, match="no plan was found by as much search as there is without a time limit"):
-            Search(unlimited, "auto", time_limit_seconds=-1.0).run()  # no effort at all
+            ExactSearch(unlimited, "auto", time_limit_seconds=-1.0).run()  # no effort at all
 
     def test_deadline_without_prices(self) -> None:
         with pytest.raises(InputError, match="no device type of the cluster has a price_per_hour"):

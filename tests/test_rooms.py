@@ -40,11 +40,18 @@ def test_contributing_shows_the_rooms_as_they_are() -> None:
     assert with_picture(text) == text, "run: make rooms"
 
 
+def test_the_words_of_the_planners_are_said_where_the_table_says() -> None:
+    home = ROOT / "partitioners"
+    rows = re.findall(r"^\| (.+) \| .+ \| `(.+\.py)`", (home / "__init__.py").read_text(), re.M)
+    assert len({word for word, _ in rows}) == len(rows) > 20
+    assert [file for _, file in rows if not (home / file).exists() and not (ROOT / file).exists()] == []
+
+
 def test_imports_among_the_planners_go_down_the_list_of_their_docstring() -> None:
     """With at most ten files in a room. A name is a room's, or that of a file beside them."""
     home, height = ROOT / "partitioners", dict[str, int]()
     docstring = ast.get_docstring(ast.parse((home / "__init__.py").read_text())) or ""
-    for number, line in enumerate(re.split(r"\n(?! )", docstring.partition(":\n\n")[2])):
+    for number, line in enumerate(re.split(r"\n(?! )", docstring.rpartition(":\n\n")[2])):
         height |= dict.fromkeys(line.replace(",", " ").split(), -number)
     rooms = {path.parent.name for path in home.glob("*/__init__.py")}  # other folders may hold what was compiled once
     assert rooms | {path.stem for path in home.glob("[!_]*.py")} == height.keys()

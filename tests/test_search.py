@@ -18,7 +18,7 @@ from hetpipe.partitioners.search import assembly, planner
 from hetpipe.partitioners.search.floor import simple_plans
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import PER_SECOND, Limit
-from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_seats
+from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_stage_kinds
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.step_times import pipeline_ends
 from hetpipe.planning.bounds import fluid_bound
@@ -35,7 +35,7 @@ SMALL = st.booleans().flatmap(lambda split: problems(most_devices=4, most_layers
 def searchable(problem: Problem) -> bool:
     """Whether it is for the planner of `search`."""
     try:
-        require_seats(problem)
+        require_stage_kinds(problem)
         microbatch_sizes(problem)
     except (PartitionError, InputError):
         return False

@@ -51,7 +51,7 @@ PARTS: dict[str, Part] = {
     "pipelines from the bound": Part(planner, {"WISHES": 0}),
     "the second bound": Part(planner, {"SECOND": 0.0}),
     "nodes and adapters in the bound": Part(lower.Lower, {"nodes_matter": lambda *_: False}),
-    "pipelines near an even deal": Part(planner, {"EVEN": 0}),
+    "pipelines near an even split": Part(planner, {"EVEN": 0}),
     "pipelines of one type": Part(planner, {"PURE": 0}),
     "integer programs": Part(assembly.Assembly, {"_choice": lambda *_: None}),
     "cuts that all replicas have": Part(assembly, {"SETS": 0}),

@@ -48,7 +48,7 @@ NODE = 8
 INSIDE = {"bandwidth": "100 GB/s", "latency": "10 us"}
 BETWEEN = {"bandwidth": "10 GB/s", "latency": "30 us"}
 LIMITS = ("max_price_per_hour", "deadline_seconds_per_step")
-MORE = {"NUMBERS": 200, "WISHES": 300, "EVEN": 300, "PURE": 200, "DEALS": 40, "RUNGS": 1.05, "STARTS": 500, "TRIES": 10**6,
+MORE = {"NUMBERS": 200, "WISHES": 300, "EVEN": 300, "PURE": 200, "EVENEST": 40, "RUNGS": 1.05, "STARTS": 500, "TRIES": 10**6,
         "FINALISTS": 100, "POLISHED": 10**6, "POLISHING": 1e12}  # fmt: skip
 SIMULATED = {"ALIKE": 12, "PLAYED": 12, "SETS": 8, "TASKS": 10**12}
 POLISHING = 0.4  # of the seconds of a longer search

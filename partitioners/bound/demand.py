@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.bound.relaxed import Load, Memory
-from hetpipe.partitioners.stage_kinds.kept import kept
-from hetpipe.partitioners.stage_kinds.space import allowed_families, measured_sizes
+from hetpipe.partitioners.bound.relaxed import Memory, PipelineDemand
+from hetpipe.partitioners.stage_kinds.memoized import memoized
+from hetpipe.partitioners.stage_kinds.space import allowed_families, cluster_sizes
 from hetpipe.partitioners.stage_kinds.types import Types
 
 Array = NDArray[np.float64]
@@ -26,13 +26,13 @@ class Demand:
         self.more, self.blocking = runtime.action_seconds, not runtime.overlap_transfers
         self.gpipe = allowed_families(self.problem) == ("gpipe",)
         self.sizes, large = list[int](), list[set[int]]()
-        for b in measured_sizes(self.problem):  # with those of the whole batch or more it is one micro-batch
+        for b in cluster_sizes(self.problem):  # with those of the whole batch or more it is one micro-batch
             there = set(self.usable(b).tolist())
             if there and (b < self.problem.global_batch or not any(there <= others for others in large)):
                 self.sizes.append(b)
                 large += [there] * (b >= self.problem.global_batch)
 
-    @kept
+    @memoized
     def usable(self, b: int) -> Index:
         """Kinds that were measured at b."""
         return np.array(
@@ -50,7 +50,7 @@ class Demand:
         """The least price of all seconds that a sample takes, at a price for each kind's second [V]."""
         return float((prices[:, None] * self._least).min(axis=0).sum())
 
-    @kept
+    @memoized
     def _times(self, b: int, size: int) -> Array:
         """The least forward and backward of all layers before each [2, V, L + 1] of `size` to b samples, on kinds that were
         measured at b."""
@@ -59,7 +59,7 @@ class Demand:
         each = [self.types.layer_times(v, size, b) for v in self.usable(b).tolist()]
         return _prefixes(each)
 
-    @kept
+    @memoized
     def memory(self, b: int) -> Memory:
         """Of the kinds that were measured at b. (A peak is a whole number of bytes, rounded.)"""
         usable = self.usable(b).tolist()
@@ -67,7 +67,7 @@ class Demand:
         tables = np.ascontiguousarray(np.stack([self.types.memory(v) for v in usable]).transpose(0, 2, 3, 1))
         return Memory(tables, limits, self.problem.allow_recompute)
 
-    @kept
+    @memoized
     def _longest(self, b: int) -> Array:
         """The most that a micro-batch of b samples or fewer takes, as `_times`."""
         kinds = [(v, self.types.sizes_of(self.types.kinds[v])) for v in self.usable(b).tolist()]
@@ -75,7 +75,7 @@ class Demand:
         each = [np.max(rows, axis=0) for rows in layers]
         return _prefixes(each)
 
-    def load(self, b: int, low: int, high: int, nodes: bool) -> Load:
+    def load(self, b: int, low: int, high: int, nodes: bool) -> PipelineDemand:
         """Pipelines of `low` to `high` samples in micro-batches of b: m = ⌊low / b⌋ full ones, and one of q = low mod b samples
         or more. The first forward is of b samples, or of q where m = 0; the last backward of q or more, and where `high` is not
         `low` and m > 0, of any number. If `nodes` do not matter, all goes over the best link there is."""
@@ -86,13 +86,13 @@ class Demand:
         work, actions = m * full + rest if m else rest, m + (q > 0)
         wires = m * self._held(b) + (self._held(q) if q else 0.0) if m else self._held(q)
         wire, inside = self._apart(wires, nodes)
-        return Load(
+        return PipelineDemand(
             work=work.sum(axis=0), backward=work[1], again=work[0], work_more=2 * self.more * actions,
             once_more=2 * self.more, longest=self._longest(b), hiding=(rest if q else full) * self.problem.sums_early,
             wire=wire, wire_inside=inside, b=b, samples=low, **self._ends(b, first, last, nodes),
         )  # fmt: skip
 
-    @kept
+    @memoized
     def _ends(self, b: int, first: int, last: int, nodes: bool) -> dict[str, Array]:
         """What only the first micro-batch, of so many samples, and the last one say."""
         begin, end = (self._times(b, size) for size in (first, last))
@@ -103,13 +103,13 @@ class Demand:
             "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
         }  # fmt: skip
 
-    @kept
+    @memoized
     def _links(self, size: int) -> Array:
         """`Types.transfer`, that between nodes and those inside one after the other [2, 1 + K·K, L + 1]."""
         between, inside = self.types.transfer(size)
         return np.concatenate([between[:, None], inside.reshape(2, -1, self.L + 1)], axis=1)
 
-    @kept
+    @memoized
     def _held(self, size: int) -> Array:
         """How long a transfer holds its link, or its devices where it blocks them [1 + K·K, L + 1]."""
         links = self._links(size)

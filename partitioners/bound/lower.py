@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.bound.demand import Demand
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.partition import never
 from hetpipe.planning.programs import Program
@@ -79,7 +79,7 @@ class Lower:
         if types.adapters is not None:
             self.there = np.append(self.there, types.adapters[0])
         self.left = self.stop = 0.0
-        self.spaces = relaxed.space(types.L, 1, 1), relaxed.space(types.L, types.K, max(types.nodes))
+        self.spaces = relaxed.label_space(types.L, 1, 1), relaxed.label_space(types.L, types.K, max(types.nodes))
         self.parts = self._ranges(least)
         relaxed.ready()
 
@@ -233,21 +233,21 @@ class Lower:
             if b > high and set(usable.tolist()) <= one:  # it is one micro-batch, as with the b above before
                 continue
             one |= set(usable.tolist()) if b > high else set()
-            seats = self.seats(b, part.low, nodes)
-            seats = seats._replace(price=each[usable][seats.kind])
+            placings = self.placings(b, part.low, nodes)
+            placings = placings._replace(price=each[usable][placings.kind])
             found = relaxed.cheapest(
-                self.demand.load(b, low, high, nodes), seats, self.demand.memory(b), adapters, self.types.optimizer[usable],
+                self.demand.load(b, low, high, nodes), placings, self.demand.memory(b), adapters, self.types.optimizer[usable],
                 T * SLACK, min(best, below), self.demand.blocking, self.demand.gpipe, self.spaces[nodes],
             )  # fmt: skip
             self.left -= found.effort
             if found.price < best:
-                stages = usable[seats.kind[found.seats]]
+                stages = usable[placings.kind[found.placings]]
                 take = np.bincount(stages, minlength=self.types.V)
                 best, column = found.price, Column(tuple(take.tolist()), tuple(stages.tolist()), low, high, b,
-                                                   self.crossing(found, seats, adapters.owners, sent, rings))  # fmt: skip
+                                                   self.crossing(found, placings, adapters.owners, sent, rings))  # fmt: skip
         return best, column
 
-    @kept
+    @memoized
     def crossed(self, R: int, samples: int) -> tuple[Array, Array]:
         """Seconds that the adapters of a node with each type are taken by the outputs of so many samples at each boundary, and by
         the gradients of all layers before each, in a ring of R owners that are not all on one node [K, L + 1]. What blocks is a
@@ -259,21 +259,21 @@ class Lower:
         output = np.append(0.0, self.types.problem.profile.output_bytes)
         return none if self.demand.blocking else samples * output / rates, 2 * (R - 1) / R * self.types.summed[0] / rates
 
-    @kept
+    @memoized
     def owners(self, R: int) -> Index:
         """The most owners of a layer that a node with devices of each type has, if it has not all R or fewer."""
         found: Index = np.minimum(np.array(self.types.nodes), max(1, R - 1))
         return found
 
     def crossing(
-        self, found: relaxed.Found, seats: relaxed.Seats, owners: Index, sent: Array, rings: Array
+        self, found: relaxed.RelaxedPipeline, placings: relaxed.Placings, owners: Index, sent: Array, rings: Array
     ) -> tuple[float, ...]:
         """What a pipeline takes of adapters, as `relaxed` prices it."""
-        taken, lo, at = np.zeros(len(self.there) - self.devices), 0, seats.at[found.seats]
+        taken, lo, at = np.zeros(len(self.there) - self.devices), 0, placings.at[found.placings]
         if sent.any() or rings.any():
-            for n, (w, i, hi, near) in enumerate(zip(found.seats, at, found.ends, found.near, strict=True)):
-                if seats.others[w] == 0:
-                    beside = seats.node[i] - seats.devices[w] - near
+            for n, (w, i, hi, near) in enumerate(zip(found.placings, at, found.ends, found.near, strict=True)):
+                if placings.others[w] == 0:
+                    beside = placings.node[i] - placings.devices[w] - near
                     taken[i] += (rings[i, hi] - rings[i, lo]) / max(1, min(owners[i], beside + 1))
                 if near == 0 and hi < self.types.L:
                     taken[i] += sent[i, hi]
@@ -292,8 +292,8 @@ class Lower:
             longer = max(longer, np.where(np.isfinite(together), apart - together, 0.0).max())
         return bool(longer > TOLD * T)
 
-    @kept
-    def seats(self, b: int, R: int, nodes: bool) -> relaxed.Seats:
+    @memoized
+    def placings(self, b: int, R: int, nodes: bool) -> relaxed.Placings:
         """Each kind that was measured at b twice, beside R − 1 or more other replicas: the owners of each of its layers are on
         several nodes, or those of one are all on one, of which they take a device each, and of the others anywhere. If nodes do
         not matter each once, with the best of both."""
@@ -309,7 +309,7 @@ class Lower:
         kinds, devices, others, sums = (np.array(x) for x in zip(*found, strict=True))
         at = self.types.at[usable][kinds] if nodes else np.zeros_like(kinds)
         node = np.array(self.types.nodes) if nodes else np.zeros(1, dtype=np.int64)
-        return relaxed.Seats(kinds, at, devices, others, np.zeros(len(kinds)), sums, node)
+        return relaxed.Placings(kinds, at, devices, others, np.zeros(len(kinds)), sums, node)
 
     def program(
         self, part: Part, T: float, columns: dict[Column, None], intervals: list[tuple[int, int]]

@@ -18,12 +18,12 @@ PLACES, SOME = 16, 4  # stages that are counted, and where nodes matter
 CALL = 12_000  # joined labels that take as long as all else of one call
 
 
-Places = NDArray[np.int32]
-Pair = tuple[float, float]
-Space = tuple[Array, Array, Places, Array, Array, Places]
+Origins = NDArray[np.int32]
+Both = tuple[float, float]
+LabelSpace = tuple[Array, Array, Origins, Array, Array, Origins]
 
 
-class Load(NamedTuple):
+class PipelineDemand(NamedTuple):
     """What does not depend on T and prices. V kinds of stage on K types, L layers; seconds [V, L + 1] of all layers before each.
 
     `work` of all micro-batches, `backward` of it, `again` more under recompute, `once` the first forward and the last backward,
@@ -60,7 +60,7 @@ class Memory(NamedTuple):
     recompute: bool
 
 
-class Seats(NamedTuple):
+class Placings(NamedTuple):
     """What a stage can be put on [W]: the number of its kind and of its type, how many devices of a node that takes, and how many
     other replicas have one there at least; its price; and the seconds of its gradient sums [W, L + 1, L + 1]. And how many
     devices a node has where there is one of a type [K]."""
@@ -84,18 +84,18 @@ class Adapters(NamedTuple):
     owners: Index
 
 
-class Found(NamedTuple):
-    """The least price, infinite where there is none; of each stage its seat, where it ends, and how many devices of its node are
-    known to be behind it (0: the next is on another node); and the effort, in labels joined."""
+class RelaxedPipeline(NamedTuple):
+    """The least price, infinite where there is none; of each stage its placing, where it ends, and how many devices of its node
+    are known to be behind it (0: the next is on another node); and the effort, in labels joined."""
 
     price: float
-    seats: Index
+    placings: Index
     ends: Index
     near: Index
     effort: int
 
 
-def space(L: int, K: int, most: int) -> Space:
+def label_space(L: int, K: int, most: int) -> LabelSpace:
     """Where labels are kept, with nodes of so many devices."""
     shape = L + 1, K, min(most, NODE), PLACES if most == 1 else SOME, LABELS
     joined = L + 1, 1 + K * shape[2], shape[3], LABELS
@@ -104,14 +104,14 @@ def space(L: int, K: int, most: int) -> Space:
 
 
 def cheapest(
-    load: Load, seats: Seats, memory: Memory, adapters: Adapters, optimizer: Array, T: float, below: float, blocking: bool,
-    gpipe: bool, labels: Space,
-) -> Found:  # fmt: skip
+    load: PipelineDemand, placings: Placings, memory: Memory, adapters: Adapters, optimizer: Array, T: float, below: float,
+    blocking: bool, gpipe: bool, labels: LabelSpace,
+) -> RelaxedPipeline:  # fmt: skip
     """The least price of a relaxed pipeline, if it is `below` this."""
     line = np.zeros((optimizer.shape[1] + 1, 3), dtype=np.int64)
-    price, n, effort = _cheapest(*load, *seats, *memory, *adapters, optimizer, T, below, blocking, gpipe, line, *labels)
-    seats_of, ends, near = line[:n].T
-    return Found(price, seats_of, ends, near, CALL + effort)
+    price, n, effort = _cheapest(*load, *placings, *memory, *adapters, optimizer, T, below, blocking, gpipe, line, *labels)
+    placings_of, ends, near = line[:n].T
+    return RelaxedPipeline(price, placings_of, ends, near, CALL + effort)
 
 
 @cache
@@ -119,10 +119,10 @@ def ready() -> None:
     """Compile it, or read it from disk: outside of any time limit."""
     row, link, square, zero = np.ones((1, 2)), np.ones((1, 1, 2)), np.ones((1, 2, 2)), np.zeros(1, np.int64)
     two = np.ones((2, 1, 2))
-    load = Load(row, row, row, row, row, row, 0.0, 0.0, row, two, two, row[0], row[0], link, link, 1, 1)
-    seats = Seats(zero, zero, zero + 1, zero, np.ones(1), square, zero + 1)
+    load = PipelineDemand(row, row, row, row, row, row, 0.0, 0.0, row, two, two, row[0], row[0], link, link, 1, 1)
+    placings = Placings(zero, zero, zero + 1, zero, np.ones(1), square, zero + 1)
     memory, adapters = Memory(np.ones((1, 2, 2, 6)), np.ones(1), True), Adapters(row, row, zero + 1)
-    get_ready(lambda: cheapest(load, seats, memory, adapters, square, 1.0, 1.0, False, False, space(1, 1, 1)))
+    get_ready(lambda: cheapest(load, placings, memory, adapters, square, 1.0, 1.0, False, False, label_space(1, 1, 1)))
 
 
 @compiled
@@ -158,7 +158,7 @@ def _nearest(between: Array, inside: Array) -> Array:
 
 @inlined
 def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: float, w: int, hi: int, j: int, d: int, n: int,
-         k: int, near: int, cost: Array, slack: Array, origin: Places, used: Places) -> None:  # fmt: skip
+         k: int, near: int, cost: Array, slack: Array, origin: Origins, used: Origins) -> None:  # fmt: skip
     """One more label of a type, so many devices on its node and so many stages, with so much more room than the layers before
     need: of those with about as much the least cost and the most room are kept, apart. Those of whole pipelines are all at (0, 0,
     0, 0, 0). It comes from label (hi, j, d, n, k), of which so many devices are `near`."""
@@ -179,7 +179,7 @@ def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: floa
 
 @compiled
 def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Array, sent: Array, scale: float, cost: Array,
-            slack: Array, used: Places, price: Array, room: Array, at: Places, undercut: Array) -> int:  # fmt: skip
+            slack: Array, used: Origins, price: Array, room: Array, at: Origins, undercut: Array) -> int:  # fmt: skip
     """What a stage that ends at hi can have behind it: labels of these types and counts, and of p + 1 stages, less the transfer
     to each type and with the price of what that sends back, that no other of more room and as few stages undercuts. Into `price`
     and `room` [hi, where, p] both of each, into `at` its place; how many."""
@@ -215,7 +215,7 @@ def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Arra
 @compiled
 def _lists(
     lo: int, T: float, ahead: float, scale: float, blocking: bool, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array,
-    sent: Array, cost: Array, slack: Array, used: Places, many: Index, prices: Array, rooms: Array, places: Places,
+    sent: Array, cost: Array, slack: Array, used: Origins, many: Index, prices: Array, rooms: Array, places: Origins,
 ) -> None:  # fmt: skip
     """What stages that end at lo can have behind them: on another node; and on theirs, by their type and the devices there."""
     K, C, P = hop_inside.shape[0], cost.shape[2], cost.shape[3]
@@ -241,8 +241,8 @@ def _lists(
 def _extended(
     lo: int, hi: int, w: int, i: int, p: int, devices: int, node: int, free: float, taken: float, through: float, summed: float,
     price: float, ring: float, owners: int, sent: float, below: float, least: Array, ahead: Array, scale: float, blocking: bool,
-    hop: Array, wire: Array, near_hop: Array, near_wire: Array, cost: Array, slack: Array, origin: Places, used: Places,
-    many: Index, prices: Array, rooms: Array, places: Places,
+    hop: Array, wire: Array, near_hop: Array, near_wire: Array, cost: Array, slack: Array, origin: Origins, used: Origins,
+    many: Index, prices: Array, rooms: Array, places: Origins,
 ) -> int:  # fmt: skip
     """A stage before all that it can have behind it, p + 1 stages; how many those are."""
     C, seen, after = cost.shape[2], 0, summed if lo == 0 else 0.0
@@ -280,7 +280,7 @@ def _shared(ring: float, owners: int, beside: int) -> float:
 
 
 @compiled
-def _taken(f: float, g: float, first: float, last: float, F: float, B: float, beyond: Pair, m: float, depth: float) -> float:
+def _taken(f: float, g: float, first: float, last: float, F: float, B: float, beyond: Both, m: float, depth: float) -> float:
     """The same of one that takes f for all forwards, g for all backwards, `first` for the first forward and `last` for the last
     backward, and at most F and B for any. The first micro-batch and the last are `beyond` it for so long [2], and of m there are
     at most `depth` in flight."""
@@ -291,7 +291,7 @@ def _taken(f: float, g: float, first: float, last: float, F: float, B: float, be
 
 
 @compiled
-def _rooms(table: Array, limit: float, samples: int, largest: int, allowed: bool) -> Pair:
+def _rooms(table: Array, limit: float, samples: int, largest: int, allowed: bool) -> Both:
     """The most samples in flight of a stage, without and with recompute; infinite where all can be."""
     left = limit - table[0] - table[1] * samples
     plain = (left - table[3] * largest) / max(table[2], 1e-9)
@@ -301,8 +301,8 @@ def _rooms(table: Array, limit: float, samples: int, largest: int, allowed: bool
 
 @compiled
 def _spans(
-    stage: tuple[float, float, float, float, float, float], most: Pair, rooms: Pair, beyond: Pair, m: float, b: int
-) -> Pair:
+    stage: tuple[float, float, float, float, float, float], most: Both, rooms: Both, beyond: Both, m: float, b: int
+) -> Both:
     """The least time from the first forward of a stage to its last backward, without and with recompute; of its forwards and
     backwards, the first and the last, and what recompute adds to all and to one."""
     f, g, first, last, again, once_again = stage
@@ -319,8 +319,8 @@ def _cheapest(  # noqa: C901
     beyond: Array, longest: Array, hiding: Array, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array, b: int,
     samples: int, kind: Index, at: Index, devices: Index, others: Index, price: Array, sums: Array, node: Index, tables: Array,
     limits: Array, allowed: bool, sent: Array, rings: Array, owners: Index, optimizer: Array, T: float, below: float,
-    blocking: bool, gpipe: bool, line: Index, cost: Array, slack: Array, origin: Places, prices: Array, rooms: Array,
-    places: Places,
+    blocking: bool, gpipe: bool, line: Index, cost: Array, slack: Array, origin: Origins, prices: Array, rooms: Array,
+    places: Origins,
 ) -> tuple[float, int, int]:  # fmt: skip
     """From the last layer to the first, labels of pipelines of all layers from lo on: their price, and how long the layers before
     may take for the first forward and the last backward of a step. The least price, how many stages that has, and the effort."""

@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.compositions.floors import RANKS, common_sizes, compositions, floors
+from hetpipe.partitioners.compositions.composition_bounds import (
+    RANKS,
+    composition_bounds,
+    composition_sizes,
+    compositions,
+)
 from hetpipe.partitioners.compositions.symmetry import Blocks, Symmetry
-from hetpipe.partitioners.stage_kinds.space import Array, Counts, Load, Space, load_of, measured_sizes
+from hetpipe.partitioners.stage_kinds.space import Array, Counts, Load, Space, cluster_sizes, load_of
 from hetpipe.planning.partition import never
 
 Grouping = tuple[Counts, ...]
@@ -41,8 +46,8 @@ class Bounds:
         self.space, self.B = space, space.problem.global_batch
         self.symmetry = Symmetry(space)
         self.comps, self.complete = compositions(self.symmetry, most)
-        self.sizes = [b for b in measured_sizes(space.problem) if b < self.B]
-        self.common = {c: common_sizes(space, c) for c in self.comps}
+        self.sizes = [b for b in cluster_sizes(space.problem) if b < self.B]
+        self.common = {c: composition_sizes(space, c) for c in self.comps}
         self.loads: list[Load] = []
         self.cover = np.full((len(self.sizes) + 1, self.B + 1), -1)
         self._lay_out(one_pipeline)
@@ -98,7 +103,7 @@ class Bounds:
                     self.complete = False  # these loads are not looked at
                     return
                 loads = tuple(self.loads[i] for i in part)
-                for c, found in floors(self.symmetry, list(comps_), "any", loads).items():
+                for c, found in composition_bounds(self.symmetry, list(comps_), "any", loads).items():
                     self.of[c][:, part] = found
                 self.space.forget()
 

@@ -19,13 +19,13 @@ def pack(
     cheapest: bool,
 ) -> Grouping | None:
     """A grouping of at most so many devices, `most_price` per hour and `need` replicas that can do `need`
-    samples: the one with the largest capacity, or the cheapest. One row per pool of devices, one column per
+    samples: the one with the largest capacity, or the cheapest. One row per group of interchangeable devices, one column per
     composition (HiGHS); the size of the program does not depend on how many devices there are. None if there
     is no such grouping; TimeoutError if it is not known."""
     comps = list(capacities)
     if not comps:
         return None
-    devices = np.array([space.used(c) for c in comps], dtype=np.float64).T  # [pools, C]
+    devices = np.array([space.used(c) for c in comps], dtype=np.float64).T  # [groups, C]
     capacity = np.array([capacities[c] for c in comps], dtype=np.float64)
     price = np.array([prices[c] for c in comps])
     rows = np.vstack([devices, capacity, np.ones(len(comps)), price])

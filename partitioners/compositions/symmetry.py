@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import Counts, Space
 
 Index = NDArray[np.int64]
@@ -63,7 +63,7 @@ class Symmetry:
             [counts[:, kinds] @ base ** np.arange(len(kinds))[::-1].astype(np.int64) for kinds in self.kinds], axis=1
         )
 
-    @kept
+    @memoized
     def turned(self, c: Counts) -> Turned:
         """Within each block, nodes with less come first."""
         kinds = list(range(len(c)))

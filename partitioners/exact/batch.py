@@ -82,7 +82,7 @@ def _add(total: Array, durations: tuple[Array, Array], s: int, full: int, here: 
         total[full:] += durations[1][s, full:here]
 
 
-class Pipelines(NamedTuple):
+class PricedPipelines(NamedTuple):
     """K priced pipelines of n stages: load (micro-batch size b, samples) [K, 2], kinds [K, n], cuts [K, n + 1],
     depths [K, n], recompute [K, n], when each stage's last backward ends [K, n] and when it has made the gradients of each
     layer and of those above it in its stage [K, L], since the longest optimizer of the pipeline began, and a lower bound on
@@ -108,6 +108,6 @@ class Pipelines(NamedTuple):
         """K."""
         return len(self.bound)
 
-    def pick(self, rows: Index | NDArray[np.bool_] | slice) -> Pipelines:
+    def pick(self, rows: Index | NDArray[np.bool_] | slice) -> PricedPipelines:
         """Some of the rows."""
-        return Pipelines._make(column[rows] for column in self)
+        return PricedPipelines._make(column[rows] for column in self)

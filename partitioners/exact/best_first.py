@@ -2,12 +2,12 @@
 plan in hand.
 
 1. A plan in hand of step T: the best of those that the search was given to start from.
-2. Bound every composition of devices for every number of samples (`floors`), and every grouping from these.
+2. Bound every composition of devices for every number of samples (`composition_bounds`), and every grouping from these.
 3. A better plan in hand: a few groupings with the smallest bounds, priced roughly.
 4. For each grouping whose bound is below T, least first: replica r can take n samples only if its bound is below
    T, and must take at least what the others cannot take within T. For the n left in these windows list *all* its
    pipelines with a bound below T, of every micro-batch size and depth family, and simulate them (once for each
-   composition; what is learned tightens the bounds of all groupings that hold it); then every deal of B samples, and
+   composition; what is learned tightens the bounds of all groupings that hold it); then every way to share B samples out, and
    every choice of one pipeline per replica, whose parts are below T, with the gradient sums of exactly these.
 
 Nothing is left out whose step could be below T, so the plan in hand at the end is optimal in the plan class (or
@@ -26,13 +26,13 @@ import numpy as np
 
 from hetpipe.partitioners.compositions.groupings import Bounds, Grouping
 from hetpipe.partitioners.compositions.packing import packings
-from hetpipe.partitioners.exact.batch import Pipelines
+from hetpipe.partitioners.exact.batch import PricedPipelines
 from hetpipe.partitioners.exact.candidates import Enumeration, Variant
-from hetpipe.partitioners.exact.deals import below, choices, deals, greedy_deal, least_by_share
 from hetpipe.partitioners.exact.joint import Joint
 from hetpipe.partitioners.exact.long import long_pipelines
 from hetpipe.partitioners.exact.plans import Chosen, build_plan, replicas_of
 from hetpipe.partitioners.exact.pools import SPLITS, Pools
+from hetpipe.partitioners.exact.shares import below, choices, greedy_shares, least_by_share, share_lists
 from hetpipe.partitioners.memory_fit.obstacle import explain
 from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.space import Array, Space, families_of, load_of, microbatch_sizes
@@ -51,7 +51,7 @@ GROUPING = 10_000  # numbers that take as long to handle as to list one
 GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 
 
-class Item(NamedTuple):
+class BoundedGrouping(NamedTuple):
     """A grouping to be searched."""
 
     key: float
@@ -61,7 +61,7 @@ class Item(NamedTuple):
     grouping: Grouping
 
 
-class Search:
+class ExactSearch:
     """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Search:
         most = self.problem.max_price_per_hour
         return most is None or self.price(grouping) <= most * (1 + 1e-12)
 
-    def offer(self, grouping: Grouping, parts: list[Pipelines]) -> None:
+    def offer(self, grouping: Grouping, parts: list[PricedPipelines]) -> None:
         """Price plans exactly, [K] at once, and keep the best if it beats the plan in hand."""
         if not parts[0].number:
             return
@@ -137,7 +137,7 @@ class Search:
             self.best_step, self.best_cost = float(steps[i]), price * float(steps[i])
             self.chosen = replicas_of(parts, i)
 
-    def shared(self, parts: list[Pipelines], alone: Array, price: float) -> Array:
+    def shared(self, parts: list[PricedPipelines], alone: Array, price: float) -> Array:
         """The steps of those that could beat the plan in hand, if others cross the same adapters; infinite for the rest, which
         take too long `alone`."""
         steps, least = np.full(len(alone), np.inf), self.limit(price)
@@ -157,7 +157,7 @@ class Search:
         self.explore_all(self.prepared())
         return self.solution()
 
-    def prepared(self) -> list[Item]:
+    def prepared(self) -> list[BoundedGrouping]:
         """What is to be searched, least bound first; and a plan in hand, if there is one to be had."""
         self.say(f"bounding pipelines of {sum(self.space.devices)} devices")
         self.bounds = self.bounded(COMPOSITIONS)
@@ -174,7 +174,7 @@ class Search:
                 self.long_pipelines()
         return items
 
-    def explore_all(self, items: list[Item]) -> None:
+    def explore_all(self, items: list[BoundedGrouping]) -> None:
         """Those that could beat the plan in hand."""
         for number, item in enumerate(items):
             if item.bound >= self.limit(self.price(item.grouping)):
@@ -209,7 +209,7 @@ class Search:
                 if self.affordable((comp,)):
                     self.offer((comp,), [pipeline])
 
-    def replicated(self) -> list[Item]:
+    def replicated(self) -> list[BoundedGrouping]:
         """Groupings of several replicas that could beat the plan in hand, after a look at the most promising ones."""
         relaxed = 0.0
         few = self.listed(self.widest(), FEW_GROUPINGS)
@@ -268,7 +268,7 @@ class Search:
             found.append(grouping)
         return found
 
-    def items(self, found: Sequence[Grouping]) -> list[Item]:
+    def items(self, found: Sequence[Grouping]) -> list[BoundedGrouping]:
         """Bounded, and sorted: least bound first, then fewest devices."""
         items = []
         for number, grouping in enumerate(found):
@@ -278,10 +278,10 @@ class Search:
             bound = self.bounds.bound(grouping)
             if bound < self.limit(self.price(grouping)) and self.affordable(grouping):
                 devices = sum(sum(self.space.used(c)) for c in grouping)
-                items.append(Item(self.key(grouping, bound), devices, number, bound, grouping))
+                items.append(BoundedGrouping(self.key(grouping, bound), devices, number, bound, grouping))
         return sorted(items)
 
-    def seed_one(self, items: list[Item]) -> None:
+    def seed_one(self, items: list[BoundedGrouping]) -> None:
         """A plan in hand: the most promising single pipelines, a few rows each."""
         for item in items[:SEEDS]:
             if (self.late() and self.found) or item.bound >= self.limit(self.price(item.grouping)):
@@ -291,13 +291,13 @@ class Search:
             if len(rows.g):
                 self.offer(item.grouping, [enumeration.price(rows)])
 
-    def seed(self, items: list[Item]) -> None:
-        """A better plan in hand: the most promising groupings, few pipelines each, shares close to one good deal."""
+    def seed(self, items: list[BoundedGrouping]) -> None:
+        """A better plan in hand: the most promising groupings, few pipelines each, shares close to those of one good list."""
         for item in items:
             if (self.late() and self.found) or item.bound >= self.limit(self.price(item.grouping)):
                 return
             R, B = len(item.grouping), self.bounds.B
-            shares = greedy_deal([self.bounds.least(c, R) for c in item.grouping], B)
+            shares = greedy_shares([self.bounds.least(c, R) for c in item.grouping], B)
             pools = {}
             for c in dict.fromkeys(item.grouping):
                 own = [n for n, other in zip(shares, item.grouping, strict=True) if other == c]
@@ -305,7 +305,7 @@ class Search:
                 pools[c] = self.pools.few(c, around, R, SEED_ROWS)
             self.combine(item.grouping, [pools[c] for c in item.grouping], 4)
 
-    def explore(self, item: Item) -> None:
+    def explore(self, item: BoundedGrouping) -> None:
         """All plans of one grouping that could beat the plan in hand."""
         if len(item.grouping) == 1:
             self.one(item.grouping)
@@ -358,7 +358,7 @@ class Search:
                 self.offer(grouping, [enumeration.price(chunk)])
             self.left_out(dropped, price)
 
-    def combine(self, grouping: Grouping, pools: list[Pipelines], most: int | None) -> None:
+    def combine(self, grouping: Grouping, pools: list[PricedPipelines], most: int | None) -> None:
         """Every choice of one pipeline per replica that could beat the plan in hand; of each pool and share the first
         `most` only."""
         price, B = self.price(grouping), self.bounds.B
@@ -371,8 +371,8 @@ class Search:
             if most is None:
                 self.left_out(bound, price)
 
-        dealt = deals([least_by_share(pool) for pool in pools], B, same, left_out)
-        open_ = (shares for _, shares in takewhile(lambda deal: deal[0] < self.limit(price), dealt))
+        lists = share_lists([least_by_share(pool) for pool in pools], B, same, left_out)
+        open_ = (shares for _, shares in takewhile(lambda found: found[0] < self.limit(price), lists))
         found = choices(pools, open_, same, CHUNK, left_out)
         for rows in found:
             bound = np.maximum.reduce([pool.bound[i] for pool, i in zip(pools, rows, strict=True)])

@@ -1,7 +1,7 @@
 """All pipelines of one composition that could be part of a plan faster than a threshold, priced exactly.
 
 Stages are put on from the last to the first, all partial pipelines of all loads and depth families at once
-(numpy rows), each with its bound g and round trip u (see `floors`). A row is dropped when what it has, and the
+(numpy rows), each with its bound g and round trip u (see `composition_bounds`). A row is dropped when what it has, and the
 least that the layers and devices that are left must add, reaches the threshold. What is left after the first
 stage is simulated."""
 
@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.compositions.floors import Hops, first_sums, hops, idle, without
-from hetpipe.partitioners.exact.batch import Index, Pipelines
-from hetpipe.partitioners.exact.pricing import ROWS, price
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.compositions.composition_bounds import Hops, first_sums, hops, idle, without
+from hetpipe.partitioners.exact.batch import Index, PricedPipelines
+from hetpipe.partitioners.exact.pricing import ROWS, simulated_pipelines
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import Array, Counts, Family, Load, Space, StageTables
 from hetpipe.planning.partition import never
 
@@ -30,15 +30,15 @@ class Variant(NamedTuple):
     load: Load
 
 
-class Found(NamedTuple):
+class Listing(NamedTuple):
     """Pipelines below the threshold; `dropped` is the least bound among rows given up for want of room (else
     infinite)."""
 
-    pipelines: Pipelines
+    pipelines: PricedPipelines
     dropped: float
 
 
-class Rows(NamedTuple):
+class PartialPipelines(NamedTuple):
     """Partial pipelines: variant [N], kinds and cuts from the last stage backward, stages used [N, K], g, u, longest
     optimizer, bound."""
 
@@ -51,11 +51,11 @@ class Rows(NamedTuple):
     optimizer: Array
     bound: Array
 
-    def pick(self, rows: Index | NDArray[np.bool_]) -> Rows:
+    def pick(self, rows: Index | NDArray[np.bool_]) -> PartialPipelines:
         """Some of the rows."""
-        return Rows._make(column[rows] for column in self)
+        return PartialPipelines._make(column[rows] for column in self)
 
-    def chunks(self, size: int) -> Iterator[Rows]:
+    def chunks(self, size: int) -> Iterator[PartialPipelines]:
         """The rows, least bound first, some at a time."""
         order = np.argsort(self.bound, kind="stable")
         for at in range(0, len(order), size):
@@ -108,7 +108,7 @@ class Enumeration:
             self._stages[k, place] = StageTables(*map(np.concatenate, zip(*parts, strict=True)))
         return self._stages[k, place]
 
-    @kept
+    @memoized
     def sums(self, k: int) -> Array:
         """What the gradient sums of stages [0, hi) take after their last backward at least, without and with recompute [2, V,
         L + 1]."""
@@ -152,12 +152,12 @@ class Enumeration:
                 through[row], work[row] = np.minimum(through[row], t), np.minimum(work[row], w)
         return Prefixes(through, work)
 
-    def rows(self, threshold: float, limit: int, late: Callable[[], bool] = never) -> tuple[Rows, float]:
+    def rows(self, threshold: float, limit: int, late: Callable[[], bool] = never) -> tuple[PartialPipelines, float]:
         """Complete pipelines with a bound below the threshold, at most `limit` partial ones at a time; none when it is
         `late`."""
         K, L, V = self.space.K, self.space.L, len(self.variants)
         prefixes = self.prefixes()
-        rows = Rows(
+        rows = PartialPipelines(
             np.arange(V),
             np.zeros((V, 0), SMALL),
             np.full((V, 1), L, SMALL),
@@ -169,7 +169,7 @@ class Enumeration:
             if late():
                 return rows.pick(np.zeros(0, np.int64)), min(dropped, float(rows.bound.min()))
             parts = [self._grow(rows, k, place, threshold, prefixes) for k in self.kinds]
-            rows = Rows._make(np.concatenate(column) for column in zip(*parts, strict=True))
+            rows = PartialPipelines._make(np.concatenate(column) for column in zip(*parts, strict=True))
             if len(rows.g) > limit:
                 order = np.argpartition(rows.bound, limit)
                 dropped = min(dropped, float(rows.bound[order[limit]]))
@@ -178,7 +178,7 @@ class Enumeration:
                 break
         return rows, dropped
 
-    def _grow(self, rows: Rows, k: int, place: int, threshold: float, prefixes: Prefixes) -> Rows:
+    def _grow(self, rows: PartialPipelines, k: int, place: int, threshold: float, prefixes: Prefixes) -> PartialPipelines:
         """The rows with one more stage on kind k before them."""
         space, last = self.space, place == self.n
         rows = rows.pick(rows.used[:, k] < self.comp[k])
@@ -207,7 +207,7 @@ class Enumeration:
         used = rows.used[i]
         used[:, k] += 1
         kinds = np.column_stack([rows.kinds[i], np.full(len(i), k, SMALL)])
-        return Rows(
+        return PartialPipelines(
             v[i],
             kinds,
             np.column_stack([rows.cuts[i], start.astype(SMALL)]),
@@ -227,7 +227,7 @@ class Enumeration:
         whole: Array = np.maximum(after, prefixes.work[left, v, starts])
         return whole
 
-    def price(self, rows: Rows) -> Pipelines:
+    def price(self, rows: PartialPipelines) -> PricedPipelines:
         """Simulate complete rows."""
         parts = []
         for family, variants in self.families():
@@ -242,14 +242,14 @@ class Enumeration:
                     recompute[at, place - 1] = self.stage(k, place).recompute[where]
             loads = [self.variants[v].load for v in mine.variant.tolist()]
             kinds, cuts = (x[:, ::-1].astype(np.int64) for x in (mine.kinds, mine.cuts))
-            parts.append(price(self.space, family, loads, kinds, cuts, recompute[:, ::-1], self.R))
-        return joined(parts, self.n)
+            parts.append(simulated_pipelines(self.space, family, loads, kinds, cuts, recompute[:, ::-1], self.R))
+        return concatenated(parts, self.n)
 
 
-def joined(parts: Sequence[Pipelines], n: int) -> Pipelines:
+def concatenated(parts: Sequence[PricedPipelines], n: int) -> PricedPipelines:
     """All rows of these lists."""
     some = [part for part in parts if part.number]
-    return Pipelines(*map(np.concatenate, zip(*some, strict=True))) if some else empty(n)
+    return PricedPipelines(*map(np.concatenate, zip(*some, strict=True))) if some else empty(n)
 
 
 def priced(
@@ -260,20 +260,20 @@ def priced(
     threshold: float,
     limit: int,
     late: Callable[[], bool] = never,
-) -> Found:
+) -> Listing:
     """All pipelines of these variants whose bound is below the threshold, simulated; least bound first. Rows that one
     could leave out are kept only if there is room."""
     if not variants:
-        return Found(empty(sum(comp)), np.inf)
+        return Listing(empty(sum(comp)), np.inf)
     enumeration = Enumeration(space, comp, variants, R)
     rows, dropped = enumeration.rows(threshold, limit, late)
-    found = joined([enumeration.price(chunk) for chunk in rows.chunks(ROWS)], enumeration.n)
+    found = concatenated([enumeration.price(chunk) for chunk in rows.chunks(ROWS)], enumeration.n)
     found = found.pick(found.bound < threshold)
-    return Found(found.pick(np.argsort(found.bound, kind="stable")), dropped)
+    return Listing(found.pick(np.argsort(found.bound, kind="stable")), dropped)
 
 
-def empty(n: int) -> Pipelines:
+def empty(n: int) -> PricedPipelines:
     """No pipelines of n stages."""
     whole, flags, real = np.zeros((0, n), np.int64), np.zeros((0, n), bool), np.zeros((0, n))
     load, ends = np.zeros((0, 2), np.int64), np.zeros((0, n + 1), np.int64)
-    return Pipelines(load, whole, ends, whole, flags, real, np.zeros((0, 0)), np.zeros(0))
+    return PricedPipelines(load, whole, ends, whole, flags, real, np.zeros((0, 0)), np.zeros(0))

@@ -8,7 +8,7 @@ from math import lcm
 
 import numpy as np
 
-from hetpipe.partitioners.exact.batch import Index, Pipelines
+from hetpipe.partitioners.exact.batch import Index, PricedPipelines
 from hetpipe.partitioners.stage_kinds.space import Array, Space
 from hetpipe.partitioners.stage_kinds.wires import link_seconds
 
@@ -28,7 +28,7 @@ class Joint:
         self.tied_prefix = np.concatenate([[0.0], np.cumsum(space.problem.profile.tied_trained_bytes)])
         self.ties = space.problem.profile.ties
 
-    def step(self, parts: list[Pipelines]) -> Array:
+    def step(self, parts: list[PricedPipelines]) -> Array:
         """Step seconds of the plans whose replica r is row i of parts[r], [K]."""
         synced: Array = np.maximum.reduce([part.ready.max(axis=1) for part in parts])
         if len(parts) > 1 or self.ties:
@@ -44,7 +44,7 @@ class Joint:
         return synced
 
     def _segments(
-        self, parts: list[Pipelines], holder: list[Index], free: list[Array], synced: Array
+        self, parts: list[PricedPipelines], holder: list[Index], free: list[Array], synced: Array
     ) -> Array:
         """Sums of the layers with the same owners in all replicas, from the last to the first, in buckets."""
         K, L = parts[0].number, self.space.L
@@ -80,7 +80,7 @@ class Joint:
         close(np.flatnonzero(top))
         return synced
 
-    def _kinds(self, parts: list[Pipelines], holder: list[Index], rows: Index, layer: Index) -> list[Index]:
+    def _kinds(self, parts: list[PricedPipelines], holder: list[Index], rows: Index, layer: Index) -> list[Index]:
         """Of the stages that hold a layer of each of these rows."""
         return [part.kinds[rows, h[rows, layer]] for part, h in zip(parts, holder, strict=True)]
 
@@ -136,7 +136,7 @@ class Joint:
 
     def _tied(
         self,
-        parts: list[Pipelines],
+        parts: list[PricedPipelines],
         holder: list[Index],
         free: list[Array],
         synced: Array,

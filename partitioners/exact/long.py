@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hetpipe.partitioners.exact.batch import Pipelines
-from hetpipe.partitioners.exact.candidates import Enumeration, Rows, Variant
+from hetpipe.partitioners.exact.batch import PricedPipelines
+from hetpipe.partitioners.exact.candidates import Enumeration, PartialPipelines, Variant
 from hetpipe.partitioners.stage_kinds.space import Counts, Load, Space, families_of
 
 
@@ -30,7 +30,7 @@ def orders(space: Space, b: int) -> Iterator[list[int]]:
                 yield line[:n][::-1]
 
 
-def long_pipelines(space: Space, load: Load) -> Iterator[tuple[Counts, Pipelines]]:
+def long_pipelines(space: Space, load: Load) -> Iterator[tuple[Counts, PricedPipelines]]:
     """Each order and depth family with its best-balanced cuts, priced."""
     for order in orders(space, load.b):
         comp = tuple(order.count(k) for k in range(space.K))
@@ -41,7 +41,7 @@ def long_pipelines(space: Space, load: Load) -> Iterator[tuple[Counts, Pipelines
                 yield comp, enumeration.price(row)
 
 
-def _balanced(enumeration: Enumeration, order: list[int]) -> Rows | None:
+def _balanced(enumeration: Enumeration, order: list[int]) -> PartialPipelines | None:
     """The cuts with the least largest stage, as one row of an enumeration; None if nothing fits."""
     space, n = enumeration.space, len(order)
     best = np.full(space.L + 1, np.inf)
@@ -61,7 +61,7 @@ def _balanced(enumeration: Enumeration, order: list[int]) -> Rows | None:
     )
     zero = np.zeros(1)
     used = np.zeros((1, space.K), dtype=np.int64)
-    return Rows(
+    return PartialPipelines(
         np.zeros(1, dtype=np.int64),
         np.array([order[::-1]]), np.array([cuts[::-1]]), used, zero, zero, np.array([optimizer]), zero
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.exact.batch import Pipelines
+from hetpipe.partitioners.exact.batch import PricedPipelines
 from hetpipe.partitioners.stage_kinds.space import Load, Space, load_of
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
@@ -16,10 +16,10 @@ class Chosen(NamedTuple):
     """One replica: its load, and its pipeline (one row)."""
 
     load: Load
-    pipeline: Pipelines
+    pipeline: PricedPipelines
 
 
-def replicas_of(parts: list[Pipelines], row: int) -> list[Chosen]:
+def replicas_of(parts: list[PricedPipelines], row: int) -> list[Chosen]:
     """The replicas of one plan of many."""
     found = []
     for part in parts:
@@ -31,7 +31,7 @@ def replicas_of(parts: list[Pipelines], row: int) -> list[Chosen]:
 
 def build_plan(space: Space, chosen: list[Chosen], name: str) -> Plan:
     """The plan of these replicas. Devices of a kind are taken in the order of the cluster file."""
-    free = {pool: iter(kind.devices) for pool, kind in zip(space.pools, space.kinds, strict=True)}
+    free = {group: iter(kind.devices) for group, kind in zip(space.groups, space.kinds, strict=True)}
     full = all((c.pipeline.depths == c.load.m).all() for c in chosen)
     gpipe = space.families == ("gpipe",) or (
         full and "gpipe" in space.families and any(c.pipeline.kinds.shape[1] > 1 for c in chosen)
@@ -46,7 +46,7 @@ def build_plan(space: Space, chosen: list[Chosen], name: str) -> Plan:
             stages.append(
                 StagePlan(
                     layers=(int(pipeline.cuts[0, s]), int(pipeline.cuts[0, s + 1])),
-                    devices=tuple(islice(free[space.pools[k]], space.kinds[k].degree)),
+                    devices=tuple(islice(free[space.groups[k]], space.kinds[k].degree)),
                     recompute=bool(pipeline.recompute[0, s]),
                     warmup=None if plain else depth,
                 )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from hetpipe.partitioners.compositions.groupings import Bounds
-from hetpipe.partitioners.exact.batch import Pipelines
-from hetpipe.partitioners.exact.candidates import Found, Variant, empty, joined, priced
+from hetpipe.partitioners.exact.batch import PricedPipelines
+from hetpipe.partitioners.exact.candidates import Listing, Variant, concatenated, empty, priced
 from hetpipe.partitioners.exact.pricing import bound
 from hetpipe.partitioners.stage_kinds.space import Array, Counts, Space, families_of, load_of
 
@@ -21,8 +21,8 @@ class Pools:
 
     def __init__(self, space: Space, bounds: Bounds, late: Callable[[], bool]) -> None:
         self.space, self.bounds, self.late = space, bounds, late
-        self._known: dict[Counts, Found] = {}
-        self._bounded: dict[tuple[Counts, int], Pipelines] = {}
+        self._known: dict[Counts, Listing] = {}
+        self._bounded: dict[tuple[Counts, int], PricedPipelines] = {}
 
     def variants(self, c: Counts, shares: range, R: int, threshold: float) -> list[Variant]:
         """Every micro-batch size and family with a bound below the threshold, for these numbers of samples."""
@@ -53,20 +53,20 @@ class Pools:
 
     def _all(
         self, c: Counts, variants: list[Variant], threshold: float, limit: int, splits: int = SPLITS
-    ) -> Found:
+    ) -> Listing:
         """Where the rows, or the tables of their stages, are too many at once: half of the variants, and the other half."""
         large = len(variants) > 1 and len(variants) * sum(c) * np.count_nonzero(c) * (self.space.L + 1) ** 2 > TABLES
         if not large:
             found = priced(self.space, c, variants, 2, threshold, limit, self.late)
             if np.isinf(found.dropped) or len(variants) <= 1 or splits == 0 or self.late():
-                return Found(self.useful(found.pipelines), found.dropped)
+                return Listing(self.useful(found.pipelines), found.dropped)
         half, left = len(variants) // 2, splits if large else splits - 1
         parts = [self._all(c, part, threshold, limit, left) for part in (variants[:half], variants[half:])]
-        merged = joined([part.pipelines for part in parts], sum(c))
+        merged = concatenated([part.pipelines for part in parts], sum(c))
         merged = self.useful(merged.pick(np.argsort(merged.bound, kind="stable")))
-        return Found(merged, min(part.dropped for part in parts))
+        return Listing(merged, min(part.dropped for part in parts))
 
-    def _learned(self, found: Found, first: int, threshold: float) -> Array:
+    def _learned(self, found: Listing, first: int, threshold: float) -> Array:
         """Bounds [B + 1] by what was listed: the least bound, or the threshold where there is none."""
         table = np.zeros(self.bounds.B + 1)
         table[first : self.bounds.B] = min(threshold, found.dropped)
@@ -74,7 +74,7 @@ class Pools:
         np.minimum.at(table, samples, found.pipelines.bound)
         return table
 
-    def rows(self, c: Counts, R: int, threshold: float) -> Pipelines:
+    def rows(self, c: Counts, R: int, threshold: float) -> PricedPipelines:
         """The listed pipelines with their bounds in plans of R replicas, those below the threshold, least first."""
         key = (c, R)
         if key not in self._bounded:
@@ -86,18 +86,18 @@ class Pools:
             self._bounded[key] = found.pick(order[: np.searchsorted(found.bound[order], threshold)])
         return self._bounded[key]
 
-    def few(self, c: Counts, shares: range, R: int, limit: int) -> Pipelines:
+    def few(self, c: Counts, shares: range, R: int, limit: int) -> PricedPipelines:
         """A few promising pipelines with these numbers of samples."""
         variants = self.variants(c, shares, R, np.inf)
         found = priced(self.space, c, variants, R, np.inf, limit).pipelines
         return self.useful(found) if found.number else empty(sum(c))
 
-    def useful(self, rows: Pipelines) -> Pipelines:
+    def useful(self, rows: PricedPipelines) -> PricedPipelines:
         """Those that could be in the best plan: where adapters are shared, one that is ready later may be in nobody's way."""
         return rows if self.space.problem.cluster.shares_adapters else undominated(rows)
 
 
-def undominated(rows: Pipelines) -> Pipelines:
+def undominated(rows: PricedPipelines) -> PricedPipelines:
     """Without those that another with the same samples, devices and cuts is never later than; in the same order."""
     if not rows.number:
         return rows

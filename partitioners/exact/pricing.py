@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.exact.batch import Durations, Index, Pipelines, ready_times
+from hetpipe.partitioners.exact.batch import Durations, Index, PricedPipelines, ready_times
 from hetpipe.partitioners.stage_kinds.space import Array, Family, Load, Space, depth_of
 
 EACH = 4  # numbers that each layer of a pipeline is worth
 ROWS = 8192  # pipelines at a time
 
 
-def price(
+def simulated_pipelines(
     space: Space,
     family: Family,
     loads: Sequence[Load],
@@ -22,7 +22,7 @@ def price(
     cuts: Index,
     recompute: NDArray[np.bool_],
     R: int,
-) -> Pipelines:
+) -> PricedPipelines:
     """Simulate pipelines of one depth family: kinds [K, n] and cuts [K, n + 1], first stage to last; `bound` holds
     for plans of R or more replicas."""
     order = np.argsort([-load.m for load in loads], kind="stable")
@@ -43,7 +43,7 @@ def price(
     begin = _of_stages(space.optimizer, kinds, cuts).max(axis=1)
     ready = begin[:, None] + ready_times(times, tuple(depth_of(family, n - s, most) for s in range(n)), m).T
     samples = np.array([load.samples for load in loads])
-    found = Pipelines(
+    found = PricedPipelines(
         np.column_stack([b, samples]), kinds, cuts, depths[np.searchsorted(np.unique(m), m)], recompute, ready,
         np.zeros((len(m), space.L)), begin,
     )  # fmt: skip
@@ -52,7 +52,7 @@ def price(
     return found._replace(bound=bound(space, found, R))
 
 
-def bound(space: Space, rows: Pipelines, R: int) -> Array:
+def bound(space: Space, rows: PricedPipelines, R: int) -> Array:
     """Lower bounds on the step of any plan of R or more replicas that holds these pipelines, [K]: of the layers of a stage up to
     any of them no sum begins before backward has made that one's gradients."""
     space.meter.count(rows.number * space.L * EACH)
@@ -60,7 +60,7 @@ def bound(space: Space, rows: Pipelines, R: int) -> Array:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _bound(space: Space, rows: Pipelines, R: int) -> Array:
+def _bound(space: Space, rows: PricedPipelines, R: int) -> Array:
     """The same of not too many."""
     least: Array = rows.ready.max(axis=1)
     if R > 1:
@@ -73,7 +73,7 @@ def _bound(space: Space, rows: Pipelines, R: int) -> Array:
     return least
 
 
-def _ahead(space: Space, size: Index, rows: Pipelines, sent: Array) -> Array:
+def _ahead(space: Space, size: Index, rows: PricedPipelines, sent: Array) -> Array:
     """As `sums.gradients_ahead` [K, L], where the last micro-batch has size[i] samples, and its gradient's way to the stage
     before is `sent` [n, K] of each stage's last backward."""
     found = np.zeros(rows.made.shape)

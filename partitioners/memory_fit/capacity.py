@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.memory import memory_tables
-from hetpipe.partitioners.stage_kinds.space import allowed_families, measured_sizes
+from hetpipe.partitioners.stage_kinds.space import allowed_families, cluster_sizes
 from hetpipe.planning.partition import Problem
 from hetpipe.planning.programs import Program
 from hetpipe.predict.cost import Costs
@@ -36,8 +36,8 @@ MANY = 200  # compositions
 LOOKS, FEW_LOOKS = 60, 16  # numbers of samples tried at most; of many compositions
 
 
-class Seat(NamedTuple):
-    """A kind of place for a stage: `degree` devices of one type."""
+class StageKind(NamedTuple):
+    """What a stage can be put on, wherever it is: `degree` devices of one type."""
 
     type: str
     degree: int
@@ -59,20 +59,20 @@ class Packing(NamedTuple):
 
 
 class Bytes:
-    """What stages [lo, hi) need on each kind of seat."""
+    """What stages [lo, hi) need, for each kind of stage."""
 
     def __init__(self, problem: Problem) -> None:
         self.costs = Costs(problem.profile, problem.cluster)
         self.L = len(problem.profile.layers)
 
-    @kept
-    def tables(self, seat: Seat) -> Array:
+    @memoized
+    def tables(self, stage_kind: StageKind) -> Array:
         """As `memory_tables`."""
-        return memory_tables(self.costs, self.L, seat.type, seat.degree)
+        return memory_tables(self.costs, self.L, stage_kind.type, stage_kind.degree)
 
-    def peak(self, seat: Seat, samples: int, window: int, largest: int, *, recompute: bool) -> Array:
+    def peak(self, stage_kind: StageKind, samples: int, window: int, largest: int, *, recompute: bool) -> Array:
         """Least bytes [lo, hi] with `window` samples in flight and micro-batches of at most `largest`."""
-        static, boundary, held, transient, less, layer = self.tables(seat)
+        static, boundary, held, transient, less, layer = self.tables(stage_kind)
         with np.errstate(invalid="ignore"):
             base = static + samples * boundary
             found = np.rint(base + held * window + transient * largest)
@@ -84,27 +84,27 @@ class Bytes:
 class Yard:
     """Devices among which a pipeline may take its own: all of the cluster, or those of one node."""
 
-    def __init__(self, devices: Mapping[str, list[int]], seats: list[Seat], most_stages: int) -> None:
-        self.seats, self.devices = seats, {kind: sum(sizes) for kind, sizes in devices.items()}
+    def __init__(self, devices: Mapping[str, list[int]], stage_kinds: list[StageKind], most_stages: int) -> None:
+        self.stage_kinds, self.devices = stage_kinds, {kind: sum(sizes) for kind, sizes in devices.items()}
         rows, limits = [], []
-        for kind, degree in sorted({(s.type, s.degree) for s in seats} | {(s.type, 1) for s in seats}):
-            rows.append([s.degree // degree if s.type == kind and s.degree >= degree else 0 for s in seats])
+        for kind, degree in sorted({(s.type, s.degree) for s in stage_kinds} | {(s.type, 1) for s in stage_kinds}):
+            rows.append([s.degree // degree if s.type == kind and s.degree >= degree else 0 for s in stage_kinds])
             limits.append(sum(size // degree for size in devices.get(kind, [])))
         self.takes, self.there = np.array(rows), np.array(limits)
-        self.complete = self._grow(range(len(seats)), most_stages)
+        self.complete = self._grow(range(len(stage_kinds)), most_stages)
         largest = [
-            v for v, s in enumerate(seats) if s.degree == max(x.degree for x in seats if x.type == s.type)
+            v for v, s in enumerate(stage_kinds) if s.degree == max(x.degree for x in stage_kinds if x.type == s.type)
         ]
-        if not self.complete and len(largest) < len(seats):
+        if not self.complete and len(largest) < len(stage_kinds):
             self._grow(largest, most_stages)
         self.comps = np.concatenate([x.rows for x in self.levels]) if self.levels else self.takes[:0]
 
-    def _grow(self, seats: Sequence[int], most_stages: int) -> bool:
-        """List the compositions of these seats, fewest stages first; whether these are all."""
+    def _grow(self, stage_kinds: Sequence[int], most_stages: int) -> bool:
+        """List the compositions of these kinds of stage, fewest stages first; whether these are all."""
         self.levels: list[Level] = []
-        level, total = np.zeros((1, len(self.seats)), dtype=np.int64), 0
+        level, total = np.zeros((1, len(self.stage_kinds)), dtype=np.int64), 0
         for _ in range(most_stages):
-            found = self._longer(level, seats)
+            found = self._longer(level, stage_kinds)
             total += len(found.rows)
             if not len(found.rows) or total > COMPOSITIONS:
                 return not len(found.rows)
@@ -112,18 +112,18 @@ class Yard:
             level = found.rows
         return True
 
-    def _longer(self, level: Index, seats: Sequence[int]) -> Level:
+    def _longer(self, level: Index, stage_kinds: Sequence[int]) -> Level:
         """All compositions of one stage more that the devices allow."""
         number: dict[tuple[int, ...], int] = {}
-        links: list[list[tuple[int, int]]] = [[] for _ in self.seats]
+        links: list[list[tuple[int, int]]] = [[] for _ in self.stage_kinds]
         for parent, row in enumerate(level.tolist()):
-            for v in seats:
+            for v in stage_kinds:
                 c = (*row[:v], row[v] + 1, *row[v + 1 :])
                 if (self.takes @ np.array(c) <= self.there).all():
                     links[v].append((number.setdefault(c, len(number)), parent))
         parents = [np.array(x, dtype=np.int64).reshape(-1, 2).T for x in links]
         return Level(
-            np.array(list(number), dtype=np.int64).reshape(-1, len(self.seats)),
+            np.array(list(number), dtype=np.int64).reshape(-1, len(self.stage_kinds)),
             [(x[0], x[1]) for x in parents],
         )
 
@@ -140,8 +140,8 @@ class Capacity:
         for node in nodes:
             most |= Counter(node)
         split = problem.backend == "torch"
-        self.seats = sorted(
-            Seat(x.device_type, x.tensor_parallel)
+        self.stage_kinds = sorted(
+            StageKind(x.device_type, x.tensor_parallel)
             for x in problem.profile.measurements
             if x.tensor_parallel <= (most[x.device_type] if split else min(1, most[x.device_type]))
         )
@@ -151,12 +151,12 @@ class Capacity:
             shapes = Counter(tuple(sorted(node.items())) for node in nodes)
             together = [({kind: [n] for kind, n in shape}, copies) for shape, copies in shapes.items()]
         self.yards = [
-            (Yard(devices, self.seats, self.bytes.L), copies) for devices, copies in together if self.seats
+            (Yard(devices, self.stage_kinds, self.bytes.L), copies) for devices, copies in together if self.stage_kinds
         ]
         self.limits = self.limits_with({})
         self.exact = self.complete  # whether what was found not to fit so far does not for certain
         types = problem.cluster.device_types
-        self.prices = np.array([types[s.type].price_per_hour * s.degree for s in self.seats])
+        self.prices = np.array([types[s.type].price_per_hour * s.degree for s in self.stage_kinds])
 
     @property
     def complete(self) -> bool:
@@ -173,10 +173,10 @@ class Capacity:
     def _least_bytes(self) -> float:
         """Of the stages of a pipeline with one sample, wherever they are; infinite where a layer fits no device."""
         L, least = self.bytes.L, np.full((self.bytes.L, self.bytes.L + 1), math.inf)
-        for b, seats in self.sizes():
-            for v in seats:
+        for b, stage_kinds in self.sizes():
+            for v in stage_kinds:
                 peak = self.peak(v, 1, b, 1)[:L]
-                size = np.where(peak <= self.limits[self.seats[v].type], peak * self.seats[v].degree, math.inf)
+                size = np.where(peak <= self.limits[self.stage_kinds[v].type], peak * self.stage_kinds[v].degree, math.inf)
                 least = np.minimum(least, size)
         behind = np.append(np.full(L, math.inf), 0.0)
         for lo in reversed(range(L)):
@@ -189,14 +189,14 @@ class Capacity:
         return {name: (kind.memory + more.get(name, 0)) * (1 - reserve) for name, kind in types.items()}
 
     def sizes(self) -> list[tuple[int, list[int]]]:
-        """Micro-batch sizes, and the seats (by number) that were measured at each; those that add none are left out."""
+        """Micro-batch sizes, and the kinds of stage (by number) that were measured at each; those that add none are left out."""
         batch = self.problem.global_batch
         found: list[tuple[int, list[int]]] = []
-        for b in measured_sizes(self.problem):
-            seats = [v for v, s in enumerate(self.seats)
+        for b in cluster_sizes(self.problem):
+            stage_kinds = [v for v, s in enumerate(self.stage_kinds)
                      if b in self.problem.profile.measurement(s.type, s.degree).microbatch_sizes]  # fmt: skip
-            if seats and not any(set(seats) <= set(others) for _, others in found):
-                found.append((b, seats))
+            if stage_kinds and not any(set(stage_kinds) <= set(others) for _, others in found):
+                found.append((b, stage_kinds))
             if b >= batch:
                 break
         return found
@@ -204,18 +204,18 @@ class Capacity:
     def fits(
         self, v: int, place: int, b: int, samples: int, limits: Mapping[str, float]
     ) -> NDArray[np.bool_]:
-        """Whether seat v, `place` stages from the end, holds the layers [lo, hi)."""
-        return self.peak(v, place, b, samples) <= limits[self.seats[v].type]
+        """Whether a stage of kind v, `place` stages from the end, holds the layers [lo, hi)."""
+        return self.peak(v, place, b, samples) <= limits[self.stage_kinds[v].type]
 
     def peak(self, v: int, place: int, b: int, samples: int) -> Array:
         """Least bytes [lo, hi] of a stage."""
         window = samples if self.gpipe else min(samples, place * b)
         return self.bytes.peak(
-            self.seats[v], samples, window, min(b, samples), recompute=self.problem.allow_recompute
+            self.stage_kinds[v], samples, window, min(b, samples), recompute=self.problem.allow_recompute
         )
 
     def reaches(
-        self, yard: Yard, b: int, seats: list[int], samples: int, limits: Mapping[str, float]
+        self, yard: Yard, b: int, stage_kinds: list[int], samples: int, limits: Mapping[str, float]
     ) -> list[NDArray[np.bool_]]:
         """For each level and composition, from which layers on it can hold all, [C, L + 1]."""
         before = np.zeros((1, self.bytes.L + 1), dtype=np.float32)
@@ -224,7 +224,7 @@ class Capacity:
         tables: dict[tuple[int, int], NDArray[np.float32]] = {}
         for place, level in enumerate(yard.levels, 1):
             after = np.zeros((len(level.rows), self.bytes.L + 1), dtype=np.float32)
-            for v in seats:
+            for v in stage_kinds:
                 key = v, 0 if self.gpipe else min(place * b, samples)
                 if key not in tables:
                     tables[key] = self.fits(v, place, b, samples, limits).T.astype(np.float32)
@@ -235,10 +235,10 @@ class Capacity:
         return levels
 
     def holds(
-        self, yard: Yard, b: int, seats: list[int], samples: int, limits: Mapping[str, float]
+        self, yard: Yard, b: int, stage_kinds: list[int], samples: int, limits: Mapping[str, float]
     ) -> NDArray[np.bool_]:
         """Whether each composition holds all layers with so many samples, [C]."""
-        levels = self.reaches(yard, b, seats, samples, limits)
+        levels = self.reaches(yard, b, stage_kinds, samples, limits)
         return np.concatenate([x[:, 0] for x in levels]) if levels else np.zeros(0, dtype=bool)
 
     def capacities(self, yard: Yard, limits: Mapping[str, float], *, all_of_them: bool = False) -> Index:
@@ -246,8 +246,8 @@ class Capacity:
         where one composition holds the whole batch."""
         batch = self.problem.global_batch
         found = np.zeros(len(yard.comps), dtype=np.int64)
-        for b, seats in self.sizes():
-            first, last = (self.holds(yard, b, seats, n, limits) for n in (1, batch))
+        for b, stage_kinds in self.sizes():
+            first, last = (self.holds(yard, b, stage_kinds, n, limits) for n in (1, batch))
             found = np.maximum(found, np.where(last, batch, first))
             spans, looks = [(1, first, batch, last)], LOOKS if len(found) <= MANY else FEW_LOOKS
             while spans and (all_of_them or not (found >= batch).any()):
@@ -258,7 +258,7 @@ class Capacity:
                         self.exact = False
                         continue
                     middle, looks = max(low + 1, math.isqrt(low * high)), looks - 1
-                    between = self.holds(yard, b, seats, middle, limits)
+                    between = self.holds(yard, b, stage_kinds, middle, limits)
                     spans += [(middle, between, high, at_high), (low, at_low, middle, between)]
         return found
 
@@ -272,15 +272,15 @@ class Capacity:
     def impossible(self) -> bool:
         """Whether it is certain, at a glance, that no plan fits: no pipeline holds the least share that the largest of
         so many replicas as there are devices must have. (Sizes below the measured ones are in no plan of the class.)"""
-        return self.complete and measured_sizes(self.problem)[0] == 1 and not self._least_share(self.limits)
+        return self.complete and cluster_sizes(self.problem)[0] == 1 and not self._least_share(self.limits)
 
     def _least_share(self, limits: Mapping[str, float]) -> bool:
         batch = self.problem.global_batch
         least = batch if self.one_pipeline else -(-batch // len(self.problem.cluster.devices))
         return any(
-            self.holds(yard, b, seats, least, limits).any()
+            self.holds(yard, b, stage_kinds, least, limits).any()
             for yard, _ in self.yards
-            for b, seats in self.sizes()
+            for b, stage_kinds in self.sizes()
         )
 
     def most(self, more: Mapping[str, int] | None = None) -> Packing:

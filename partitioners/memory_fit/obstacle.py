@@ -13,9 +13,9 @@ import numpy as np
 
 from hetpipe.files.messages import counted
 from hetpipe.files.units import in_bytes
-from hetpipe.partitioners.memory_fit.capacity import Capacity, Packing, Seat
+from hetpipe.partitioners.memory_fit.capacity import Capacity, Packing, StageKind
 from hetpipe.partitioners.memory_fit.shortage import first_enough
-from hetpipe.partitioners.stage_kinds.space import measured_sizes
+from hetpipe.partitioners.stage_kinds.space import cluster_sizes
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.cluster import Cluster
 
@@ -81,10 +81,10 @@ def _obstacle(
 ) -> tuple[str, int | None, int | None]:
     """Which layer has no device left, and how many bytes are missing on which type; that number; and what is needed there."""
     problem, layers = capacity.problem, capacity.problem.profile.layers
-    short, layer, seat = _largest_layer(capacity)
+    short, layer, stage_kind = _largest_layer(capacity)
     if short > 0:
-        limit, kind = capacity.limits[seat.type], f"a {seat.type!r}"
-        split = f" split over {seat.degree}" if seat.degree > 1 else ""
+        limit, kind = capacity.limits[stage_kind.type], f"a {stage_kind.type!r}"
+        split = f" split over {stage_kind.degree}" if stage_kind.degree > 1 else ""
         return (
             f"layer {layer} ({layers[layer].name!r}) alone needs {in_bytes(short + limit)} on {kind}{split}, which has "
             f"{in_bytes(limit)}{problem.without_reserve}: {in_bytes(short)} are missing"
@@ -116,30 +116,31 @@ def _obstacle(
     return f"{text}: {in_bytes(size)} are missing on each {kind!r}", size, needed
 
 
-def _largest_layer(capacity: Capacity) -> tuple[float, int, Seat]:
-    """(bytes missing, layer, seat) of the layer that is shortest of memory alone, on the seat that is closest to it."""
+def _largest_layer(capacity: Capacity) -> tuple[float, int, StageKind]:
+    """(bytes missing, layer, kind of stage) of the layer that is shortest of memory alone, on the kind of stage that is closest
+    to it."""
     L = capacity.bytes.L
     found = []
-    for b, seats in capacity.sizes():
-        for v in seats:
+    for b, stage_kinds in capacity.sizes():
+        for v in stage_kinds:
             peak = capacity.peak(v, 1, b, 1)
             found.append(
-                (peak[np.arange(L), np.arange(1, L + 1)] - capacity.limits[capacity.seats[v].type], v)
+                (peak[np.arange(L), np.arange(1, L + 1)] - capacity.limits[capacity.stage_kinds[v].type], v)
             )
     table = np.stack([row for row, _ in found])
     layer = int(table.min(axis=0).argmax())
     row = int(table[:, layer].argmin())
-    return float(table[row, layer]), layer, capacity.seats[found[row][1]]
+    return float(table[row, layer]), layer, capacity.stage_kinds[found[row][1]]
 
 
 def _longest(capacity: Capacity, samples: int) -> tuple[int, int, int]:
     """The first layer of the longest end of the model that a pipeline holds, its devices (the fewest), and the size of
     its micro-batches."""
-    degree = np.array([seat.degree for seat in capacity.seats])
+    degree = np.array([stage_kind.degree for stage_kind in capacity.stage_kinds])
     best = (capacity.bytes.L, 0, capacity.sizes()[0][0])
     for yard, _ in capacity.yards:
-        for b, seats in capacity.sizes():
-            reaches = capacity.reaches(yard, b, seats, samples, capacity.limits)
+        for b, stage_kinds in capacity.sizes():
+            reaches = capacity.reaches(yard, b, stage_kinds, samples, capacity.limits)
             for level, reached in zip(yard.levels, reaches, strict=True):
                 first = np.where(reached.any(axis=1), reached.argmax(axis=1), capacity.bytes.L)
                 devices = level.rows @ degree
@@ -152,7 +153,7 @@ def _memory(capacity: Capacity) -> tuple[int, str] | None:
     """(bytes, type): the least memory more on every device of one type with which a plan fits; None if no memory is
     enough (the price limit rules the devices out)."""
     best: tuple[int, str] | None = None
-    for kind in sorted({seat.type for seat in capacity.seats}):
+    for kind in sorted({stage_kind.type for stage_kind in capacity.stage_kinds}):
 
         def enough(more: int, kind: str = kind) -> bool:
             return capacity.enough({kind: more})
@@ -166,7 +167,7 @@ def _memory(capacity: Capacity) -> tuple[int, str] | None:
 def _ample(capacity: Capacity, kind: str) -> int:
     """Bytes more with which one device of the type holds everything."""
     whole = [capacity.peak(v, 1, b, capacity.problem.global_batch)[0, -1]
-             for b, seats in capacity.sizes() for v in seats if capacity.seats[v].type == kind]  # fmt: skip
+             for b, stage_kinds in capacity.sizes() for v in stage_kinds if capacity.stage_kinds[v].type == kind]  # fmt: skip
     return int(max(whole, default=0.0) / (1 - capacity.problem.memory_reserve)) + 1
 
 
@@ -188,7 +189,7 @@ def _changes(capacity: Capacity, packing: Packing, more: tuple[int, str] | None)
         and enough(replace(problem, schedule="auto"))
     ):
         yield "allow the schedule 1f1b"
-    batch, smallest = packing.samples, measured_sizes(problem)[0]
+    batch, smallest = packing.samples, cluster_sizes(problem)[0]
     while batch >= smallest and not enough(replace(problem, global_batch=batch)):
         batch -= 1 + batch // 50
     if batch >= smallest:
@@ -204,7 +205,7 @@ def _spare(capacity: Capacity, enough: Callable[[Problem], bool]) -> str | None:
     """The fewest devices more of one type that are enough."""
     problem = capacity.problem
     best: tuple[int, str] | None = None
-    for kind in sorted({seat.type for seat in capacity.seats}):
+    for kind in sorted({stage_kind.type for stage_kind in capacity.stage_kinds}):
 
         def more(number: int, kind: str = kind) -> bool:
             return enough(with_spares(problem, kind, number))

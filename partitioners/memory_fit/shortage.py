@@ -43,11 +43,11 @@ def _text(desk: Desk, candidate: Candidate, worst: Shortage) -> str:
     kind = appraiser.types.index(worst.type)
     draft = desk.moved(candidate.draft, candidate.starts[0])
     sketch = appraiser.sketch(draft)
-    for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
-        for s, ((lo, hi), depth) in enumerate(zip(sort.work.stages, sort.work.in_flight(draft.schedule), strict=True)):
-            peak = appraiser.peak(kind, s, sort.work, depth)
-            if kind in appraiser.kinds.all[sort.types[s]] and peak - appraiser.limits[kind] == worst.missing:
-                device = appraiser.ids[draft.rows[rows[0]][sort.work.used[s]]]
+    for pipeline, rows in zip(sketch.pipelines, sketch.rows, strict=True):
+        for s, ((lo, hi), depth) in enumerate(zip(pipeline.work.stages, pipeline.work.in_flight(draft.schedule), strict=True)):
+            peak = appraiser.peak(kind, s, pipeline.work, depth)
+            if kind in appraiser.type_sets.all[pipeline.types[s]] and peak - appraiser.limits[kind] == worst.missing:
+                device = appraiser.ids[draft.rows[rows[0]][pipeline.work.used[s]]]
                 return (
                     f"layers {lo} ({names[lo]!r}) to {hi - 1} ({names[hi - 1]!r}) need {in_bytes(peak)} on device {device} of "
                     f"type {worst.type!r}, which has {in_bytes(appraiser.limits[kind])}{desk.problem.without_reserve}: "
@@ -65,7 +65,7 @@ def _change(problem: Problem, shortages: list[list[Shortage]], again: Rule | Non
     def enough(part: int, kind: str) -> bool:
         if again is None:
             return True
-        desk = Desk(with_memory(problem, more | {kind: part}), bounding=False)
+        desk = Desk(with_more_memory(problem, more | {kind: part}), bounding=False)
         return any(desk.fits(candidate) for candidate in again.candidates(desk))
 
     kind = min(more)
@@ -86,7 +86,7 @@ def _least_memory(problem: Problem, shortage: Shortage) -> int:
     )
 
 
-def with_memory(problem: Problem, more: Mapping[str, int]) -> Problem:
+def with_more_memory(problem: Problem, more: Mapping[str, int]) -> Problem:
     """The problem with so many bytes more on each device of some types."""
     types = problem.cluster.device_types
     richer = {

@@ -15,7 +15,7 @@ from hetpipe.files.limits import MOST_BATCH
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
 from hetpipe.partitioners.pipelines.line_cuts import best_line, ended
 from hetpipe.partitioners.pipelines.stage_orders import best_order
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import FORWARDS, allowed_families, depth
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.step_times.drafts import Work, in_runs
@@ -92,7 +92,7 @@ class Reals:
         line_cuts.ready()
         stage_orders.ready()
 
-    @kept
+    @memoized
     def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:
         """The one that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut at
         `common`; None where there is none, or a kind was not measured at b."""
@@ -100,7 +100,7 @@ class Reals:
         possible = measured and len(common) < sum(take) <= self.L
         return self._of(*self._orders(take, b, samples), samples, b, R, common) if possible else None
 
-    @kept
+    @memoized
     def quickest(self, take: tuple[int, ...], samples: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
         """The best of all micro-batch sizes; those whose work takes least first, and others only as far as they could be."""
         best, below = None, math.inf
@@ -112,7 +112,7 @@ class Reals:
                 best, below = found, found.offset + -(-samples // b) * found.period
         return best
 
-    @kept
+    @memoized
     def sizes(self, take: tuple[int, ...], samples: int) -> list[int]:
         """Micro-batch sizes that were measured on all of these: up to so many samples, and the next above."""
         kinds = [self.types.kinds[v] for v, count in enumerate(take) if count]
@@ -128,7 +128,7 @@ class Reals:
         rate = sum(count / self.types.times(v, b)[:, -1].sum() for v, count in enumerate(take) if count)
         return float((-(-samples // b) + sum(take) - 1) / rate)
 
-    @kept
+    @memoized
     def of(self, line: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
         """The same, with its stages on these kinds in this order."""
         return self._of(np.array([line]), self._inside(line)[None], samples, b, R, common) if len(common) < len(line) else None
@@ -172,7 +172,7 @@ class Reals:
             return lines, insides
         return np.vstack([lines, line]), np.vstack([insides, self._inside(tuple(line.tolist()))])
 
-    @kept
+    @memoized
     def _lines(self, take: tuple[int, ...]) -> tuple[Index, NDArray[np.bool_]]:
         """The kind of each stage [orders, n], in orders worth a look; and whether it and the next are on one node."""
         kinds = [v for v, count in enumerate(take) if count]
@@ -181,7 +181,7 @@ class Reals:
         lines = list(dict.fromkeys(tuple(v for v in order for _ in range(take[v])) for order in orders))
         return np.array(lines), np.array([self._inside(line) for line in lines])
 
-    @kept
+    @memoized
     def _inside(self, line: tuple[int, ...]) -> NDArray[np.bool_]:
         return np.array(self.types.insides(line), dtype=np.bool_)
 
@@ -190,7 +190,7 @@ class Reals:
         b = min(b, samples)
         return Loaded(*self._stacked(b, samples % b), b, -(-samples // b), samples % b)
 
-    @kept
+    @memoized
     def _stacked(self, b: int, q: int) -> tuple[Array, Array, Array, Array]:
         """Of both sizes."""
         *full, latency = self._sized(b)
@@ -198,7 +198,7 @@ class Reals:
         forward, backward, occupied = (np.stack([x, y]) for x, y in zip(full, rest, strict=True))
         return forward, backward, occupied, latency
 
-    @kept
+    @memoized
     def _sized(self, size: int) -> tuple[Array, Array, Array, Array]:
         """Of one micro-batch."""
         V = self.types.V
@@ -206,7 +206,7 @@ class Reals:
         sent = np.array([[[self.types.sent(i, j, size, inside) for inside in (False, True)] for j in range(V)] for i in range(V)])
         return times[:, 0].copy(), times[:, 1].copy(), np.ascontiguousarray(sent[..., :-1]), np.ascontiguousarray(sent[..., -1])
 
-    @kept
+    @memoized
     def blocks(self, common: tuple[int, ...]) -> tuple[Index, Index]:
         """Of a stage that begins at each layer, where the sums that its own wait for begin, and where it must end [L + 1]."""
         places = np.arange(self.L + 1)

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.memory_fit.capacity import Bytes, Seat
+from hetpipe.partitioners.memory_fit.capacity import Bytes, StageKind
 from hetpipe.partitioners.rules.balance import Array, Index, shortest_cuts
 from hetpipe.partitioners.rules.baseline import common_sizes
 from hetpipe.partitioners.rules.grids import schedule_of
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.wires import link_floor
-from hetpipe.partitioners.step_times.appraisal import most_in_flight
+from hetpipe.partitioners.step_times.appraisal import samples_in_flight
 from hetpipe.partitioners.step_times.desk import Desk
 from hetpipe.partitioners.step_times.drafts import Runs
 from hetpipe.spec.schedule import default_depths
@@ -23,7 +23,7 @@ from hetpipe.spec.schedule import default_depths
 Used = tuple[int, ...]  # devices of each type
 
 
-class Line(NamedTuple):
+class TypeRuns(NamedTuple):
     """A pipeline's devices: (type, how many stages in a row), first stage first."""
 
     parts: tuple[tuple[int, int], ...]
@@ -59,28 +59,28 @@ class Lines:
         orders = [np.argsort(by, kind="stable").tolist() for by in (self.appraiser.limits, slow)]
         self.orders = [way for order in orders for way in (order, order[::-1])]
 
-    def of(self, used: Used) -> list[Line]:
+    def of(self, used: Used) -> list[TypeRuns]:
         """Those of so many devices of each type: the types in the order of their memory or speed, either way."""
-        return list(dict.fromkeys(Line(tuple((kind, used[kind]) for kind in order if used[kind])) for order in self.orders))
+        return list(dict.fromkeys(TypeRuns(tuple((kind, used[kind]) for kind in order if used[kind])) for order in self.orders))
 
-    @kept
-    def cut(self, line: Line, sizes: Runs, recompute: bool) -> Cut | None:
+    @memoized
+    def cut(self, line: TypeRuns, sizes: Runs, recompute: bool) -> Cut | None:
         """The cuts with the least longest stage, forward and backward of a full micro-batch, that fit; None if none do."""
         kinds, (largest, _) = line.kinds, sizes[0]
         m, samples = sum(count for _, count in sizes), sum(size * count for size, count in sizes)
         rows = np.array([self.seconds(kind, largest, recompute) for kind in kinds])
-        windows = [most_in_flight(sizes, depth) for depth in default_depths(self.schedule, len(kinds), m)]
+        windows = [samples_in_flight(sizes, depth) for depth in default_depths(self.schedule, len(kinds), m)]
         reach = [self.reach(kind, recompute, samples, w, largest) for kind, w in zip(kinds, windows, strict=True)]
         ends = shortest_cuts(rows, np.array(reach))
         if ends is None:
             return None
         return Cut(ends, tuple(float(row[hi] - row[lo]) for row, (lo, hi) in zip(rows, pairwise(ends), strict=True)))
 
-    @kept
+    @memoized
     def reach(self, kind: int, recompute: bool, samples: int, window: int, largest: int) -> Index:
         """For each first layer where the longest stage ends that fits (where it begins if none does), with so many samples of a
         step, at most `window` in flight, `largest` in one micro-batch [L + 1]."""
-        static, boundary, *plain_and_less = self.bytes.tables(Seat(self.appraiser.types[kind], 1))
+        static, boundary, *plain_and_less = self.bytes.tables(StageKind(self.appraiser.types[kind], 1))
         held, transient = plain_and_less[2:] if recompute else plain_and_less[:2]
         short = np.rint(static + boundary * samples + held * window + transient * largest) > self.appraiser.limits[kind]
         places = np.arange(self.L + 1)
@@ -99,20 +99,20 @@ class Lines:
     def _enough(self, each: list[tuple[int, list[float]]], longest: float) -> bool:
         return sum(count * bisect_right(least, longest) for count, least in each) >= self.L
 
-    @kept
+    @memoized
     def _least(self, kind: int, b: int, recompute: bool) -> list[float]:
         """Least seconds of 1, 2, … layers in a row on this type, as many as its memory holds with one micro-batch."""
         row, reach = self.seconds(kind, b, recompute), self.reach(kind, recompute, b, b, b)
         most = int((reach - np.arange(len(reach))).max())
         return [float((row[j:] - row[: len(row) - j]).min()) for j in range(1, most + 1)]
 
-    @kept
+    @memoized
     def seconds(self, kind: int, b: int, recompute: bool) -> Array:
         """Forward and backward of all layers before each [L + 1]."""
         forward, backward = self.appraiser.costs.time_prefix(self.appraiser.types[kind], b)
         return (1 + recompute) * forward + backward
 
-    @kept
+    @memoized
     def sums(self, R: int) -> float:
         """Least seconds of all gradient sums of R replicas, if one device made them all; on n devices the n-th part."""
         links, part = self.appraiser.links, self.appraiser.earliest.summed[-1:] / R

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hetpipe.partitioners.pipelines.real import Pipeline, Reals
 from hetpipe.partitioners.search.estimate import Estimates
 from hetpipe.partitioners.search.places import Places
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.step_times.desk import Budget, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index
@@ -24,7 +24,7 @@ from hetpipe.planning.programs import Program
 
 Array = NDArray[np.float64]
 Take = tuple[int, ...]  # stages of each kind
-Sorts = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
+Mix = tuple[tuple[Pipeline, int], ...]  # pipelines, and how many of each
 CLOSE = 1.02  # times the best step: plans of about this are simulated
 WIDE, CHEAP = 1.15, 20_000  # those of up to so many tasks
 DEEP = 1.02  # times what the slowest pipeline takes alone: a plan that takes longer may have deeper warm-ups
@@ -51,11 +51,11 @@ class Wish(NamedTuple):
     line: tuple[int, ...] = ()
 
 
-class Made(NamedTuple):
+class Assembled(NamedTuple):
     """About what a plan takes, its pipelines, and the way in which they are placed."""
 
     about: float
-    sorts: Sorts
+    mix: Mix
     way: int
 
 
@@ -72,7 +72,7 @@ class Assembly:
         self.waiting: list[tuple[float, int, Draft]] = []  # those that wait for the end
         self.budget = Budget(desk.steps, TASKS, 0, math.inf)
         self.played: list[tuple[float, int, Draft]] = []  # plans that were simulated, the best first
-        self.made: list[Made] = []  # plans made here, the best first
+        self.made: list[Assembled] = []  # plans made here, the best first
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
         self.takes, self.there = types.limits
@@ -92,13 +92,13 @@ class Assembly:
             near = [Wish(p.take(self.types.V), p.samples, p.b) for p in self.near]
             used = {p.ends[1:-1]: count for p, count in free if 1 < len(p.stages) < self.L}
             for cuts in sorted(used, key=lambda x: (len(x), -used[x]))[:SETS]:
-                sorts = self._choice(R, near, least, cuts)
-                if sorts is not None:
-                    self.make(sorts)
+                mix = self._choice(R, near, least, cuts)
+                if mix is not None:
+                    self.make(mix)
             about = min(about, self.play(PLAYED))
         return about
 
-    def _choice(self, R: int, wishes: Sequence[Wish], least: float, common: tuple[int, ...]) -> Sorts | None:
+    def _choice(self, R: int, wishes: Sequence[Wish], least: float, common: tuple[int, ...]) -> Mix | None:
         """What is chosen from the least T on at which the linear program is possible."""
         pool = self.pool(R, wishes, common)
         if not pool:
@@ -166,18 +166,18 @@ class Assembly:
         """Samples that a pipeline is given at most."""
         return min(int(MORE * p.samples) + p.b, self.batch)
 
-    def make(self, sorts: Sorts, below: float = math.inf, ways: Sequence[int] = ()) -> Made | None:
-        """About what the plan of so many pipelines of each sort takes, placed in the best of these ways, or of all; None if it
+    def make(self, mix: Mix, below: float = math.inf, ways: Sequence[int] = ()) -> Assembled | None:
+        """About what the plan of so many pipelines of each kind takes, placed in the best of these ways, or of all; None if it
         cannot be, or would not be `below` this even if none waited for others. Which is best `play` says."""
-        shares = self.shares(sorts, below)
+        shares = self.shares(mix, below)
         if shares is None:
             return None
-        for about, way, draft in sorted(self.drafts(sorts, shares, ways), key=itemgetter(0)):
+        for about, way, draft in sorted(self.drafts(mix, shares, ways), key=itemgetter(0)):
             if about < min(below, self.close(draft)):
                 if not self.desk.fits(self.desk.candidate(0, draft)):
                     continue
-                self.fresh.append((about, sum(count * len(p.stages) for p, count in sorts), draft))
-            made = Made(about, sorts, way)
+                self.fresh.append((about, sum(count * len(p.stages) for p, count in mix), draft))
+            made = Assembled(about, mix, way)
             insort(self.made, made, key=itemgetter(0))
             return made
         return None
@@ -225,10 +225,10 @@ class Assembly:
         found: Array = self.takes @ np.array(p.take(self.types.V))
         return found
 
-    def shares(self, sorts: Sorts, below: float = math.inf) -> list[int] | None:
+    def shares(self, mix: Mix, below: float = math.inf) -> list[int] | None:
         """Samples of each replica: the least time in which all do the batch, a sample less where that is too many; None
         where it is not `below` this."""
-        pipelines, counts = zip(*sorts, strict=True)
+        pipelines, counts = zip(*mix, strict=True)
         R = sum(counts)
 
         def room(p: Pipeline, T: float) -> int:
@@ -266,21 +266,21 @@ class Assembly:
                 shares[r], over = shares[r] - 1, over - 1
         return shares if min(shares) > 0 else None
 
-    @kept
+    @memoized
     def seconds(self, p: Pipeline, samples: int, R: int) -> float:
         """When it has done so many."""
         return self.reals.seconds(p, samples, R) if samples else 0.0
 
-    def drafts(self, sorts: Sorts, shares: list[int], ways: Sequence[int] = ()) -> Iterator[tuple[float, int, Draft]]:
+    def drafts(self, mix: Mix, shares: list[int], ways: Sequence[int] = ()) -> Iterator[tuple[float, int, Draft]]:
         """The plan, placed in some ways (see `Places`), and about what each takes."""
-        n, works, which = max(len(p.stages) for p, _ in sorts), dict[tuple[Pipeline, int], int](), []
-        each = [p for p, count in sorts for _ in range(count)]
+        n, works, which = max(len(p.stages) for p, _ in mix), dict[tuple[Pipeline, int], int](), []
+        each = [p for p, count in mix for _ in range(count)]
         for p, samples in zip(each, shares, strict=True):
             which.append(works.setdefault((p, samples), len(works)))
         degrees = [tuple(self.degrees[v] for v in p.stages) for p, _ in works]
         node, kinds, R = self.desk.appraiser.links.node, np.array(which), len(each)
         alone = max(self.seconds(p, samples, R) for p, samples in works)
-        for way, rows in self.places.of(sorts, ways):
+        for way, rows in self.places.of(mix, ways):
             for forwards in (-1, *self.reals.forwards[1:].tolist()):
                 deep = [(p._replace(forwards=forwards) if forwards >= 0 else p, samples) for p, samples in works]
                 about = self.estimates.seconds(deep, kinds, node[rows])

@@ -34,13 +34,13 @@ SUBSETS = 600  # bounded at most
 PLANS, IN_VAIN = 8, 4  # subsets planned at most; while none is in time
 EACH_SECONDS = 5.0  # for one of them, where there is a time limit
 NEAR = 1.005  # a price this near to the least that any plan can have is good enough
-Counts = tuple[int, ...]
+GroupCounts = tuple[int, ...]
 
 
 class Subset(NamedTuple):
     """So many devices of each group of nodes."""
 
-    counts: Counts
+    counts: GroupCounts
     problem: Problem
     price: float
     bound: float
@@ -94,7 +94,7 @@ class Cheapest:
         """Whether its bounds leave it a chance."""
         return self.best is None or subset.price * subset.bound < self.best[0] * (1 - 1e-9)
 
-    def counts(self) -> Iterator[Counts]:
+    def counts(self) -> Iterator[GroupCounts]:
         """Subsets: every count of each group where they are few, else fewer and fewer of them. Of very many groups, those of the
         same types one after the other."""
         together = dict[object, list[int]]()
@@ -110,7 +110,7 @@ class Cheapest:
             count = dict(zip(places, chain.from_iterable(chosen), strict=True))
             yield tuple(count[i] for i in range(len(places)))
 
-    def filled(self, some: list[int]) -> Iterator[Counts]:
+    def filled(self, some: list[int]) -> Iterator[GroupCounts]:
         """How many devices of each of some groups: none, more and more of the first, all of that and of the next, up to all."""
         sizes = [self.sizes(self.groups[i]) for i in some]
         yield (0,) * len(some)
@@ -124,7 +124,7 @@ class Cheapest:
         step = 1 if len(group[0].devices) == 1 else in_node
         return list(range(0, in_node * len(group) + 1, step))
 
-    def subset(self, counts: Counts) -> Subset:
+    def subset(self, counts: GroupCounts) -> Subset:
         """The cluster of the first so many devices of each group, and its bounds."""
         cluster = self.problem.cluster
         nodes: dict[str, Node] = {}

@@ -20,7 +20,7 @@ from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-PATTERNS = 16  # ways of crossing nodes of one sort of pipelines that are told apart; of others the last counts
+PATTERNS = 16  # ways of crossing nodes that are told apart for one kind of pipeline; of others the last counts
 
 
 class Estimates:
@@ -42,18 +42,18 @@ class Estimates:
         each = [(link.seconds(0), (link.seconds(one) - link.seconds(0)) / one) for link in links]  # type: ignore[attr-defined]
         return max(each, key=lambda x: x[1], default=(0.0, 0.0))
 
-    def seconds(self, sorts: Sequence[tuple[Pipeline, int]], which: Index, nodes: Index) -> float:
+    def seconds(self, mix: Sequence[tuple[Pipeline, int]], which: Index, nodes: Index) -> float:
         """Of replicas of these pipelines with so many samples each, `which` [R] it is and on which nodes [R, stages]."""
         n, L, types = nodes.shape[1], self.reals.L, self.reals.types
-        loads = [self.reals.loaded(p.b, samples) for p, samples in sorts]
-        stages = np.array([len(p.stages) for p, _ in sorts])
-        lines, flags = np.zeros((2, len(sorts), n), np.int64)
-        ends = np.full((len(sorts), n + 1), L)
-        for i, (p, _) in enumerate(sorts):
+        loads = [self.reals.loaded(p.b, samples) for p, samples in mix]
+        stages = np.array([len(p.stages) for p, _ in mix])
+        lines, flags = np.zeros((2, len(mix), n), np.int64)
+        ends = np.full((len(mix), n + 1), L)
+        for i, (p, _) in enumerate(mix):
             lines[i, : stages[i]], ends[i, : stages[i] + 1], flags[i, : stages[i]] = p.stages, p.ends, p.recompute
         forward, backward, occupied, latency = (np.stack([x[at] for x in loads]) for at in range(4))
         found: float = _seconds(
-            which, nodes, stages, lines, ends, flags, np.array([p.forwards for p, _ in sorts]),
+            which, nodes, stages, lines, ends, flags, np.array([p.forwards for p, _ in mix]),
             np.array([[x.b, x.m, x.q] for x in loads]), forward, backward, occupied, latency, self.capacity, self.output,
             types.summed[0], self.rings, types.optimizer, self.reals.more, self.reals.blocking, types.problem.sums_early,
         )  # fmt: skip

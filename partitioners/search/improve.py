@@ -1,4 +1,4 @@
-"""Local search from a plan: one sort of its pipelines gets a device more or less, or another micro-batch. Cuts and orders
+"""Local search from a plan: one kind of its pipelines gets a device more or less, or another micro-batch. Cuts and orders
 are those of `real`, until the last moves (`polish`)."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from hetpipe.partitioners.pipelines.real import Pipeline
-from hetpipe.partitioners.search.assembly import Assembly, Made, Sorts
+from hetpipe.partitioners.search.assembly import Assembled, Assembly, Mix
 
 ENDS = 2  # of the plans on its way so many are simulated
 
@@ -20,12 +20,12 @@ class Improvement:
 
     def __init__(self, assembly: Assembly, tries: int) -> None:
         self.assembly, self.reals, self.types, self.left = assembly, assembly.reals, assembly.types, tries
-        self.seen = set[Sorts]()
+        self.seen = set[Mix]()
 
-    def run(self, best: Made) -> None:
+    def run(self, best: Assembled) -> None:
         """From a plan. Neighbours are placed as it is; the better one then in all ways."""
         while self.left > 0:
-            for neighbour in self.neighbours(best.sorts):
+            for neighbour in self.neighbours(best.mix):
                 if neighbour in self.seen:
                     continue
                 if self.left <= 0:
@@ -40,21 +40,21 @@ class Improvement:
                 break
         self.assembly.play(ENDS)
 
-    def neighbours(self, sorts: Sorts) -> Iterator[Sorts]:
+    def neighbours(self, mix: Mix) -> Iterator[Mix]:
         """All, one move apart; those that change most first."""
-        R = sum(count for _, count in sorts)
-        yield from self.given(sorts)
-        for i, (p, count) in enumerate(sorts):
+        R = sum(count for _, count in mix)
+        yield from self.given(mix)
+        for i, (p, count) in enumerate(mix):
             take = p.take(self.types.V)
             for some, other in product(sorted({1, count}), self.takes(take)):
-                yield from self.instead(sorts, i, self.reals.best(other, p.samples, p.b, R, p.common), some)
+                yield from self.instead(mix, i, self.reals.best(other, p.samples, p.b, R, p.common), some)
             for b in self.reals.sizes(take, p.samples):
-                yield from self.instead(sorts, i, self.reals.best(take, p.samples, b, R, p.common), count)
+                yield from self.instead(mix, i, self.reals.best(take, p.samples, b, R, p.common), count)
 
-    def given(self, sorts: Sorts) -> Iterator[Sorts]:
+    def given(self, mix: Mix) -> Iterator[Mix]:
         """One pipeline gives a stage to another, or gets one of another kind for it."""
-        R, each = sum(count for _, count in sorts), np.eye(self.types.V, dtype=np.int64)
-        for (i, (p, count)), (j, (q, _)) in product(enumerate(sorts), repeat=2):
+        R, each = sum(count for _, count in mix), np.eye(self.types.V, dtype=np.int64)
+        for (i, (p, count)), (j, (q, _)) in product(enumerate(mix), repeat=2):
             for gone, back in product(each, [*np.zeros_like(each[:1]), *each]) if i != j or count > 1 else ():
                 less, more = (np.array(x.take(self.types.V)) + change for x, change in ((p, back - gone), (q, gone - back)))
                 if (gone == back).all() or min(less.min(), more.min()) < 0 or not less.any() or not more.any():
@@ -62,7 +62,7 @@ class Improvement:
                 one = self.reals.best(tuple(less.tolist()), p.samples, p.b, R, p.common)
                 other = self.reals.best(tuple(more.tolist()), q.samples, q.b, R, q.common)
                 if one is not None and other is not None:
-                    yield from self.fitted(merged(sorts, (i, j), (one, other), 1))
+                    yield from self.fitted(merged(mix, (i, j), (one, other), 1))
 
     def takes(self, take: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """With a stage more or less of a kind, or of another kind."""
@@ -73,21 +73,21 @@ class Improvement:
             if (more != less).any() and found.min() >= 0 and found.any():
                 yield tuple(found.tolist())
 
-    def instead(self, sorts: Sorts, i: int, q: Pipeline | None, some: int) -> Iterator[Sorts]:
-        """Some pipelines of sort i are like this."""
+    def instead(self, mix: Mix, i: int, q: Pipeline | None, some: int) -> Iterator[Mix]:
+        """Some pipelines of kind i are like this."""
         if q is None:
             return
-        yield from self.fitted(merged(sorts, (i,), (q,), some))
+        yield from self.fitted(merged(mix, (i,), (q,), some))
 
-    def fitted(self, sorts: Sorts) -> Iterator[Sorts]:
-        """It, if there are the devices; or with one of another sort that gives a device back."""
+    def fitted(self, mix: Mix) -> Iterator[Mix]:
+        """It, if there are the devices; or with one of another kind that gives a device back."""
         a = self.assembly
-        used = sum(count * a.uses(p) for p, count in sorts)
+        used = sum(count * a.uses(p) for p, count in mix)
         if (used <= a.there).all():
-            yield sorts
+            yield mix
             return
-        R = sum(count for _, count in sorts)
-        for i, (p, _) in enumerate(sorts):
+        R = sum(count for _, count in mix)
+        for i, (p, _) in enumerate(mix):
             for v in range(self.types.V):
                 take = np.array(p.take(self.types.V))
                 take[v] -= 1
@@ -95,13 +95,13 @@ class Improvement:
                     continue
                 q = self.reals.best(tuple(take.tolist()), p.samples, p.b, R, p.common)
                 if q is not None:
-                    yield merged(sorts, (i,), (q,), 1)
+                    yield merged(mix, (i,), (q,), 1)
 
 
-def merged(sorts: Sorts, places: tuple[int, ...], pipelines: tuple[Pipeline, ...], some: int) -> Sorts:
-    """With these pipelines instead of so many of each of these sorts."""
-    found = Counter(dict(sorts))
+def merged(mix: Mix, places: tuple[int, ...], pipelines: tuple[Pipeline, ...], some: int) -> Mix:
+    """With these pipelines instead of so many of each of these of the mix."""
+    found = Counter(dict(mix))
     for i, pipeline in zip(places, pipelines, strict=True):
-        found[sorts[i][0]] -= some
+        found[mix[i][0]] -= some
         found[pipeline] += some
     return tuple((p, count) for p, count in found.items() if count)

@@ -28,14 +28,14 @@ class Places:
         self.first, self.count, self.type_of = self.first[order], self.count[order], blocks[order, 0]
         ready()
 
-    def of(self, sorts: Sequence[tuple[Pipeline, int]], ways: Sequence[int] = ()) -> Iterator[tuple[int, Index]]:
-        """The devices of each stage [R, stages], of so many pipelines of each sort: the first one's, where there is no stage. In
+    def of(self, mix: Sequence[tuple[Pipeline, int]], ways: Sequence[int] = ()) -> Iterator[tuple[int, Index]]:
+        """The devices of each stage [R, stages], of so many pipelines of each kind: the first one's, where there is no stage. In
         all ways that differ, or in these: one pipeline after the other (0), or in tiles of so many stages."""
         lengths = [length for length in TILES if length < max(self.types.node_size)]
-        width, seen = max(len(p.stages) for p, _ in sorts), set[bytes]()
+        width, seen = max(len(p.stages) for p, _ in mix), set[bytes]()
         for way in ways or (0, self.types.L, *lengths):
-            starts, at, degrees, replicas, stages = self._tiles(sorts, way) if way else self._line(sorts)
-            rows, free = np.full((sum(count for _, count in sorts), width), -1), (self.first.copy(), self.count.copy())
+            starts, at, degrees, replicas, stages = self._tiles(mix, way) if way else self._line(mix)
+            rows, free = np.full((sum(count for _, count in mix), width), -1), (self.first.copy(), self.count.copy())
             if not _put(starts, at, degrees, replicas, stages, *free, self.type_of, way == 0, rows):
                 continue
             rows = np.where(rows < 0, rows[:, :1], rows)
@@ -44,22 +44,22 @@ class Places:
                 seen.add(nodes)
                 yield way, rows
 
-    def _line(self, sorts: Sequence[tuple[Pipeline, int]]) -> tuple[Index, ...]:
+    def _line(self, mix: Sequence[tuple[Pipeline, int]]) -> tuple[Index, ...]:
         """One pipeline after the other, on the nodes in their order; larger groups first."""
-        kinds = np.concatenate([np.tile(p.stages, count) for p, count in sorts])
-        stages = np.concatenate([np.tile(np.arange(len(p.stages)), count) for p, count in sorts])
+        kinds = np.concatenate([np.tile(p.stages, count) for p, count in mix])
+        stages = np.concatenate([np.tile(np.arange(len(p.stages)), count) for p, count in mix])
         replicas = np.cumsum(stages == 0) - 1
         degrees = np.array([kind.degree for kind in self.types.kinds])[kinds]
         order = np.argsort(-degrees, kind="stable")
         starts = np.arange(len(order) + 1)
         return starts, self.types.at[kinds][order], degrees[order], replicas[order], stages[order]
 
-    def _tiles(self, sorts: Sequence[tuple[Pipeline, int]], length: int) -> tuple[Index, ...]:
+    def _tiles(self, mix: Sequence[tuple[Pipeline, int]], length: int) -> tuple[Index, ...]:
         """Tiles: `length` stages of one type in a row, of as many replicas with the same layers there as a node has room for.
         The longer, the fewer outputs leave a node; the shorter, the fewer gradient sums. The largest groups, then the largest
         tiles first."""
         together, first = dict[tuple[int, int, int, int], list[tuple[Index, int]]](), 0
-        for p, count in sorts:
+        for p, count in mix:
             for v, run in groupby(range(len(p.stages)), key=p.stages.__getitem__):
                 at = list(run)
                 for tile in (at[i : i + length] for i in range(0, len(at), length)):

@@ -15,7 +15,7 @@ import numpy as np
 
 from hetpipe.files.messages import counted
 from hetpipe.partitioners.bound.lower import Lower, Part
-from hetpipe.partitioners.search.assembly import ABOVE, Assembly, Made, Wish
+from hetpipe.partitioners.search.assembly import ABOVE, Assembled, Assembly, Wish
 from hetpipe.partitioners.search.improve import ENDS, Improvement
 from hetpipe.partitioners.search.polish import Polish
 from hetpipe.partitioners.stage_kinds.limit import PER_SECOND
@@ -28,10 +28,10 @@ from hetpipe.spec.plan import Plan
 FIRST, SECOND = 15e6, 45e6  # effort of the bound before and after there are plans, in labels joined
 SOON, LATER = 4e6, 15e6  # of these for one T
 WISHES = 50  # of the linear program's pipelines for one number of replicas
-EVEN, PURE = 60, 40  # near an even deal of the devices; of one type
+EVEN, PURE = 60, 40  # near an even split of the devices; of one type
 NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
 NUMBERS = 24  # numbers of replicas for which plans are made
-RUNGS, DEALS = 1.2, 6  # replica counts whose equal pipelines are looked at; deals of the devices
+RUNGS, EVENEST = 1.2, 6  # replica counts whose equal pipelines are looked at; how many of its splits, the evenest first
 BESIDE, NEXT = 1.25, 32  # times a number of replicas that was better, and a part of it: its neighbours
 FINALISTS, NEARLY = 3, 1.05  # plans from which the last moves begin; times the best step
 POLISHED, POLISHING = 1000, 2e6  # plans of these moves; tasks simulated
@@ -91,9 +91,9 @@ class Planner:
             if about < least or self.assembly.step < step:  # and others about as many
                 by = max(1, R // NEXT)
                 near, least = [R - by, R + by, round(R / BESIDE), round(R * BESIDE), *near], min(about, least)
-        starts = dict[int, Made]()
+        starts = dict[int, Assembled]()
         for made in self.assembly.made:
-            starts.setdefault(sum(count for _, count in made.sorts), made)
+            starts.setdefault(sum(count for _, count in made.mix), made)
         for made in list(starts.values())[:STARTS]:
             if self.late():
                 break
@@ -142,7 +142,7 @@ class Planner:
         for R in dict.fromkeys(ladder):
             share, best = max(1, self.problem.global_batch // R), math.inf
             even, nodes = ([x for x in takes if self.assembly.all_can(R, x)] for takes in (self.even(R), self._nodes))
-            for take in (*even[:DEALS], *nodes):
+            for take in (*even[:EVENEST], *nodes):
                 pipeline = self.assembly.reals.quickest(take, share, R, ())
                 if pipeline is not None:
                     best = min(best, self.assembly.seconds(pipeline, share, R))
@@ -150,7 +150,7 @@ class Planner:
         return [R for best, R in sorted(found) if math.isfinite(best)]
 
     def wishes(self, R: int) -> list[Wish]:
-        """Of so many replicas: the linear program's, those near an even deal, of one type, and that fill nodes."""
+        """Of so many replicas: the linear program's, those near an even split, of one type, and that fill nodes."""
         columns = next(x.columns for x in self.parts if x.low <= R <= x.high)
         found = list[Wish]()
         for x in list(columns)[:WISHES]:

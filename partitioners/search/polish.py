@@ -74,11 +74,11 @@ class Polish:
                 if k >= p.samples:
                     continue
                 less, more = self.given(p, -k), self.given(q, k)
-                yield changed(draft, {which.index(i): less, which.index(j): more})
+                yield with_replicas(draft, {which.index(i): less, which.index(j): more})
                 if count[i] > 1 and k * count[i] % count[j] == 0:
                     more = self.given(q, k * count[i] // count[j])
                     works = {i: less, j: more}
-                    yield changed(draft, {r: works[w] for r, w in enumerate(which) if w in works})
+                    yield with_replicas(draft, {r: works[w] for r, w in enumerate(which) if w in works})
 
     def given(self, work: Work, samples: int) -> Work:
         """With so many samples more."""
@@ -99,7 +99,7 @@ class Polish:
         return work._replace(runs=in_runs(samples, b)).warmed(forwards, self.reals.schedule)
 
     def recut(self, draft: Draft, i: int) -> Iterator[Draft]:
-        """A cut a layer up or down, of one sort of pipelines or of all that are cut there."""
+        """A cut a layer up or down, of one kind of pipeline or of all that are cut there."""
         work = draft.works[i]
         for s in range(1, len(work.stages)):
             for more in (1, -1):
@@ -158,7 +158,7 @@ class Polish:
                 yield with_works(draft, {i: found.work(work.samples, self.L, work.groups, len(work.ends) - 1 - len(work.stages))})
 
     def sizes(self, draft: Draft, i: int) -> list[int]:
-        """Measured on all of a sort's devices."""
+        """The micro-batch sizes that were measured on all devices of a kind of pipeline."""
         take = np.bincount(self.line(draft, i), minlength=self.reals.types.V).tolist()
         return self.reals.sizes(tuple(take), draft.works[i].samples)
 
@@ -199,7 +199,7 @@ def with_works(draft: Draft, works: dict[int, Work]) -> Draft:
     return draft._replace(works=tuple(works.get(i, work) for i, work in enumerate(draft.works)))
 
 
-def changed(draft: Draft, replicas: dict[int, Work]) -> Draft:
+def with_replicas(draft: Draft, replicas: dict[int, Work]) -> Draft:
     """With some replicas' work changed."""
     each = [replicas.get(r, draft.works[i]) for r, i in enumerate(draft.which.tolist())]
     numbers = {work: i for i, work in enumerate(dict.fromkeys(each))}

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.stage_kinds.kept import kept
 from hetpipe.partitioners.stage_kinds.limit import Meter
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.memory import memory_tables, span
 from hetpipe.partitioners.stage_kinds.wires import link_floor
 from hetpipe.planning.partition import PartitionError, Problem
@@ -43,7 +43,7 @@ FORWARDS: dict[Family, int] = {"1f1b": 1, "deep": 2, "deeper": 3}  # that a stag
 Counts = tuple[int, ...]
 
 
-class Kind(NamedTuple):
+class NodeKind(NamedTuple):
     """Interchangeable devices, one type on one node, of which a stage takes `degree`."""
 
     node: str
@@ -125,7 +125,7 @@ def families_of(allowed: tuple[Family, ...], n: int, m: int) -> tuple[Family, ..
 def microbatch_sizes(problem: Problem) -> list[int]:
     """Measured sizes b that a plan may use, at most the global batch, on any type of the cluster. If there are none, other
     types of the profile may still have some, as for the rest of a cluster of which this is a part."""
-    batch, measured = problem.global_batch, measured_sizes(problem)
+    batch, measured = problem.global_batch, cluster_sizes(problem)
     if measured[0] > batch:
         other = any(b <= batch for x in problem.profile.measurements for b in x.microbatch_sizes)
         raise (PartitionError if other else InputError)(
@@ -135,7 +135,7 @@ def microbatch_sizes(problem: Problem) -> list[int]:
     return [b for b in measured if b <= batch]
 
 
-def measured_sizes(problem: Problem) -> list[int]:
+def cluster_sizes(problem: Problem) -> list[int]:
     """All measured sizes of types of the cluster."""
     types = {device.type for device in problem.cluster.devices}
     return sorted({b for x in problem.profile.measurements if x.device_type in types for b in x.microbatch_sizes})
@@ -154,7 +154,7 @@ def allowed_families(problem: Problem) -> tuple[Family, ...]:
     return found[problem.schedule]
 
 
-def require_seats(problem: Problem) -> None:
+def require_stage_kinds(problem: Problem) -> None:
     """PartitionError where no device can have a stage, for want of a degree that was measured."""
     most = dict.fromkeys(sorted({device.type for device in problem.cluster.devices}), 0)
     for kind in most:
@@ -174,7 +174,7 @@ class Space:
     """A problem as matrices. Device kinds are counted, never enumerated."""
 
     def __init__(self, problem: Problem) -> None:
-        require_seats(problem)
+        require_stage_kinds(problem)
         self.problem = problem
         self.costs = Costs(problem.profile, problem.cluster)
         self.L = len(problem.profile.layers)
@@ -183,13 +183,13 @@ class Space:
             grouped.setdefault((device.node, device.type), []).append(device.id)
         self.families = allowed_families(problem)
         self.one_node = problem.backend != "torch"
-        self.kinds: list[Kind] = []
-        self.pools: list[int] = []  # of each kind, which devices it takes: an index into `devices`
+        self.kinds: list[NodeKind] = []
+        self.groups: list[int] = []  # of each kind, which devices it takes: an index into `devices`
         self.devices: Counts = tuple(len(ids) for ids in grouped.values())
-        for pool, ((node, kind), ids) in enumerate(grouped.items()):
+        for group, ((node, kind), ids) in enumerate(grouped.items()):
             for degree in self._degrees(kind, len(ids)):
-                self.kinds.append(Kind(node, kind, tuple(ids), degree))
-                self.pools.append(pool)
+                self.kinds.append(NodeKind(node, kind, tuple(ids), degree))
+                self.groups.append(group)
         self.counts: Counts = tuple(len(kind.devices) // kind.degree for kind in self.kinds)
         types = problem.cluster.device_types
         self.limits = [types[kind.type].memory * (1 - problem.memory_reserve) for kind in self.kinds]
@@ -213,14 +213,14 @@ class Space:
 
     @property
     def K(self) -> int:  # noqa: N802
-        """Number of device kinds."""
+        """Number of kinds of stage."""
         return len(self.kinds)
 
     def used(self, counts: Counts) -> Counts:
-        """Devices that so many stages of each kind take, by pool."""
+        """Devices that so many stages of each kind take, by group of interchangeable devices."""
         found = [0] * len(self.devices)
-        for count, pool, kind in zip(counts, self.pools, self.kinds, strict=True):
-            found[pool] += count * kind.degree
+        for count, group, kind in zip(counts, self.groups, self.kinds, strict=True):
+            found[group] += count * kind.degree
         return tuple(found)
 
     def room(self, counts: Counts) -> bool:
@@ -246,7 +246,7 @@ class Space:
         found = [self.costs.time_prefix(kind.type, b, kind.degree) for b in sizes]
         return np.stack([f for f, _ in found]), np.stack([b for _, b in found])
 
-    @kept
+    @memoized
     def optimizer(self, k: int) -> Array:
         """Optimizer seconds [lo, hi]."""
         kind = self.kinds[k]
@@ -326,7 +326,7 @@ class Space:
         ids = np.full((self.K, self.K), -1)
         for i, a in enumerate(self.kinds):
             for j, b in enumerate(self.kinds):
-                if self.pools[i] != self.pools[j] or len(a.devices) >= a.degree + b.degree:
+                if self.groups[i] != self.groups[j] or len(a.devices) >= a.degree + b.degree:
                     link = self.problem.cluster.link_between(a.node, b.node)
                     if link not in self._found_links:
                         self._found_links.append(link)
@@ -366,7 +366,7 @@ class Space:
         profile = self.problem.profile
         return np.stack([kind.degree * profile.trained_bytes(kind.degree, kind.type) for kind in self.kinds])
 
-    @kept
+    @memoized
     def sum_floor(self, k: int, R: int) -> Array:
         """Lower bound [lo, hi] on the seconds that the gradient sums of a stage on kind k take beside R − 1
         other replicas.

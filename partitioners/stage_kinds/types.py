@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.memory import memory_tables, span
 from hetpipe.partitioners.stage_kinds.wires import link_floor, link_seconds
 from hetpipe.planning.partition import Problem
@@ -21,7 +21,7 @@ from hetpipe.spec.profile import Measurement
 Array = NDArray[np.float64]
 
 
-class Kind(NamedTuple):
+class TypeKind(NamedTuple):
     """What a stage can be put on: `degree` devices of type number `at` that split its tensors."""
 
     at: int
@@ -45,7 +45,7 @@ class Types:
         self.prices = [kinds[name].price_per_hour for name in self.types]
         self.node_size = [max(node.devices.get(name, 0) for node in nodes) for name in self.types]
         self.kinds = [
-            Kind(i, name, x.tensor_parallel)
+            TypeKind(i, name, x.tensor_parallel)
             for i, name in enumerate(self.types)
             for x in problem.profile.measurements
             if x.device_type == name and x.tensor_parallel <= self.node_size[i]
@@ -75,20 +75,20 @@ class Types:
             there.append(self.problem.max_price_per_hour * (1 + 1e-12))
         return np.array(takes, dtype=np.float64), np.array(there)
 
-    def sizes_of(self, kind: Kind) -> tuple[int, ...]:
+    def sizes_of(self, kind: TypeKind) -> tuple[int, ...]:
         """Micro-batch sizes that were measured."""
         return self.problem.profile.measurement(kind.type, kind.degree).microbatch_sizes
 
     def _measured(self, v: int) -> Measurement:
         return self.problem.profile.measurement(self.kinds[v].type, self.kinds[v].degree)
 
-    @kept
+    @memoized
     def times(self, v: int, size: int) -> Array:
         """Forward and backward of all layers before each [2, L + 1], of a micro-batch."""
         kind = self.kinds[v]
         return np.stack(self.costs.time_prefix(kind.type, size, kind.degree))
 
-    @kept
+    @memoized
     def layer_times(self, v: int, size: int, largest: int) -> Array:
         """The least forward and backward of each layer [2, L] of a micro-batch of `size` to `largest` samples. (Between measured
         sizes times are linear; below the first size this follows the line where the profile's times end at zero.)"""
@@ -105,7 +105,7 @@ class Types:
         found: Array = np.minimum.reduce([at(x) for x in dict.fromkeys(sizes)])
         return found
 
-    @kept
+    @memoized
     def memory(self, v: int) -> Array:
         """As `memory_tables`."""
         return memory_tables(self.costs, self.L, self.kinds[v].type, self.kinds[v].degree)
@@ -143,13 +143,13 @@ class Types:
                             found.setdefault((i, j), {})[link] = None
         return {pair: list(links) for pair, links in found.items()}
 
-    @kept
+    @memoized
     def joins(self, i: int, j: int) -> list[Link]:
         """Links that could join a device of one type to one of the other."""
         apart = len(self._names[i] | self._names[j]) > 1
         return self.inside.get((i, j), []) + (self.between if apart else [])
 
-    @kept
+    @memoized
     def _occupied(self, link: Link, size: int) -> Array:
         """Seconds that each boundary's transfer holds a link, in up to so many parts [parts, L + 1]."""
         most = max(kind.degree for kind in self.kinds)
@@ -159,7 +159,7 @@ class Types:
         found: Array = np.minimum.accumulate(own, axis=0)
         return found
 
-    @kept
+    @memoized
     def transfer(self, size: int) -> tuple[Array, Array]:
         """The least seconds that a transfer of each boundary's output for `size` samples holds its link, and the least latency,
         between two nodes [2, L + 1], and on one [2, K, K, L + 1]; infinite where no two devices can be joined."""
@@ -184,14 +184,14 @@ class Types:
         shards = [kind.degree * profile.trained_bytes(kind.degree, kind.type) for kind in self.kinds]
         return span(np.maximum(np.min(shards, axis=0) - profile.tied_trained_bytes, 0.0))
 
-    @kept
+    @memoized
     def sums(self, R: int) -> Array:
         """Lower bound [V, lo, hi] on the seconds of a stage's gradient sums beside R − 1 or more other replicas, wherever they
         are."""
         found: Array = np.minimum(self.sums_over(R, False), self.sums_over(R, True))
         return np.where(np.isfinite(found), found, 0.0)
 
-    @kept
+    @memoized
     def sums_over(self, R: int, inside: bool) -> Array:
         """The same of owners that are on one node, or not all on one; infinite where there are no such. A stage's segments have
         R owners each and run one after the other; over a link of latency a and rate w they take 2(R − 1)(j·a + size / (R·w))
@@ -233,7 +233,7 @@ class Types:
         """Most devices of any node."""
         return max(self.nodes)
 
-    @kept
+    @memoized
     def insides(self, line: tuple[int, ...]) -> tuple[bool, ...]:
         """Whether each stage and the next are on one node, if stages of a type fill nodes one after the other."""
         found, taken = list[bool](), self.kinds[line[0]].degree
@@ -244,7 +244,7 @@ class Types:
             taken = taken + after.degree if room else after.degree
         return tuple(found)
 
-    @kept
+    @memoized
     def sent(self, a: int, b: int, size: int, inside: bool) -> Array:
         """What a transfer of each boundary's output between stages of these kinds takes, about: seconds that it holds its link
         [L + 1], and then its latency; infinite where there is no such link."""

@@ -1,5 +1,5 @@
 """Drafts (`drafts`) by what is different in them: a lower bound on the step, and what they lack in memory. Pipelines of the
-same work on the same types, joined by the same links, are one sort; so the effort hardly depends on the number of devices."""
+same work on the same types, joined by the same links, are one kind; so the effort hardly depends on the number of devices."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Runs, Work
-from hetpipe.partitioners.step_times.earliest import ROUNDING, Earliest, Given, Rows
+from hetpipe.partitioners.step_times.earliest import ROUNDING, CommonWork, Earliest, PipelineRows
 from hetpipe.partitioners.step_times.links import Links
-from hetpipe.partitioners.step_times.sets import Sets, unlike_rows
+from hetpipe.partitioners.step_times.sets import NumberedSets, unlike_rows
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.schedule import ScheduleName
 
 
-class Sort(NamedTuple):
+class PipelineKind(NamedTuple):
     """Pipelines that do the same. Which types their stages are on, and which links are between them: by the numbers of these
     sets, of one each where all are alike."""
 
@@ -30,16 +30,16 @@ class Sort(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """What bounds and memory need to know of a draft, or of several that are alike: its sorts of pipelines; for each place in a
+    """What bounds and memory need to know of a draft, or of several that are alike: its kinds of pipeline; for each place in a
     row, whether the devices there, which sum their gradients, are on several nodes for sure; and of one draft the rows of each
-    sort."""
+    kind."""
 
-    sorts: list[Sort]
+    pipelines: list[PipelineKind]
     spread: tuple[bool, ...]
     rows: tuple[Index, ...] = ()
 
 
-def most_in_flight(runs: Runs, depth: int) -> int:
+def samples_in_flight(runs: Runs, depth: int) -> int:
     """Samples of the first so many micro-batches, which are the largest."""
     found = 0
     for size, count in runs:
@@ -61,9 +61,9 @@ class Appraiser:
         self.type_of = np.array([self.types.index(device.type) for device in cluster.devices])
         self.limits = [cluster.device_types[kind].memory * (1 - problem.memory_reserve) for kind in self.types]
         self.largest_node = max(sum(node.devices.values()) for node in cluster.nodes)
-        self.kinds, self.joins = Sets(), Sets()
-        self._bounds: dict[tuple[Sort, tuple[bool, ...], int, ScheduleName], float] = {}
-        self.earliest = Earliest(self.costs, self.links, self.types, self.kinds, self.joins, early=problem.sums_early)
+        self.type_sets, self.link_sets = NumberedSets(), NumberedSets()
+        self._bounds: dict[tuple[PipelineKind, tuple[bool, ...], int, ScheduleName], float] = {}
+        self.earliest = Earliest(self.costs, self.links, self.types, self.type_sets, self.link_sets, early=problem.sums_early)
 
     def sketch(self, draft: Draft) -> Sketch:
         """That of one draft."""
@@ -72,20 +72,20 @@ class Appraiser:
             spread = (nodes != nodes[0]).any(axis=0).tolist()
         else:
             spread = [len(nodes) > self.largest_node] * nodes.shape[1]
-        sorts, rows = zip(*self._sorts(draft), strict=True)
-        return Sketch(list(sorts), tuple(spread), rows)
+        pipelines, rows = zip(*self._pipelines(draft), strict=True)
+        return Sketch(list(pipelines), tuple(spread), rows)
 
-    def _sorts(self, draft: Draft) -> Iterator[tuple[Sort, Index]]:
-        """The sorts of a draft's pipelines, and the rows of each."""
+    def _pipelines(self, draft: Draft) -> Iterator[tuple[PipelineKind, Index]]:
+        """The kinds of a draft's pipelines, and the rows of each."""
         for i in np.unique(draft.which).tolist():
             work, rows = draft.works[i], np.nonzero(draft.which == i)[0]
             devices = draft.rows[rows][:, work.used]
             n = len(work.used)
             table = np.hstack([self.type_of[devices], self.links.numbers(devices[:, :-1], devices[:, 1:])])
             first, where = unlike_rows(table)
-            types, links = self.kinds.singles(table[first, :n]), self.joins.singles(table[first, n:])
+            types, links = self.type_sets.singles(table[first, :n]), self.link_sets.singles(table[first, n:])
             for j in range(len(first)):
-                yield Sort(work, (*types[j].tolist(),), (*links[j].tolist(),)), rows[where == j]
+                yield PipelineKind(work, (*types[j].tolist(),), (*links[j].tolist(),)), rows[where == j]
 
     def busy(self, draft: Draft) -> float:
         """What the stage with most work takes: no plan of this draft has a shorter step, and little is needed to know it."""
@@ -96,7 +96,7 @@ class Appraiser:
             each.append(float(seconds[kinds, np.arange(kinds.shape[1])].max(initial=0.0)))
         return max(each) * ROUNDING
 
-    @kept
+    @memoized
     def _work(self, runs: Runs, ends: tuple[int, ...], recomputes: tuple[bool, ...]) -> NDArray[np.float64]:
         """Seconds of all micro-batches on each type, in each stage that has layers [K, n]."""
         lo, hi = np.array([(lo, hi) for lo, hi in pairwise(ends) if hi > lo]).T
@@ -109,33 +109,37 @@ class Appraiser:
 
     def bound(self, sketch: Sketch, replicas: int, schedule: ScheduleName) -> float:
         """No plan of so many pipelines, with such ones among them, has a shorter step."""
-        keys = {sort: (sort, sketch.spread, replicas, schedule) for sort in sketch.sorts}
-        alike: dict[object, list[Sort]] = {}
-        for sort, key in keys.items():
+        keys = {pipeline: (pipeline, sketch.spread, replicas, schedule) for pipeline in sketch.pipelines}
+        alike: dict[object, list[PipelineKind]] = {}
+        for pipeline, key in keys.items():
             if key not in self._bounds:
-                alike.setdefault((sort.work.runs, sort.work.recompute, len(sort.types)), []).append(sort)
-        for sorts in alike.values():
-            bounds = self._steps(sorts, sketch.spread, replicas, schedule)
-            self._bounds |= {keys[sort]: bound for sort, bound in zip(sorts, bounds, strict=True)}
+                same = pipeline.work.runs, pipeline.work.recompute, len(pipeline.types)
+                alike.setdefault(same, []).append(pipeline)
+        for some in alike.values():
+            bounds = self._steps(some, sketch.spread, replicas, schedule)
+            self._bounds |= {keys[pipeline]: bound for pipeline, bound in zip(some, bounds, strict=True)}
         return max(self._bounds[key] for key in keys.values())
 
-    def _steps(self, sorts: list[Sort], spread: tuple[bool, ...], replicas: int, schedule: ScheduleName) -> list[float]:
-        """Bounds of sorts with the same micro-batches and as many stages."""
-        works = [sort.work for sort in sorts]
+    def _steps(
+        self, pipelines: list[PipelineKind], spread: tuple[bool, ...], replicas: int, schedule: ScheduleName
+    ) -> list[float]:
+        """Bounds of kinds of pipeline with the same micro-batches and as many stages."""
+        works = [pipeline.work for pipeline in pipelines]
         ends = np.array([work.stages for work in works])
         where = np.array(spread)[np.array([work.used for work in works])]
-        types, links = np.array([sort.types for sort in sorts]), np.array([sort.links for sort in sorts], dtype=np.int64)
-        given = Given(works[0].runs, works[0].recomputes[0], replicas, schedule)
-        found: list[float] = self.earliest.steps(Rows(types, links, ends[:, :, 0], ends[:, :, 1], where), given).tolist()
+        types = np.array([pipeline.types for pipeline in pipelines])
+        links = np.array([pipeline.links for pipeline in pipelines], dtype=np.int64)
+        given = CommonWork(works[0].runs, works[0].recomputes[0], replicas, schedule)
+        found: list[float] = self.earliest.steps(PipelineRows(types, links, ends[:, :, 0], ends[:, :, 1], where), given).tolist()
         return found
 
     def missing(self, sketch: Sketch, schedule: ScheduleName) -> dict[int, float]:
         """The most bytes that are missing on a device of each type, where any are."""
         found: dict[int, float] = {}
-        for sort in sketch.sorts:
-            for s, (number, depth) in enumerate(zip(sort.types, sort.work.in_flight(schedule), strict=True)):
-                for kind in self.kinds.all[number]:
-                    missing = self.peak(kind, s, sort.work, depth) - self.limits[kind]
+        for pipeline in sketch.pipelines:
+            for s, (number, depth) in enumerate(zip(pipeline.types, pipeline.work.in_flight(schedule), strict=True)):
+                for kind in self.type_sets.all[number]:
+                    missing = self.peak(kind, s, pipeline.work, depth) - self.limits[kind]
                     if missing > 0:
                         found[kind] = max(found.get(kind, 0.0), missing)
         return found
@@ -143,9 +147,9 @@ class Appraiser:
     def peak(self, kind: int, s: int, work: Work, depth: int) -> int:
         """Greatest bytes of stage s."""
         part, recompute, degree = work.stages[s], work.recomputes[s], work.groups[s]
-        return self._peak(kind, *part, work.samples, most_in_flight(work.runs, depth), work.runs[0][0], recompute, degree)
+        return self._peak(kind, *part, work.samples, samples_in_flight(work.runs, depth), work.runs[0][0], recompute, degree)
 
-    @kept
+    @memoized
     def _peak(
         self, kind: int, lo: int, hi: int, samples: int, window: int, largest: int, recompute: bool, degree: int
     ) -> int:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.wires import exposed, link_floor, link_seconds
 from hetpipe.partitioners.step_times.drafts import Index, Runs
 from hetpipe.partitioners.step_times.links import Links
-from hetpipe.partitioners.step_times.sets import Sets
+from hetpipe.partitioners.step_times.sets import NumberedSets
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.schedule import ScheduleName, default_depths
 
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 ROUNDING = 1 - 1e-9  # bounds are sums in another order than the simulator's
 
 
-class Rows(NamedTuple):
+class PipelineRows(NamedTuple):
     """U pipelines of n stages: which types each stage may be on [U, n] and which links may join it to the next [U, n − 1], by the
     numbers of these sets; its layers, from `lo` up to `hi`, and whether its gradients are summed over several nodes [U, n]."""
 
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     spread: NDArray[np.bool_]
 
 
-class Given(NamedTuple):
+class CommonWork(NamedTuple):
     """What they all do: their micro-batches, whether they recompute, beside how many replicas, in what schedule."""
 
     runs: Runs
@@ -60,14 +60,16 @@ class Stages(NamedTuple):
 class Earliest:
     """For the pipelines of one problem; sets of types are of places in `kinds`."""
 
-    def __init__(self, costs: Costs, links: Links, kinds: list[str], types: Sets, joins: Sets, *, early: bool) -> None:
+    def __init__(
+        self, costs: Costs, links: Links, kinds: list[str], types: NumberedSets, joins: NumberedSets, *, early: bool
+    ) -> None:
         self.costs, self.links, self.kinds, self.types, self.joins = costs, links, kinds, types, joins
         self.early = early  # whether sums begin in the last backward
         profile = costs.profile
         self.summed = np.concatenate([[0.0], np.cumsum(profile.trained_bytes() - profile.tied_trained_bytes)])
         self.output = np.concatenate([[0.0], profile.output_bytes])
 
-    def steps(self, rows: Rows, given: Given) -> Array:
+    def steps(self, rows: PipelineRows, given: CommonWork) -> Array:
         """Lower bounds [U] on the step of any plan with such pipelines."""
         stages, hops = self._stages(rows, given), self._hops(rows, given.runs)
         m, n = sum(count for _, count in given.runs), rows.types.shape[1]
@@ -86,7 +88,7 @@ class Earliest:
         found: Array = (ends.max(axis=1) + stages.optimizer.max(axis=1)) * ROUNDING
         return found
 
-    def _stages(self, rows: Rows, given: Given) -> Stages:
+    def _stages(self, rows: PipelineRows, given: CommonWork) -> Stages:
         U, n = rows.types.shape
         work, optimizer = np.zeros((2, U, n))
         forward, backward = np.full((2, 2, U, n), np.inf)
@@ -105,7 +107,7 @@ class Earliest:
             optimizer = np.where(here, np.maximum(optimizer, steps[rows.hi] - steps[rows.lo]), optimizer)
         return Stages(work, optimizer, forward, backward)
 
-    def _hops(self, rows: Rows, runs: Runs) -> Array:
+    def _hops(self, rows: PipelineRows, runs: Runs) -> Array:
         """Least seconds of each boundary's first and last transfer, and until all of one way have come [3, U, n − 1]. None where
         they are a part of the actions, or nobody said how long they take."""
         found = np.full((3, *rows.links.shape), np.inf)
@@ -119,7 +121,7 @@ class Earliest:
             found = np.where(here, np.minimum(found, seconds), found)
         return found
 
-    def _sums(self, rows: Rows, given: Given) -> Array:
+    def _sums(self, rows: PipelineRows, given: CommonWork) -> Array:
         """Least seconds of each stage's gradient sums after its last backward, over the fastest link that its ring can have."""
         found = np.zeros(rows.types.shape)
         for number in np.unique(rows.types).tolist() if given.replicas > 1 else ():
@@ -131,7 +133,7 @@ class Earliest:
                     ]
         return found
 
-    @kept
+    @memoized
     def _after(self, types: int, spread: bool, size: int, recompute: bool, R: int) -> Array:
         """The same of stages of layers [lo, hi) on any of these types, whose last micro-batch has so many samples."""
         summed = np.maximum(self.summed - self.summed[:, None], 0.0)
@@ -150,12 +152,12 @@ class Earliest:
         rings: Array = 2 * (R - 1) * np.minimum.reduce(floors)
         return rings
 
-    @kept
+    @memoized
     def _transfer(self, link: int, size: int) -> Array:
         """Of each boundary's output [L + 1]."""
         return link_seconds(self.links.all[link], self.output * size)
 
-    @kept
+    @memoized
     def _optimizer(self, kind: int) -> Array:
         """Of all layers before [L + 1]."""
         L = self.costs.layer_count

@@ -12,7 +12,7 @@ from hetpipe.partitioners.step_times.drafts import Index
 Set = frozenset[int]
 
 
-class Sets:
+class NumberedSets:
     """Sets by number: the same number, the same set."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Sets:
         return found
 
 
-def together(values: Index, step: int, length: int) -> NDArray[np.bool_]:
+def windows_alike(values: Index, step: int, length: int) -> NDArray[np.bool_]:
     """For each place of a ring whether the values at `length` places from it on, each `step` further, are all the same."""
     places, found, width = np.arange(len(values)), np.ones(len(values), dtype=bool), 1
     while width < length:
@@ -71,7 +71,7 @@ def together(values: Index, step: int, length: int) -> NDArray[np.bool_]:
 
 
 def unlike_rows(table: Index) -> tuple[Index, Index]:
-    """The first of each sort of equal rows, and of which sort every row is. By a number for each row; rows of the same number
+    """The first of each kind of equal rows, and of which kind every row is. By a number for each row; rows of the same number
     are compared."""
     weights = np.random.default_rng(0).integers(1, 2**62, table.shape[1])
     _, first, where = np.unique(table @ weights, return_index=True, return_inverse=True)

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.step_times.appraisal import Appraiser, Sketch, Sort
+from hetpipe.partitioners.step_times.appraisal import Appraiser, PipelineKind, Sketch
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work
 from hetpipe.partitioners.step_times.pipeline_ends import replica_ends
-from hetpipe.partitioners.step_times.traffic import Array, Lane, Ring, Traffic
+from hetpipe.partitioners.step_times.traffic import Array, PipelineTraffic, SumTraffic, Traffic
 from hetpipe.predict.cost import occupied_seconds, rate_alone, ring_seconds
 from hetpipe.predict.flows import EffortError
 from hetpipe.predict.simulator import Run, optimizers_of, play
@@ -21,15 +21,15 @@ from hetpipe.predict.sums import gradients_ahead
 from hetpipe.spec.plan import ReplicaPlan
 from hetpipe.spec.schedule import ScheduleName
 
-Owner = tuple[int, int, int]  # sort, stage, shard
+Owner = tuple[int, int, int]  # kind of pipeline, stage, shard
 ROUNDED = 1 - 1e-9  # other sums than the simulator's
 KNOWN = 300_000  # forwards of pipelines whose transfers share adapters: simulations of so many are kept
 
 
-class Pipelines(NamedTuple):
-    """Those of one sort in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, how long
-    before that each layer's gradients are made (`gradients_ahead`), when they begin (their longest optimizer comes first), and
-    what goes over each boundary one way (`Lane`)."""
+class AlikePipelines(NamedTuple):
+    """The pipelines of one kind in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, how
+    long before that each layer's gradients are made (`gradients_ahead`), when they begin (their longest optimizer comes first),
+    and what goes over each boundary one way (`PipelineTraffic`)."""
 
     work: Work
     devices: Index
@@ -57,7 +57,7 @@ class Steps:
 
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.costs = appraiser, appraiser.costs
-        self._runs: dict[tuple[Sort, ScheduleName], tuple[tuple[float, ...], list[float], float, Array]] = {}
+        self._runs: dict[tuple[PipelineKind, ScheduleName], tuple[tuple[float, ...], list[float], float, Array]] = {}
         self.shared = self.costs.cluster.shares_adapters  # if not, `least` is the step
         self.traffic = Traffic(self.costs, appraiser.links)
         self._known: dict[object, Run] = {}
@@ -65,10 +65,10 @@ class Steps:
     def least(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
         """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry. Where
         what comes without adapters is not `below` this, that."""
-        found, rounded = list[Pipelines](), ROUNDED if self.shared else 1.0
-        for sort, rows in zip(sketch.sorts, sketch.rows, strict=True):
-            devices = draft.rows[rows][:, sort.work.used]
-            found.append(Pipelines(sort.work, devices, *self._run(sort, draft.schedule, devices[0])))
+        found, rounded = list[AlikePipelines](), ROUNDED if self.shared else 1.0
+        for kind, rows in zip(sketch.pipelines, sketch.rows, strict=True):
+            devices = draft.rows[rows][:, kind.work.used]
+            found.append(AlikePipelines(kind.work, devices, *self._run(kind, draft.schedule, devices[0])))
             if (ready := max(found[-1].ready) * rounded) >= below:
                 return ready
         sums = list(self._sums(found))
@@ -89,17 +89,20 @@ class Steps:
         except EffortError:
             return math.inf
 
-    def _run(self, sort: Sort, schedule: ScheduleName, devices: Index) -> tuple[tuple[float, ...], list[float], float, Array]:
-        """Of one of a sort's pipelines."""
-        if (sort, schedule) not in self._runs:
-            row = [0] * (len(sort.work.ends) - 1)
-            for s, device in zip(sort.work.used, devices.tolist(), strict=True):
+    def _run(
+        self, kind: PipelineKind, schedule: ScheduleName, devices: Index
+    ) -> tuple[tuple[float, ...], list[float], float, Array]:
+        """When each stage of a pipeline of this kind is ready, the seconds by which each layer's gradients are made before that,
+        when its stages begin, and the bytes that it sends."""
+        if (kind, schedule) not in self._runs:
+            row = [0] * (len(kind.work.ends) - 1)
+            for s, device in zip(kind.work.used, devices.tolist(), strict=True):
                 row[s] = device
-            replica = sort.work.replica(row, self.appraiser.ids)
+            replica = kind.work.replica(row, self.appraiser.ids)
             begin = max(optimizers_of(self.costs, replica))
             ready = tuple(begin + end for end in replica_ends(self.costs, replica, schedule))
-            self._runs[sort, schedule] = ready, gradients_ahead(self.costs, replica), begin, self._bytes(replica, sort.work)
-        return self._runs[sort, schedule]
+            self._runs[kind, schedule] = ready, gradients_ahead(self.costs, replica), begin, self._bytes(replica, kind.work)
+        return self._runs[kind, schedule]
 
     def _bytes(self, replica: ReplicaPlan, work: Work) -> Array:
         """Of a pipeline's transfers one way, as `contention` has it: where they are a part of actions they share nothing."""
@@ -111,8 +114,8 @@ class Steps:
                 found[s] += count * parts * occupied_seconds(link, part) * rate_alone(link, part)
         return found
 
-    def _sums(self, found: list[Pipelines]) -> Iterator[Sum]:
-        """In the order of `sums.sync_segments`. Pipelines of one sort wait alike."""
+    def _sums(self, found: list[AlikePipelines]) -> Iterator[Sum]:
+        """In the order of `sums.sync_segments`. Pipelines of one kind wait alike."""
         alone = self.appraiser.problem.backend == "torch"  # else one process drives a pipeline
         for holders, buckets in self._segments(found):
             groups = [found[i].work.groups[s] for i, s in holders]
@@ -132,7 +135,7 @@ class Steps:
                 for devices, owners in each:
                     yield Sum(devices, size, owners, made)
 
-    def _synced(self, found: list[Pipelines], sums: list[Sum]) -> float:
+    def _synced(self, found: list[AlikePipelines], sums: list[Sum]) -> float:
         """When the last gradient sum ends, if nothing shared an adapter with others: that never takes less. See
         `sums.sync_times`."""
         ready = [max(x.ready) for x in found]
@@ -145,17 +148,20 @@ class Steps:
             end = max(end, done)
         return end
 
-    def _carried(self, found: list[Pipelines], sums: list[Sum]) -> float:
+    def _carried(self, found: list[AlikePipelines], sums: list[Sum]) -> float:
         """When the adapters can be done with all that crosses them at the earliest."""
-        lanes, rings, begin = [Lane(x.devices, x.carried) for x in found], dict[int, Ring](), min(x.begin for x in found)
+        lanes = [PipelineTraffic(x.devices, x.carried) for x in found]
+        rings, begin = dict[int, SumTraffic](), min(x.begin for x in found)
         for devices, size, _, made in sums:
-            before = rings.get(id(devices), Ring(devices, [], made - begin))
-            rings[id(devices)] = Ring(devices, [*before.sizes, size], min(made - begin, before.made))
+            before = rings.get(id(devices), SumTraffic(devices, [], made - begin))
+            rings[id(devices)] = SumTraffic(devices, [*before.sizes, size], min(made - begin, before.made))
         return begin + self.traffic.least(lanes, rings.values())
 
-    def _segments(self, found: list[Pipelines]) -> list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]:
-        """Holders (sort, stage), and of what they sum at once the bytes of each piece and down to which layer of each holder
-        backward has to come, in the order of `sums.sync_segments`."""
+    def _segments(
+        self, found: list[AlikePipelines]
+    ) -> list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]:
+        """Holders (kind of pipeline, stage), and of what they sum at once the bytes of each piece and down to which layer of each
+        holder backward has to come, in the order of `sums.sync_segments`."""
         segments = list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]()
         cuts = sorted({lo for x in found for lo, _ in x.work.stages} | {self.appraiser.L})
         most = self.costs.bucket_bytes if self.appraiser.problem.backend == "torch" else math.inf
@@ -172,7 +178,7 @@ class Steps:
             segments.append((held, [(trained_bytes / pieces, lowest)]))
         return segments
 
-    def _kinds(self, found: list[Pipelines], holders: list[tuple[int, int]]) -> frozenset[tuple[str, int]]:
+    def _kinds(self, found: list[AlikePipelines], holders: list[tuple[int, int]]) -> frozenset[tuple[str, int]]:
         """(device type, degree) of those that hold the same layers, as `Costs.summed_bytes` has them."""
         kinds = set[tuple[str, int]]()
         for i, s in holders:

@@ -15,7 +15,7 @@ from hetpipe.predict.cost import Costs, occupied_seconds, rate_alone
 Array = NDArray[np.float64]
 
 
-class Lane(NamedTuple):
+class PipelineTraffic(NamedTuple):
     """Pipelines that do the same: the devices of each [pipelines, stages], and the bytes of all activations at each boundary, on
     links for themselves [stages − 1]."""
 
@@ -23,7 +23,7 @@ class Lane(NamedTuple):
     carried: Array
 
 
-class Ring(NamedTuple):
+class SumTraffic(NamedTuple):
     """Gradient sums of the same devices: these, the bytes of each, and when all have made the gradients of the first, if nothing
     is shared."""
 
@@ -40,7 +40,7 @@ class Traffic:
         cluster = costs.cluster
         self.capacity = np.array([cluster.adapter_rates[node.name] for node in cluster.nodes])
 
-    def least(self, lanes: Sequence[Lane], rings: Iterable[Ring]) -> float:
+    def least(self, lanes: Sequence[PipelineTraffic], rings: Iterable[SumTraffic]) -> float:
         """Seconds before which not all sums can have ended: all that crosses an adapter one way takes as long as it carries
         bandwidth · seconds (see `contention`), and all sums that do, that long after the first of them can begin."""
         count, node = len(self.capacity), self.links.node
@@ -58,7 +58,7 @@ class Traffic:
         after = begin + summed / self.capacity.min(axis=1)
         return float(max(((sent + summed[:, None]) / self.capacity).max(), after[summed > 0].max(initial=0.0)))
 
-    def _bytes(self, ring: Ring) -> float:
+    def _bytes(self, ring: SumTraffic) -> float:
         """What they send from each of their nodes, as `Costs.ring` has it."""
         k, links, total = len(ring.devices), list(self.links.among(self.costs, ring.devices)), 0.0
         for part in (size / k for size in ring.sizes):

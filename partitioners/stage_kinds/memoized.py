@@ -1,4 +1,4 @@
-"""Results of methods that their instance keeps."""
+"""Results of methods, which their instance keeps."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, TypeVarTuple
 
-Owner = TypeVar("Owner")
-Given = TypeVarTuple("Given")
+Instance = TypeVar("Instance")
+Args = TypeVarTuple("Args")
 Result = TypeVar("Result")
 
 
-def kept(method: Callable[[Owner, *Given], Result]) -> Callable[[Owner, *Given], Result]:
+def memoized(method: Callable[[Instance, *Args], Result]) -> Callable[[Instance, *Args], Result]:
     """A method whose results are kept, by its arguments, in its instance, and so end with it; `functools.cache` would keep
     every instance for ever."""
-    name = f"_kept_{method.__name__}"
+    name = f"_memoized_{method.__name__}"
 
     @wraps(method)
-    def found(self: Owner, *args: *Given) -> Result:
+    def found(self: Instance, *args: *Args) -> Result:
         results: dict[Any, Result] = self.__dict__.setdefault(name, {})
         try:
             return results[args]

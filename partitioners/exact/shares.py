@@ -1,4 +1,5 @@
-"""Dealing B samples to the replicas of a grouping, and choosing a pipeline for each: only what could beat a threshold."""
+"""The shares of a batch of B samples that the replicas of a grouping can have, and a pipeline for each: only what could beat a
+threshold."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from hetpipe.partitioners.exact.batch import Index, Pipelines
+from hetpipe.partitioners.exact.batch import Index, PricedPipelines
 from hetpipe.partitioners.stage_kinds.space import Array
 
-MOST_DEALS = 20_000  # partial deals kept at a time
-COMBINATIONS = 1_000_000  # pipelines put side by side, per deal
+MOST_PARTIAL = 20_000  # lists of the shares of the first replicas, kept at a time
+COMBINATIONS = 1_000_000  # pipelines put side by side, for one list of shares
 
 
-def greedy_deal(tables: Sequence[Array], B: int) -> list[int]:
-    """A deal that is good by tables[r][n − 1]: one sample each, then each to the replica that ends first with it."""
+def greedy_shares(tables: Sequence[Array], B: int) -> list[int]:
+    """Shares that are good by tables[r][n − 1]: one sample each, then each to the replica that ends first with it."""
     shares = [1] * len(tables)
     for _ in range(B - len(tables)):
         ends = [table[n] if n < B else math.inf for table, n in zip(tables, shares, strict=True)]
@@ -23,7 +24,7 @@ def greedy_deal(tables: Sequence[Array], B: int) -> list[int]:
     return shares
 
 
-def windows(open_: list[set[int]], B: int) -> bool:
+def narrow(open_: list[set[int]], B: int) -> bool:
     """Narrow the possible shares of each replica to those that the others can complete to B; False if none is
     left."""
     changed = True
@@ -41,47 +42,47 @@ def windows(open_: list[set[int]], B: int) -> bool:
     return True
 
 
-def deals(
+def share_lists(
     least: Sequence[dict[int, float]], B: int, same: Sequence[bool], left_out: Callable[[float], None]
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """(bound, shares) of every deal of B samples, least bound first. least[r] are the possible shares of replica r with
+    """(bound, shares) of every way to share B samples out, least bound first. least[r] are the possible shares of replica r with
     their bounds. `same[r]`: replica r is like r − 1, so that only shares in falling order are listed. `left_out` is told
-    the least bound of deals given up for want of room."""
+    the least bound of those given up for want of room."""
     open_ = [set(shares) for shares in least]
-    if not windows(open_, B):
+    if not narrow(open_, B):
         return []
-    dealt, bound = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
+    given, bound = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
     for r, shares in enumerate(open_):
         low, high = sum(map(min, open_[r + 1 :])), sum(map(max, open_[r + 1 :]))
         own = np.array(sorted(shares))
-        left = B - dealt.sum(axis=1)[:, None] - own
+        left = B - given.sum(axis=1)[:, None] - own
         possible = (low <= left) & (left <= high)
         if same[r]:
-            possible &= own <= dealt[:, -1:]
+            possible &= own <= given[:, -1:]
         row, at = np.nonzero(possible)
         worst = np.array([least[r][n] for n in own.tolist()])
-        dealt, bound = np.column_stack([dealt[row], own[at]]), np.maximum(bound[row], worst[at])
-        if len(bound) > MOST_DEALS:
+        given, bound = np.column_stack([given[row], own[at]]), np.maximum(bound[row], worst[at])
+        if len(bound) > MOST_PARTIAL:
             order = np.argsort(bound, kind="stable")
-            left_out(float(bound[order[MOST_DEALS]]))
-            dealt, bound = dealt[order[:MOST_DEALS]], bound[order[:MOST_DEALS]]
+            left_out(float(bound[order[MOST_PARTIAL]]))
+            given, bound = given[order[:MOST_PARTIAL]], bound[order[:MOST_PARTIAL]]
     order = np.argsort(bound, kind="stable")
-    return [(float(bound[i]), tuple(dealt[i].tolist())) for i in order]
+    return [(float(bound[i]), tuple(given[i].tolist())) for i in order]
 
 
 def choices(
-    pools: Sequence[Pipelines],
-    dealt: Iterable[tuple[int, ...]],
+    pools: Sequence[PricedPipelines],
+    lists: Iterable[tuple[int, ...]],
     same: Sequence[bool],
     chunk: int,
     left_out: Callable[[float], None],
 ) -> Iterator[list[Index]]:
-    """Rows of each pool, of all plans with one pipeline per replica and one of these deals: some at a time. Pools are in
-    order of their bounds; like replicas with the same share take rows in rising order."""
+    """Rows of each pool, of all plans with one pipeline per replica and one of these lists of shares: some at a time. Pools are
+    in order of their bounds; like replicas with the same share take rows in rising order."""
     rows = [_by_share(pool) for pool in pools]
     waiting: list[list[Index]] = []
     number = 0
-    for shares in dealt:
+    for shares in lists:
         own = [of[n] for of, n in zip(rows, shares, strict=True)]
         shape = [len(x) for x in own]
         while math.prod(shape) > COMBINATIONS:
@@ -104,18 +105,18 @@ def choices(
         yield [np.concatenate(column) for column in zip(*waiting, strict=True)]
 
 
-def _by_share(pool: Pipelines) -> dict[int, Index]:
+def _by_share(pool: PricedPipelines) -> dict[int, Index]:
     """The rows of a pool by their number of samples."""
     samples = pool.load[:, 1]
     return {int(n): np.flatnonzero(samples == n) for n in np.unique(samples)}
 
 
-def least_by_share(pool: Pipelines) -> dict[int, float]:
+def least_by_share(pool: PricedPipelines) -> dict[int, float]:
     """The least bound of each number of samples."""
     return {n: float(pool.bound[rows].min()) for n, rows in _by_share(pool).items()}
 
 
-def below(pool: Pipelines, limit: float, most: int | None) -> Pipelines:
+def below(pool: PricedPipelines, limit: float, most: int | None) -> PricedPipelines:
     """The rows with a bound below the limit, of each number of samples the first `most`."""
     pool = pool.pick(pool.bound < limit)
     if most is None or not pool.number:

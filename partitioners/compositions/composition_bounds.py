@@ -49,8 +49,9 @@ RANKS = 5  # replica counts told apart: 1, 2, 3, 4, and 5 or more
 
 
 class Hops(NamedTuple):
-    """What links add at every boundary, per load [G, K, K, L + 1]. `each`: both ways of one micro-batch, 2(occupied +
-    latency); `all`: Σ occupied + latency + occupied + latency, all transfers one way plus one. Infinite: no such pair."""
+    """What links add at every boundary, per load [G, K, K, L + 1]. `each`: both ways of one micro-batch, 2(occupied + latency);
+    `all`: Σ occupied + latency + occupied + latency, all transfers one way plus one. Infinite where no link joins the two
+    kinds."""
 
     each: Array
     all: Array
@@ -110,7 +111,7 @@ def compositions(
             for c in grown
             if space.room(c)
             and not (space.one_node and len({nodes[k] for k, used in enumerate(c) if used}) > 1)
-            and common_sizes(space, c)
+            and composition_sizes(space, c)
         }
         number += sum(symmetry.turned(c).comp == c for c in level)
         if found and (number > most or len(found) + len(level) > MOST):
@@ -119,7 +120,7 @@ def compositions(
     return found, True
 
 
-def common_sizes(space: Space, c: Counts) -> set[int]:
+def composition_sizes(space: Space, c: Counts) -> set[int]:
     """Micro-batch sizes at which all kinds of a composition were measured."""
     return set.intersection(*(set(space.sizes_of(k)) for k, used in enumerate(c) if used))
 
@@ -136,7 +137,7 @@ class Suffixes(NamedTuple):
     u: Array
 
 
-def floors(
+def composition_bounds(
     symmetry: Symmetry, comps: list[Counts], family: Family, loads: tuple[Load, ...]
 ) -> dict[Counts, NDArray[np.float64]]:
     """Lower bounds [RANKS, G] on the step of any plan with 1, 2, … replicas, one of which has this

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.stage_kinds.kept import kept
+from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import Space
 from hetpipe.partitioners.stage_kinds.types import Types
 from tests.support.strategies import make_cluster, make_problem, make_profile, mixed
@@ -18,7 +18,7 @@ def test_computed_once_for_each_instance_and_arguments() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        @kept
+        @memoized
         def twice(self, number: int) -> int:
             """Two times the number."""
             calls.append((self.name, number))
