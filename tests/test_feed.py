@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 
 from hetpipe.building.data import EpochSampler, SamplerState
-from hetpipe.building.feed import Ask, Batch, Feed, LostWorkerError, Reading
+from hetpipe.building.feed import Ask, Batch, Feed, LostWorkerError, Reading, WorkerError
 from hetpipe.files.messages import InputError
 from hetpipe.layers.untouched.randomness import Generators
+from hetpipe.processes.ranks.report import report_of
 from tests.support.user_parts import drawn
 
 SAMPLES, BATCH = 10, 4
@@ -105,6 +107,10 @@ def not_there() -> None:
     raise OSError("no such file")
 
 
+def at_its_end() -> None:
+    next(iter(()))
+
+
 @BOTH
 def test_a_sample_that_cannot_be_read_is_told_by_its_number_in_the_step_that_wants_it(workers: int) -> None:
     one = feed(Numbers({6: not_there}), workers, shuffle=False)
@@ -116,12 +122,32 @@ def test_a_sample_that_cannot_be_read_is_told_by_its_number_in_the_step_that_wan
     assert one.state_dict()["position"] == 4
 
 
-def test_a_fault_in_a_data_sets_own_code_comes_with_its_traceback() -> None:
-    def fault() -> None:
-        raise AttributeError("it has no such column")
+@BOTH
+def test_a_data_set_whose_file_is_at_its_end_does_not_end_the_reading(workers: int) -> None:
+    """StopIteration ended the evaluation of one rank, for which the others waited."""
+    asked = [Ask([number], (0, "test")) for number in (0, 1)]
+    data, reading = Numbers({1: at_its_end}), Reading(convert=converted, workers=workers)
+    words = "sample 1 of Numbers cannot be read: StopIteration"
+    with reading.open(data, asked, lambda: "samples") as reader, pytest.raises(InputError, match=words):
+        list(reader)
 
-    with pytest.raises(AttributeError, match="(?s)in fault.*it has no such column"):
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("it has no such column"), RuntimeError("Connection reset by peer"), SystemExit(3)]
+)
+def test_a_fault_in_a_data_sets_own_code_is_told_with_its_line_and_traceback(error: BaseException) -> None:
+    """In a few words, which no traceback comes before; and not as the loss of another rank, whatever the words are."""
+
+    def fault() -> None:
+        raise error
+
+    with pytest.raises(WorkerError) as caught:
         given(feed(Numbers({0: fault}), 1, shuffle=False), 1)
+    told = report_of(caught.value, 0)
+    words = rf"WorkerError: {type(error).__name__}: {error} \({re.escape(__file__)}:\d+, in fault: raise error\)"
+    assert re.fullmatch(words, str(told.error))
+    assert told.cause is None
+    assert "in __getitem__\n" in told.trace
     assert until(lambda: not multiprocessing.active_children())  # though the error holds what would end them
 
 
@@ -133,6 +159,22 @@ def test_a_worker_that_is_killed_is_told() -> None:
     with pytest.raises(LostWorkerError, match=words) as caught:
         given(feed(Numbers({6: die}), 1, shuffle=False), 3)
     assert str(caught.value).endswith("data.workers=0 lets the rank read them itself")
+
+
+def test_a_worker_that_ends_between_reading_a_batch_and_handing_it_over_is_told() -> None:
+    class Unreachable:
+        def __iter__(self) -> Unreachable:
+            return self
+
+        def __next__(self) -> Any:
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    words = r"one of the 1 processes that read samples has ended: \[Errno 104\] Connection reset by peer. Where"
+    with Reading(convert=converted, workers=1).open(Numbers(), [Ask([0], (0,))], lambda: "samples") as reader:
+        assert next(reader)[1] is not None
+        reader._found = Unreachable()
+        with pytest.raises(LostWorkerError, match=words):
+            next(reader)
 
 
 def test_signals_are_left_to_the_rank() -> None:

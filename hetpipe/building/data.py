@@ -177,7 +177,7 @@ def _samples(dataset: MapDataset, numbers: Sequence[int]) -> list[Any]:
         return found
     except InputError:
         raise
-    except (LookupError, OSError, ValueError) as error:
+    except (LookupError, OSError, ValueError, StopIteration) as error:  # the last would end whatever asks for samples one by one
         length = f"; its length says {len(dataset)}" if isinstance(error, LookupError) else ""  # type: ignore[arg-type]
         what = f"{type(error).__name__}: {cut(str(error))}"
         raise InputError(f"sample {at} of {type(dataset).__name__} cannot be read: {what}{length}") from error

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from hetpipe.building.data import EpochSampler, MapDataset, SamplerState, fetch
 from hetpipe.files.messages import InputError
+from hetpipe.processes.ranks.report import line_of, trace_of
 from hetpipe.processes.whereabouts import during
 
 Rows = tuple[Any, Any] | tuple[None, None]  # inputs and targets, or none of both
@@ -30,6 +31,18 @@ Rows = tuple[Any, Any] | tuple[None, None]  # inputs and targets, or none of bot
 
 class LostWorkerError(RuntimeError):
     """A process that reads samples has ended before its time."""
+
+
+class WorkerError(Exception):
+    """What was raised in a process that reads samples. Its cause is the traceback there."""
+
+
+class Raised(NamedTuple):
+    """The words and the traceback of such an error, as the rank is told it: the error itself need not go from process to
+    process, and DataLoader puts a traceback before its words, behind whose first lines they are cut off."""
+
+    words: str
+    trace: str
 
 
 class Ask(NamedTuple):
@@ -74,10 +87,14 @@ class Reading:
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker (pid"):
                 raise
-            raise LostWorkerError(
-                f"one of the {self.workers} processes that read samples has ended: {str(error).strip('. ')}. Where they are out "
-                "of memory, or of room in /dev/shm, through which they hand over: data.workers=0 lets the rank read them itself"
-            ) from error
+            raise self.lost(error) from error
+
+    def lost(self, error: Exception) -> LostWorkerError:
+        """What is told of an error that only a worker's end can cause."""
+        return LostWorkerError(
+            f"one of the {self.workers} processes that read samples has ended: {str(error).strip('. ')}. Where they are out "
+            "of memory, or of room in /dev/shm, through which they hand over: data.workers=0 lets the rank read them itself"
+        )
 
 
 class _Samples:
@@ -86,33 +103,42 @@ class _Samples:
     def __init__(self, dataset: MapDataset, convert: Callable[[Any], Any]) -> None:
         self.dataset, self.convert = dataset, convert
 
-    def __getitem__(self, ask: Ask) -> Rows | InputError:
-        """An InputError is handed over: DataLoader would put a traceback before its words."""
+    def __getitem__(self, ask: Ask) -> Rows:
         if not ask.numbers:
             return None, None
+        inputs, targets = fetch(self.dataset, torch.tensor(ask.numbers), *ask.place)
+        return self.convert(inputs), self.convert(targets)
+
+
+class _SamplesOrError(_Samples):
+    """In a worker, which hands over what is raised."""
+
+    def __getitem__(self, ask: Ask) -> Any:
         try:
-            inputs, targets = fetch(self.dataset, torch.tensor(ask.numbers), *ask.place)
-            return self.convert(inputs), self.convert(targets)
+            return super().__getitem__(ask)
         except InputError as error:
             return error
+        except (Exception, SystemExit) as error:
+            return Raised(f"{type(error).__name__}: {error} ({line_of(error)})", trace_of(error))
 
 
 class Reader(Iterator[Rows]):
     """Samples as they are asked for, one batch after the other. `seconds`: how long the last one was waited for."""
 
     def __init__(self, reading: Reading, dataset: MapDataset, asked: Iterable[Ask], what: Callable[[], str]) -> None:
-        samples = _Samples(dataset, reading.convert)
-        self._what, self._workers, self.seconds = what, reading.workers, 0.0
+        self._what, self._reading, self.seconds = what, reading, 0.0
         self._found: Iterator[Any] | None
         self._life: int | None = None  # a pipe whose end workers see, of this process and of `close`
         if reading.workers == 0:
+            samples = _Samples(dataset, reading.convert)
             self._found = (samples[ask] for ask in asked)
             return
         if "fork" not in get_all_start_methods():
             raise InputError("data.workers needs a system on which processes are forked; leave it out here")
         alive, self._life = os.pipe()
+        given = _SamplesOrError(dataset, reading.convert)
         loader: DataLoader[Any] = DataLoader(
-            samples, sampler=asked, batch_size=None, num_workers=reading.workers, collate_fn=_as_it_is,  # type: ignore[arg-type]
+            given, sampler=asked, batch_size=None, num_workers=reading.workers, collate_fn=_as_it_is,  # type: ignore[arg-type]
             pin_memory=reading.pinned, worker_init_fn=partial(_begin_worker, alive, self._life),
             multiprocessing_context="fork", generator=torch.Generator(),  # else a number is drawn from the user's
         )  # fmt: skip
@@ -122,17 +148,29 @@ class Reader(Iterator[Rows]):
         os.close(alive)
 
     def __next__(self) -> Rows:
-        """The next batch. InputError if a sample cannot be read."""
+        """The next batch. InputError if a sample cannot be read; WorkerError for what else a worker has raised."""
         if self._found is None:
             raise StopIteration
         began = time.perf_counter()
         with during(f"fetching {self._what()}"):
-            found = next(self._found)
+            found = self._next()
         self.seconds = time.perf_counter() - began
+        inputs, targets = found
+        return (_as_tuples(inputs), _as_tuples(targets)) if self._reading.workers else (inputs, targets)
+
+    def _next(self) -> Any:
+        assert self._found is not None
+        if self._reading.workers == 0:
+            return next(self._found)
+        try:
+            found = next(self._found)
+        except (ConnectionError, EOFError, FileNotFoundError) as error:  # it keeps what it has read until that is taken
+            raise self._reading.lost(error) from error
+        if isinstance(found, Raised):
+            raise WorkerError(found.words) from WorkerError(found.trace)
         if isinstance(found, InputError):
             raise found
-        inputs, targets = found
-        return (_as_tuples(inputs), _as_tuples(targets)) if self._workers else (inputs, targets)
+        return found
 
     def close(self) -> None:
         """Read no more: workers end, those too that DataLoader cannot tell, since an error holds it."""

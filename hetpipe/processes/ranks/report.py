@@ -69,9 +69,9 @@ def report_of(error: BaseException, rank: int) -> Report:
         error=clipped(str(root) if exit_code(root) != 1 or of_all else f"{type(root).__name__}: {root}"),
         code=exit_code(root),
         where="" if of_all else whereabouts(rank),
-        line="" if of_all else _line(root),
+        line="" if of_all else line_of(root),
         resume=resume(),
-        trace="".join(f"{cut(line, MOST_OF_A_LINE)}\n" for line in "".join(traceback.format_exception(error)).splitlines()),
+        trace=trace_of(error),
         stopped=root if isinstance(root, RunStopped) else None,
         cause="" if is_of_another(root) else None,
     )
@@ -94,7 +94,12 @@ def root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _line(error: BaseException) -> str:
+def trace_of(error: BaseException) -> str:
+    """Its traceback, each line cut."""
+    return "".join(f"{cut(line, MOST_OF_A_LINE)}\n" for line in "".join(traceback.format_exception(error)).splitlines())
+
+
+def line_of(error: BaseException) -> str:
     """The innermost line of code that is in no installed package."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename and f.line]
     return cut(f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}: {frames[-1].line}") if frames else ""
