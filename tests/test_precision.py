@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +20,13 @@ from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
 from hetpipe.show.report import plan_table
+from hetpipe.spec.job import Job
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.options import parse_precision
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.training.session import _emulation
+from tests.support.jobs import Folder
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile
 
 CLUSTER = make_cluster([{"a": 1, "b": 1}], memory=10_000)
@@ -48,6 +52,24 @@ def profile(saved: dict[str, int] | None = None, speed: dict[str, dict[Precision
 def test_which_one_has_to_be_said() -> None:
     with pytest.raises(InputError, match="'a' at fp32, fp16; choose with --precision, for example --precision a=fp32, or f"):
         make_plan(profile(), CLUSTER, 8)
+
+
+def test_a_job_chooses_among_the_precisions_of_its_profile_or_its_plan_does(tmp_path: Path) -> None:
+    """On emulated devices, too. The profile was checked before what the job says was looked at."""
+    folder = Folder(tmp_path)
+    file = folder.ready((2, 1), slowdown=2.0)
+    document = folder.read("profile.json")
+    measured = document["measurements"]
+    document["measurements"] = [one | {"precision": precision} for one in measured for precision in ("fp32", "bf16")]
+    folder.write("profile.json", document)
+    assert Job.read(file, ["plan.file=null", "plan.precision=fp32"]).check_files() is not None
+    with pytest.raises(InputError, match="'cpu' at fp32, bf16; choose with --precision, .*; in a job with plan.precision"):
+        Job.read(file, ["plan.file=null"]).check_files()
+    folder.write("plan.json", folder.read("plan.json") | {"precision": {"cpu": "fp32"}})
+    job = Job.read(file)
+    cluster, plan = job.check_files(), Plan.load(tmp_path / "plan.json")
+    assert cluster is not None
+    assert _emulation(cluster, Profile.load(tmp_path / "profile.json"), plan, "n0/1") is not None
 
 
 @pytest.mark.parametrize(

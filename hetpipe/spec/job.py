@@ -255,13 +255,13 @@ class Job(Document):
         with the profile's links, where both are files."""
         cluster, joined = self.read_cluster(), None
         profile = Profile.load(self.profile) if self.profile is not None else None
+        plan = Plan.load(self.plan.file) if self.plan.file is not None else None
         if cluster is not None and profile is not None:
             joined = profile.joined(cluster)
-            profile.check(joined)
-        if self.plan.file is not None:
-            Plan.load(self.plan.file).check(
-                cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=self.plan.file
-            )
+            chosen = plan.precision if plan is not None else self.plan.precisions(profile, joined)
+            profile.at(chosen).check(joined)
+        if plan is not None:
+            plan.check(cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=str(self.plan.file))
         return joined
 
     def check_folders(self) -> None:

@@ -275,7 +275,7 @@ def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -
             "measure again with 'hetpipe profile'"
         )
     stage, samples = next((s, r.samples) for r in plan.replicas for s in r.stages if s.device == device_id)
-    memory = Costs(profile, cluster).stage_memory(
+    memory = Costs(profile.at(plan.precision), cluster).stage_memory(
         cluster.device(device_id).type, *stage.layers, samples=samples, recompute=stage.recompute
     )
     largest = max(max(r.microbatch_sizes) for r in plan.replicas if stage in r.stages)
