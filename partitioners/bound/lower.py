@@ -69,7 +69,7 @@ class Part:
 
 
 class Lower:
-    """Of one problem, whose step is at least `least` anyway. Effort is counted in labels that `relaxed` joins."""
+    """The bound of one problem, whose step is at least `least` anyway. Effort is counted in labels that `relaxed` joins."""
 
     def __init__(self, types: Types, least: float, late: Callable[[], bool] = never) -> None:
         self.types, self.demand, self.late = types, Demand(types), late
@@ -84,8 +84,8 @@ class Lower:
         relaxed.ready()
 
     def _ranges(self, least: float) -> list[Part]:
-        """All replica counts; one, which sums nothing, and as many as a node has devices or fewer, which may sum inside nodes,
-        apart."""
+        """The parts that all replica counts are divided into; one replica, which sums nothing, and as many as a node has devices
+        or fewer, which may sum inside nodes, apart."""
         found, low = list[Part](), 1
         while low <= self.types.most:
             high = min(self.types.most, max(low, WIDER * low - 1))
@@ -97,7 +97,7 @@ class Lower:
 
     @property
     def bound(self) -> float:
-        """What is ruled out for all."""
+        """A step that is ruled out for all replica counts."""
         return min(part.shown for part in self.parts)
 
     def run(self, step: float, effort: float, patience: float = math.inf) -> float:
@@ -268,7 +268,7 @@ class Lower:
     def crossing(
         self, found: relaxed.RelaxedPipeline, placings: relaxed.Placings, owners: Index, sent: Array, rings: Array
     ) -> tuple[float, ...]:
-        """What a pipeline takes of adapters, as `relaxed` prices it."""
+        """The seconds that a pipeline takes of the adapters of nodes with each type, counted as `relaxed` prices them."""
         taken, lo, at = np.zeros(len(self.there) - self.devices), 0, placings.at[found.placings]
         if sent.any() or rings.any():
             for n, (w, i, hi, near) in enumerate(zip(found.placings, at, found.ends, found.near, strict=True)):
@@ -294,9 +294,9 @@ class Lower:
 
     @memoized
     def placings(self, b: int, R: int, nodes: bool) -> relaxed.Placings:
-        """Each kind that was measured at b twice, beside R − 1 or more other replicas: the owners of each of its layers are on
-        several nodes, or those of one are all on one, of which they take a device each, and of the others anywhere. If nodes do
-        not matter each once, with the best of both."""
+        """Where stages can be put beside R − 1 or more other replicas: each kind that was measured at b counts twice; the owners
+        of each of its layers are on several nodes, or those of one are all on one, of which they take a device each, and of the
+        others anywhere. If nodes do not matter, each kind counts once, with the best of both."""
         usable, found = self.demand.usable(b), list[tuple[int, int, int, Array]]()
         for k, v in enumerate(usable.tolist()):
             for inside in (False, True) if nodes else ():
@@ -337,7 +337,7 @@ class Lower:
 
 
 def halves(low: int, high: int) -> list[tuple[int, int]]:
-    """Of a range of samples."""
+    """Two ranges that a range of samples is divided into."""
     middle = math.isqrt(low * high) if high > 2 * low else (low + high) // 2
     return [(low, middle), (middle + 1, high)]
 

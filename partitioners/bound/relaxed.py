@@ -24,7 +24,8 @@ LabelSpace = tuple[Array, Array, Origins, Array, Array, Origins]
 
 
 class PipelineDemand(NamedTuple):
-    """What does not depend on T and prices. V kinds of stage on K types, L layers; seconds [V, L + 1] of all layers before each.
+    """What pipelines need, whatever T and the prices are. There are V kinds of stage on K types, and L layers; arrays [V, L + 1]
+    are seconds of all layers before each.
 
     `work` of all micro-batches, `backward` of it, `again` more under recompute, `once` the first forward and the last backward,
     `once_again` more under recompute, `ahead` the first forward; `work_more` and `once_more` of each stage, half of it
@@ -53,7 +54,8 @@ class PipelineDemand(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Of each kind `memory_tables` [V, L + 1, L + 1, 6], and its limit [V]; and whether stages may recompute."""
+    """The bytes that layers need on each kind, as `memory_tables` has them [V, L + 1, L + 1, 6]; the limit of each kind [V]; and
+    whether stages may recompute."""
 
     tables: Array
     limits: Array
@@ -61,9 +63,9 @@ class Memory(NamedTuple):
 
 
 class Placings(NamedTuple):
-    """What a stage can be put on [W]: the number of its kind and of its type, how many devices of a node that takes, and how many
-    other replicas have one there at least; its price; and the seconds of its gradient sums [W, L + 1, L + 1]. And how many
-    devices a node has where there is one of a type [K]."""
+    """The W ways in which a stage can be put on devices: the number of its kind and of its type, how many devices of a node that
+    takes, and how many other replicas have one there at least; its price; and the seconds of its gradient sums [W, L + 1, L + 1].
+    And how many devices a node has where there is one of a type [K]."""
 
     kind: Index
     at: Index
@@ -159,9 +161,9 @@ def _nearest(between: Array, inside: Array) -> Array:
 @inlined
 def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: float, w: int, hi: int, j: int, d: int, n: int,
          k: int, near: int, cost: Array, slack: Array, origin: Origins, used: Origins) -> None:  # fmt: skip
-    """One more label of a type, so many devices on its node and so many stages, with so much more room than the layers before
-    need: of those with about as much the least cost and the most room are kept, apart. Those of whole pipelines are all at (0, 0,
-    0, 0, 0). It comes from label (hi, j, d, n, k), of which so many devices are `near`."""
+    """Keep one more label of a type, so many devices on its node and so many stages, with so much more room than the layers
+    before need: of those with about as much the least cost and the most room are kept, apart. Those of whole pipelines are all at
+    (0, 0, 0, 0, 0). It comes from label (hi, j, d, n, k), of which so many devices are `near`."""
     if lo > 0:
         x, c, p = min(LABELS - 1, int(left * scale)), min(c, cost.shape[2]) - 1, min(p, cost.shape[3]) - 1
     else:
@@ -180,9 +182,9 @@ def _put(lo: int, i: int, c: int, p: int, left: float, total: float, scale: floa
 @compiled
 def _joined(hi: int, where: int, p: int, types: Index, counts: Index, hops: Array, sent: Array, scale: float, cost: Array,
             slack: Array, used: Origins, price: Array, room: Array, at: Origins, undercut: Array) -> int:  # fmt: skip
-    """What a stage that ends at hi can have behind it: labels of these types and counts, and of p + 1 stages, less the transfer
-    to each type and with the price of what that sends back, that no other of more room and as few stages undercuts. Into `price`
-    and `room` [hi, where, p] both of each, into `at` its place; how many."""
+    """List what a stage that ends at hi can have behind it: labels of these types and counts, and of p + 1 stages, less the
+    transfer to each type and with the price of what that sends back, that no other of more room and as few stages undercuts. Into
+    `price` and `room` [hi, where, p] both of each, into `at` its place; how many."""
     some = 0
     for j in types:
         for c in counts:
@@ -217,7 +219,8 @@ def _lists(
     lo: int, T: float, ahead: float, scale: float, blocking: bool, hop: Array, wire: Array, hop_inside: Array, wire_inside: Array,
     sent: Array, cost: Array, slack: Array, used: Origins, many: Index, prices: Array, rooms: Array, places: Origins,
 ) -> None:  # fmt: skip
-    """What stages that end at lo can have behind them: on another node; and on theirs, by their type and the devices there."""
+    """List what stages that end at lo can have behind them: on another node; and on the same node, by their type and the devices
+    there."""
     K, C, P = hop_inside.shape[0], cost.shape[2], cost.shape[3]
     every, counts, none = np.arange(K), np.arange(C), np.zeros(K)
     if wire[lo] < np.inf and (blocking or ahead + wire[lo] <= T):
@@ -281,9 +284,9 @@ def _shared(ring: float, owners: int, beside: int) -> float:
 
 @compiled
 def _taken(f: float, g: float, first: float, last: float, F: float, B: float, beyond: Both, m: float, depth: float) -> float:
-    """The same of one that takes f for all forwards, g for all backwards, `first` for the first forward and `last` for the last
-    backward, and at most F and B for any. The first micro-batch and the last are `beyond` it for so long [2], and of m there are
-    at most `depth` in flight."""
+    """The least time from the first forward of a stage to its last backward, where it takes f for all forwards, g for all
+    backwards, `first` for the first forward and `last` for the last backward, and at most F and B for any. The first micro-batch
+    and the last are `beyond` it for so long [2], and of m there are at most `depth` in flight."""
     found: float = max(f + g, first + beyond[0] + g, f + beyond[1] + last)
     if depth < m:  # before the first backward and after the last forward it can only do as many others as are in flight
         found = max(found, f + g + max(0.0, beyond[0] - (depth - 1) * F) + max(0.0, beyond[1] - (depth - 1) * B))
@@ -322,8 +325,9 @@ def _cheapest(  # noqa: C901
     blocking: bool, gpipe: bool, line: Index, cost: Array, slack: Array, origin: Origins, prices: Array, rooms: Array,
     places: Origins,
 ) -> tuple[float, int, int]:  # fmt: skip
-    """From the last layer to the first, labels of pipelines of all layers from lo on: their price, and how long the layers before
-    may take for the first forward and the last backward of a step. The least price, how many stages that has, and the effort."""
+    """Find the cheapest pipeline. From the last layer to the first it makes labels of pipelines of all layers from lo on: their
+    price, and how long the layers before may take for the first forward and the last backward of a step. The least price, how
+    many stages that has, and the effort."""
     W, L, K, P, effort = len(kind), work.shape[1] - 1, hop_inside.shape[0], cost.shape[3], 0
     least, ahead, spent = _before(once), _before(begin), _spent(work, kind, price, T)
     on = 1.0 if blocking else 0.0  # transfers before it are a part of a stage

@@ -109,5 +109,5 @@ class PricedPipelines(NamedTuple):
         return len(self.bound)
 
     def pick(self, rows: Index | NDArray[np.bool_] | slice) -> PricedPipelines:
-        """Some of the rows."""
+        """The pipelines of some rows."""
         return PricedPipelines._make(column[rows] for column in self)

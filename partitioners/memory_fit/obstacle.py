@@ -54,7 +54,7 @@ def refuse(problem: Problem) -> None:
 
 
 def _limits(problem: Problem, free: Capacity) -> PartitionError:
-    """What the price and the deadline leave, though memory is enough."""
+    """The error to be raised where memory is enough, but the price or the deadline allows no plan."""
     wanted = []
     if problem.max_price_per_hour is not None:
         wanted.append(f"at most {problem.max_price_per_hour} per hour")

@@ -1,4 +1,4 @@
-"""The best cuts of pipelines whose stages' kinds are given, and how long these take: compiled loops. Arrays of times are those of
+"""The best cuts of pipelines whose stages' kinds are given, and how long these take: compiled loops. Arrays of times are as in
 `real.Loaded`."""
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _cut(T: float, line: Index, forward: Array, backward: Array, sums: Array, fi
 @inlined
 def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, backward: Array, sums: Array,
           early: bool) -> float:  # fmt: skip
-    """What the sums from layer `first` on take after the last backward, in which those of the layers that are done may begin
-    `early`."""
+    """The seconds that the sums from layer `first` on take after the last backward, in which the sums of the layers that are done
+    may begin if they are `early`."""
     late = 0.0 if early else float(sums[v, first, hi])
     for l in range(lo, hi if early else lo):  # noqa: E741
         late = max(late, sums[v, first, l + 1] - (backward[v, l] - backward[v, lo]) - again * (forward[v, l] - forward[v, lo]))
@@ -113,7 +113,7 @@ def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, back
 def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array,
               backward: Array, occupied: Array, latency: Array, m: int, q: int, more: float, blocking: bool,
               ) -> tuple[Array, Array, Array, Array, Index, Index]:  # fmt: skip
-    """What `pipeline_ends.about` asks of a pipeline."""
+    """The arguments that `pipeline_ends.about` wants for a pipeline."""
     n = len(line)
     f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
     which, depths = np.zeros(m, np.int64), np.zeros(n, np.int64)
@@ -141,7 +141,8 @@ def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: In
 def ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array, backward: Array,
            occupied: Array, latency: Array, b: int, m: int, q: int, sums: Array, optimizer: Array, first: Index, more: float,
            blocking: bool, early: bool) -> float:  # fmt: skip
-    """Seconds until its gradient sums have ended, which begin in the last backward if `early`, and of its longest optimizer."""
+    """Seconds until the gradient sums of a pipeline have ended, which begin in the last backward if `early`, and of its longest
+    optimizer."""
     f, g, held, delays, which, depths = durations(
         line, inside, ends, recompute, forwards, forward, backward, occupied, latency, m, q, more, blocking
     )
@@ -164,7 +165,7 @@ def _climbed(
     limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index, more: float, blocking: bool, again: bool,
     early: bool,
 ) -> float:  # fmt: skip
-    """When it ends with other cuts, of which each is moved by a layer as long as that is better."""
+    """When a pipeline ends with other cuts, of which each is moved by a layer as long as that is better."""
     moved = True
     while moved:
         moved = False

@@ -28,9 +28,9 @@ FEW_KINDS, SHORT = 3, 8  # of stages: all orders of so many are tried, of one mo
 
 
 class Pipeline(NamedTuple):
-    """One that can be built, cut for so many samples: the kind of each stage, where they end, which recompute; how many more
-    forwards than the next a stage does before its first backward (0: all). With n samples it ends after about offset + ⌈n / b⌉
-    · period."""
+    """A pipeline that can be built, cut for so many samples: the kind of each stage, where they end, which recompute; how many
+    more forwards than the next a stage does before its first backward (0: all). With n samples it ends after about offset + ⌈n /
+    b⌉ · period."""
 
     stages: tuple[int, ...]
     b: int
@@ -52,7 +52,7 @@ class Pipeline(NamedTuple):
         return int(left / self.period) * self.b if left < MOST_BATCH * self.period else MOST_BATCH
 
     def work(self, samples: int, L: int, degrees: tuple[int, ...], unused: int) -> Work:
-        """What it does with so many samples, on a row with so many devices more than it uses."""
+        """The work of this pipeline with so many samples, on a row with so many devices more than it uses."""
         sizes, n = in_runs(samples, self.b), len(self.stages)
         m = sum(count for _, count in sizes)
         depths = tuple(depth(self.forwards, n - s, m) for s in range(n)) if self.forwards != 1 else ()
@@ -75,7 +75,7 @@ class Loaded(NamedTuple):
 
 
 class Reals:
-    """Those of one problem."""
+    """The pipelines that can be built for one problem."""
 
     def __init__(self, types: Types) -> None:
         self.types, self.L, self.problem = types, types.L, types.problem
@@ -94,15 +94,16 @@ class Reals:
 
     @memoized
     def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:
-        """The one that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut at
-        `common`; None where there is none, or a kind was not measured at b."""
+        """The pipeline that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut
+        at `common`; None where there is none, or a kind was not measured at b."""
         measured = all(b in self.types.sizes_of(kind) for kind, count in zip(self.types.kinds, take, strict=True) if count)
         possible = measured and len(common) < sum(take) <= self.L
         return self._of(*self._orders(take, b, samples), samples, b, R, common) if possible else None
 
     @memoized
     def quickest(self, take: tuple[int, ...], samples: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
-        """The best of all micro-batch sizes; those whose work takes least first, and others only as far as they could be."""
+        """The pipeline of `best` with the best of all micro-batch sizes. Sizes whose work takes least come first, and others only
+        as far as they could be better."""
         best, below = None, math.inf
         if not len(common) < sum(take) <= self.L:
             return None
@@ -130,7 +131,7 @@ class Reals:
 
     @memoized
     def of(self, line: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
-        """The same, with its stages on these kinds in this order."""
+        """The best pipeline, as of `best`, with its stages on these kinds in this order."""
         return self._of(np.array([line]), self._inside(line)[None], samples, b, R, common) if len(common) < len(line) else None
 
     def _of(
@@ -158,7 +159,7 @@ class Reals:
         return found
 
     def _orders(self, take: tuple[int, ...], b: int, samples: int) -> tuple[Index, NDArray[np.bool_]]:
-        """As `lines`, with that whose longest stage is shortest."""
+        """The orders of `_lines`, and the order whose longest stage is shortest."""
         lines, insides = self._lines(take)
         if len(lines) == 1 or math.prod(count + 1 for count in take) > STATES:
             return lines, insides
@@ -186,13 +187,13 @@ class Reals:
         return np.array(self.types.insides(line), dtype=np.bool_)
 
     def loaded(self, b: int, samples: int) -> Loaded:
-        """So many samples."""
+        """The times of micro-batches of b samples, so many samples in all."""
         b = min(b, samples)
         return Loaded(*self._stacked(b, samples % b), b, -(-samples // b), samples % b)
 
     @memoized
     def _stacked(self, b: int, q: int) -> tuple[Array, Array, Array, Array]:
-        """Of both sizes."""
+        """The arrays of `Loaded` for micro-batches of b samples, and a last one of q."""
         *full, latency = self._sized(b)
         rest = self._sized(q)[:3] if q else full
         forward, backward, occupied = (np.stack([x, y]) for x, y in zip(full, rest, strict=True))
@@ -200,7 +201,7 @@ class Reals:
 
     @memoized
     def _sized(self, size: int) -> tuple[Array, Array, Array, Array]:
-        """Of one micro-batch."""
+        """The arrays of `Loaded` for one size of micro-batch."""
         V = self.types.V
         times = np.array([self.types.times(v, size) for v in range(V)])
         sent = np.array([[[self.types.sent(i, j, size, inside) for inside in (False, True)] for j in range(V)] for i in range(V)])
@@ -208,7 +209,8 @@ class Reals:
 
     @memoized
     def blocks(self, common: tuple[int, ...]) -> tuple[Index, Index]:
-        """Of a stage that begins at each layer, where the sums that its own wait for begin, and where it must end [L + 1]."""
+        """For a stage that begins at each layer, the first layer whose sums its own sums wait for, and the layer where it must
+        end [L + 1]."""
         places = np.arange(self.L + 1)
         if not common:
             return places, np.full(self.L + 1, self.L)

@@ -24,7 +24,7 @@ PATTERNS = 16  # ways of crossing nodes that are told apart for one kind of pipe
 
 
 class Estimates:
-    """Of one problem."""
+    """Estimates of what plans of one problem take."""
 
     def __init__(self, reals: Reals) -> None:
         self.reals, types = reals, reals.types
@@ -43,7 +43,8 @@ class Estimates:
         return max(each, key=lambda x: x[1], default=(0.0, 0.0))
 
     def seconds(self, mix: Sequence[tuple[Pipeline, int]], which: Index, nodes: Index) -> float:
-        """Of replicas of these pipelines with so many samples each, `which` [R] it is and on which nodes [R, stages]."""
+        """The seconds, about, of a plan: of each replica, `which` of these pipelines with so many samples it is [R], and on which
+        nodes [R, stages]."""
         n, L, types = nodes.shape[1], self.reals.L, self.reals.types
         loads = [self.reals.loaded(p.b, samples) for p, samples in mix]
         stages = np.array([len(p.stages) for p, _ in mix])

@@ -13,19 +13,19 @@ CALL, NUMBERS = 400, 11  # what work on arrays takes, in partial pipelines: each
 
 
 class Meter:
-    """What a search did with arrays, in partial pipelines that take as long."""
+    """How much a search did with arrays, in partial pipelines that take as long."""
 
     def __init__(self) -> None:
         self.done = 0.0
 
     def count(self, numbers: float) -> None:
-        """One more time so many numbers."""
+        """Count one operation more, on so many numbers."""
         self.done += CALL + numbers / NUMBERS
 
 
 class Limit:
-    """Of about so many seconds: by the clock, where somebody asked for it; or by what was `done`, in partial pipelines, so that
-    the load of the machine does not decide what is found. Where somebody `stopped` it, it is over."""
+    """A limit of about so many seconds: by the clock, where somebody asked for it; or by what was `done`, in partial pipelines,
+    so that the load of the machine does not decide what is found. Where somebody `stopped` it, it is over."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Limit:
 
     @classmethod
     def of(cls, problem: Problem) -> Limit:
-        """That of the problem, by the clock; infinite where it has none."""
+        """The time limit of the problem, by the clock; infinite where it has none."""
         return cls(problem.time_limit_seconds or math.inf, stopped=problem.stopped)
 
     def _now(self) -> float:
@@ -53,5 +53,5 @@ class Limit:
         return self.stopped() or self.left() < -grace
 
     def half_over(self) -> bool:
-        """Whether half of it is."""
+        """Whether half of the time is over."""
         return self.late(-self.seconds / 2)
