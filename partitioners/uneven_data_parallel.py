@@ -107,7 +107,7 @@ class _Devices:
         return limits
 
     def draft(self, shares: Index, accumulate: int, name: str) -> Draft:
-        """A device without samples is left out."""
+        """The draft of these shares; a device without samples is left out."""
         rows = np.nonzero(shares)[0]
         unlike, which = np.unique(shares[rows], return_inverse=True)
         works = tuple(self._work(share, accumulate) for share in unlike.tolist())

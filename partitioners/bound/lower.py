@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.bound.demand import Demand
+from hetpipe.partitioners.bound.labels import label_space
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.partition import never
@@ -79,7 +80,7 @@ class Lower:
         if types.adapters is not None:
             self.there = np.append(self.there, types.adapters[0])
         self.left = self.stop = 0.0
-        self.spaces = relaxed.label_space(types.L, 1, 1), relaxed.label_space(types.L, types.K, max(types.nodes))
+        self.spaces = label_space(types.L, 1, 1), label_space(types.L, types.K, max(types.nodes))
         self.parts = self._ranges(least)
         relaxed.ready()
 
@@ -135,7 +136,7 @@ class Lower:
         return self.bound
 
     def _divide(self, part: Part) -> None:
-        """Two halves instead of it."""
+        """Put two halves of the part in its place."""
         middle, at = (part.low + part.high) // 2, self.parts.index(part)
         halves = ((part.low, middle), (middle + 1, part.high))
         self.parts[at : at + 1] = [
@@ -152,7 +153,7 @@ class Lower:
         ]
 
     def ruled_out(self, part: Part, T: float) -> bool:
-        """Whether T is, for these replica counts."""
+        """Whether T is ruled out for these replica counts."""
         ends = np.unique(
             np.concatenate([np.geomspace(1, self.batch - part.low + 1, GRID).round(), part.near])
         ).astype(int)

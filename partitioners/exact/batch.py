@@ -105,7 +105,7 @@ class PricedPipelines(NamedTuple):
 
     @property
     def number(self) -> int:
-        """K."""
+        """The number of pipelines, K."""
         return len(self.bound)
 
     def pick(self, rows: Index | NDArray[np.bool_] | slice) -> PricedPipelines:

@@ -269,7 +269,7 @@ class ExactSearch:
         return found
 
     def items(self, found: Sequence[Grouping]) -> list[BoundedGrouping]:
-        """Bounded, and sorted: least bound first, then fewest devices."""
+        """These groupings with their bounds, in order: least bound first, then fewest devices."""
         items = []
         for number, grouping in enumerate(found):
             if number % 1000 == 999 and self.late():

@@ -165,7 +165,7 @@ def _memory(capacity: Capacity) -> tuple[int, str] | None:
 
 
 def _ample(capacity: Capacity, kind: str) -> int:
-    """Bytes more with which one device of the type holds everything."""
+    """So many bytes more that one device of the type holds everything."""
     whole = [capacity.peak(v, 1, b, capacity.problem.global_batch)[0, -1]
              for b, stage_kinds in capacity.sizes() for v in stage_kinds if capacity.stage_kinds[v].type == kind]  # fmt: skip
     return int(max(whole, default=0.0) / (1 - capacity.problem.memory_reserve)) + 1

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
-from hetpipe.partitioners.pipelines.line_cuts import best_line, ended
+from hetpipe.partitioners.pipelines.line_cuts import Fixed, Loaded, Waits, best_line, ended
 from hetpipe.partitioners.pipelines.stage_orders import best_order
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import FORWARDS, allowed_families, depth
@@ -60,20 +60,6 @@ class Pipeline(NamedTuple):
         return Work(sizes, self.ends + (L,) * unused, self.recompute, groups, depths)
 
 
-class Loaded(NamedTuple):
-    """Micro-batches of b samples, `m` in all, the last of `q` instead if q > 0: seconds of all layers before each [2, V, L +
-    1], of both sizes; of each boundary's transfer inside of nodes and between them [2, V, V, 2, L + 1]; and latencies [V, V,
-    2]."""
-
-    forward: Array
-    backward: Array
-    occupied: Array
-    latency: Array
-    b: int
-    m: int
-    q: int
-
-
 class Reals:
     """The pipelines that can be built for one problem."""
 
@@ -89,6 +75,10 @@ class Reals:
         self.orders = list(dict.fromkeys(tuple(way) for order in orders for way in (order, order[::-1])))
         self.limits = np.array([types.limit[kind.at] for kind in types.kinds])
         self.tables = np.stack([types.memory(v) for v in range(types.V)])
+        self.fixed = Fixed(
+            self.tables, self.limits, types.optimizer, self.more, self.blocking, self.problem.allow_recompute,
+            self.problem.sums_early,
+        )  # fmt: skip
         line_cuts.ready()
         stage_orders.ready()
 
@@ -138,11 +128,10 @@ class Reals:
         self, lines: Index, insides: NDArray[np.bool_], samples: int, b: int, R: int, common: tuple[int, ...],
         below: float = math.inf,
     ) -> Pipeline | None:  # fmt: skip
-        loaded, (first, stop) = self.loaded(b, samples), self.blocks(common)
+        loaded, waits = self.loaded(b, samples), Waits(self.types.sums(R), *self.blocks(common))
         which, forwards, seconds, period, ends, flags = best_line(
-            lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self.types.sums(R), self.types.optimizer,
-            first, stop, self.more, self.blocking, self.problem.allow_recompute, self.problem.sums_early, below,
-        )  # fmt: skip
+            lines, insides, loaded, samples, self.forwards, waits, self.fixed, below
+        )
         if which < 0:
             return None
         line, again = tuple(lines[which].tolist()), tuple(bool(x) for x in flags)
@@ -152,10 +141,10 @@ class Reals:
         """When its gradient sums and optimizers have ended, about as simulated: what its own last backward does not hide of a
         stage's sums, and those of all layers below it, down to a cut that all replicas have."""
         line, ends, flags = np.array(p.stages), np.array(p.ends), np.array(p.recompute, dtype=np.int64)
+        waits = Waits(self.types.sums(R), *self.blocks(p.common))
         found: float = ended(
-            line, self._inside(p.stages), ends, flags, p.forwards, *self.loaded(p.b, samples),
-            self.types.sums(R), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking, self.problem.sums_early,
-        )  # fmt: skip
+            line, self._inside(p.stages), ends, flags, p.forwards, self.loaded(p.b, samples), waits, self.fixed
+        )
         return found
 
     def _orders(self, take: tuple[int, ...], b: int, samples: int) -> tuple[Index, NDArray[np.bool_]]:

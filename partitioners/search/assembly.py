@@ -273,7 +273,7 @@ class Assembly:
         return self.reals.seconds(p, samples, R) if samples else 0.0
 
     def drafts(self, mix: Mix, shares: list[int], ways: Sequence[int] = ()) -> Iterator[tuple[float, int, Draft]]:
-        """The plan, placed in some ways (see `Places`), and about what each takes."""
+        """Drafts of a plan, placed in some ways (see `Places`), and about what each takes."""
         n, works, which = max(len(p.stages) for p, _ in mix), dict[tuple[Pipeline, int], int](), []
         each = [p for p, count in mix for _ in range(count)]
         for p, samples in zip(each, shares, strict=True):

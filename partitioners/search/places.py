@@ -83,7 +83,7 @@ class Places:
 
 @cache
 def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
+    """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
     get_ready(lambda: _put(np.arange(2), zero, one, zero, zero, zero.copy(), one.copy(), zero, False, np.zeros((1, 1), np.int64)))
 

@@ -62,7 +62,7 @@ class Planner:
         self.workers.shutdown(cancel_futures=True)
 
     def run(self) -> Plan | None:
-        """The plan."""
+        """The plan of the search; None if it found none."""
         self.desk.say("bounding")
         self.bound = self.lower.run(math.inf, FIRST, SOON)  # with a T near a known step wishes are worse
         self.parts = [replace(part) for part in self.lower.parts]

@@ -45,11 +45,11 @@ class Limit:
         return time.monotonic() if self.done is None else self.done() / PER_SECOND
 
     def left(self) -> float:
-        """Seconds left; below zero when it is over."""
+        """Seconds left; below zero when the time is over."""
         return self.seconds - (self._now() - self.began)
 
     def late(self, grace: float = 0.0) -> bool:
-        """Whether it is over, by more than so many seconds."""
+        """Whether the time is over, by more than so many seconds."""
         return self.stopped() or self.left() < -grace
 
     def half_over(self) -> bool:

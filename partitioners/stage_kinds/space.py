@@ -66,7 +66,7 @@ class Load(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Samples of the last one."""
+        """Samples of the last micro-batch."""
         return self.q or self.b
 
     @property

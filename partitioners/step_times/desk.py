@@ -143,7 +143,7 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether there is no more."""
+        """Whether the tasks are used up."""
         return self.left <= 0
 
     def step(self, draft: Draft, least: float) -> float:
@@ -168,7 +168,7 @@ class Best:
 
     @property
     def spent(self) -> bool:
-        """Whether no more are looked at."""
+        """Whether no more drafts are looked at."""
         return self.left <= 0 or self.budget.spent
 
     def offer(self, draft: Draft) -> Iterator[Candidate]:

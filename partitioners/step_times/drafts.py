@@ -116,7 +116,7 @@ class Draft(NamedTuple):
     which: Index
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan."""
+        """The plan that this is a draft of."""
         ids = [device.id for device in problem.cluster.devices]
         replicas = tuple(
             self.works[i].replica(row, ids)

@@ -40,7 +40,7 @@ def replica_ends(costs: Costs, replica: ReplicaPlan, schedule: ScheduleName) -> 
 
 @cache
 def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
+    """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, none = np.ones((1, 1)), np.zeros((0, 1))
     given = one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)
     get_ready(lambda: (run(*given), about(*given)))
