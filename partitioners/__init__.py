@@ -22,7 +22,7 @@
 | grid, layout | pipelines × replicas over all devices | `rules/grids.py` |
 | bound | a step that no plan is below | `bound/lower.py` |
 | relaxed pipeline | a pipeline that keeps fewer rules than a real one, so that none is cheaper | `bound/relaxed.py` |
-| label | relaxed stages that hold all layers from one on: a price, and the time left for the layers before | `bound/relaxed.py` |
+| label | relaxed stages that hold all layers from one on: a price, and the time left for the layers before | `bound/labels.py` |
 | take | the number of stages of each kind in a pipeline | `pipelines/real.py` |
 | line | the kind of each stage, from the first to the last | `pipelines/line_cuts.py` |
 | cut, common cut | the layer that a stage ends before; one that all replicas have | `pipelines/line_cuts.py` |

@@ -50,7 +50,7 @@ class Auto:
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
 
     def _searched(self, problem: Problem, limit: Limit) -> Solution:
-        """By size, limits and back end."""
+        """The best solution that the searches find which suit this size, these limits and this back end."""
         if problem.backend == "torch" and problem.deadline_seconds_per_step is None:
             return self._by_type(problem, limit)
         simple, unfound = list(simple_plans(problem, late=limit.half_over)), None
@@ -99,7 +99,7 @@ class Auto:
         raise no_plan_in_time(problem) if limit.late() else explain(problem)
 
     def quickly(self, problem: Problem) -> Solution:
-        """The plan of `planner` without a proof, which is that of the best rule if it has none."""
+        """The plan of `planner` without a proof, or, where it has none, the plan of the best rule."""
         limit = Limit.of(problem)
         with Planner(problem, limit.late) as planner:
             plan = planner.run() or next(reversed([*simple_plans(problem, late=limit.late)]), None)

@@ -58,11 +58,11 @@ class Cephalo:
     name: str = "cephalo"
 
     def __call__(self, problem: Problem) -> Solution:
-        """Its plan."""
+        """The plan of this rule."""
         return solve(problem, self, by_memory=True)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """Without and with recompute."""
+        """A draft without and one with recompute."""
         appraiser, batch = desk.appraiser, desk.problem.global_batch
         counts = np.bincount(appraiser.type_of, minlength=len(appraiser.types))
         for place, recompute in enumerate(recompute_choices(desk.problem)):
@@ -81,7 +81,7 @@ class Cephalo:
 
 
 def _in_order(type_of: Index, rows: list[tuple[Work, int, int]]) -> list[Work | None]:
-    """What each device does: of rows (work, type, how many devices) in the cluster's order."""
+    """The work of each device, in the cluster's order, from rows (work, type, how many devices)."""
     left: dict[int, list[Work]] = {}
     for work, kind, devices in rows:
         left.setdefault(kind, []).extend([work] * devices)

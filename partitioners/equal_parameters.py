@@ -64,7 +64,7 @@ class EqualParameters:
         return solve(problem, self)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         weights = [float(x) for x in desk.problem.profile.trained_bytes()]
         rows = one_line(desk.problem)
         ends = balanced(weights, rows.size)

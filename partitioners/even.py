@@ -25,7 +25,7 @@ class Even:
         return solve(problem, self)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         problem = desk.problem
         if problem.backend != "torch" and len(problem.cluster.nodes) > 1:
             raise PartitionError(

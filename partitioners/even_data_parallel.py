@@ -27,7 +27,7 @@ class EvenDataParallel:
         return solve(problem, self)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         devices, batch = len(desk.problem.cluster.devices), desk.problem.global_batch
         if batch < devices:
             raise PartitionError(f"{self.name}: a global batch of {batch} leaves some of {devices} devices idle")

@@ -34,7 +34,7 @@ class EvenPipelines:
         return solve(problem, self, by_memory=True)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """Each that fits and is faster than those before it; where none fits, one to say what is missing."""
+        """Each draft that fits and is faster than all before it; where none fits, one draft to say what is missing."""
         found = EvenShapes(desk, self.name)
         yield from found.run()
         if not found.best.count:
@@ -52,7 +52,7 @@ class EvenShape(NamedTuple):
 
 
 class EvenShapes:
-    """All of one problem. Least bound first, until the next is not below the best step."""
+    """All shapes of one problem, tried least bound first, until the next is not below the best step."""
 
     def __init__(self, desk: Desk, name: str) -> None:
         self.desk, self.name, self.lines = desk, name, Lines(desk)
@@ -70,7 +70,7 @@ class EvenShapes:
 
     @cached_property
     def all(self) -> list[EvenShape]:
-        """Each with what the arithmetic and the gradient sums take at least, the least first."""
+        """All shapes, sorted by what their arithmetic and gradient sums take at least."""
         return sorted(self._shapes())
 
     def _shapes(self) -> Iterator[EvenShape]:
@@ -93,7 +93,7 @@ class EvenShapes:
                     yield EvenShape(least, R, used, b, recompute)
 
     def of(self, shape: EvenShape, line: TypeRuns) -> Iterator[Candidate]:
-        """Each of its two placings that is the best so far."""
+        """Up to two drafts of a shape, one for each way of placing it: those that are the best so far."""
         share, more = divmod(self.lines.batch, shape.R)
         works = []
         for samples in dict.fromkeys((share + (more > 0), share)):
@@ -120,7 +120,7 @@ class EvenShapes:
         return np.hstack(found)
 
     def nothing(self) -> Iterator[Candidate]:
-        """One pipeline of all devices, equally cut."""
+        """A draft of one pipeline over all devices, equally cut."""
         rows = np.arange(min(len(self.lines.appraiser.ids), self.lines.L))[None, :]
         if not runs(self.desk, rows):
             return

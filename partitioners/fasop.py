@@ -75,7 +75,7 @@ class Fasop:
         return solve(problem, self)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         problem, cuts = desk.problem, _Cuts(desk.appraiser)
         smallest = common_sizes(problem, problem.global_batch)[0]
         starts, every = placements(problem), list(layouts(len(problem.cluster.devices), cuts.layers))
@@ -89,7 +89,7 @@ class Fasop:
 
 
 class _Grids(NamedTuple):
-    """Those of one layout."""
+    """The grids of one layout."""
 
     name: str
     desk: Desk
@@ -98,7 +98,7 @@ class _Grids(NamedTuple):
     alike: AlikeGrids
 
     def candidates(self, cuts: _Cuts) -> Iterator[Candidate]:
-        """Each micro-batch size, recompute nowhere or everywhere."""
+        """The drafts of these grids, for each micro-batch size, with recompute nowhere or everywhere."""
         problem = self.desk.problem
         for i, b in enumerate(common_sizes(problem, problem.global_batch // self.layout.R)):
             ends = cuts.of(self.alike, b)
@@ -106,7 +106,7 @@ class _Grids(NamedTuple):
                 yield from self._drafts(i, b, recompute, ends)
 
     def _drafts(self, i: int, b: int, recompute: bool, ends: Index) -> Iterator[Candidate]:
-        """With these cuts [U, n + 1]."""
+        """The drafts of these grids with these cuts [U, n + 1]."""
         R, grids, schedule = self.layout.R, self.alike, schedule_of(self.desk.problem)
         share, more = divmod(self.desk.problem.global_batch, R)
         rows, which = self.layout.rows(), (np.arange(R) >= more).astype(np.int64)
@@ -126,7 +126,7 @@ class _Grids(NamedTuple):
 
 
 class _Cuts:
-    """The same cuts for all lines of a grid."""
+    """The cuts of grids, which are the same for all pipelines of a grid."""
 
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.layers = appraiser, appraiser.L

@@ -28,7 +28,7 @@ class MemoryLayers:
         return solve(problem, self, by_memory=True)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         types, L, place = desk.problem.cluster.device_types, len(desk.problem.profile.layers), 0
 
         def cut(line: Sequence[str], b: int) -> Ends:

@@ -78,7 +78,7 @@ class TorchgpipeBalance:
         return solve(problem, self)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         measured = desk.problem.profile.measurement(desk.problem.cluster.devices[0].type)
 
         def cut(line: Sequence[str], b: int) -> Ends:

@@ -29,7 +29,7 @@ class TypeBlind:
         return solve(problem, self)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         L, place = len(desk.problem.profile.layers), 0
         for layout in layouts(len(desk.problem.cluster.devices), L):
             ends = ends_of(equal_parts(L, layout.n))

@@ -46,7 +46,7 @@ class UnevenDataParallel:
         return solve(problem, self, by_memory=True)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         problem, seen, place = desk.problem, set(), 0
         batch = problem.global_batch
         steps = sorted({*range(1, min(batch, 24) + 1), *divisors(batch)})
@@ -76,7 +76,7 @@ class _Devices:
         self.room = self._each([self.appraiser.limits[kind] - self._peak(kind, 1, 1) for kind in kinds])
 
     def _each(self, by_kind: list[Any]) -> Any:
-        """Of every device, from one of every type."""
+        """One value for every device, from one for every type."""
         return np.array(by_kind)[self.appraiser.type_of]
 
     def _work(self, samples: int, accumulate: int) -> Work:
@@ -107,7 +107,7 @@ class _Devices:
         return limits
 
     def draft(self, shares: Index, accumulate: int, name: str) -> Draft:
-        """A device without samples is left out."""
+        """The draft of these shares; a device without samples is left out."""
         rows = np.nonzero(shares)[0]
         unlike, which = np.unique(shares[rows], return_inverse=True)
         works = tuple(self._work(share, accumulate) for share in unlike.tolist())

@@ -47,7 +47,7 @@ class Zorse:
         return solve(problem, self, by_memory=True)
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried."""
+        """All drafts that this rule tries."""
         problem = desk.problem
         if len(problem.cluster.nodes) > MOST_NODES:
             raise PartitionError(f"{self.name}: the links of more than {MOST_NODES} nodes are not cut into groups; use 'auto'")

@@ -167,7 +167,7 @@ def test_on_few_devices_the_exact_search_starts_from_it(monkeypatch: pytest.Monk
     def nothing(*_: object) -> Solution:
         raise no_plan_in_time(problem)
 
-    monkeypatch.setattr("hetpipe.partitioners.auto.Search.run", nothing)
+    monkeypatch.setattr("hetpipe.partitioners.auto.ExactSearch.run", nothing)
     assert cost(problem, auto(problem).plan) == least
     if len(counts) == 1:  # whose fluid bound a plan reaches
         return

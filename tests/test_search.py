@@ -218,7 +218,8 @@ BERT = Path(__file__).resolve().parent.parent / "configs" / "bert-large"
 @pytest.mark.parametrize("deadline", [None, 3_600.0])
 def test_a_large_prime_batch_has_a_plan_near_its_bound(monkeypatch: pytest.MonkeyPatch, deadline: float | None) -> None:
     """In seconds: to the joint search every number of samples that a replica could get is a pipeline of its own."""
-    monkeypatch.setattr("hetpipe.partitioners.auto.Search", lambda *_, **__: pytest.fail("it looks at each number of samples"))
+    refused = lambda *_, **__: pytest.fail("it looks at each number of samples")  # noqa: E731
+    monkeypatch.setattr("hetpipe.partitioners.auto.ExactSearch", refused)
     cluster = Cluster.load(BERT / "cluster.yaml")
     types = {kind: own.model_copy(update={"price_per_hour": 1.0}) for kind, own in cluster.device_types.items()}
     cluster = cluster.model_copy(update={"device_types": types})
@@ -234,9 +235,11 @@ def test_a_pipeline_without_a_link_is_not_followed_to_its_end(monkeypatch: pytes
     monkeypatch.setattr(pipeline_ends, "about", lambda *_: pytest.fail("it was followed"))
     times, sums, none = np.ones((2, 1, 3)), np.zeros((1, 3, 3)), np.zeros(2, np.int64)
     sent = np.full((2, 1, 1, 2, 3), np.inf)
-    loaded = (times.cumsum(axis=2), times.cumsum(axis=2), sent, np.full((1, 1, 2), np.inf), 1, 10, 0)
+    loaded = line_cuts.Loaded(times.cumsum(axis=2), times.cumsum(axis=2), sent, np.full((1, 1, 2), np.inf), 1, 10, 0)
     line, inside, ends = np.zeros(2, np.int64), np.zeros(1, np.bool_), np.arange(3)
-    found = line_cuts.ended.py_func(line, inside, ends, none, 1, *loaded, sums, sums, np.arange(3), 0.0, False, True)  # type: ignore[attr-defined]
+    waits = line_cuts.Waits(sums, ends, ends)
+    fixed = line_cuts.Fixed(sums, np.ones(1), sums, 0.0, False, False, True)
+    found = line_cuts.ended.py_func(line, inside, ends, none, 1, loaded, waits, fixed)  # type: ignore[attr-defined]
     assert found == np.inf
 
 

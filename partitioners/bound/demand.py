@@ -18,7 +18,7 @@ Index = NDArray[np.int64]
 
 
 class Demand:
-    """Of the pipelines of one problem."""
+    """What the pipelines of one problem take at least."""
 
     def __init__(self, types: Types) -> None:
         self.types, self.problem, self.L = types, types.problem, types.L
@@ -61,7 +61,7 @@ class Demand:
 
     @memoized
     def memory(self, b: int) -> Memory:
-        """Of the kinds that were measured at b. (A peak is a whole number of bytes, rounded.)"""
+        """The bytes that layers need on the kinds that were measured at b. (A peak is a whole number of bytes, rounded.)"""
         usable = self.usable(b).tolist()
         limits = np.array([self.types.limit[self.types.at[v]] + 1.0 for v in usable])
         tables = np.ascontiguousarray(np.stack([self.types.memory(v) for v in usable]).transpose(0, 2, 3, 1))
@@ -94,7 +94,7 @@ class Demand:
 
     @memoized
     def _ends(self, b: int, first: int, last: int, nodes: bool) -> dict[str, Array]:
-        """What only the first micro-batch, of so many samples, and the last one say."""
+        """The parts of a demand that depend only on the samples of the first micro-batch and of the last one."""
         begin, end = (self._times(b, size) for size in (first, last))
         beyond = [np.diff(x.sum(axis=0)).min(axis=0)[::-1].cumsum()[::-1] for x in (begin, end)]
         hop, inside = self._apart(self._links(first).sum(axis=0) + self._links(last).sum(axis=0), nodes)

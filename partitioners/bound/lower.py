@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.bound.demand import Demand
+from hetpipe.partitioners.bound.labels import label_space
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.partition import never
@@ -69,7 +70,7 @@ class Part:
 
 
 class Lower:
-    """Of one problem, whose step is at least `least` anyway. Effort is counted in labels that `relaxed` joins."""
+    """The bound of one problem, whose step is at least `least` anyway. Effort is counted in labels that `relaxed` joins."""
 
     def __init__(self, types: Types, least: float, late: Callable[[], bool] = never) -> None:
         self.types, self.demand, self.late = types, Demand(types), late
@@ -79,13 +80,13 @@ class Lower:
         if types.adapters is not None:
             self.there = np.append(self.there, types.adapters[0])
         self.left = self.stop = 0.0
-        self.spaces = relaxed.label_space(types.L, 1, 1), relaxed.label_space(types.L, types.K, max(types.nodes))
+        self.spaces = label_space(types.L, 1, 1), label_space(types.L, types.K, max(types.nodes))
         self.parts = self._ranges(least)
         relaxed.ready()
 
     def _ranges(self, least: float) -> list[Part]:
-        """All replica counts; one, which sums nothing, and as many as a node has devices or fewer, which may sum inside nodes,
-        apart."""
+        """The parts that all replica counts are divided into; one replica, which sums nothing, and as many as a node has devices
+        or fewer, which may sum inside nodes, apart."""
         found, low = list[Part](), 1
         while low <= self.types.most:
             high = min(self.types.most, max(low, WIDER * low - 1))
@@ -97,7 +98,7 @@ class Lower:
 
     @property
     def bound(self) -> float:
-        """What is ruled out for all."""
+        """A step that is ruled out for all replica counts."""
         return min(part.shown for part in self.parts)
 
     def run(self, step: float, effort: float, patience: float = math.inf) -> float:
@@ -135,7 +136,7 @@ class Lower:
         return self.bound
 
     def _divide(self, part: Part) -> None:
-        """Two halves instead of it."""
+        """Put two halves of the part in its place."""
         middle, at = (part.low + part.high) // 2, self.parts.index(part)
         halves = ((part.low, middle), (middle + 1, part.high))
         self.parts[at : at + 1] = [
@@ -152,7 +153,7 @@ class Lower:
         ]
 
     def ruled_out(self, part: Part, T: float) -> bool:
-        """Whether T is, for these replica counts."""
+        """Whether T is ruled out for these replica counts."""
         ends = np.unique(
             np.concatenate([np.geomspace(1, self.batch - part.low + 1, GRID).round(), part.near])
         ).astype(int)
@@ -268,7 +269,7 @@ class Lower:
     def crossing(
         self, found: relaxed.RelaxedPipeline, placings: relaxed.Placings, owners: Index, sent: Array, rings: Array
     ) -> tuple[float, ...]:
-        """What a pipeline takes of adapters, as `relaxed` prices it."""
+        """The seconds that a pipeline takes of the adapters of nodes with each type, counted as `relaxed` prices them."""
         taken, lo, at = np.zeros(len(self.there) - self.devices), 0, placings.at[found.placings]
         if sent.any() or rings.any():
             for n, (w, i, hi, near) in enumerate(zip(found.placings, at, found.ends, found.near, strict=True)):
@@ -294,9 +295,9 @@ class Lower:
 
     @memoized
     def placings(self, b: int, R: int, nodes: bool) -> relaxed.Placings:
-        """Each kind that was measured at b twice, beside R − 1 or more other replicas: the owners of each of its layers are on
-        several nodes, or those of one are all on one, of which they take a device each, and of the others anywhere. If nodes do
-        not matter each once, with the best of both."""
+        """Where stages can be put beside R − 1 or more other replicas: each kind that was measured at b counts twice; the owners
+        of each of its layers are on several nodes, or those of one are all on one, of which they take a device each, and of the
+        others anywhere. If nodes do not matter, each kind counts once, with the best of both."""
         usable, found = self.demand.usable(b), list[tuple[int, int, int, Array]]()
         for k, v in enumerate(usable.tolist()):
             for inside in (False, True) if nodes else ():
@@ -337,7 +338,7 @@ class Lower:
 
 
 def halves(low: int, high: int) -> list[tuple[int, int]]:
-    """Of a range of samples."""
+    """Two ranges that a range of samples is divided into."""
     middle = math.isqrt(low * high) if high > 2 * low else (low + high) // 2
     return [(low, middle), (middle + 1, high)]
 

@@ -58,7 +58,7 @@ class Hops(NamedTuple):
 
 
 def hops(space: Space, loads: Sequence[Load]) -> Hops:
-    """What links add to these loads."""
+    """The seconds that links add to these loads, at every boundary."""
     missing = np.where(space.link_ids >= 0, 0.0, np.inf)[:, :, None]
     sizes = sorted({(load.b, load.q) for load in loads})
     index = np.array([sizes.index((load.b, load.q)) for load in loads])

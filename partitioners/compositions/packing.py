@@ -20,8 +20,8 @@ def pack(
 ) -> Grouping | None:
     """A grouping of at most so many devices, `most_price` per hour and `need` replicas that can do `need`
     samples: the one with the largest capacity, or the cheapest. One row per group of interchangeable devices, one column per
-    composition (HiGHS); the size of the program does not depend on how many devices there are. None if there
-    is no such grouping; TimeoutError if it is not known."""
+    composition (HiGHS); the size of the program does not depend on how many devices there are. None if no
+    grouping can; TimeoutError if it is not known."""
     comps = list(capacities)
     if not comps:
         return None

@@ -65,7 +65,7 @@ class Symmetry:
 
     @memoized
     def turned(self, c: Counts) -> Turned:
-        """Within each block, nodes with less come first."""
+        """The first composition of those that exchanges make of this one: within each block, nodes with less come first."""
         kinds = list(range(len(c)))
         for block in self.blocks:
             order = sorted(block, key=lambda node: [c[k] for k in self.kinds[node]])

@@ -105,9 +105,9 @@ class PricedPipelines(NamedTuple):
 
     @property
     def number(self) -> int:
-        """K."""
+        """The number of pipelines, K."""
         return len(self.bound)
 
     def pick(self, rows: Index | NDArray[np.bool_] | slice) -> PricedPipelines:
-        """Some of the rows."""
+        """The pipelines of some rows."""
         return PricedPipelines._make(column[rows] for column in self)

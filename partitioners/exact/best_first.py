@@ -175,7 +175,7 @@ class ExactSearch:
         return items
 
     def explore_all(self, items: list[BoundedGrouping]) -> None:
-        """Those that could beat the plan in hand."""
+        """Search all groupings that could beat the plan in hand."""
         for number, item in enumerate(items):
             if item.bound >= self.limit(self.price(item.grouping)):
                 if self.problem.deadline_seconds_per_step is None:
@@ -269,7 +269,7 @@ class ExactSearch:
         return found
 
     def items(self, found: Sequence[Grouping]) -> list[BoundedGrouping]:
-        """Bounded, and sorted: least bound first, then fewest devices."""
+        """These groupings with their bounds, in order: least bound first, then fewest devices."""
         items = []
         for number, grouping in enumerate(found):
             if number % 1000 == 999 and self.late():

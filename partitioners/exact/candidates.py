@@ -52,7 +52,7 @@ class PartialPipelines(NamedTuple):
     bound: Array
 
     def pick(self, rows: Index | NDArray[np.bool_]) -> PartialPipelines:
-        """Some of the rows."""
+        """The partial pipelines of some rows."""
         return PartialPipelines._make(column[rows] for column in self)
 
     def chunks(self, size: int) -> Iterator[PartialPipelines]:
@@ -63,7 +63,7 @@ class PartialPipelines(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-    """Of the first stages, by stages used (mixed-radix index), variant and end layer, [C, V, L + 1]: least time once
+    """Bounds on the first stages, by stages used (mixed-radix index), variant and end layer, [C, V, L + 1]: least time once
     through, and least bound from a stage's work, both with stage 0's gradient sums."""
 
     through: Array
@@ -247,7 +247,7 @@ class Enumeration:
 
 
 def concatenated(parts: Sequence[PricedPipelines], n: int) -> PricedPipelines:
-    """All rows of these lists."""
+    """All pipelines of these lists, one list after the other."""
     some = [part for part in parts if part.number]
     return PricedPipelines(*map(np.concatenate, zip(*some, strict=True))) if some else empty(n)
 

@@ -81,11 +81,11 @@ class Joint:
         return synced
 
     def _kinds(self, parts: list[PricedPipelines], holder: list[Index], rows: Index, layer: Index) -> list[Index]:
-        """Of the stages that hold a layer of each of these rows."""
+        """The kinds of the stages that hold a layer, in each of these rows."""
         return [part.kinds[rows, h[rows, layer]] for part, h in zip(parts, holder, strict=True)]
 
     def _held(self, kinds: list[Index], lo: Index, hi: Index) -> Array:
-        """As `Costs.summed_bytes`."""
+        """The bytes of layers [lo, hi) that stages of these kinds sum, as `Costs.summed_bytes` has them."""
         self.space.meter.count(2 * len(lo) * len(kinds))  # `_kinds` of them, too
         held = np.maximum.reduce([self.prefix[k, hi] - self.prefix[k, lo] for k in kinds])
         size: Array = held - (self.tied_prefix[hi] - self.tied_prefix[lo])

@@ -93,7 +93,8 @@ class Pools:
         return self.useful(found) if found.number else empty(sum(c))
 
     def useful(self, rows: PricedPipelines) -> PricedPipelines:
-        """Those that could be in the best plan: where adapters are shared, one that is ready later may be in nobody's way."""
+        """The pipelines that could be in the best plan: where adapters are shared, one that is ready later may be in nobody's
+        way."""
         return rows if self.space.problem.cluster.shares_adapters else undominated(rows)
 
 

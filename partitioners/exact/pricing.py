@@ -61,7 +61,7 @@ def bound(space: Space, rows: PricedPipelines, R: int) -> Array:
 
 
 def _bound(space: Space, rows: PricedPipelines, R: int) -> Array:
-    """The same of not too many."""
+    """The bounds of `bound`, for so few pipelines that all are computed at once."""
     least: Array = rows.ready.max(axis=1)
     if R > 1:
         layers, holder, sums = np.arange(space.L), rows.holder, np.zeros(rows.made.shape)
@@ -74,8 +74,9 @@ def _bound(space: Space, rows: PricedPipelines, R: int) -> Array:
 
 
 def _ahead(space: Space, size: Index, rows: PricedPipelines, sent: Array) -> Array:
-    """As `sums.gradients_ahead` [K, L], where the last micro-batch has size[i] samples, and its gradient's way to the stage
-    before is `sent` [n, K] of each stage's last backward."""
+    """How long before its stage's last backward ends each layer's gradients are made [K, L], as `sums.gradients_ahead` has it.
+    The last micro-batch has size[i] samples, and its gradient's way to the stage before is `sent` [n, K] of each stage's last
+    backward."""
     found = np.zeros(rows.made.shape)
     if not space.problem.sums_early:
         return found

@@ -67,7 +67,7 @@ class Bytes:
 
     @memoized
     def tables(self, stage_kind: StageKind) -> Array:
-        """As `memory_tables`."""
+        """The bytes that layers need on a kind of stage, as `memory_tables` has them."""
         return memory_tables(self.costs, self.L, stage_kind.type, stage_kind.degree)
 
     def peak(self, stage_kind: StageKind, samples: int, window: int, largest: int, *, recompute: bool) -> Array:
@@ -171,7 +171,8 @@ class Capacity:
         )
 
     def _least_bytes(self) -> float:
-        """Of the stages of a pipeline with one sample, wherever they are; infinite where a layer fits no device."""
+        """The least bytes of all stages of a pipeline with one sample, wherever they are; infinite where a layer fits no
+        device."""
         L, least = self.bytes.L, np.full((self.bytes.L, self.bytes.L + 1), math.inf)
         for b, stage_kinds in self.sizes():
             for v in stage_kinds:

@@ -54,7 +54,7 @@ def refuse(problem: Problem) -> None:
 
 
 def _limits(problem: Problem, free: Capacity) -> PartitionError:
-    """What the price and the deadline leave, though memory is enough."""
+    """The error to be raised where memory is enough, but the price or the deadline allows no plan."""
     wanted = []
     if problem.max_price_per_hour is not None:
         wanted.append(f"at most {problem.max_price_per_hour} per hour")
@@ -165,7 +165,7 @@ def _memory(capacity: Capacity) -> tuple[int, str] | None:
 
 
 def _ample(capacity: Capacity, kind: str) -> int:
-    """Bytes more with which one device of the type holds everything."""
+    """So many bytes more that one device of the type holds everything."""
     whole = [capacity.peak(v, 1, b, capacity.problem.global_batch)[0, -1]
              for b, stage_kinds in capacity.sizes() for v in stage_kinds if capacity.stage_kinds[v].type == kind]  # fmt: skip
     return int(max(whole, default=0.0) / (1 - capacity.problem.memory_reserve)) + 1

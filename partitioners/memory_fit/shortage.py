@@ -38,7 +38,7 @@ def nothing_fits(desk: Desk, candidates: Sequence[Candidate], rule: Rule, *, by_
 
 
 def _text(desk: Desk, candidate: Candidate, worst: Shortage) -> str:
-    """What is missing where."""
+    """A sentence that says which layers lack how many bytes on which device."""
     appraiser, names = desk.appraiser, [layer.name for layer in desk.problem.profile.layers]
     kind = appraiser.types.index(worst.type)
     draft = desk.moved(candidate.draft, candidate.starts[0])

@@ -1,9 +1,9 @@
-"""The best cuts of pipelines whose stages' kinds are given, and how long these take: compiled loops. Arrays of times are those of
-`real.Loaded`."""
+"""The best cuts of pipelines whose stages' kinds are given, and how long these take: compiled loops."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,18 +22,55 @@ HALVINGS = 30  # of the longest stage that is allowed
 WAITING = 1.02  # times the least that its work takes: a pipeline that takes longer waits, and deeper warm-ups are tried
 
 
+class Loaded(NamedTuple):
+    """Micro-batches of b samples, `m` in all, the last of `q` instead if q > 0: seconds of all layers before each [2, V, L +
+    1], of both sizes; of each boundary's transfer inside of nodes and between them [2, V, V, 2, L + 1]; and latencies [V, V,
+    2]."""
+
+    forward: Array
+    backward: Array
+    occupied: Array
+    latency: Array
+    b: int
+    m: int
+    q: int
+
+
+class Waits(NamedTuple):
+    """What a pipeline waits for beside other replicas: the seconds of each stage's sums [V, lo, hi]; and for a stage that begins
+    at each layer, the `first` layer whose sums its own wait for, and where it has to `stop` [L + 1]."""
+
+    sums: Array
+    first: Index
+    stop: Index
+
+
+class Fixed(NamedTuple):
+    """What is the same for all pipelines of a problem: the bytes of layers (`memory_tables`) and the limit of each kind, the
+    seconds of optimizers [V, lo, hi], and how many `more` each action takes; whether transfers block, stages may recompute, and
+    sums begin early."""
+
+    tables: Array
+    limits: Array
+    optimizer: Array
+    more: float
+    blocking: bool
+    recompute: bool
+    early: bool
+
+
 @cache
 def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
+    """Compile the functions of this file, or read them from disk: outside of any time limit."""
     pipeline_ends.ready()
     times, sent = np.ones((2, 1, 2)), np.ones((2, 1, 1, 2, 2))
-    loaded, one, square = (times, times, sent, np.ones((1, 1, 2)), 1, 1, 0), np.ones(1, np.int64), np.ones((1, 2, 2))
+    loaded, one, square = Loaded(times, times, sent, np.ones((1, 1, 2)), 1, 1, 0), np.ones(1, np.int64), np.ones((1, 2, 2))
     line, inside, ends = np.zeros((1, 1), np.int64), np.zeros((1, 0), np.bool_), np.arange(2)
+    waits, fixed = Waits(square, ends, ends + 1), Fixed(np.zeros((1, 6, 2, 2)), np.ones(1), square, 0.0, False, True, True)
 
     def first_use() -> None:
-        tables = np.zeros((1, 6, 2, 2))
-        best_line(line, inside, *loaded, 1, one, tables, np.ones(1), square, square, ends, ends + 1, 0.0, False, True, True, 1.0)
-        ended(line[0], inside[0], ends, one, 1, *loaded, square, square, ends, 0.0, False, True)
+        best_line(line, inside, loaded, 1, one, waits, fixed, 1.0)
+        ended(line[0], inside[0], ends, one, 1, loaded, waits, fixed)
 
     get_ready(first_use)
 
@@ -42,21 +79,23 @@ _depth, _fit = inlined(depth), inlined(fit)
 
 
 @compiled
-def _within(T: float, line: Index, forward: Array, backward: Array, sums: Array, first: Index, lean: float, tables: Array,
-            limits: Array, windows: Index, samples: int, largest: int, again: bool, stop: Index, ends: Index,
-            recompute: Index) -> float:  # fmt: skip
+def _within(
+    T: float, line: Index, loaded: Loaded, waits: Waits, fixed: Fixed, lean: float, windows: Index, samples: int, ends: Index,
+    recompute: Index,
+) -> float:  # fmt: skip
     """When the last stage of the cuts that are found ends, -1 where there are none."""
+    forward, backward, largest, sums = loaded.forward[0], loaded.backward[0], loaded.b, waits.sums
     n, L, rounds = len(line), forward.shape[1] - 1, samples / largest
     lo, most, ahead, back = 0, 0.0, 0.0, 0.0
     for s in range(n):
         v, last, own, f_own = line[s], lo, 0.0, 0.0
-        for hi in range(lo + 1, min(stop[lo], L - (n - 1 - s)) + 1):
+        for hi in range(lo + 1, min(waits.stop[lo], L - (n - 1 - s)) + 1):
             f = forward[v, hi] - forward[v, lo]
             g = backward[v, hi] - backward[v, lo]
-            around = lean * (ahead + max(back, sums[v, first[lo], hi]))
+            around = lean * (ahead + max(back, sums[v, waits.first[lo], hi]))
             if rounds * (f + g) + around > T:
                 break
-            fit = _fit(v, lo, hi, windows[s], samples, largest, again, tables, limits)
+            fit = _fit(v, lo, hi, windows[s], samples, largest, fixed.recompute, fixed.tables, fixed.limits)
             end = rounds * (f + g + fit * f) + around
             if fit >= 0 and end <= T:
                 last, own, f_own, g_own, recompute[s] = hi, end, f, g + fit * f, fit
@@ -69,26 +108,25 @@ def _within(T: float, line: Index, forward: Array, backward: Array, sums: Array,
 
 
 @compiled
-def _cut(T: float, line: Index, forward: Array, backward: Array, sums: Array, first: Index, lean: float, tables: Array,
-         limits: Array, windows: Index, samples: int, largest: int, again: bool, stop: Index, best: Index,
-         found: Index) -> bool:  # fmt: skip
+def _cut(
+    T: float, line: Index, loaded: Loaded, waits: Waits, fixed: Fixed, lean: float, windows: Index, samples: int, best: Index,
+    found: Index,
+) -> bool:  # fmt: skip
     """Whether there are cuts with which each stage ends within T; into `best` the ends of the stages, of which the last to end is
     early, and into `found` which recompute. The time that is allowed is bisected; within it each stage in turn takes as many
     layers as it can."""
-    n = len(line)
+    n, forward, backward, sums = len(line), loaded.forward[0], loaded.backward[0], waits.sums
     ends, flags = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
     high = 0.0  # that is enough for any
     for v in line:
-        high = max(high, (samples / largest + n) * (2 * forward[v, -1] + backward[v, -1]) + sums[v, 0, -1])
-    high = _within(min(T, high), line, forward, backward, sums, first, lean, tables, limits, windows, samples, largest, again,
-                   stop, best, found)  # fmt: skip
+        high = max(high, (samples / loaded.b + n) * (2 * forward[v, -1] + backward[v, -1]) + sums[v, 0, -1])
+    high = _within(min(T, high), line, loaded, waits, fixed, lean, windows, samples, best, found)
     low = 0.0
     for _ in range(HALVINGS if high > 0 else 0):
         if high - low <= 1e-4 * high:
             break
         middle = (low + high) / 2
-        most = _within(middle, line, forward, backward, sums, first, lean, tables, limits, windows, samples, largest, again, stop,
-                       ends, flags)  # fmt: skip
+        most = _within(middle, line, loaded, waits, fixed, lean, windows, samples, ends, flags)
         if most < 0:
             low = middle
         else:
@@ -101,8 +139,8 @@ def _cut(T: float, line: Index, forward: Array, backward: Array, sums: Array, fi
 @inlined
 def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, backward: Array, sums: Array,
           early: bool) -> float:  # fmt: skip
-    """What the sums from layer `first` on take after the last backward, in which those of the layers that are done may begin
-    `early`."""
+    """The seconds that the sums from layer `first` on take after the last backward, in which the sums of the layers that are done
+    may begin if they are `early`."""
     late = 0.0 if early else float(sums[v, first, hi])
     for l in range(lo, hi if early else lo):  # noqa: E741
         late = max(late, sums[v, first, l + 1] - (backward[v, l] - backward[v, lo]) - again * (forward[v, l] - forward[v, lo]))
@@ -110,14 +148,16 @@ def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, back
 
 
 @compiled
-def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array,
-              backward: Array, occupied: Array, latency: Array, m: int, q: int, more: float, blocking: bool,
-              ) -> tuple[Array, Array, Array, Array, Index, Index]:  # fmt: skip
-    """What `pipeline_ends.about` asks of a pipeline."""
-    n = len(line)
+def durations(
+    line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, loaded: Loaded, more: float,
+    blocking: bool,
+) -> tuple[Array, Array, Array, Array, Index, Index]:
+    """The arguments that `pipeline_ends.about` wants for a pipeline."""
+    n, m, forward, backward = len(line), loaded.m, loaded.forward, loaded.backward
+    occupied, latency = loaded.occupied, loaded.latency
     f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
     which, depths = np.zeros(m, np.int64), np.zeros(n, np.int64)
-    if q > 0:
+    if loaded.q > 0:
         which[m - 1] = 1
     for s in range(n):
         v, lo, hi = line[s], ends[s], ends[s + 1]
@@ -138,13 +178,16 @@ def durations(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: In
 
 
 @compiled
-def ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, forward: Array, backward: Array,
-           occupied: Array, latency: Array, b: int, m: int, q: int, sums: Array, optimizer: Array, first: Index, more: float,
-           blocking: bool, early: bool) -> float:  # fmt: skip
-    """Seconds until its gradient sums have ended, which begin in the last backward if `early`, and of its longest optimizer."""
+def ended(
+    line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, loaded: Loaded, waits: Waits,
+    fixed: Fixed,
+) -> float:
+    """Seconds until the gradient sums of a pipeline have ended, which begin in the last backward if `early`, and of its longest
+    optimizer."""
     f, g, held, delays, which, depths = durations(
-        line, inside, ends, recompute, forwards, forward, backward, occupied, latency, m, q, more, blocking
+        line, inside, ends, recompute, forwards, loaded, fixed.more, fixed.blocking
     )
+    forward, backward, first = loaded.forward[which[-1]], loaded.backward[which[-1]], waits.first
     for s in range(len(held)):
         if held[s, 0] == np.inf:  # there is no link between two such devices
             return np.inf
@@ -152,20 +195,18 @@ def ended(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index,
     end = longest = 0.0
     for s in range(len(line)):
         v, lo, hi = line[s], ends[s], ends[s + 1]
-        after = _late(first[lo], v, lo, hi, recompute[s], forward[which[-1]], backward[which[-1]], sums, early)
-        end, longest = max(end, done[s] + after), max(longest, optimizer[v, lo, hi])
+        after = _late(first[lo], v, lo, hi, recompute[s], forward, backward, waits.sums, fixed.early)
+        end, longest = max(end, done[s] + after), max(longest, fixed.optimizer[v, lo, hi])
     return end + longest
 
 
 @compiled
 def _climbed(
     seconds: float, line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, windows: Index,
-    forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int, q: int, samples: int, tables: Array,
-    limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index, more: float, blocking: bool, again: bool,
-    early: bool,
+    loaded: Loaded, samples: int, waits: Waits, fixed: Fixed,
 ) -> float:  # fmt: skip
-    """When it ends with other cuts, of which each is moved by a layer as long as that is better."""
-    moved = True
+    """When a pipeline ends with other cuts, of which each is moved by a layer as long as that is better."""
+    b, again, tables, limits, stop, moved = loaded.b, fixed.recompute, fixed.tables, fixed.limits, waits.stop, True
     while moved:
         moved = False
         for s in range(1, len(line)):
@@ -178,8 +219,7 @@ def _climbed(
                 ends[s] = end
                 found = np.inf
                 if min(recompute[s - 1], recompute[s]) >= 0:
-                    found = ended(line, inside, ends, recompute, forwards, forward, backward, occupied, latency, b, m, q, sums,
-                                   optimizer, first, more, blocking, early)  # fmt: skip
+                    found = ended(line, inside, ends, recompute, forwards, loaded, waits, fixed)
                 if found < seconds * NEARLY:
                     seconds, moved = found, True
                 else:
@@ -204,12 +244,13 @@ def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
 
 @compiled
 def best_line(
-    lines: Index, insides: NDArray[np.bool_], forward: Array, backward: Array, occupied: Array, latency: Array, b: int, m: int,
-    q: int, samples: int, families: Index, tables: Array, limits: Array, sums: Array, optimizer: Array, first: Index, stop: Index,
-    more: float, blocking: bool, again: bool, early: bool, below: float,
-) -> tuple[int, int, float, float, Index, Index]:  # fmt: skip
+    lines: Index, insides: NDArray[np.bool_], loaded: Loaded, samples: int, families: Index, waits: Waits, fixed: Fixed,
+    below: float,
+) -> tuple[int, int, float, float, Index, Index]:
     """The number of the best line, −1 if there is none; its family; when it ends; its longest stage; its ends; which
     recompute."""
+    forward, backward, occupied = loaded.forward[0], loaded.backward[0], loaded.occupied[0]
+    b, m, more, first = loaded.b, loaded.m, fixed.more, waits.first
     n, some = lines.shape[1], len(lines) * len(LEAN) * len(families)
     ends, flags, windows = np.zeros((some + 1, n + 1), np.int64), np.zeros((some + 1, n), np.int64), np.zeros(n, np.int64)
     seconds, tried, which = np.full(some + 1, np.inf), 0, np.zeros((some + 1, 2), np.int64)
@@ -220,15 +261,13 @@ def best_line(
             for forwards in families:
                 for s in range(n):
                     windows[s] = min(_depth(forwards, n - s, m) * b, samples)
-                if not _cut(least * farthest, line, forward[0], backward[0], sums, first, lean, tables, limits, windows, samples,
-                            b, again, stop, ends[tried], flags[tried]):  # fmt: skip
+                if not _cut(least * farthest, line, loaded, waits, fixed, lean, windows, samples, ends[tried], flags[tried]):
                     break
-                ideal, _ = _ideal(line, insides[o], ends[tried], flags[tried], forward[0], backward[0], occupied[0], m, more)
+                ideal, _ = _ideal(line, insides[o], ends[tried], flags[tried], forward, backward, occupied, m, more)
                 if ideal >= least * farthest:
                     break
-                found = ended(line, insides[o], ends[tried], flags[tried], forwards, forward, backward, occupied, latency, b, m,
-                               q, sums, optimizer, first, more, blocking, early)  # fmt: skip
-                after = _late(first[0], line[0], 0, ends[tried, 1], flags[tried, 0], forward[0], backward[0], sums, early)
+                found = ended(line, insides[o], ends[tried], flags[tried], forwards, loaded, waits, fixed)
+                after = _late(first[0], line[0], 0, ends[tried, 1], flags[tried, 0], forward, backward, waits.sums, fixed.early)
                 which[tried, 0], which[tried, 1], seconds[tried] = o, forwards, found
                 least, tried = min(least, found), tried + 1
                 if found <= (ideal + after) * WAITING:
@@ -239,12 +278,11 @@ def best_line(
             for s in range(n):
                 windows[s] = min(_depth(forwards, n - s, m) * b, samples)
             seconds[x] = _climbed(
-                seconds[x], lines[o], insides[o], ends[x], flags[x], forwards, windows, forward, backward, occupied, latency, b,
-                m, q, samples, tables, limits, sums, optimizer, first, stop, more, blocking, again, early,
-            )  # fmt: skip
+                seconds[x], lines[o], insides[o], ends[x], flags[x], forwards, windows, loaded, samples, waits, fixed
+            )
     x = seconds.argmin()
     if seconds[x] == np.inf:
         return -1, 0, np.inf, 0.0, ends[0], flags[0]
     o, forwards = which[x]
-    _, period = _ideal(lines[o], insides[o], ends[x], flags[x], forward[0], backward[0], occupied[0], m, more)
+    _, period = _ideal(lines[o], insides[o], ends[x], flags[x], forward, backward, occupied, m, more)
     return o, forwards, seconds[x], period, ends[x], flags[x]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
-from hetpipe.partitioners.pipelines.line_cuts import best_line, ended
+from hetpipe.partitioners.pipelines.line_cuts import Fixed, Loaded, Waits, best_line, ended
 from hetpipe.partitioners.pipelines.stage_orders import best_order
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import FORWARDS, allowed_families, depth
@@ -28,9 +28,9 @@ FEW_KINDS, SHORT = 3, 8  # of stages: all orders of so many are tried, of one mo
 
 
 class Pipeline(NamedTuple):
-    """One that can be built, cut for so many samples: the kind of each stage, where they end, which recompute; how many more
-    forwards than the next a stage does before its first backward (0: all). With n samples it ends after about offset + ⌈n / b⌉
-    · period."""
+    """A pipeline that can be built, cut for so many samples: the kind of each stage, where they end, which recompute; how many
+    more forwards than the next a stage does before its first backward (0: all). With n samples it ends after about offset + ⌈n /
+    b⌉ · period."""
 
     stages: tuple[int, ...]
     b: int
@@ -52,7 +52,7 @@ class Pipeline(NamedTuple):
         return int(left / self.period) * self.b if left < MOST_BATCH * self.period else MOST_BATCH
 
     def work(self, samples: int, L: int, degrees: tuple[int, ...], unused: int) -> Work:
-        """What it does with so many samples, on a row with so many devices more than it uses."""
+        """The work of this pipeline with so many samples, on a row with so many devices more than it uses."""
         sizes, n = in_runs(samples, self.b), len(self.stages)
         m = sum(count for _, count in sizes)
         depths = tuple(depth(self.forwards, n - s, m) for s in range(n)) if self.forwards != 1 else ()
@@ -60,22 +60,8 @@ class Pipeline(NamedTuple):
         return Work(sizes, self.ends + (L,) * unused, self.recompute, groups, depths)
 
 
-class Loaded(NamedTuple):
-    """Micro-batches of b samples, `m` in all, the last of `q` instead if q > 0: seconds of all layers before each [2, V, L +
-    1], of both sizes; of each boundary's transfer inside of nodes and between them [2, V, V, 2, L + 1]; and latencies [V, V,
-    2]."""
-
-    forward: Array
-    backward: Array
-    occupied: Array
-    latency: Array
-    b: int
-    m: int
-    q: int
-
-
 class Reals:
-    """Those of one problem."""
+    """The pipelines that can be built for one problem."""
 
     def __init__(self, types: Types) -> None:
         self.types, self.L, self.problem = types, types.L, types.problem
@@ -89,20 +75,25 @@ class Reals:
         self.orders = list(dict.fromkeys(tuple(way) for order in orders for way in (order, order[::-1])))
         self.limits = np.array([types.limit[kind.at] for kind in types.kinds])
         self.tables = np.stack([types.memory(v) for v in range(types.V)])
+        self.fixed = Fixed(
+            self.tables, self.limits, types.optimizer, self.more, self.blocking, self.problem.allow_recompute,
+            self.problem.sums_early,
+        )  # fmt: skip
         line_cuts.ready()
         stage_orders.ready()
 
     @memoized
     def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:
-        """The one that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut at
-        `common`; None where there is none, or a kind was not measured at b."""
+        """The pipeline that ends first with so many samples in micro-batches of b, beside R − 1 other replicas that are all cut
+        at `common`; None where there is none, or a kind was not measured at b."""
         measured = all(b in self.types.sizes_of(kind) for kind, count in zip(self.types.kinds, take, strict=True) if count)
         possible = measured and len(common) < sum(take) <= self.L
         return self._of(*self._orders(take, b, samples), samples, b, R, common) if possible else None
 
     @memoized
     def quickest(self, take: tuple[int, ...], samples: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
-        """The best of all micro-batch sizes; those whose work takes least first, and others only as far as they could be."""
+        """The pipeline of `best` with the best of all micro-batch sizes. Sizes whose work takes least come first, and others only
+        as far as they could be better."""
         best, below = None, math.inf
         if not len(common) < sum(take) <= self.L:
             return None
@@ -130,18 +121,17 @@ class Reals:
 
     @memoized
     def of(self, line: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...]) -> Pipeline | None:
-        """The same, with its stages on these kinds in this order."""
+        """The best pipeline, as of `best`, with its stages on these kinds in this order."""
         return self._of(np.array([line]), self._inside(line)[None], samples, b, R, common) if len(common) < len(line) else None
 
     def _of(
         self, lines: Index, insides: NDArray[np.bool_], samples: int, b: int, R: int, common: tuple[int, ...],
         below: float = math.inf,
     ) -> Pipeline | None:  # fmt: skip
-        loaded, (first, stop) = self.loaded(b, samples), self.blocks(common)
+        loaded, waits = self.loaded(b, samples), Waits(self.types.sums(R), *self.blocks(common))
         which, forwards, seconds, period, ends, flags = best_line(
-            lines, insides, *loaded, samples, self.forwards, self.tables, self.limits, self.types.sums(R), self.types.optimizer,
-            first, stop, self.more, self.blocking, self.problem.allow_recompute, self.problem.sums_early, below,
-        )  # fmt: skip
+            lines, insides, loaded, samples, self.forwards, waits, self.fixed, below
+        )
         if which < 0:
             return None
         line, again = tuple(lines[which].tolist()), tuple(bool(x) for x in flags)
@@ -151,14 +141,14 @@ class Reals:
         """When its gradient sums and optimizers have ended, about as simulated: what its own last backward does not hide of a
         stage's sums, and those of all layers below it, down to a cut that all replicas have."""
         line, ends, flags = np.array(p.stages), np.array(p.ends), np.array(p.recompute, dtype=np.int64)
+        waits = Waits(self.types.sums(R), *self.blocks(p.common))
         found: float = ended(
-            line, self._inside(p.stages), ends, flags, p.forwards, *self.loaded(p.b, samples),
-            self.types.sums(R), self.types.optimizer, self.blocks(p.common)[0], self.more, self.blocking, self.problem.sums_early,
-        )  # fmt: skip
+            line, self._inside(p.stages), ends, flags, p.forwards, self.loaded(p.b, samples), waits, self.fixed
+        )
         return found
 
     def _orders(self, take: tuple[int, ...], b: int, samples: int) -> tuple[Index, NDArray[np.bool_]]:
-        """As `lines`, with that whose longest stage is shortest."""
+        """The orders of `_lines`, and the order whose longest stage is shortest."""
         lines, insides = self._lines(take)
         if len(lines) == 1 or math.prod(count + 1 for count in take) > STATES:
             return lines, insides
@@ -186,13 +176,13 @@ class Reals:
         return np.array(self.types.insides(line), dtype=np.bool_)
 
     def loaded(self, b: int, samples: int) -> Loaded:
-        """So many samples."""
+        """The times of micro-batches of b samples, so many samples in all."""
         b = min(b, samples)
         return Loaded(*self._stacked(b, samples % b), b, -(-samples // b), samples % b)
 
     @memoized
     def _stacked(self, b: int, q: int) -> tuple[Array, Array, Array, Array]:
-        """Of both sizes."""
+        """The arrays of `Loaded` for micro-batches of b samples, and a last one of q."""
         *full, latency = self._sized(b)
         rest = self._sized(q)[:3] if q else full
         forward, backward, occupied = (np.stack([x, y]) for x, y in zip(full, rest, strict=True))
@@ -200,7 +190,7 @@ class Reals:
 
     @memoized
     def _sized(self, size: int) -> tuple[Array, Array, Array, Array]:
-        """Of one micro-batch."""
+        """The arrays of `Loaded` for one size of micro-batch."""
         V = self.types.V
         times = np.array([self.types.times(v, size) for v in range(V)])
         sent = np.array([[[self.types.sent(i, j, size, inside) for inside in (False, True)] for j in range(V)] for i in range(V)])
@@ -208,7 +198,8 @@ class Reals:
 
     @memoized
     def blocks(self, common: tuple[int, ...]) -> tuple[Index, Index]:
-        """Of a stage that begins at each layer, where the sums that its own wait for begin, and where it must end [L + 1]."""
+        """For a stage that begins at each layer, the first layer whose sums its own sums wait for, and the layer where it must
+        end [L + 1]."""
         places = np.arange(self.L + 1)
         if not common:
             return places, np.full(self.L + 1, self.L)

@@ -18,7 +18,7 @@ NEAR = 1e-3  # of the longest stage that is allowed, when its bisection ends
 
 @cache
 def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
+    """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, times = np.ones(1, np.int64), np.ones((1, 2))
     tables = np.zeros((1, 6, 2, 2))
     get_ready(lambda: best_order(one, times, times, one, 1, 1, False, tables, np.ones(1), 1.0, 2.0))

@@ -28,7 +28,7 @@ def shortest_cuts(seconds: Array, reach: Index) -> tuple[int, ...] | None:
 
 @cache
 def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
+    """Compile the functions of this file, or read them from disk: outside of any time limit."""
     get_ready(lambda: _bisected(np.zeros((1, 2)), np.ones((1, 2), np.int64)))
 
 

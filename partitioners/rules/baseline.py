@@ -12,7 +12,7 @@ from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 
 def solve(problem: Problem, rule: Rule, *, by_memory: bool = False) -> Solution:
-    """Of a rule's plans the one that fits and simulates fastest; PartitionError, with the least shortage, if none fits.
+    """The plan of a rule that fits and simulates fastest; PartitionError, with the least shortage, if none fits.
     `by_memory`: which plans there are depends on memory."""
     refuse_prices(problem, rule.name)
     desk = Desk(problem)
@@ -53,7 +53,7 @@ def common_sizes(problem: Problem, largest: int) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, the least first."""
+    """All divisors of a number, the least first."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 

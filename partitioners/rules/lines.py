@@ -41,13 +41,14 @@ class Cut(NamedTuple):
     seconds: tuple[float, ...]
 
     def least(self, microbatches: int) -> float:
-        """What so many take at least: a stage does them all after the first came to it, and before the last goes back."""
+        """The least seconds of so many micro-batches: a stage does them all after the first came to it, and before the last goes
+        back."""
         before = accumulate(self.seconds, initial=0.0)
         return max(past + microbatches * own for past, own in zip(before, self.seconds, strict=False))
 
 
 class Lines:
-    """Those of one problem; types by their numbers."""
+    """The pipelines of one problem, by how many devices of each type they have; types are numbers."""
 
     def __init__(self, desk: Desk) -> None:
         self.appraiser, self.schedule, self.problem = desk.appraiser, schedule_of(desk.problem), desk.problem
@@ -60,7 +61,7 @@ class Lines:
         self.orders = [way for order in orders for way in (order, order[::-1])]
 
     def of(self, used: Used) -> list[TypeRuns]:
-        """Those of so many devices of each type: the types in the order of their memory or speed, either way."""
+        """All pipelines of so many devices of each type: the types in the order of their memory or speed, either way."""
         return list(dict.fromkeys(TypeRuns(tuple((kind, used[kind]) for kind in order if used[kind])) for order in self.orders))
 
     @memoized

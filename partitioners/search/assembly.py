@@ -60,7 +60,7 @@ class Assembled(NamedTuple):
 
 
 class Assembly:
-    """Of one problem; pipelines are built by all `workers` at once."""
+    """The plans of one problem; pipelines are built by all `workers` at once."""
 
     def __init__(self, desk: Desk, types: Types, workers: Executor) -> None:
         self.desk, self.types, self.reals, self.workers = desk, types, Reals(types), workers
@@ -99,7 +99,7 @@ class Assembly:
         return about
 
     def _choice(self, R: int, wishes: Sequence[Wish], least: float, common: tuple[int, ...]) -> Mix | None:
-        """What is chosen from the least T on at which the linear program is possible."""
+        """The mix that is chosen, with the least T at which the linear program is possible, or a little more."""
         pool = self.pool(R, wishes, common)
         if not pool:
             return None
@@ -123,7 +123,7 @@ class Assembly:
         return None
 
     def pool(self, R: int, wishes: Sequence[Wish], common: tuple[int, ...]) -> list[Pipeline]:
-        """Those that can be built."""
+        """The pipelines of these wishes that can be built."""
 
         def built(x: Wish) -> Pipeline | None:
             n = max(1, min(x.samples, self.batch - R + 1))
@@ -135,12 +135,13 @@ class Assembly:
         return [pipeline for pipeline in found if pipeline is not None]
 
     def program(self, takes: Array, R: int, *, whole: bool = False, **options: float) -> Program:
-        """R pipelines in all, of those that take so much of what there is [there, pipelines]."""
+        """The program for R pipelines in all, each of which takes so much of what there is [there, pipelines]."""
         rows, none = np.vstack([takes, np.ones(takes.shape[1])]), np.zeros_like(self.there)
         return Program(rows, np.append(none, R), np.append(self.there, R), whole=whole, **options)
 
     def most_samples(self, pool: Sequence[Pipeline], program: Program, T: float) -> tuple[Array, Array] | None:
-        """What each pipeline does within T, and the prices at which parts of them do most; None where that is not the batch."""
+        """The samples that each pipeline does within T, and the prices at which parts of them do most; None where that is not the
+        batch."""
         samples = np.array([min(p.done(T), self.most(p)) for p in pool], dtype=np.float64)
         found = program.least(-samples, np.where(samples > 0, np.inf, 0.0))
         return None if found is None or -found.cost < self.batch * (1 - 1e-9) else (samples, found.prices[:-1])
@@ -202,11 +203,11 @@ class Assembly:
         return best
 
     def close(self, draft: Draft) -> float:
-        """What it may take, about, to be simulated."""
+        """The seconds, about, up to which a draft is simulated."""
         return (WIDE if self.desk.steps.tasks(draft) <= CHEAP else CLOSE) * self.step
 
     def _simulate(self, draft: Draft) -> float:
-        """It may be the best plan. What it takes, or at least, where that is more than the best."""
+        """The seconds that a draft takes, which may be the best plan; or takes at least, where that is more than the best."""
         least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft), self.step)
         if least >= self.step:
             return least
@@ -221,7 +222,7 @@ class Assembly:
         return bool((R * (self.takes @ take) <= self.there).all())
 
     def uses(self, p: Pipeline) -> Array:
-        """What it takes of all that there is."""
+        """How much a pipeline takes of all that there is."""
         found: Array = self.takes @ np.array(p.take(self.types.V))
         return found
 
@@ -268,11 +269,11 @@ class Assembly:
 
     @memoized
     def seconds(self, p: Pipeline, samples: int, R: int) -> float:
-        """When it has done so many."""
+        """The seconds until a pipeline has done so many samples."""
         return self.reals.seconds(p, samples, R) if samples else 0.0
 
     def drafts(self, mix: Mix, shares: list[int], ways: Sequence[int] = ()) -> Iterator[tuple[float, int, Draft]]:
-        """The plan, placed in some ways (see `Places`), and about what each takes."""
+        """Drafts of a plan, placed in some ways (see `Places`), and about what each takes."""
         n, works, which = max(len(p.stages) for p, _ in mix), dict[tuple[Pipeline, int], int](), []
         each = [p for p, count in mix for _ in range(count)]
         for p, samples in zip(each, shares, strict=True):

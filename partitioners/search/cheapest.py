@@ -95,8 +95,8 @@ class Cheapest:
         return self.best is None or subset.price * subset.bound < self.best[0] * (1 - 1e-9)
 
     def counts(self) -> Iterator[GroupCounts]:
-        """Subsets: every count of each group where they are few, else fewer and fewer of them. Of very many groups, those of the
-        same types one after the other."""
+        """Subsets: every count of each group where they are few, else fewer and fewer of them. Very many groups are taken one
+        after the other where they have the same types."""
         together = dict[object, list[int]]()
         for i, group in enumerate(self.groups):
             many = 2 ** len(self.groups) > SUBSETS
@@ -191,7 +191,7 @@ class Cheapest:
 
 
 def spread(subsets: list[Subset]) -> list[Subset]:
-    """The same in an order whose every beginning is spread over the whole: by their places' bits, reversed."""
+    """These subsets in an order whose every beginning is spread over the whole: by the bits of their places, reversed."""
     bits = max(1, len(subsets) - 1).bit_length()
     order = sorted(range(len(subsets)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
     return [subsets[i] for i in order]

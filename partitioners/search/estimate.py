@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.pipelines.line_cuts import durations
+from hetpipe.partitioners.pipelines.line_cuts import Loaded, durations
 from hetpipe.partitioners.pipelines.real import Pipeline, Reals
 from hetpipe.partitioners.step_times import pipeline_ends
 from hetpipe.predict.compiled import compiled, get_ready, inlined
@@ -23,8 +24,39 @@ Index = NDArray[np.int64]
 PATTERNS = 16  # ways of crossing nodes that are told apart for one kind of pipeline; of others the last counts
 
 
+class Built(NamedTuple):
+    """S pipelines: their numbers of stages and their families (`forwards`) [S], the kinds, ends and recompute of their stages
+    [S, n], and their loads, b, m and q [S, 3], with the arrays of `Loaded` for each of these."""
+
+    stages: Index
+    forwards: Index
+    lines: Index
+    ends: Index
+    flags: Index
+    loads: Index
+    forward: Array
+    backward: Array
+    occupied: Array
+    latency: Array
+
+
+class Network(NamedTuple):
+    """What is the same for all plans: what adapters carry, out and in [2, nodes], the bytes of outputs and of gradients before
+    each layer [L + 1], the latency and the seconds a byte of rings between and inside of nodes [2, 2], the seconds of optimizers
+    [V, lo, hi], and how many `more` each action takes; whether transfers block, and sums begin early."""
+
+    capacity: Array
+    output: Array
+    summed: Array
+    rings: Array
+    optimizer: Array
+    more: float
+    blocking: bool
+    early: bool
+
+
 class Estimates:
-    """Of one problem."""
+    """Estimates of what plans of one problem take."""
 
     def __init__(self, reals: Reals) -> None:
         self.reals, types = reals, reals.types
@@ -34,17 +66,22 @@ class Estimates:
         self.output = np.concatenate([[0.0], np.asarray(profile.output_bytes, dtype=np.float64)])
         between, inside = types.between, [link for links in types.inside.values() for link in links]
         self.rings = np.array([self._ring(between), self._ring(inside)])
+        self.network = Network(
+            self.capacity, self.output, types.summed[0], self.rings, types.optimizer, reals.more, reals.blocking,
+            types.problem.sums_early,
+        )  # fmt: skip
         ready()
 
     def _ring(self, links: Sequence[object]) -> tuple[float, float]:
-        """Latency and seconds a byte of the slowest."""
+        """Latency and seconds a byte of the slowest link."""
         one = 2.0**20
         each = [(link.seconds(0), (link.seconds(one) - link.seconds(0)) / one) for link in links]  # type: ignore[attr-defined]
         return max(each, key=lambda x: x[1], default=(0.0, 0.0))
 
     def seconds(self, mix: Sequence[tuple[Pipeline, int]], which: Index, nodes: Index) -> float:
-        """Of replicas of these pipelines with so many samples each, `which` [R] it is and on which nodes [R, stages]."""
-        n, L, types = nodes.shape[1], self.reals.L, self.reals.types
+        """The seconds, about, of a plan: of each replica, `which` of these pipelines with so many samples it is [R], and on which
+        nodes [R, stages]."""
+        n, L = nodes.shape[1], self.reals.L
         loads = [self.reals.loaded(p.b, samples) for p, samples in mix]
         stages = np.array([len(p.stages) for p, _ in mix])
         lines, flags = np.zeros((2, len(mix), n), np.int64)
@@ -52,22 +89,22 @@ class Estimates:
         for i, (p, _) in enumerate(mix):
             lines[i, : stages[i]], ends[i, : stages[i] + 1], flags[i, : stages[i]] = p.stages, p.ends, p.recompute
         forward, backward, occupied, latency = (np.stack([x[at] for x in loads]) for at in range(4))
-        found: float = _seconds(
-            which, nodes, stages, lines, ends, flags, np.array([p.forwards for p, _ in mix]),
-            np.array([[x.b, x.m, x.q] for x in loads]), forward, backward, occupied, latency, self.capacity, self.output,
-            types.summed[0], self.rings, types.optimizer, self.reals.more, self.reals.blocking, types.problem.sums_early,
+        built = Built(
+            stages, np.array([p.forwards for p, _ in mix]), lines, ends, flags, np.array([[x.b, x.m, x.q] for x in loads]),
+            forward, backward, occupied, latency,
         )  # fmt: skip
+        found: float = _seconds(which, nodes, built, self.network)
         return found
 
 
 @cache
 def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
+    """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, zero, times = np.ones(1, np.int64), np.zeros((1, 1), np.int64), np.ones((1, 2, 1, 2))
     sent, ends = np.ones((1, 2, 1, 1, 2, 2)), np.array([[0, 1]])
-    get_ready(lambda: _seconds(zero[0], zero, one, zero, ends, zero, one, np.array([[1, 1, 0]]), times, times, sent,
-                               np.ones((1, 1, 1, 2)), np.ones((2, 1)), np.ones(2), np.ones(2), np.ones((2, 2)),
-                               np.ones((1, 2, 2)), 0.0, False, True))  # fmt: skip
+    built = Built(one, one, zero, ends, zero, np.array([[1, 1, 0]]), times, times, sent, np.ones((1, 1, 1, 2)))
+    network = Network(np.ones((2, 1)), np.ones(2), np.ones(2), np.ones((2, 2)), np.ones((1, 2, 2)), 0.0, False, True)
+    get_ready(lambda: _seconds(zero[0], zero, built, network))
 
 
 @compiled
@@ -158,14 +195,13 @@ def _share(held: Array, late: Array, crossed: Array, samples: int, load: Index, 
 
 
 @compiled
-def _seconds(
-    which: Index, nodes: Index, stages: Index, lines: Index, ends: Index, flags: Index, forwards: Index, loads: Index,
-    forward: Array, backward: Array, occupied: Array, latency: Array, capacity: Array, output: Array, summed: Array, rings: Array,
-    optimizer: Array, more: float, blocking: bool, early: bool,
-) -> float:  # fmt: skip
+def _seconds(which: Index, nodes: Index, built: Built, network: Network) -> float:
+    stages, lines, ends, flags, loads, more = built.stages, built.lines, built.ends, built.flags, built.loads, network.more
+    forward, backward, capacity, summed = built.forward, built.backward, network.capacity, network.summed
+    blocking = network.blocking
     R, S, L = len(which), len(stages), len(summed) - 1
     samples = loads[:, 0] * loads[:, 1] - (loads[:, 0] - loads[:, 2]) * (loads[:, 2] > 0)
-    busy, crossed = _adapters(which, nodes, stages, ends, capacity, output, samples)
+    busy, crossed = _adapters(which, nodes, stages, ends, capacity, network.output, samples)
     made, kept = np.zeros((R, L)), np.full((S, PATTERNS), -1, np.int64)
     end, earliest = 0.0, np.inf
     for r in range(R):
@@ -183,24 +219,25 @@ def _seconds(
             continue
         inside = crossed[r, : max(0, n - 1)] < 0
         f, g, held, late, which_size, depths = durations(
-            lines[i, :n], inside, ends[i], flags[i], forwards[i], forward[i], backward[i], occupied[i], latency[i], loads[i, 1],
-            loads[i, 2], more, blocking,
+            lines[i, :n], inside, ends[i], flags[i], built.forwards[i],
+            Loaded(forward[i], backward[i], built.occupied[i], built.latency[i], loads[i, 0], loads[i, 1], loads[i, 2]), more,
+            blocking,
         )  # fmt: skip
         if not blocking:
             _share(held, late, crossed[r], samples[i], loads[i], loads[i, 1] * (f[:, 0] + g[:, 0]).max())
         done = pipeline_ends.about(f, g, held, late, which_size, depths)
-        size, begin = 1 if loads[i, 2] > 0 else 0, _longest(lines[i, :n], ends[i], optimizer)
+        size, begin = 1 if loads[i, 2] > 0 else 0, _longest(lines[i, :n], ends[i], network.optimizer)
         earliest = min(earliest, begin)
         for s in range(n):
             v, lo, hi = lines[i, s], ends[i, s], ends[i, s + 1]
             done[s] += begin
             end = max(end, done[s])
             made[r, lo:hi] = done[s]
-            for l in range(lo, hi if early else lo):  # noqa: E741
+            for l in range(lo, hi if network.early else lo):  # noqa: E741
                 below = backward[i, size, v, l] - backward[i, size, v, lo]
                 made[r, l] = done[s] - below - flags[i, s] * (forward[i, size, v, l] - forward[i, size, v, lo])
     if R > 1:
-        end = max(end, _summed(which, nodes, stages, ends, made, capacity, summed, rings))
+        end = max(end, _summed(which, nodes, stages, ends, made, capacity, summed, network.rings))
     if not blocking:
         end = max(end, earliest + busy.max())
     return end

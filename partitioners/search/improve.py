@@ -16,14 +16,15 @@ ENDS = 2  # of the plans on its way so many are simulated
 
 
 class Improvement:
-    """Of plans of one problem: `tries` neighbours at most, in a fixed order; the first that is better is the next plan."""
+    """Local search from plans of one problem: `tries` neighbours at most, in a fixed order; the first that is better is the next
+    plan."""
 
     def __init__(self, assembly: Assembly, tries: int) -> None:
         self.assembly, self.reals, self.types, self.left = assembly, assembly.reals, assembly.types, tries
         self.seen = set[Mix]()
 
     def run(self, best: Assembled) -> None:
-        """From a plan. Neighbours are placed as it is; the better one then in all ways."""
+        """Search from a plan. Neighbours are placed in its way, and one that is better in all ways."""
         while self.left > 0:
             for neighbour in self.neighbours(best.mix):
                 if neighbour in self.seen:
@@ -41,7 +42,7 @@ class Improvement:
         self.assembly.play(ENDS)
 
     def neighbours(self, mix: Mix) -> Iterator[Mix]:
-        """All, one move apart; those that change most first."""
+        """All mixes that are one move apart, first those that change most."""
         R = sum(count for _, count in mix)
         yield from self.given(mix)
         for i, (p, count) in enumerate(mix):
@@ -65,7 +66,7 @@ class Improvement:
                     yield from self.fitted(merged(mix, (i, j), (one, other), 1))
 
     def takes(self, take: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """With a stage more or less of a kind, or of another kind."""
+        """Takes with a stage more or less of a kind, or with another kind instead."""
         each = np.eye(self.types.V, dtype=np.int64)
         none = np.zeros_like(each[:1])
         for less, more in product([*none, *each], repeat=2):
@@ -74,13 +75,13 @@ class Improvement:
                 yield tuple(found.tolist())
 
     def instead(self, mix: Mix, i: int, q: Pipeline | None, some: int) -> Iterator[Mix]:
-        """Some pipelines of kind i are like this."""
+        """Mixes in which some pipelines of kind i are this one instead."""
         if q is None:
             return
         yield from self.fitted(merged(mix, (i,), (q,), some))
 
     def fitted(self, mix: Mix) -> Iterator[Mix]:
-        """It, if there are the devices; or with one of another kind that gives a device back."""
+        """The mix, if there are the devices; else mixes in which a pipeline of another kind gives a device back."""
         a = self.assembly
         used = sum(count * a.uses(p) for p, count in mix)
         if (used <= a.there).all():
@@ -99,7 +100,7 @@ class Improvement:
 
 
 def merged(mix: Mix, places: tuple[int, ...], pipelines: tuple[Pipeline, ...], some: int) -> Mix:
-    """With these pipelines instead of so many of each of these of the mix."""
+    """The mix with these pipelines instead of so many of the pipelines at each of these places."""
     found = Counter(dict(mix))
     for i, pipeline in zip(places, pipelines, strict=True):
         found[mix[i][0]] -= some

@@ -18,7 +18,7 @@ TILES = (1, 2, 4)  # stages in a row on one node, beside as many as it has room 
 
 
 class Places:
-    """Those of one problem. `kinds` and `nodes` are the numbers of each device's type and node."""
+    """The places of one problem. `kinds` and `nodes` are the numbers of each device's type and node."""
 
     def __init__(self, types: Types, kinds: Index, nodes: Index) -> None:
         self.types, self.nodes = types, nodes
@@ -45,7 +45,7 @@ class Places:
                 yield way, rows
 
     def _line(self, mix: Sequence[tuple[Pipeline, int]]) -> tuple[Index, ...]:
-        """One pipeline after the other, on the nodes in their order; larger groups first."""
+        """Runs of one stage each: one pipeline after the other, on the nodes in their order; larger groups first."""
         kinds = np.concatenate([np.tile(p.stages, count) for p, count in mix])
         stages = np.concatenate([np.tile(np.arange(len(p.stages)), count) for p, count in mix])
         replicas = np.cumsum(stages == 0) - 1
@@ -83,7 +83,7 @@ class Places:
 
 @cache
 def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
+    """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
     get_ready(lambda: _put(np.arange(2), zero, one, zero, zero, zero.copy(), one.copy(), zero, False, np.zeros((1, 1), np.int64)))
 
@@ -91,7 +91,7 @@ def ready() -> None:
 @compiled
 def _put(starts: Index, kinds: Index, degrees: Index, replicas: Index, stages: Index, first: Index, count: Index, type_of: Index,
          in_order: bool, rows: Index) -> bool:  # fmt: skip
-    """Each run of stages of one type on the node that has the least room for it, or parts of it on those that have most; or
+    """Put each run of stages of one type on the node that has the least room for it, or parts of it on those that have most; or
     (`in_order`) on the first that has room. Blocks are devices of one type on one node: from the `first` on, `count` of them are
     free."""
     for x in range(len(kinds)):

@@ -39,9 +39,9 @@ STARTS, TRIES = 2, 120  # of local search; plans from each
 
 
 class Planner:
-    """Of one problem: a plan, if one is found, and a bound. Both are searched for side by side, in two threads: what is compiled
-    needs no lock. The search of plans ends when it is `late`, that of the bound goes on `until` this says so; without it, it
-    ends before that of plans begins. Nothing depends on which is faster."""
+    """The search of one problem: a plan, if one is found, and a bound. Both are searched for side by side, in two threads: what
+    is compiled needs no lock. The search of plans ends when it is `late`, the search of the bound goes on `until` this says so;
+    without it, the bound ends before the search of plans begins. Nothing depends on which is faster."""
 
     def __init__(
         self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None
@@ -62,7 +62,7 @@ class Planner:
         self.workers.shutdown(cancel_futures=True)
 
     def run(self) -> Plan | None:
-        """The plan."""
+        """The plan of the search; None if it found none."""
         self.desk.say("bounding")
         self.bound = self.lower.run(math.inf, FIRST, SOON)  # with a T near a known step wishes are worse
         self.parts = [replace(part) for part in self.lower.parts]
@@ -150,7 +150,8 @@ class Planner:
         return [R for best, R in sorted(found) if math.isfinite(best)]
 
     def wishes(self, R: int) -> list[Wish]:
-        """Of so many replicas: the linear program's, those near an even split, of one type, and that fill nodes."""
+        """Wishes for so many replicas: the linear program's, those near an even split, those of one type, and those that fill
+        nodes."""
         columns = next(x.columns for x in self.parts if x.low <= R <= x.high)
         found = list[Wish]()
         for x in list(columns)[:WISHES]:
@@ -161,7 +162,8 @@ class Planner:
 
     @cached_property
     def _nodes(self) -> list[tuple[int, ...]]:
-        """Of each node that is unlike the others a part, all, and several: what sends little from node to node."""
+        """Takes of a part of a node, of all of it, and of several like it, for each node that is unlike the others: they send
+        little from node to node."""
         kinds, found = self.types.kinds, dict[tuple[int, ...], None]()
         shapes = list({tuple(sorted(node.devices.items())): node.devices for node in self.problem.cluster.nodes}.values())
         for devices, degree, times in product(shapes, sorted({kind.degree for kind in kinds}), NODES):
@@ -171,11 +173,11 @@ class Planner:
         return list(found)
 
     def filling(self, share: int) -> list[tuple[int, ...]]:
-        """What fills nodes and could do so many samples in about the best step so far."""
+        """Takes that fill nodes and could do so many samples in about the best step so far."""
         return [take for take in self._nodes if self.assembly.reals.least(take, share) < ABOVE * self.assembly.step]
 
     def pure(self, R: int) -> list[tuple[int, ...]]:
-        """Of one type only, of which up to R replicas use all devices."""
+        """Takes of one type only, of which up to R replicas use all devices."""
         there, found = self.types.limits[1], dict[tuple[int, ...], None]()
         for v in range(self.types.V):
             for r in range(1, R + 1):
@@ -185,8 +187,8 @@ class Planner:
         return list(found)[:PURE]
 
     def even(self, R: int) -> list[tuple[int, ...]]:
-        """Of each type none, or groups of one degree, as many as there are for each of R replicas, or one more; what
-        uses about all devices first."""
+        """Takes that have of each type none, or groups of one degree, as many as there are for each of R replicas, or one more;
+        first those that use about all devices."""
         there, each = self.types.limits[1], list[list[tuple[int, int]]]()
         for at in range(self.types.K):
             options = [(v, round_(there[v] / R)) for v, kind in enumerate(self.types.kinds) if kind.at == at

@@ -17,8 +17,8 @@ BETTER = 1 - 1e-6  # of the step
 
 
 class Polish:
-    """Of drafts of one problem: at most `tries` neighbours, of which so many `tasks` are simulated; the first that is better is
-    the next draft."""
+    """Local search from drafts of one problem: at most `tries` neighbours, of which so many `tasks` are simulated; the first that
+    is better is the next draft."""
 
     def __init__(self, desk: Desk, reals: Reals, tries: int, tasks: float) -> None:
         self.desk, self.reals, self.left = desk, reals, tries
@@ -54,7 +54,7 @@ class Polish:
         return self.budget.step(draft, least) if least < below else np.inf
 
     def neighbours(self, draft: Draft) -> Iterator[Draft]:
-        """All, one move apart."""
+        """All drafts that are one move apart."""
         if len(draft.works) > 1:
             yield from self.resized_all(draft)
         for i, work in enumerate(draft.works):
@@ -65,7 +65,7 @@ class Polish:
             yield from self.swapped(draft, i, work)
 
     def shifted(self, draft: Draft) -> Iterator[Draft]:
-        """Samples from one pipeline to another."""
+        """Drafts with samples moved from one pipeline to another."""
         count, which = np.bincount(draft.which, minlength=len(draft.works)).tolist(), draft.which.tolist()
         for i, j in permutations(range(len(draft.works)), 2):
             p, q = draft.works[i], draft.works[j]
@@ -81,11 +81,11 @@ class Polish:
                     yield with_replicas(draft, {r: works[w] for r, w in enumerate(which) if w in works})
 
     def given(self, work: Work, samples: int) -> Work:
-        """With so many samples more."""
+        """The work with so many samples more."""
         return self.with_runs(work, work.samples + samples, self.size(work), self.family(work))
 
     def size(self, work: Work) -> int:
-        """Of its micro-batches."""
+        """The samples of the largest micro-batch."""
         return work.runs[0][0]
 
     def family(self, work: Work) -> int:
@@ -95,11 +95,11 @@ class Polish:
         return next(same, 0)
 
     def with_runs(self, work: Work, samples: int, b: int, forwards: int) -> Work:
-        """With other micro-batches and warm-up depths."""
+        """The work with other micro-batches and warm-up depths."""
         return work._replace(runs=in_runs(samples, b)).warmed(forwards, self.reals.schedule)
 
     def recut(self, draft: Draft, i: int) -> Iterator[Draft]:
-        """A cut a layer up or down, of one kind of pipeline or of all that are cut there."""
+        """Drafts with a cut a layer up or down, of one kind of pipeline or of all that are cut there."""
         work = draft.works[i]
         for s in range(1, len(work.stages)):
             for more in (1, -1):
@@ -119,7 +119,7 @@ class Polish:
                     yield with_works(draft, fitting)
 
     def fitted(self, draft: Draft, i: int, work: Work) -> Work | None:
-        """With recompute where it does not fit otherwise; None if it does not fit."""
+        """The work with recompute where it does not fit otherwise; None if it does not fit."""
         appraiser, again = self.desk.appraiser, [False] * len(work.stages)
         kinds = appraiser.type_of[draft.rows[draft.which == i]]
         depths = work.in_flight(draft.schedule)
@@ -134,7 +134,7 @@ class Polish:
         return work._replace(recompute=tuple(again))
 
     def resized_all(self, draft: Draft) -> Iterator[Draft]:
-        """Other micro-batches or warm-up depths of all."""
+        """Drafts with other micro-batches or warm-up depths of all pipelines."""
         sizes = set.intersection(*(set(self.sizes(draft, i)) for i in range(len(draft.works))))
         for b, forwards in product([0, *sorted(sizes)], self.reals.forwards.tolist()):
             works = dict[int, Work]()
@@ -146,7 +146,7 @@ class Polish:
                 yield with_works(draft, works)
 
     def resized(self, draft: Draft, i: int, work: Work) -> Iterator[Draft]:
-        """Other micro-batches or warm-up depths."""
+        """Drafts with other micro-batches or warm-up depths of one kind of pipeline."""
         sizes, line = self.sizes(draft, i), self.line(draft, i)
         for b, forwards in product(sizes, self.reals.forwards.tolist()):
             other = self.fitted(draft, i, self.with_runs(work, work.samples, b, forwards))
@@ -163,14 +163,14 @@ class Polish:
         return self.reals.sizes(tuple(take), draft.works[i].samples)
 
     def line(self, draft: Draft, i: int) -> tuple[int, ...]:
-        """The kind of each stage."""
+        """The kind of each stage of a kind of pipeline."""
         r = int(np.flatnonzero(draft.which == i)[0])
         work, appraiser = draft.works[i], self.desk.appraiser
         names = [appraiser.types[k] for k in appraiser.type_of[draft.rows[r]][work.used].tolist()]
         return tuple(self.kinds[name, degree] for name, degree in zip(names, work.groups, strict=True))
 
     def swapped(self, draft: Draft, i: int, work: Work) -> Iterator[Draft]:
-        """Two stages of unlike kinds on each other's devices, with the best cuts."""
+        """Drafts with two stages of unlike kinds on each other's devices, with the best cuts."""
         line, n, R = self.line(draft, i), len(work.stages), len(draft.rows)
         pairs = combinations(range(n), 2) if n <= SHORT else ((s, s + 1) for s in range(n - 1))
         for s, t in pairs:
@@ -190,17 +190,17 @@ class Polish:
 
 
 def moved(work: Work, s: int, more: int) -> Work:
-    """With cut s so many layers on."""
+    """The work with cut s so many layers on."""
     return work._replace(ends=(*work.ends[:s], work.ends[s] + more, *work.ends[s + 1 :]))
 
 
 def with_works(draft: Draft, works: dict[int, Work]) -> Draft:
-    """With these instead of those."""
+    """The draft with these works instead of those of these numbers."""
     return draft._replace(works=tuple(works.get(i, work) for i, work in enumerate(draft.works)))
 
 
 def with_replicas(draft: Draft, replicas: dict[int, Work]) -> Draft:
-    """With some replicas' work changed."""
+    """The draft with the work of some replicas changed."""
     each = [replicas.get(r, draft.works[i]) for r, i in enumerate(draft.which.tolist())]
     numbers = {work: i for i, work in enumerate(dict.fromkeys(each))}
     return draft._replace(works=tuple(numbers), which=np.array([numbers[work] for work in each]))

@@ -1,4 +1,4 @@
-"""What the searches share: interchangeable devices, and every stage's time and memory as matrices [lo, hi].
+"""Kinds of stage by type and node, each of interchangeable devices, and every stage's time and memory as matrices [lo, hi].
 
 **The plan class** that `auto` and `exhaustive` search. Any set of devices is split into ordered pipelines
 (replicas) with any cuts. A stage is on one device, or on t of one type and node (tensor parallel) where the
@@ -66,7 +66,7 @@ class Load(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Samples of the last one."""
+        """Samples of the last micro-batch."""
         return self.q or self.b
 
     @property
@@ -90,7 +90,7 @@ def load_of(samples: int, b: int) -> Load:
 
 
 class StageTables(NamedTuple):
-    """Of one device kind at one place in the pipeline, [G loads, lo, hi]; infinite where the stage does not
+    """What a stage takes on one kind, at one place in the pipeline, [G loads, lo, hi]; infinite where the stage does not
     fit. `work` is the time of all its actions; `through` what the first forward and the last backward take at
     least; `forward` and `backward` the longest single actions ([1, lo, hi] if the same for all loads);
     `recompute` where it fits only so."""
@@ -108,7 +108,8 @@ def depth_of(family: Family, place: int, m: int) -> int:
 
 
 def depth(forwards: int, place: int, m: int) -> int:
-    """The same of a stage that does so many forwards more than the next one; 0: all."""
+    """Warm-up depth of the stage that is `place` stages from the end, where each does so many forwards more than the next one; 0:
+    all."""
     return max(1, min(m, forwards * (place - 1) + 1)) if forwards else max(1, m)
 
 
@@ -142,7 +143,7 @@ def cluster_sizes(problem: Problem) -> list[int]:
 
 
 def allowed_families(problem: Problem) -> tuple[Family, ...]:
-    """What `schedule` and `backend` leave, the shallowest first."""
+    """The families that `schedule` and `backend` leave, the shallowest first."""
     if problem.backend != "torch":
         if problem.schedule == "1f1b":
             raise InputError(
@@ -171,7 +172,7 @@ def require_stage_kinds(problem: Problem) -> None:
 
 
 class Space:
-    """A problem as matrices. Device kinds are counted, never enumerated."""
+    """A problem as matrices. Devices of a kind are counted, never enumerated."""
 
     def __init__(self, problem: Problem) -> None:
         require_stage_kinds(problem)
@@ -268,7 +269,7 @@ class Space:
         return self._stages[key]
 
     def tables(self, k: int, place: int, family: Family, loads: Sequence[Load]) -> StageTables:
-        """The same, made anew. Family "any" has the memory of the shallowest allowed."""
+        """The tables of `stage`, made anew. Family "any" has the memory of the shallowest allowed."""
         fb, bb, ab = self._of_sizes(k, [load.b for load in loads])
         held = self.families[0] if family == "any" else family
         possible, recompute = self._fits(k, [depth_of(held, place, load.m) for load in loads], loads)

@@ -30,7 +30,7 @@ class TypeKind(NamedTuple):
 
 
 class Types:
-    """Of one problem: K types, V kinds of stage, L layers.
+    """The kinds of stage of one problem: K types, V kinds, L layers.
 
     **A relaxation.** Every pair of types is given, apart, the least occupied seconds and the least latency of all links that
     could join them (`transfer`), and gradients are summed over the best links there are (`sums`): what is shown impossible with
@@ -107,7 +107,7 @@ class Types:
 
     @memoized
     def memory(self, v: int) -> Array:
-        """As `memory_tables`."""
+        """The bytes that layers need on kind v, as `memory_tables` has them."""
         return memory_tables(self.costs, self.L, self.kinds[v].type, self.kinds[v].degree)
 
     @cached_property
@@ -145,7 +145,7 @@ class Types:
 
     @memoized
     def joins(self, i: int, j: int) -> list[Link]:
-        """Links that could join a device of one type to one of the other."""
+        """All links that could join a device of one type to one of the other."""
         apart = len(self._names[i] | self._names[j]) > 1
         return self.inside.get((i, j), []) + (self.between if apart else [])
 
@@ -170,7 +170,7 @@ class Types:
         return self._fastest(self.between, size, most), inside
 
     def _fastest(self, links: list[Link], size: int, parts: int) -> Array:
-        """Of these links, apart, the least occupied seconds and the least latency [2, L + 1]."""
+        """The least occupied seconds and the least latency of these links, apart [2, L + 1]."""
         if not links:
             return np.full((2, self.L + 1), np.inf)
         occupied = np.minimum.reduce([self._occupied(link, size)[parts - 1] for link in links])
@@ -193,10 +193,11 @@ class Types:
 
     @memoized
     def sums_over(self, R: int, inside: bool) -> Array:
-        """The same of owners that are on one node, or not all on one; infinite where there are no such. A stage's segments have
-        R owners each and run one after the other; over a link of latency a and rate w they take 2(R − 1)(j·a + size / (R·w))
-        for j ≥ 1 segments (Patarasu and Yuan 2009), which grows with R. A device of a group of t holds a t-th. The slowest link
-        of a ring over several nodes is no faster than the best between nodes."""
+        """Lower bound [V, lo, hi] on the seconds of a stage's gradient sums over R owners that are all on one node, if `inside`,
+        or not all on one; infinite where the cluster has no place for them. A stage's segments have R owners each and run one
+        after the other; over a link of latency a and rate w they take 2(R − 1)(j·a + size / (R·w)) for j ≥ 1 segments (Patarasu
+        and Yuan 2009), which grows with R. A device of a group of t holds a t-th. The slowest link of a ring over several nodes
+        is no faster than the best between nodes."""
         found = np.full((self.V, self.L + 1, self.L + 1), np.inf)
         for v, kind in enumerate(self.kinds):
             here = [link for j in range(self.K) for link in self.inside.get((kind.at, j), [])]
@@ -220,7 +221,7 @@ class Types:
 
     @cached_property
     def adapters(self) -> tuple[Array, Array] | None:
-        """Of nodes with devices of each type how many there are, and the most bytes/s that the adapters of one carry out [K].
+        """How many nodes have devices of each type, and the most bytes/s that the adapters of one carry out [K].
         None where nothing shares them, or links between nodes are measured: what those carry may be less than its bytes
         (`rate_alone`)."""
         if not self.cluster.shares_adapters or any(link.points is not None for link in self.between):
@@ -246,8 +247,8 @@ class Types:
 
     @memoized
     def sent(self, a: int, b: int, size: int, inside: bool) -> Array:
-        """What a transfer of each boundary's output between stages of these kinds takes, about: seconds that it holds its link
-        [L + 1], and then its latency; infinite where there is no such link."""
+        """The time, about, of a transfer of each boundary's output between stages of these kinds: seconds that it holds its link
+        [L + 1], and then its latency; infinite where no link joins them."""
         i, j = self.at[a], self.at[b]
         links = (self.inside.get((i, j), []) if inside else self.between) or self.joins(i, j)
         parts = min(self.kinds[a].degree, self.kinds[b].degree)

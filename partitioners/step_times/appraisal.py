@@ -30,9 +30,9 @@ class PipelineKind(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """What bounds and memory need to know of a draft, or of several that are alike: its kinds of pipeline; for each place in a
-    row, whether the devices there, which sum their gradients, are on several nodes for sure; and of one draft the rows of each
-    kind."""
+    """What is needed to bound a draft, or several that are alike, and to see whether it fits: its kinds of pipeline; for each
+    place in a row, whether the devices there, which sum their gradients, are on several nodes for sure; and of one draft the rows
+    of each kind."""
 
     pipelines: list[PipelineKind]
     spread: tuple[bool, ...]
@@ -49,7 +49,7 @@ def samples_in_flight(runs: Runs, depth: int) -> int:
 
 
 class Appraiser:
-    """Of drafts of one problem."""
+    """Bounds of drafts of one problem, and what they lack in memory."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -66,7 +66,7 @@ class Appraiser:
         self.earliest = Earliest(self.costs, self.links, self.types, self.type_sets, self.link_sets, early=problem.sums_early)
 
     def sketch(self, draft: Draft) -> Sketch:
-        """That of one draft."""
+        """The sketch of one draft."""
         nodes = self.links.node[draft.rows]
         if len({work.ends for work in draft.works}) == 1:
             spread = (nodes != nodes[0]).any(axis=0).tolist()
@@ -88,7 +88,7 @@ class Appraiser:
                 yield PipelineKind(work, (*types[j].tolist(),), (*links[j].tolist(),)), rows[where == j]
 
     def busy(self, draft: Draft) -> float:
-        """What the stage with most work takes: no plan of this draft has a shorter step, and little is needed to know it."""
+        """The seconds of the stage with most work: no plan of this draft has a shorter step, and little is needed to know it."""
         each = list[float]()
         for i, work in enumerate(draft.works):
             kinds = self.type_of[draft.rows[draft.which == i]][:, work.used]

@@ -63,7 +63,8 @@ class Desk:
         self.say = say or problem.progress or (lambda _: None)
 
     def candidate(self, place: int, draft: Draft, below: float | None = None) -> Candidate:
-        """One draft, bounded, unless only its memory is asked for. One that cannot be `below` this is not sketched."""
+        """The candidate of one draft, bounded, unless only its memory is asked for. One that cannot be `below` this is not
+        sketched."""
         below = self.below if below is None else below
         busy = self.appraiser.busy(draft) if self.bounding and math.isfinite(below) else 0.0
         if busy >= below:
@@ -88,10 +89,10 @@ class Desk:
         return self.appraiser.missing(candidate.sketch, candidate.draft.schedule)
 
     def quickest(self, candidates: Iterable[Candidate], below: float = math.inf) -> tuple[float, Draft] | None:
-        """Of the drafts that fit and have a smaller step than `below` the quickest, of equals the first in the rule's order; and
+        """The quickest of the drafts that fit and have a smaller step than `below`, of equals the first in the rule's order; and
         its step. Least bound first, until the next is above the step in hand. When it is late, no more once there is one; nor
-        after so many `LOOKS`. Where adapters are shared, of those that the budget is enough for; where all take too long,
-        that of the fewest tasks."""
+        after so many `LOOKS`. Where adapters are shared, only drafts are compared that the budget is enough for; where all take
+        too long, it is the draft of the fewest tasks."""
         best: tuple[float, tuple[int, ...], Draft] | None = None
         some = takewhile(lambda _: math.isinf(below) or not self.late(), candidates)
         waiting: list[tuple[float, tuple[int, ...], int, Entry]] = []
@@ -133,8 +134,8 @@ class Desk:
 
 
 class Budget:
-    """Of simulations in which transfers share adapters: so many tasks, of which each takes no fewer and no more than these.
-    Without sharing what a draft takes at least is its step."""
+    """A budget of simulations in which transfers share adapters: so many tasks, of which each takes no fewer and no more than
+    these. Without sharing the least seconds of a draft are its step."""
 
     def __init__(self, steps: Steps, tasks: float = PLAYED, fewest: float = PLAYED / MOST, most: float = PLAYED / FEW) -> None:
         self.steps, self.left, self.fewest, self.most = steps, tasks, fewest, most
@@ -142,7 +143,7 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether there is no more."""
+        """Whether the tasks are used up."""
         return self.left <= 0
 
     def step(self, draft: Draft, least: float) -> float:
@@ -167,7 +168,7 @@ class Best:
 
     @property
     def spent(self) -> bool:
-        """Whether no more are looked at."""
+        """Whether no more drafts are looked at."""
         return self.left <= 0 or self.budget.spent
 
     def offer(self, draft: Draft) -> Iterator[Candidate]:
@@ -196,5 +197,5 @@ class Rule(Protocol):
         ...
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All that are tried, or PartitionError or InputError where there is none."""
+        """All drafts that the rule tries; PartitionError or InputError where it has none."""
         ...

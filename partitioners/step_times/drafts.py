@@ -52,12 +52,12 @@ class Work(_Work):
 
     @cached_property
     def stages(self) -> list[tuple[int, int]]:
-        """The layers of each."""
+        """The layers [lo, hi) of each stage."""
         return [(lo, hi) for lo, hi in pairwise(self.ends) if hi > lo]
 
     @cached_property
     def samples(self) -> int:
-        """Of one step."""
+        """The samples of one step."""
         return sum(size * count for size, count in self.runs)
 
     @cached_property
@@ -67,7 +67,7 @@ class Work(_Work):
 
     @cached_property
     def recomputes(self) -> tuple[bool, ...]:
-        """Whether each stage does."""
+        """Whether each stage recomputes."""
         return (self.recompute,) * len(self.stages) if isinstance(self.recompute, bool) else self.recompute
 
     @cached_property
@@ -80,7 +80,7 @@ class Work(_Work):
         return self.depths or default_depths(schedule, len(self.stages), self.m)
 
     def warmed(self, forwards: int, schedule: ScheduleName) -> Work:
-        """With the warm-up depths of stages that do so many forwards more than the next (`space.depth`)."""
+        """The work with the warm-up depths of stages that do so many forwards more than the next (`space.depth`)."""
         depths = tuple(depth(forwards, place, self.m) for place in range(len(self.stages), 0, -1))
         return self._replace(depths=() if depths == default_depths(schedule, len(depths), self.m) else depths)
 
@@ -116,7 +116,7 @@ class Draft(NamedTuple):
     which: Index
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan."""
+        """The plan that this is a draft of."""
         ids = [device.id for device in problem.cluster.devices]
         replicas = tuple(
             self.works[i].replica(row, ids)

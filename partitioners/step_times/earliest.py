@@ -39,7 +39,8 @@ class PipelineRows(NamedTuple):
 
 
 class CommonWork(NamedTuple):
-    """What they all do: their micro-batches, whether they recompute, beside how many replicas, in what schedule."""
+    """What pipelines that are bounded together have in common: their micro-batches, whether they recompute, how many replicas
+    there are, and the schedule."""
 
     runs: Runs
     recompute: bool
@@ -58,7 +59,7 @@ class Stages(NamedTuple):
 
 
 class Earliest:
-    """For the pipelines of one problem; sets of types are of places in `kinds`."""
+    """Bounds for the pipelines of one problem; sets of types are of places in `kinds`."""
 
     def __init__(
         self, costs: Costs, links: Links, kinds: list[str], types: NumberedSets, joins: NumberedSets, *, early: bool
@@ -135,7 +136,8 @@ class Earliest:
 
     @memoized
     def _after(self, types: int, spread: bool, size: int, recompute: bool, R: int) -> Array:
-        """The same of stages of layers [lo, hi) on any of these types, whose last micro-batch has so many samples."""
+        """Least seconds [lo, hi] from the last backward of stages of these layers to the end of their gradient sums, on any of
+        these types; their last micro-batch has so many samples."""
         summed = np.maximum(self.summed - self.summed[:, None], 0.0)
         links = self.links.between if spread else {*self.links.between, *self.links.inside.tolist()}
         sums, below = np.where(summed > 0, self._rings(summed, R, links), 0.0), np.zeros_like(summed)
@@ -154,12 +156,12 @@ class Earliest:
 
     @memoized
     def _transfer(self, link: int, size: int) -> Array:
-        """Of each boundary's output [L + 1]."""
+        """Seconds of the transfer of each boundary's output [L + 1]."""
         return link_seconds(self.links.all[link], self.output * size)
 
     @memoized
     def _optimizer(self, kind: int) -> Array:
-        """Of all layers before [L + 1]."""
+        """Seconds of the optimizer of all layers before each [L + 1]."""
         L = self.costs.layer_count
         return np.array([self.costs.optimizer_seconds(self.kinds[kind], 0, hi) for hi in range(L + 1)])
 

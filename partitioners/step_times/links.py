@@ -44,7 +44,7 @@ class Links:
         return number
 
     def numbers(self, a: Index, b: Index) -> Index:
-        """Of the links between devices, pair by pair."""
+        """The numbers of the links between devices, pair by pair."""
         x, y = self.node[a], self.node[b]
         found = np.where(x == y, self.inside[x], self.other)
         if len(self.codes):
@@ -54,7 +54,8 @@ class Links:
         return found
 
     def among(self, costs: Costs, devices: Index) -> Iterable[Link]:
-        """As `Costs.links_among`, of these devices: kept, as they sum bucket after bucket."""
+        """The links among these devices, as `Costs.links_among` has them. The last are kept, since the same devices sum bucket
+        after bucket."""
         if self._last[0] is not devices:
             self._last = devices, list(self._among(costs, devices))
         return self._last[1]
@@ -69,7 +70,7 @@ class Links:
         return [self.all[number] for number in numbers]
 
     def link(self, number: int) -> Link:
-        """That of a number; InputError that says which is not known."""
+        """The link of a number; InputError that says which link is not known."""
         if number < 0:
             self.refuse()
         return self.all[number]

@@ -40,7 +40,7 @@ def replica_ends(costs: Costs, replica: ReplicaPlan, schedule: ScheduleName) -> 
 
 @cache
 def ready() -> None:
-    """Compile it, or read it from disk: outside of any time limit."""
+    """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, none = np.ones((1, 1)), np.zeros((0, 1))
     given = one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)
     get_ready(lambda: (run(*given), about(*given)))
@@ -113,8 +113,8 @@ def _later(i: int, every: int, state: Array, before: Array, arrivals: Array, dep
 
 @compiled
 def about(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
-    """The same but for rounding: once all repeats itself, as many micro-batches as there are of one size are skipped. All is
-    compared to what it was at the last power of two (Brent 1980)."""
+    """What `run` returns, but for rounding: once all repeats itself, as many micro-batches as there are of one size are skipped.
+    All is compared to what it was at the last power of two (Brent 1980)."""
     n, m = len(depths), len(which)
     arrivals, state, before = np.zeros((n, m)), np.zeros((3, n)), np.zeros((3, n))
     clock: Array = state[0]

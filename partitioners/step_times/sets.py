@@ -20,14 +20,14 @@ class NumberedSets:
         self._number: dict[Set, int] = {}
 
     def number(self, found: Iterable[int]) -> int:
-        """That of a set."""
+        """The number of a set."""
         key = frozenset(found)
         if self._number.setdefault(key, len(self.all)) == len(self.all):
             self.all.append(key)
         return self._number[key]
 
     def singles(self, values: Index) -> Index:
-        """Those of the sets of one number each."""
+        """The numbers of the sets that hold one of these values each."""
         unlike, where = np.unique(values, return_inverse=True)
         numbers: Index = np.array([self.number([value]) for value in unlike.tolist()], dtype=np.int64)
         return numbers[where.reshape(values.shape)]
@@ -52,7 +52,7 @@ class NumberedSets:
         return self._united(found, found[(places + step * (length - width)) % len(values)])
 
     def _united(self, a: Index, b: Index) -> Index:
-        """The union of each set of a with that of b."""
+        """The union of each set of a with the set of b at the same place."""
         known = len(self.all)
         pairs, where = np.unique(a * known + b, return_inverse=True)
         united = [self.number(self.all[pair // known] | self.all[pair % known]) for pair in pairs.tolist()]

@@ -53,7 +53,7 @@ class Sum(NamedTuple):
 
 
 class Steps:
-    """Of drafts of one problem; what they share is simulated once."""
+    """The steps of drafts of one problem; what they share is simulated once."""
 
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.costs = appraiser, appraiser.costs
@@ -105,7 +105,8 @@ class Steps:
         return self._runs[kind, schedule]
 
     def _bytes(self, replica: ReplicaPlan, work: Work) -> Array:
-        """Of a pipeline's transfers one way, as `contention` has it: where they are a part of actions they share nothing."""
+        """The bytes of a pipeline's transfers one way, as `contention` has them: where they are a part of actions they share
+        nothing."""
         found = np.zeros(len(replica.stages) - 1)
         for s, (a, b) in enumerate(pairwise(replica.stages)):
             parts, link = min(len(a.devices), len(b.devices)), self.costs.link(a.device, b.device)
@@ -115,7 +116,7 @@ class Steps:
         return found
 
     def _sums(self, found: list[AlikePipelines]) -> Iterator[Sum]:
-        """In the order of `sums.sync_segments`. Pipelines of one kind wait alike."""
+        """All gradient sums, in the order of `sums.sync_segments`. Pipelines of one kind wait alike."""
         alone = self.appraiser.problem.backend == "torch"  # else one process drives a pipeline
         for holders, buckets in self._segments(found):
             groups = [found[i].work.groups[s] for i, s in holders]
@@ -188,5 +189,5 @@ class Steps:
         return frozenset(kinds)
 
     def _ring(self, devices: Index, size: float) -> float:
-        """As `Costs.all_reduce_seconds`."""
+        """The seconds of a gradient sum, as `Costs.all_reduce_seconds` has them."""
         return ring_seconds(self.appraiser.links.among(self.costs, devices), len(devices), size) if size > 0 else 0.0

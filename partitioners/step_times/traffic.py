@@ -33,7 +33,7 @@ class SumTraffic(NamedTuple):
 
 
 class Traffic:
-    """Of drafts of one problem."""
+    """What the adapters of one problem's cluster carry."""
 
     def __init__(self, costs: Costs, links: Links) -> None:
         self.costs, self.links = costs, links
@@ -59,7 +59,7 @@ class Traffic:
         return float(max(((sent + summed[:, None]) / self.capacity).max(), after[summed > 0].max(initial=0.0)))
 
     def _bytes(self, ring: SumTraffic) -> float:
-        """What they send from each of their nodes, as `Costs.ring` has it."""
+        """The bytes that these sums send from each of their nodes, as `Costs.ring` has them."""
         k, links, total = len(ring.devices), list(self.links.among(self.costs, ring.devices)), 0.0
         for part in (size / k for size in ring.sizes):
             link = max(links, key=lambda link: link.seconds(part))
