@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+import hetpipe
 from hetpipe.files.messages import InputError
 from hetpipe.planning import registry
 from hetpipe.spec.job import Job
@@ -108,6 +110,9 @@ class TestTargets:
 
 
 def test_a_model_without_the_package_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the modules are those that there were, also as attributes of the package that holds them."""
+    for package in ("models", "hf"):
+        monkeypatch.setattr(hetpipe, package, import_module(f"hetpipe.{package}"))
     for name in [name for name in sys.modules if name.startswith(("hetpipe.models", "hetpipe.hf"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)

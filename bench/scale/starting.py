@@ -62,13 +62,13 @@ def rank(program: Callable[..., Any], *arguments: Any) -> Any:
     mark("forks")
     from hetpipe.processes.world import World
     from hetpipe.runtime.plan_engine import PlanEngine
-    from hetpipe.training import session, trainer
+    from hetpipe.training import legs, session, trainer
 
     noted(session, "meet", after="meeting")
     noted(session, "build_model", after="model")
     noted(trainer, "prepare", after="files")
     noted(World, "restrict", after="groups")
-    noted(trainer, "join", after="engine")
+    noted(legs, "join", after="engine")
     noted(PlanEngine, "step", before="loop", after="first step")
     result = program(*arguments)
     save(f"rank {os.environ['RANK']}")
