@@ -124,8 +124,13 @@ def test_a_stage_in_float32_between_two_in_float64_is_exact(backend: Backend) ->
 
 def test_replicas_that_would_hold_a_layer_in_two_types_are_refused() -> None:
     plan = make_plan([{"cuts": [4, 6], "sizes": [3]}, {"cuts": [10], "sizes": [2]}])
-    with pytest.raises(InputError, match="layer 4 is held in float32 by n0/1 and in float64 by n1/0: replicas sum their grad"):
-        backends.refuse_sums(plan, {"n0/0": LONG, "n0/1": SHORT, "n1/0": LONG}.__getitem__)
+    types = {"n0/0": LONG, "n0/1": SHORT, "n1/0": LONG}.__getitem__
+    with pytest.raises(InputError, match="layer 4 is held in float32 by n0/1 and in float64 by n1/0: both sum their gradients"):
+        backends.refuse_sums(plan, {}, types)
+    alone = make_plan([{"cuts": [4, 6], "sizes": [3]}])
+    backends.refuse_sums(alone, {"0.weight": (0, 2)}, types)
+    with pytest.raises(InputError, match="the parameter '0.weight', which layers share, is held in float64 by n0/0 and in float"):
+        backends.refuse_sums(alone, {"0.weight": (0, 9)}, types)
 
 
 def test_types_that_are_said_do_not_follow_the_callers_autocast() -> None:
@@ -142,17 +147,18 @@ def test_types_that_are_said_do_not_follow_the_callers_autocast() -> None:
 def test_several_precisions_are_measured_in_one_profile(folder: Folder, run: Command) -> None:
     """Those of real and of emulated devices; a plan chooses among them."""
     file = folder.job(plan={"partitioner": "auto"}, profile=None, train=train(dtype="float32"),
-                      profiler={"microbatch_sizes": [1], "repeats": 1, "precisions": ["fp32", "bf16"]})  # fmt: skip
+                      profiler={"microbatch_sizes": [1], "repeats": 1, "precisions": ["bf16", "fp32"]})  # fmt: skip
     folder.cluster(2, slowdown=3.0)
     ended = run("profile", file, "-o", "measured.json")
     assert ended.code == 0, ended.err
     profile = folder.read("measured.json")
-    assert [(m["device_type"], m["precision"]) for m in profile["measurements"]] == [("cpu", "fp32"), ("cpu", "bf16")]
-    assert ["saved_bytes_per_sample" in m for m in profile["measurements"]] == [False, True]
+    assert [(m["device_type"], m["precision"]) for m in profile["measurements"]] == [("cpu", "bf16"), ("cpu", "fp32")]
+    assert ["saved_bytes_per_sample" in m for m in profile["measurements"]] == [True, False]
     options = ("--global-batch", 4, "--precision", "fp32", "-o", "chosen.json")
+    assert profile["host"]["precision"] == "fp32", "training is paced by that"
     plan = run("plan", "--profile", "measured.json", "--cluster", "cluster.yaml", *options)
     assert plan.code == 0, plan.err
     assert folder.read("chosen.json")["precision"] == {"cpu": "fp32"}
     refused = run("profile", file, "-o", "measured.json", "--set", "train.dtype=float64")
     assert refused.code == 2
-    assert "profiler.precisions are fp32, bf16, of matrix products of a model in float32, but parameters of this" in refused.err
+    assert "profiler.precisions are bf16, fp32, of matrix products of a model in float32, but parameters of this" in refused.err

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bench.reference import train_reference
 from hetpipe import InputError
 from hetpipe.layers.model import Loss, Model, mse
+from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import layer_on, make_stage
 from hetpipe.layers.split import tied_layers
 from hetpipe.layers.transforms import COMPILED, lineage_of, transformed, written_names
@@ -19,6 +20,7 @@ from hetpipe.layers.weights import empty_names, load_state, state_of
 from hetpipe.measuring.cache import cache_path
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.spec.job import Job, ProfileSection
+from hetpipe.spec.number_types import NumberTypes
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.commands import Command
@@ -52,6 +54,37 @@ def test_of_two_transforms_the_names_go_back_to_the_first() -> None:
     assert found is not None
     assert found.identities == (Doubling.identity,) * 2
     assert written_names(layers)(f"0.{COMPILED}.base.base.weight") == "0.weight"
+
+
+def test_a_layer_that_stands_at_two_places_is_transformed_once() -> None:
+    block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    first, between, second = doubled(nn.Sequential(block, nn.Tanh(), block))
+    assert first is second
+    assert [type(module) for module in first.children()] == [Doubled, nn.ReLU]
+    assert isinstance(first.get_submodule("0.base"), nn.Linear)
+    assert isinstance(between, nn.Tanh)
+
+
+def test_what_is_more_than_a_chain_is_not_transformed() -> None:
+    class More(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return -x
+
+    with pytest.raises(InputError, match="has a forward of its own, which would not run"):
+        doubled(More(nn.Linear(2, 2)))
+
+
+def test_a_stage_in_other_types_has_the_same_parameters() -> None:
+    """Others refer to them: the layers that share one, an optimizer."""
+    layers = tied()
+    before = list(layers.parameters())
+    with layer_on(layers, layers[0], CPU, NumberTypes.of("float64")) as layer:
+        assert {p.dtype for p in layer.parameters()} == {torch.float64}
+    assert {p.dtype for p in layers.parameters()} == {torch.float32}
+    make_stage(layers, 0, 6, types=StageTypes(0, 6, NumberTypes.of("float64")))
+    assert all(a is b for a, b in zip(before, layers.parameters(), strict=True))
+    assert {p.dtype for p in before} == {torch.float64}
+    assert tied_layers(layers) == tied_layers(tied())
 
 
 class Late(nn.Linear):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.plans_shown import three
+from tests.support.plans_shown import save_parts, three
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,12 +17,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_script_prints_and_draws_what_the_command_does(tmp_path: Path) -> None:
-    shown = three()
-    assert shown.profile is not None
-    assert shown.cluster is not None
-    shown.plan.save(tmp_path / "plan.json")
-    shown.profile.save(tmp_path / "profile.json")
-    shown.cluster.save(tmp_path / "cluster.json")
+    save_parts(three(), tmp_path)
     options = ("plan.json", "--profile", "profile.json", "--cluster", "cluster.json", "-o")
     script, command = run(tmp_path, "hetpipe.show", *options, "a.svg"), run(tmp_path, "hetpipe", "show", *options, "b.svg")
     assert (script.returncode, command.returncode) == (0, 0), script.stderr + command.stderr

@@ -13,7 +13,7 @@ from hetpipe.show.text_picture import TextPicture
 from hetpipe.study import changes, make
 from hetpipe.study.rules import EQUAL, RULES
 from tests.support.commands import Command
-from tests.support.plans_shown import demo, three, whole
+from tests.support.plans_shown import demo, save_parts, three, whole
 from tests.support.rooms import ROOT, imported
 
 SHOW = ROOT / "hetpipe" / "show"
@@ -38,12 +38,7 @@ def test_a_command_that_draws_runs_no_partitioner_twice(
     run: Command, tmp_path: Path, planned: Counter[str], picture: str, names: tuple[str, ...]
 ) -> None:
     """It draws into a file and prints: the equal split is in both."""
-    shown = three()
-    assert shown.profile is not None
-    assert shown.cluster is not None
-    shown.plan.save(tmp_path / "plan.json")
-    shown.profile.save(tmp_path / "profile.json")
-    shown.cluster.save(tmp_path / "cluster.json")
+    save_parts(three(), tmp_path)
     files = [str(tmp_path / name) for name in ("plan.json", "profile.json", "cluster.json", picture)]
     planned.clear()
     said = run("show", files[0], "--profile", files[1], "--cluster", files[2], "-o", files[3], "--no-what-if")

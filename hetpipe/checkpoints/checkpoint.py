@@ -67,11 +67,11 @@ def save(folder: str | Path, step: int, stage: nn.Module, optimizer: torch.optim
 
 
 def begin(store: Store, step: int, stage: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any], world: World,
-          shard: tuple[int, int] = (0, 1), called: str = "the folder of checkpoints") -> Begun:  # fmt: skip
+          shard: tuple[int, int] = (0, 1)) -> Begun:  # fmt: skip
     """What a checkpoint from all ranks will hold. `extra` is plain data (sampler, schedule). `shard`: which of the stage this
     rank has, of how many. InputError on every rank if they do not share this store."""
     world = world.patiently()
-    store.check_shared(world, called)
+    store.check_shared(world, "the folder of checkpoints")
     tensors = separate(model_state(stage) | optimizer_state(stage, optimizer))
     sizes = {key: size for part in world.gather({k: t.numel() * t.element_size() for k, t in tensors.items()})
              for key, size in part.items()}  # fmt: skip

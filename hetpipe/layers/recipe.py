@@ -36,7 +36,7 @@ def make_stage(layers: nn.Sequential, lo: int, hi: int, device: torch.device = C
         give_values(layers, name, layer, device)
         layer.to(device)
         if types is not None:
-            replace_tensors(layers, {id(old): new for old, new in _in_other_types(layer, types.types)})
+            _hold(layer, types.types)
         stage.add_module(name, layer)
     stage.recompute, stage.types = recompute, types
     return stage
@@ -54,11 +54,11 @@ def layer_on(
     give_values(layers, next(name for name, found in named_layers(layers) if found is layer), layer, device)
     if len(empty) < len(before):
         layer.to(device)
-    others = _in_other_types(layer, types)
-    replace_tensors(layers, {id(old): new for old, new in others})
+    held = _hold(layer, types)
 
     def put_back() -> None:
-        replace_tensors(layers, {id(new): old for old, new in others})
+        for tensor, data in held:
+            tensor.data = data
         if len(empty) < len(before):
             layer.to(home)
         given = tensors_of(layer)
@@ -74,14 +74,14 @@ def layer_on(
     put_back()
 
 
-def _in_other_types(layer: nn.Module, types: NumberTypes) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor of the layer that is held in another number type than the device's, and one in this."""
+def _hold(layer: nn.Module, types: NumberTypes) -> list[tuple[Tensor, Tensor]]:
+    """Let the layer's tensors, the same objects, be of the number type that the device holds them in; what was in each of those
+    that were of another."""
     if types.held is None:
         return []
     wanted = torch_type(types.held)
-    pairs = [(t, t.detach().to(wanted)) for t in dict.fromkeys(tensors_of(layer).values()) if t.is_floating_point()]
-    return [
-        (old, nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new)
-        for old, new in pairs
-        if old.dtype != wanted
-    ]
+    others = [t for t in dict.fromkeys(tensors_of(layer).values()) if t.is_floating_point() and t.dtype != wanted]
+    before = [(tensor, tensor.data) for tensor in others]
+    for tensor in others:
+        tensor.data = tensor.data.to(wanted)
+    return before

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
+from hetpipe.layers.trials.chain_check import check_chain
 
 COMPILED = "_orig_mod"  # under which torch.compile(module) holds the module
 _MADE = "_hetpipe_made"
@@ -42,13 +44,14 @@ class Lineage:
 
 
 def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Sequential:
-    """The chain of what these make of its layers, one after the other, under the same names. InputError where a transform loses
-    a tensor, or calls two alike."""
-    found = nn.Sequential()
+    """The chain of what these make of its layers, one after the other, under the same names; of a layer that stands at several
+    places once. InputError where `layers` is more than a chain, or a transform loses a tensor, or calls two alike."""
+    check_chain("to be transformed", layers)
+    found, of_layer = nn.Sequential(), dict[nn.Module, nn.Module]()
     for name, layer in named_layers(layers):
-        for transform in transforms:
-            layer = _apply(transform, name, layer)
-        found.add_module(name, layer)
+        if layer not in of_layer:
+            of_layer[layer] = reduce(lambda made, transform: _apply(transform, name, made), transforms, layer)
+        found.add_module(name, of_layer[layer])
     return found
 
 

@@ -62,10 +62,11 @@ def profile_cluster(
     mine = [device for device, rank in who.values() if rank == world.rank]
     emulated = [rank for device, rank in who.values() if cluster.device_types[device.type].emulate is not None]
     hosts = dict[Precision | None, Measured]()
-    for at in precisions if emulated else ():
+    trained: Precision | None = "fp32" if "fp32" in precisions else None
+    for at in dict.fromkeys((trained, *precisions)) if emulated else ():
         plain = partial(_run, model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True, at)
         hosts[at] = _alone(world, emulated[0], plain)
-    host = hosts.get(precisions[0])
+    host = hosts.get(trained)  # by which training is paced, whatever was asked for first
     done, overheads = list[Measured](), list[DeviceOverhead]()
     for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
         results = list[tuple[list[Measured], DeviceOverhead]]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -139,15 +139,17 @@ def seat(world: World, backend: Backend, plan: Plan) -> World:
     return replace(world, device_id=own, rank_of=seats)
 
 
-def refuse_sums(plan: Plan, types: Callable[[str], NumberTypes]) -> None:
-    """InputError if replicas of a layer would sum their gradients in different number types."""
-    for layer in range(plan.layer_count):
-        owners = [next(s.device for s in r.stages if layer < s.layers[1]) for r in plan.replicas]
-        for device in owners[1:]:
-            if types(device).summed != types(owners[0]).summed:
+def refuse_sums(plan: Plan, tied: Mapping[str, Sequence[int]], types: Callable[[str], NumberTypes]) -> None:
+    """InputError if the owners of a layer, or of a parameter that layers share, would sum their gradients in different number
+    types. `tied`: see `plan_groups`."""
+    for owners in (*plan.owners(), *(plan.owners_of_tied(name, layers) for name, layers in tied.items())):
+        first, *others = owners.everyone
+        for device in others:
+            if types(device).summed != types(first).summed:
+                what = f"layer {owners.lo}" if owners.tied is None else f"the parameter {owners.tied!r}, which layers share,"
                 raise InputError(
-                    f"layer {layer} is held in {types(owners[0]).held} by {owners[0]} and in {types(device).held} by {device}: "
-                    "replicas sum their gradients, and hold the same parameters, so they must hold a layer in one type"
+                    f"{what} is held in {types(first).held} by {first} and in {types(device).held} by {device}: both sum their "
+                    "gradients, and hold the same numbers, so they must hold them in one type"
                 )
 
 
@@ -157,8 +159,9 @@ def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device
     """This process's engine; None where the plan leaves it unused. `device`, `emulation` and `types` say what a device id is.
     `world` is seated (see `seat`). Collective."""
     refuse_skips(model.layers, backend)
-    refuse_sums(plan, types)
-    groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, tied_layers(model.layers))
+    ties = tied_layers(model.layers)
+    refuse_sums(plan, ties, types)
+    groups = PlanGroups.create(plan, world.require(plan.device_ids).rank_of, ties)
     used = world.restrict(plan.device_ids)
     if used.device_id is None:
         return None

@@ -176,6 +176,7 @@ class GradientSync:
             for group in groups
             for bucket in _cut([p for p in group.parameters if p.requires_grad])
         ]
+        assert all(group.piece[1] == 1 for group in groups), "of a group's parameters, a piece would be summed whole"
         self._next = len(self._buckets)
         self._hooks: list[_Handle] = []
         for bucket in self._buckets:

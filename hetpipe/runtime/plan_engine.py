@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, as_value, evaluating
-from hetpipe.layers.numbers import callers_autocast, computing, stage_types
+from hetpipe.layers.numbers import callers_autocast, computing
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.trials.layer_check import Outcome
 from hetpipe.layers.untouched.randomness import drawing
@@ -24,6 +24,7 @@ from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.rendezvous import give_back_at_exit
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
+from hetpipe.runtime.boundaries import Boundaries
 from hetpipe.runtime.buffers import SharedBuffers
 from hetpipe.runtime.checks import stale
 from hetpipe.runtime.checks.agreement import (
@@ -41,7 +42,6 @@ from hetpipe.runtime.gradients import GradientSync, ReplicaMismatchError
 from hetpipe.runtime.holder import Holder
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.whole_state import whole_state
-from hetpipe.spec.number_types import NumberType, NumberTypes
 from hetpipe.spec.plan import Plan
 
 OnOutput = Callable[[Tensors, int], None]  # of a micro-batch, by its number
@@ -54,14 +54,11 @@ class PlanEngine(Holder, ABC):
 
     sync: GradientSync
     groups: PlanGroups
+    boundaries: Boundaries
 
-    def __init__(self, model: Model, plan: Plan, world: World, types: Sequence[NumberTypes]) -> None:
-        """`types`: the number types of the devices of this replica's stages."""
+    def __init__(self, model: Model, plan: Plan, world: World) -> None:
         super().__init__(model, plan, world)
         self.loss = model.loss
-        self._types = types
-        self._autocast: NumberType | None = None  # the caller's
-        self._typed = stage_types([stage.layers for stage in self._replica_plan.stages], types)
         self.seed = 0  # of what layers draw: with the rank and the step
         self.check_replicas_every = CHECK_REPLICAS_EVERY
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
@@ -86,10 +83,6 @@ class PlanEngine(Holder, ABC):
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         """Try this process's layers (see `layer_check`) on a few of the replica's samples, of which there are so many."""
 
-    @abstractmethod
-    def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
-        """What crosses all boundaries with a micro-batch of this size (see `trace_boundaries`)."""
-
     @property
     def _devices(self) -> Sequence[torch.device]:
         """All of this process; the loss is computed on the last."""
@@ -109,8 +102,9 @@ class PlanEngine(Holder, ABC):
         """Whether this step is one of those (1, 2, 4, 8, …) in which all is looked at that would take too long in each."""
         return self._called & (self._called - 1) == 0
 
+    @abstractmethod
     def _retyped(self) -> None:
-        """The stages have other number types from now on (`_typed`)."""
+        """The stages have other number types from now on (`boundaries.stages`)."""
 
     @contextmanager
     def _by_itself(self, *place: int | str) -> Iterator[None]:
@@ -118,12 +112,9 @@ class PlanEngine(Holder, ABC):
         what layers draw is decided by the engine's seed, the rank and this place. The caller's autocast is every stage's, of
         which the plan does not say what it computes in."""
         devices = self._devices
-        if (autocast := callers_autocast(self.device)) != self._autocast:
-            self._autocast = autocast
-            types = [own if own.computed is not None else own._replace(computed=autocast) for own in self._types]
-            self._typed = stage_types([stage.layers for stage in self._replica_plan.stages], types)
+        if self.boundaries.follow(callers_autocast(self.device)):
             self._retyped()
-        own = self._typed[-1 if self.is_last else self.index].types
+        own = self.boundaries.stages[-1 if self.is_last else self.index].types
         with torch.inference_mode(False), torch.enable_grad(), computing(own, devices[-1]), \
                 drawing(self.seed, self.world.rank, *place, devices=devices):  # fmt: skip
             yield
@@ -191,7 +182,7 @@ class PlanEngine(Holder, ABC):
         self._given.check_targets(targets)
         if training not in self._outputs:
             try:
-                self._outputs[training] = self._boundaries(rows, training=training)[-1]
+                self._outputs[training] = self.boundaries.of(rows, training=training)[-1]
             except InputError:  # told where it matters: a stage of all layers need not know what leaves them
                 self._outputs[training] = None
         if (output := self._outputs[training]) is not None:

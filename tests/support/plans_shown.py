@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hetpipe.planning.planner import make_plan
@@ -71,3 +72,12 @@ def planned(measured: Profile, cluster: Cluster, batch: int, partitioner: str) -
 def whole(shown: Study, **more: Any) -> Study:
     """All of it that a report shows, but for what takes seconds to search; and `more`."""
     return make_study(shown.plan, profile=shown.profile, cluster=shown.cluster, rules=RULES, cuts=True, **more)
+
+
+def save_parts(study: Study, folder: Path) -> None:
+    """plan.json, profile.json and cluster.json of the study."""
+    assert study.profile is not None
+    assert study.cluster is not None
+    study.plan.save(folder / "plan.json")
+    study.profile.save(folder / "profile.json")
+    study.cluster.save(folder / "cluster.json")

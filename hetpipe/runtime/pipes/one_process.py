@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model, Tensors, evaluating, move, named_layers, split_rows
+from hetpipe.layers.model import Model, Tensors, move, named_layers, split_rows
 from hetpipe.layers.numbers import computing
 from hetpipe.layers.recipe import make_stage
-from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
+from hetpipe.layers.split import joint_gradients, tied_layers
 from hetpipe.layers.stage import Stage
 from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, try_layers
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
+from hetpipe.runtime.boundaries import Boundaries
 from hetpipe.runtime.checks import stale
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.pipes.batch_norm import DeferredStatistics
@@ -57,7 +57,7 @@ class OneProcessEngine(PlanEngine):
 
     def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, devices: Sequence[torch.device],
                  types: Sequence[NumberTypes], library: Library) -> None:  # fmt: skip
-        super().__init__(model, plan, world, types)
+        super().__init__(model, plan, world)
         self.is_last, self.groups = True, groups
         self.devices, self.device, self._library = list(devices), devices[0], library
         bounds = [stage.layers for stage in self._replica_plan.stages]
@@ -65,12 +65,13 @@ class OneProcessEngine(PlanEngine):
         stale.check_fresh(model.layers, 0, len(model.layers), world)
         materialise(model.layers)
         self.stage, copies = separate_stages(model.layers, bounds)
+        self.boundaries = Boundaries(model, self.stage, self._replica_plan, types)
         self._clocks = [GpipeRecorder(device) for device in devices]
         self.recorders = [*self._clocks]
         make = skipping_stage(library.skippable)
         self._parts = [
             make(
-                make_stage(self.stage, *stage.layers, device, recompute=stage.recompute, types=self._typed[s]),
+                make_stage(self.stage, *stage.layers, device, recompute=stage.recompute, types=self.boundaries.stages[s]),
                 s,
                 len(bounds),
                 clock,
@@ -84,7 +85,6 @@ class OneProcessEngine(PlanEngine):
                                   chunks=self._chunks, checkpoint="never")  # fmt: skip
         self._statistics = DeferredStatistics(self.stage) if model.batch_norm == "deferred" else None
         self.sync = self._gradient_sync(groups, copies)
-        self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
         self._watch(groups.owners, self.device)
 
     def _gradient_sync(
@@ -109,20 +109,13 @@ class OneProcessEngine(PlanEngine):
         """Behind each stage but the last: does a gradient come back for the tensor, in any micro-batch? One size of micro-batches
         tells where a single tensor crosses, since that one is used or the loss is a constant."""
         cuts = [stage.layers[1] for stage in self._replica_plan.stages[:-1]]
-        if all(len(self._boundaries(sizes[0], training=True)[at]) == 1 for at in cuts):
+        if all(len(self.boundaries.of(sizes[0], training=True)[at]) == 1 for at in cuts):
             sizes = sizes[:1]
-        rows = [[self._boundaries(size, training=True)[at] for size in sorted(set(sizes))] for at in cuts]
+        rows = [[self.boundaries.of(size, training=True)[at] for size in sorted(set(sizes))] for at in cuts]
         return [[spec.requires_grad for spec in joint_gradients(row)[0]] for row in rows]
 
-    def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
-        if (size, training) not in self._specs:
-            with nullcontext() if training else evaluating(self.stage):
-                self._specs[size, training] = trace_boundaries(self.stage, self._model.sample(size)[0], stages=self._typed)
-        return self._specs[size, training]
-
     def _retyped(self) -> None:
-        self._specs.clear()
-        for part, types in zip(self._parts, self._typed, strict=True):
+        for part, types in zip(self._parts, self.boundaries.stages, strict=True):
             part.stage.types = types
 
     @property
@@ -179,7 +172,7 @@ class OneProcessEngine(PlanEngine):
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         assert inputs is not None
         given = cut_to_try(inputs)
-        for part, types, device in zip(self._parts, self._typed, self.devices, strict=True):
+        for part, types, device in zip(self._parts, self.boundaries.stages, self.devices, strict=True):
             entering = given.to(device).each(types.entered)
             with computing(types.types, device):
                 tried = try_layers(named_layers(part.stage), entering)

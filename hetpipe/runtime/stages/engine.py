@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
-from hetpipe.layers.model import Model, Tensors, as_value, evaluating, move, named_layers, split_rows
+from hetpipe.layers.model import Model, Tensors, as_value, move, named_layers, split_rows
+from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import make_stage
-from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
+from hetpipe.layers.split import joint_gradients, tied_layers
 from hetpipe.layers.stage import Stage
 from hetpipe.layers.trials.layer_check import (
     Outcome,
@@ -25,6 +25,7 @@ from hetpipe.layers.trials.layer_check import (
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import World
+from hetpipe.runtime.boundaries import Boundaries
 from hetpipe.runtime.checks import stale
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
@@ -43,12 +44,13 @@ class TorchEngine(PlanEngine):
 
     def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, device: torch.device,
                  types: Sequence[NumberTypes], *, emulation: Emulation | None = None) -> None:  # fmt: skip
-        super().__init__(model, plan, world, types)
+        super().__init__(model, plan, world)
         self.device, self.groups = device, groups
+        self.boundaries = Boundaries(model, model.layers, self._replica_plan, types, device)
         self._stage_plan = self._replica_plan.stages[self.index]
         lo, hi = self._stage_plan.layers
         stale.check_fresh(model.layers, lo, hi, world)
-        self.stage = make_stage(model.layers, lo, hi, device, recompute=self._stage_plan.recompute, types=self._typed[self.index])
+        self.stage = make_stage(model.layers, lo, hi, device, recompute=self._stage_plan.recompute, types=self._own_types)
         self._lanes = groups.pipelines[self.replica]
         before, after = plan.peers(self.seats[0])
         self._peers = tuple(world.rank_of[d] for d in before), tuple(world.rank_of[d] for d in after)
@@ -63,7 +65,6 @@ class TorchEngine(PlanEngine):
             )
             self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
         self._runs: dict[tuple[tuple[int, ...], bool], StageRun] = {}
-        self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
         self._watch(groups.owners)
 
     def _gradient_sync(self, groups: PlanGroups) -> GradientSync:
@@ -101,17 +102,13 @@ class TorchEngine(PlanEngine):
         return meter
 
     def _ends(self, sizes: Sequence[int], *, training: bool) -> list[Ends]:
-        rows = {size: self._boundaries(size, training=training) for size in set(sizes)}
+        rows = {size: self.boundaries.of(size, training=training) for size in set(sizes)}
         inputs, outputs = (joint_gradients([rows[size][at] for size in sizes]) for at in self._stage_plan.layers)
         return list(zip(inputs, outputs, strict=True))
 
-    def _boundaries(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
-        if (size, training) not in self._specs:
-            with nullcontext() if training else evaluating(self._model.layers):
-                self._specs[size, training] = trace_boundaries(
-                    self._model.layers, self._model.sample(size)[0], self.device, stages=self._typed
-                )
-        return self._specs[size, training]
+    @property
+    def _own_types(self) -> StageTypes:
+        return self.boundaries.stages[self.index]
 
     def _run(self, sizes: tuple[int, ...], *, training: bool) -> StageRun:
         key = (sizes, training)
@@ -140,8 +137,7 @@ class TorchEngine(PlanEngine):
         """What crosses the boundaries has other types: their buffers are made anew."""
         for old in list(self._runs):
             self._release(old)
-        self._specs.clear()
-        self.stage.types = self._typed[self.index]
+        self.stage.types = self._own_types
 
     def _release(self, key: tuple[tuple[int, ...], bool]) -> None:
         self._runs.pop(key).close()
@@ -179,7 +175,7 @@ class TorchEngine(PlanEngine):
         whole, *parts = ([t.requires_grad_(s.requires_grad) for t, s in zip(row, specs, strict=True)]
                          for row, (specs, _) in zip(trying.entered, ends, strict=True))  # fmt: skip
         sets = TrialRows(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:])
-        return try_layers(named_layers(self.stage), sets.each(self._typed[self.index].entered))
+        return try_layers(named_layers(self.stage), sets.each(self._own_types.entered))
 
     def close(self) -> None:
         """Give hooks and buffers back."""

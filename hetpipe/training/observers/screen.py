@@ -43,7 +43,6 @@ class Outlook(Observer):
                     "profile' measures the devices and links as they are now"
                 )
 
-
     def _note_waits(self, waited: float, step: float) -> None:
         if self._workers == 0 and waited > max(WAITED_SECONDS, WAITED_SHARE * step):
             warn(

@@ -1,0 +1,49 @@
+"""What crosses the boundaries of a replica's stages, by the number types of their devices: found alike at both ends of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from hetpipe.layers.model import Model, evaluating
+from hetpipe.layers.numbers import StageTypes, stage_types
+from hetpipe.layers.split import TensorSpec, trace_boundaries
+from hetpipe.spec.number_types import NumberType, NumberTypes
+from hetpipe.spec.plan import ReplicaPlan
+
+
+class Boundaries:
+    """Those of one replica, whose stages compute in these `types`. `layers` are all of the model's, traced on `device` (None:
+    each where it is)."""
+
+    def __init__(
+        self, model: Model, layers: nn.Sequential, replica: ReplicaPlan, types: Sequence[NumberTypes],
+        device: torch.device | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._layers, self._types, self._device = model, layers, types, device
+        self._bounds = [stage.layers for stage in replica.stages]
+        self._autocast: NumberType | None = None
+        self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
+        self.stages: list[StageTypes] = stage_types(self._bounds, types)
+
+    def follow(self, autocast: NumberType | None) -> bool:
+        """Let stages of which nobody said what they compute in compute in this, the caller's; whether they did not before."""
+        if autocast == self._autocast:
+            return False
+        self._autocast = autocast
+        types = [own if own.computed is not None else own._replace(computed=autocast) for own in self._types]
+        self.stages = stage_types(self._bounds, types)
+        self._specs.clear()
+        return True
+
+    def of(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
+        """What crosses all boundaries between layers with a micro-batch of this size (see `trace_boundaries`)."""
+        if (size, training) not in self._specs:
+            with nullcontext() if training else evaluating(self._layers):
+                self._specs[size, training] = trace_boundaries(
+                    self._layers, self._model.sample(size)[0], self._device, stages=self.stages
+                )
+        return self._specs[size, training]
