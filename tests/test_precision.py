@@ -50,7 +50,7 @@ def profile(saved: dict[str, int] | None = None, speed: dict[str, dict[Precision
 
 
 def test_which_one_has_to_be_said() -> None:
-    with pytest.raises(InputError, match="'a' at fp32, fp16; choose with --precision, for example --precision a=fp32, or f"):
+    with pytest.raises(InputError, match="'a' at fp32, fp16; choose with --precision, for example --precision a=fp32, or a"):
         make_plan(profile(), CLUSTER, 8)
 
 
@@ -77,7 +77,7 @@ def test_a_job_chooses_among_the_precisions_of_its_profile_or_its_plan_does(tmp_
     [
         ("fp32", {"a": "fp32", "b": "fp32"}),
         ("fp16", {"a": "fp16", "b": "fp16"}),
-        ("fastest", {"a": "fp16", "b": "fp32"}),
+        ("auto", {"a": "fp16", "b": "fp32"}),
         ({"a": "fp32", "b": "bf16"}, {"a": "fp32", "b": "bf16"}),
     ],
 )
@@ -100,9 +100,9 @@ def test_plans_say_what_they_were_made_for(asked: Any, found: dict[str, str]) ->
 def test_a_device_of_its_own_precision_is_faster() -> None:
     steps = {
         str(asked): simulate(make_plan(profile(), CLUSTER, 16, precision=asked), profile(), CLUSTER).step_seconds
-        for asked in ("fp32", "fp16", "fastest")
+        for asked in ("fp32", "fp16", "auto")
     }
-    assert steps["fastest"] < steps["fp16"] < steps["fp32"]
+    assert steps["auto"] < steps["fp16"] < steps["fp32"]
 
 
 def test_saved_bytes_are_those_of_the_precision() -> None:
@@ -116,8 +116,8 @@ def test_saved_bytes_are_those_of_the_precision() -> None:
 
 @settings(max_examples=25, **UNHURRIED)
 @given(st.data())
-def test_fastest_is_the_best_of_all_choices_without_transfers(data: st.DataObject) -> None:
-    """On one device of each type and any times, no choice of precisions makes a shorter plan than `fastest`."""
+def test_auto_is_the_best_of_all_choices_without_transfers(data: st.DataObject) -> None:
+    """On one device of each type and any times, no choice of precisions makes a shorter plan than `auto`."""
     names: list[Precision] = ["fp32", "fp16"]
     speed = {kind: {name: data.draw(st.floats(0.1, 5.0)) for name in names} for kind in ("a", "b")}
     own = profile(speed=speed)
@@ -128,7 +128,7 @@ def test_fastest_is_the_best_of_all_choices_without_transfers(data: st.DataObjec
         return found.step_seconds
 
     least = min(step({"a": x, "b": y}) for x in names for y in names)
-    assert step("fastest") == pytest.approx(least, rel=1e-9)
+    assert step("auto") == pytest.approx(least, rel=1e-9)
 
 
 def test_what_cannot_be_asked_for() -> None:
@@ -138,12 +138,12 @@ def test_what_cannot_be_asked_for() -> None:
         make_plan(profile(), CLUSTER, 8, precision={"c": "fp16"})
     with pytest.raises(InputError, match="at fp32, fp16, bf16; choose"):
         make_plan(profile(), CLUSTER, 8, precision={"a": "fp16"})
-    with pytest.raises(InputError, match="precision is fp32, fp16 or bf16, .* or fastest, got 'fp8'"):
+    with pytest.raises(InputError, match="precision is fp32, fp16 or bf16, .* or auto, got 'fp8'"):
         PlanOptions().changed({"precision": {"a": "fp8"}})
     with pytest.raises(InputError, match=r"measured: a precision that is not said"):
         make_plan(make_profile({"a": [1.0], "b": [1.0]}), CLUSTER, 2, precision="fp16")
     plain = make_profile({"a": [1.0], "b": [1.0]})
-    assert make_plan(plain, CLUSTER, 2, precision="fastest").precision is None
+    assert make_plan(plain, CLUSTER, 2, precision="auto").precision is None
 
 
 def test_a_profile_holds_each_precision_once() -> None:
@@ -163,7 +163,7 @@ def test_the_command_line() -> None:
 
 
 def test_training_refuses_it() -> None:
-    plan = make_plan(profile(), CLUSTER, 8, precision="fastest", partitioner="even")
+    plan = make_plan(profile(), CLUSTER, 8, precision="auto", partitioner="even")
     with pytest.raises(InputError, match="computes in fp16 on 'a'; .* not yet trained: .* Plan with --precision fp32"):
         check_backend("torch", plan)
     check_backend("torch", plan.model_copy(update={"precision": {"a": "fp32"}}))

@@ -32,7 +32,7 @@ CAPABILITY = {
     "p100": 6.0, "p40": 6.1, "v100x16": 7.0, "v100x32": 7.0, "t4": 7.5, "a100x40": 8.0, "a6000": 8.6, "a10g": 8.6, "l4": 8.9,
     "h100-nvl": 9.0,
 }  # fmt: skip
-POLICIES = ("fp32 for all", "fp16 for all", "bf16, else fp32", "one for each", "fastest")
+POLICIES = ("fp32 for all", "fp16 for all", "bf16, else fp32", "one for each", "auto")
 
 
 def precision_of(policy: str, kind: str) -> Precision | None:
@@ -42,7 +42,7 @@ def precision_of(policy: str, kind: str) -> Precision | None:
         return "fp32" if capability < 7 else "fp16" if capability < 8 else "bf16"
     if policy == "bf16, else fp32":
         return "bf16" if capability >= 8 else "fp32"
-    return None if policy == "fastest" else "fp16" if policy == "fp16 for all" else "fp32"
+    return None if policy == "auto" else "fp16" if policy == "fp16 for all" else "fp32"
 
 
 CASES = [
@@ -91,7 +91,7 @@ def run_case(case: Case, folder: Path) -> Row:
     for policy in POLICIES:
         chosen = {kind: precision for kind in case.types if (precision := precision_of(policy, kind)) is not None}
         try:
-            plan = make_plan(profile, machines, case.batch, precision=chosen or "fastest")
+            plan = make_plan(profile, machines, case.batch, precision=chosen or "auto")
         except PartitionError:
             seconds[policy] = None
         else:

@@ -162,7 +162,7 @@ def plan(
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="Of a profile that holds several: fp32, fp16 or bf16 for all, 'T4=fp16,A100=bf16', or fastest."),
+        typer.Option(help="Of a profile that holds several: fp32, fp16 or bf16 for all, 'T4=fp16,A100=bf16', or auto."),
     ] = None,
     memory_reserve: Annotated[
         float | None,

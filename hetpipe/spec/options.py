@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
@@ -17,6 +17,7 @@ from hetpipe.spec.plan import Backend
 from hetpipe.spec.profile import Measurement, Profile
 
 ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
+PrecisionChoice = Precision | Literal["auto"] | dict[Name, Precision]  # for all device types, or for each
 Limit = Annotated[Number, Field(gt=0)]
 DEFAULT_RESERVE = 0.08  # of a GPU's memory, for the CUDA context, the libraries, communicators and fragmentation
 LIMITS = ("max_price_per_hour", "deadline_seconds_per_step", "time_limit_seconds")
@@ -26,7 +27,8 @@ class PlanOptions(Strict):
     """`partitioner`: the algorithm by its name. `schedule` "auto" lets it choose gpipe (depth m) or 1f1b with depths n − s,
     2(n − s) − 1 or 3(n − s) − 2; "1f1b" leaves the latter; "gpipe" only the first. `backend` torch has all of them, fairscale
     and torchgpipe run gpipe only, keep a replica on one node, and sum gradients after backward.
-    `precision`, of a profile that holds several: one for all device types, one for each by its name, or for each the "fastest".
+    `precision`, of a profile that holds several: one for all device types, one for each by its name, or "auto", for each the
+    fastest one that is safe (see `safe`).
     `memory_reserve`: the fraction of each device's memory that is left free (None: see `reserve`). `max_price_per_hour`: of the
     devices that a plan uses. `deadline_seconds_per_step` asks for the cheapest plan that meets it. `time_limit_seconds` ends
     the search with the best plan so far and what is proven of it (None: the partitioner's own limit)."""
@@ -35,7 +37,7 @@ class PlanOptions(Strict):
     schedule: ScheduleChoice = "auto"
     backend: Backend = "torch"
     allow_recompute: Flag = True
-    precision: Precision | Literal["fastest"] | dict[Name, Precision] | None = None
+    precision: PrecisionChoice | None = None
     memory_reserve: Annotated[Number, Field(ge=0, lt=1)] | None = None
     max_price_per_hour: Limit | None = None
     deadline_seconds_per_step: Limit | None = None
@@ -72,7 +74,7 @@ class PlanOptions(Strict):
         kinds = list(dict.fromkeys(device.type for device in cluster.devices))
         if self.precision is None:
             return {}
-        if self.precision != "fastest":
+        if self.precision != "auto":
             if isinstance(self.precision, str):
                 return dict.fromkeys(kinds, self.precision)
             strange = [kind for kind in self.precision if kind not in cluster.device_types]
@@ -96,15 +98,26 @@ class PlanOptions(Strict):
 
 def _precision_faults(given: Any) -> list[str]:
     """What is wrong with an option `precision`."""
-    each = given.values() if isinstance(given, Mapping) else [given] if given not in (None, "fastest") else []
-    known = "fp32, fp16 or bf16, for all or for each device type by its name, or fastest"
+    each = given.values() if isinstance(given, Mapping) else [given] if given not in (None, "auto") else []
+    known = "fp32, fp16 or bf16, for all or for each device type by its name, or auto"
     return [f"precision is {known}, got {shown(x)}" for x in each if x not in get_args(Precision)]
 
 
+def safe(precisions: Collection[Precision | None]) -> list[Precision | None]:
+    """Those of which "auto" takes the fastest: not fp16 where there is bf16, which is as fast, has the range of float32, and
+    needs no scale of the loss (Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training).
+
+    >>> safe(["fp32", "fp16", "bf16"]), safe(["fp32", "fp16"])
+    (['fp32', 'bf16'], ['fp32', 'fp16'])
+    """
+    return [precision for precision in precisions if precision != "fp16" or "bf16" not in precisions]
+
+
 def _fastest(profile: Profile, device_type: str) -> Precision | None:
-    """At which precision the whole model takes least time a sample, forward and backward, at the micro-batch size that is best
-    for it; of the least tensor-parallel degree that was measured."""
-    own = [m for m in profile.measurements if m.device_type == device_type]
+    """At which safe precision the whole model takes least time a sample, forward and backward, at the micro-batch size that is
+    best for it; of the least tensor-parallel degree that was measured."""
+    found = safe(profile.precisions(device_type))
+    own = [m for m in profile.measurements if m.device_type == device_type and m.precision in found]
     least = min((m.tensor_parallel for m in own), default=1)
 
     def seconds(m: Measurement) -> float:

@@ -252,7 +252,7 @@ class Profile(Document):
             known_at = ", ".join(m.precision or "a precision that is not said" for m in found)
             raise InputError(
                 f"the profile of {self.model!r} has measurements of device type {device_type!r} at {known_at}; choose with "
-                f"--precision, for example --precision {device_type}={found[0].precision or found[1].precision}, or fastest; "
+                f"--precision, for example --precision {device_type}={found[0].precision or found[1].precision}, or auto; "
                 "in a job with plan.precision"
             )
         if found is None:
