@@ -161,8 +161,9 @@ RUN = RunRecord(
     plan=make_plan([{"cuts": [1], "sizes": [4]}]), cluster=cluster_of(1), first_step=0, total_steps=2,
     predicted_step_seconds=None, peak_bytes={"n0/0": None}, is_main=True,
 )  # fmt: skip
-STEP = StepRecord(step=1, epoch=0, samples=4, loss=0.5, learning_rate=0.1, grad_norm=None, fetch_seconds=0.0, step_seconds=None,
-                  samples_per_second=None, utilisation={}, busy={}, peak_bytes={})  # fmt: skip
+STEP = StepRecord(step=1, epoch=0, samples=4, loss=0.5, learning_rate=0.1, grad_norm=None, loss_scale=None,
+                  fetch_seconds=0.0, step_seconds=None, samples_per_second=None, utilisation={}, busy={},
+                  peak_bytes={})  # fmt: skip
 
 
 @pytest.fixture

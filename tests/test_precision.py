@@ -1,4 +1,4 @@
-"""Profiles that hold measurements at several precisions: chosen in planning, priced in simulation, refused in training."""
+"""Profiles that hold measurements at several precisions: chosen in planning, priced in simulation, and by jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hetpipe.spec.number_types import Precision
 from hetpipe.spec.options import parse_precision
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from hetpipe.training.session import _emulation
+from hetpipe.training.session import Setting, _emulation, with_precision
 from tests.support.jobs import Folder
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile
 
@@ -62,9 +62,16 @@ def test_a_job_chooses_among_the_precisions_of_its_profile_or_its_plan_does(tmp_
     measured = document["measurements"]
     document["measurements"] = [one | {"precision": precision} for one in measured for precision in ("fp32", "bf16")]
     folder.write("profile.json", document)
-    assert Job.read(file, ["plan.file=null", "plan.precision=fp32"]).check_files() is not None
-    with pytest.raises(InputError, match="'cpu' at fp32, bf16; choose with --precision, .*; in a job with plan.precision"):
-        Job.read(file, ["plan.file=null"]).check_files()
+    assert Job.read(file, ["plan.file=null", "train.precision=bf16", "train.dtype=float32"]).check_files() is not None
+    assert Job.read(file, ["plan.file=null"]).check_files() is not None, "which trains in float32"
+    with pytest.raises(InputError, match="no measurement of device type 'cpu' at fp16; measured: fp32, bf16"):
+        Job.read(file, ["plan.file=null", "train.precision=fp16", "train.dtype=float32"]).check_files()
+    with pytest.raises(InputError, match=r"write 'train: \{precision: 'bf16'\}': devices train in what is planned for them"):
+        Job.read(file, ["plan.precision=bf16"])
+    with pytest.raises(InputError, match="precision is 'bf16', of matrix products of parameters in float32, but dtype, .*float6"):
+        Job.read(file, ["train.precision=bf16", "train.dtype=float64"])
+    with pytest.raises(InputError, match="precision is fp32, fp16 or bf16, .* or auto, got 'fp8'"):
+        Job.read(file, ["train.precision=fp8", "train.dtype=float32"])
     folder.write("plan.json", folder.read("plan.json") | {"precision": {"cpu": "fp32"}})
     job = Job.read(file)
     cluster, plan = job.check_files(), Plan.load(tmp_path / "plan.json")
@@ -162,11 +169,29 @@ def test_the_command_line() -> None:
         parse_precision("=fp16")
 
 
-def test_training_refuses_it() -> None:
+def test_a_plan_says_what_is_trained_unless_a_call_says_another() -> None:
     plan = make_plan(profile(), CLUSTER, 8, precision="auto", partitioner="even")
-    with pytest.raises(InputError, match="computes in fp16 on 'a'; .* not yet trained: .* Plan with --precision fp32"):
-        check_backend("torch", plan)
-    check_backend("torch", plan.model_copy(update={"precision": {"a": "fp32"}}))
+    check_backend("torch", plan)
+    setting = Setting.__new__(Setting)
+    object.__setattr__(setting, "cluster", CLUSTER)
+    at = PlanOptions().changed
+    assert with_precision(plan, setting, PlanOptions()) == plan
+    assert with_precision(plan, setting, at({"precision": "auto"})) == plan
+    assert with_precision(plan, setting, at({"precision": {"a": "fp16", "b": "fp32"}})) == plan
+    with pytest.raises(InputError, match="the plan computes in fp16 on 'a', but precision says bf16: leave precision out, or pl"):
+        with_precision(plan, setting, at({"precision": "bf16"}))
+    plain = plan.model_copy(update={"precision": None})
+    assert with_precision(plain, setting, at({"precision": "auto"})).precision is None, "before anything is measured"
+    assert with_precision(plain, setting, at({"precision": "auto"}), profile()).precision == {"a": "fp16", "b": "fp32"}
+    assert with_precision(plain, setting, PlanOptions(), profile()).precision == {"a": "fp32", "b": "fp32"}
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
-    with pytest.raises(InputError, match="not yet trained"):
-        hetpipe.wrap(model, plan, torch.zeros(8, 2), nn.functional.mse_loss)
+    for wrong, told in (
+        ("auto", r"known once it is measured: hetpipe.auto\(…, precision='auto'\) does that"),
+        ({"a": "fp16", "b": "fp32"}, "by their types, which only a cluster tells: give hetpipe.wrap the cluster"),
+        (None, "by their types, which only a cluster tells"),
+    ):
+        with pytest.raises(InputError, match=told):
+            hetpipe.wrap(model, plan, torch.zeros(8, 2), nn.functional.mse_loss, precision=wrong)  # type: ignore[arg-type]
+    alone = make_plan(profile(), make_cluster([{"a": 1}], memory=10_000), 8, precision="fp16", partitioner="even")
+    with pytest.raises(InputError, match="the plan computes in fp16 on 'any', .*, but parameters are float64: train them in fl"):
+        hetpipe.wrap(model.double(), alone, torch.zeros(8, 2).double(), nn.functional.mse_loss)

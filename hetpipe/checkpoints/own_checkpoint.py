@@ -34,10 +34,11 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
 
 def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str] | Store, step: int,
                     scheduler: LRScheduler | None = None, *, keep: int = 3) -> Path | Stored:  # fmt: skip
-    """Save the model, the optimizer, the scheduler if there is one, and `engine.steps`, as they are after `step`, complete or not
-    at all, and keep the newest `keep` there: in a folder, or in another store. Every rank of the engine calls it. InputError if
-    there is no room, if the hosts do not share this folder, or if the scheduler's `state_dict` holds more than plain values;
-    CheckpointError if it cannot be written; ReplicaMismatchError if replicas of a layer hold different parameters."""
+    """Save the model, the optimizer, the scheduler if there is one, `engine.steps` and the loss scale where one is in use, as
+    they are after `step`, complete or not at all, and keep the newest `keep` there: in a folder, or in another store. Every rank
+    of the engine calls it. InputError if there is no room, if the hosts do not share this folder, or if the scheduler's
+    `state_dict` holds more than plain values; CheckpointError if it cannot be written; ReplicaMismatchError if replicas of a
+    layer hold different parameters."""
     world = engine.world.patiently()
     engine.check_replicas()
     schedule = world.together(lambda: _saved_schedule(scheduler, optimizer))
@@ -47,7 +48,7 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
         if other.get("scheduler") != of_first.get("scheduler"):
             called = [_called(s.get("scheduler")) for s in (of_first, other)]
             raise InputError(f"save_checkpoint was given {called[0]} on rank {first}, and {called[1]} on rank {rank}")
-    extra = {"steps": engine.steps, **of_first}
+    extra = {"steps": engine.steps, "loss_scale": engine.loss_scale.state_dict(), **of_first}
     if any(other != of_first for _, other in every):
         stages = {layers: {key: own[key] for key in ("scheduler_state", "scheduled")} for layers, own in every}
         extra["schedules"] = [{"layers": layers, **own} for layers, own in stages.items()]
@@ -74,9 +75,9 @@ def _saved_schedule(scheduler: LRScheduler | None, optimizer: torch.optim.Optimi
 def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str] | Store,
                     scheduler: LRScheduler | None = None) -> int:  # fmt: skip
     """Take over the newest checkpoint of the folder, or of another store, whatever the plan under which it was saved, and return
-    its step; 0 where there is none. The scheduler, and with it the learning rate, and `engine.steps` go on from it, too. Every
-    rank of the engine calls it. InputError, before anything is changed, if the checkpoint is damaged, of another model, or of
-    another kind of optimizer or scheduler."""
+    its step; 0 where there is none. The scheduler, and with it the learning rate, `engine.steps` and the loss scale go on from
+    it, too. Every rank of the engine calls it. InputError, before anything is changed, if the checkpoint is damaged, of another
+    model, or of another kind of optimizer or scheduler."""
     world = engine.world.patiently()
     newest = checkpoint.newest(store_at(folder), world)
     if newest is None:
@@ -89,6 +90,8 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     engine.left_to_others()
     if scheduler is not None:
         take_over(scheduler, optimizer, own)
+    if state.loss_scale is not None:
+        engine.loss_scale.load_state_dict(state.loss_scale.model_dump())
     engine.steps = state.steps if isinstance(state, LoopState) and state.steps is not None else state.step
     return state.step
 

@@ -96,6 +96,7 @@ class RunState:
             "sampler": dict(self.feed.state_dict()),
             "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
             "scheduled": scheduled(self.optimizer),
+            "loss_scale": self.engine.loss_scale.state_dict(),
         }
 
     def take_over(self, state: TrainerState, source: str) -> None:
@@ -106,6 +107,8 @@ class RunState:
             raise InputError(f"{source}: {error}") from error
         if self.scheduler is not None:
             take_over(self.scheduler, self.optimizer, state)
+        if state.loss_scale is not None:
+            self.engine.loss_scale.load_state_dict(state.loss_scale.model_dump())
 
 
 @dataclass(frozen=True, kw_only=True)

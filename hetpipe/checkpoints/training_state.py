@@ -21,9 +21,16 @@ FORMAT = "hetpipe.checkpoint/1"
 FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=255)]
 
 
+class SavedScale(Strict):
+    """Where the scale of a loss in float16 stands."""
+
+    scale: Annotated[Number, Field(gt=0)]
+    good_steps: Count
+
+
 class SavedState(Document):
     """What every checkpoint has. `tensors` is how many lie beside it, `files` what they lie in; `scheduler_state` is what the
-    schedule's `state_dict` has in plain values; `digest` is of all other keys."""
+    schedule's `state_dict` has in plain values; `loss_scale` is given once a loss was scaled; `digest` is of all other keys."""
 
     called: ClassVar[str] = "checkpoint"
     format: Literal["hetpipe.checkpoint/1"]
@@ -34,6 +41,7 @@ class SavedState(Document):
     scheduler: Name | None = None
     scheduler_state: dict[str, Any] | None = None
     scheduled: tuple[Scheduled, ...] = ()
+    loss_scale: SavedScale | None = None
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:

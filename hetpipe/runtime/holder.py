@@ -181,14 +181,7 @@ class Holder:
 
 
 def refuse_unexecutable(plan: Plan) -> None:
-    """Tensor-parallel stages and precisions are planned and priced, but not yet executed."""
-    lower = {kind: precision for kind, precision in (plan.precision or {}).items() if precision != "fp32"}
-    if lower:
-        told = ", ".join(f"{precision} on {kind!r}" for kind, precision in lower.items())
-        raise InputError(
-            f"the plan computes in {told}; a precision of each device type can be planned and simulated, but not yet trained: "
-            "training computes in fp32. Plan with --precision fp32"
-        )
+    """Tensor-parallel stages are planned and priced, but not yet executed."""
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):
             if len(stage.devices) > 1:

@@ -1,10 +1,10 @@
-"""What every engine that trains by a plan does alike: the step, its gradient contract, clipping and evaluation. A back end
-adds how its process runs the micro-batches."""
+"""What every engine that trains by a plan does alike: the step, its gradient contract and clipping. A back end adds how its
+process runs the micro-batches."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,60 +15,45 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, as_value, evaluating
-from hetpipe.layers.numbers import callers_autocast, computing
-from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.model import Model, Tensors, Wanted
 from hetpipe.layers.trials.layer_check import Outcome
-from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.rendezvous import give_back_at_exit
 from hetpipe.processes.world import World
-from hetpipe.runtime.base import Evaluation, Metric, even_sizes, take_sizes
-from hetpipe.runtime.boundaries import Boundaries
+from hetpipe.runtime.base import take_sizes
 from hetpipe.runtime.buffers import SharedBuffers
 from hetpipe.runtime.checks import stale
-from hetpipe.runtime.checks.agreement import (
-    Complaint,
-    Statement,
-    digest,
-    marks_of,
-    raise_batches,
-    raise_first,
-)
+from hetpipe.runtime.checks.agreement import Statement
 from hetpipe.runtime.checks.given import Given
 from hetpipe.runtime.checks.handover import Handover
 from hetpipe.runtime.checks.trained import Trained
+from hetpipe.runtime.forward import ForwardEngine
 from hetpipe.runtime.gradients import GradientSync, ReplicaMismatchError
-from hetpipe.runtime.holder import Holder
+from hetpipe.runtime.precision.loss_scale import Divisor, LossScale
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.whole_state import whole_state
 from hetpipe.spec.plan import Plan
 
-OnOutput = Callable[[Tensors, int], None]  # of a micro-batch, by its number
 CHECK_REPLICAS_EVERY = 100  # steps, unless a job says otherwise
 
 
-class PlanEngine(Holder, ABC):
+class PlanEngine(ForwardEngine):
     """Trains a model by a plan, this process holding some stages of one replica. All ranks of `world`, those that the plan uses,
     construct it and call it in the same order."""
 
     sync: GradientSync
     groups: PlanGroups
-    boundaries: Boundaries
 
     def __init__(self, model: Model, plan: Plan, world: World) -> None:
         super().__init__(model, plan, world)
-        self.loss = model.loss
-        self.seed = 0  # of what layers draw: with the rank and the step
         self.check_replicas_every = CHECK_REPLICAS_EVERY
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
         self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
         self.finite = True  # whether the loss and all gradients of the last step are: the same on all
-        self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
-        self._called = 0  # steps of this engine
-        self._faults: list[str] = []  # of this rank, found in the midst of a step
+        self.loss_scale = LossScale()  # in use where a device of the plan computes in float16: the same on all
+        self.overflowed = False  # whether the gradients of the last step did, of a loss that was scaled: the same on all
         self._weights: list[float] | None = None  # of the steps that add up their gradients
-        self._whole: Callable[[], float] = lambda: 1.0  # what all of a step's targets weigh, and those of such steps before it
+        self._divisor: Callable[[], Divisor] = lambda: Divisor(1.0, 1.0)  # of a step's losses, once all have said what they weigh
         give_back_at_exit(self)
 
     @abstractmethod
@@ -76,17 +61,8 @@ class PlanEngine(Holder, ABC):
         """Forward and backward of these micro-batches; the losses that are known here."""
 
     @abstractmethod
-    def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
-        """Forward of these micro-batches without gradients, with `on_output(output, number)` where the outputs are."""
-
-    @abstractmethod
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         """Try this process's layers (see `layer_check`) on a few of the replica's samples, of which there are so many."""
-
-    @property
-    def _devices(self) -> Sequence[torch.device]:
-        """All of this process; the loss is computed on the last."""
-        return [self.device]
 
     def _watch(self, process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], device: torch.device | None = None) -> None:
         """The stage is there: from now on it is looked at whether it stays as it is. `device`: see `GradientSync`."""
@@ -97,97 +73,10 @@ class PlanEngine(Holder, ABC):
         self._trained = Trained(self.stage)
         self._handover = Handover(list(self.stage.parameters()))
 
-    @property
-    def _looks(self) -> bool:
-        """Whether this step is one of those (1, 2, 4, 8, …) in which all is looked at that would take too long in each."""
-        return self._called & (self._called - 1) == 0
-
-    @abstractmethod
-    def _retyped(self) -> None:
-        """The stages have other number types from now on (`boundaries.stages`)."""
-
-    @contextmanager
-    def _by_itself(self, *place: int | str) -> Iterator[None]:
-        """Whatever the caller has switched off (torch.no_grad, torch.inference_mode) or drawn: in here gradients are made, and
-        what layers draw is decided by the engine's seed, the rank and this place. The caller's autocast is every stage's, of
-        which the plan does not say what it computes in."""
-        devices = self._devices
-        if self.boundaries.follow(callers_autocast(self.device)):
-            self._retyped()
-        own = self.boundaries.stages[-1 if self.is_last else self.index].types
-        with torch.inference_mode(False), torch.enable_grad(), computing(own, devices[-1]), \
-                drawing(self.seed, self.world.rank, *place, devices=devices):  # fmt: skip
-            yield
-
-    def _mean_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
-        if wanted.weight == 0 and (lost := self.loss.lost(output, wanted.targets)) is not None:
-            if not torch.is_grad_enabled():
-                raise InputError(lost)
-            self._faults.append(lost)  # which all ranks are told at the end of the step
-        loss = self.loss.share(output, wanted.targets, wanted.weight or 1.0, wanted.weight)
-        if torch.is_grad_enabled():
-            self._faults += self._given.faults_of_loss(loss, output, whole=self._looks)
-        return loss
-
     def _seed(self, wanted: Wanted) -> float:
         """The gradient of the whole batch's loss by that of a micro-batch."""
         self.recorders[0].note("the wait for what the other replicas' targets weigh")
-        return wanted.weight / self._whole()
-
-    def _told(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[Statement, Complaint]:
-        """What this rank says of its part of a batch, and in full where something is wrong."""
-        row, fault, marks = Statement.empty(len(self.plan.replicas)), None, tuple[int, ...]()
-        given, counted = row.given, row.counted
-        try:
-            if training:
-                self._given.check_norms()
-                self._trained.check()
-            if self.is_first:
-                given[self.replica] = self._given.rows(inputs, "inputs")
-                if inputs is not None and given[self.replica] and not self.is_last:
-                    self._given.check_inputs(inputs)
-            if self.is_last:
-                counted[self.replica] = self._given.rows(targets, "targets")
-                if targets is not None and counted[self.replica]:
-                    row.weight = self._weigh(targets, training=training)
-            most = self._replica_plan.samples
-            if training and given[self.replica] > most:
-                raise InputError(
-                    f"replica {self.replica} was given {given[self.replica]:.0f} samples, but the plan gives it at most {most}; "
-                    "its memory was planned for that"
-                )
-            if self.is_first != self.is_last and inputs is not None and targets is not None:
-                marks = marks_of(inputs, targets, whole=training and self._looks)
-                row.ends, row.digest = float(bool(marks)), (1 if self.is_first else -1) * float(digest(marks))
-        except InputError as error:
-            fault = str(error)
-        row.faults = float(fault is not None)
-        batch = self.shared_of(targets) if self.is_last else None
-        if batch is not None:
-            row.shared, row.batch, row.square = 1.0, float(batch), float(batch**2)
-        return row, Complaint(self.replica, self.is_first, fault, marks, batch)
-
-    def _hear(self, total: Statement, own: Complaint) -> None:
-        """InputError on every rank if what any of them was given is wrong, by the sum over all. Collective."""
-        if total.faults:
-            raise_first(self.world.gather(own))
-        if total.batches_differ:
-            raise_batches(self.world.ranks, self.world.gather(own))
-        if 0 < total.adding < len(self.world.ranks):
-            raise InputError("some ranks are in 'with engine.accumulate():', and others are not: every rank must enter it")
-
-    def _weigh(self, targets: Tensors, *, training: bool) -> float:
-        """What the loss of these targets weighs, once they and it are known to do."""
-        rows = self._replica_plan.microbatch_sizes[0]
-        self._given.check_targets(targets)
-        if training not in self._outputs:
-            try:
-                self._outputs[training] = self.boundaries.of(rows, training=training)[-1]
-            except InputError:  # told where it matters: a stage of all layers need not know what leaves them
-                self._outputs[training] = None
-        if (output := self._outputs[training]) is not None:
-            self._given.check_loss(output, rows, targets, self._devices[-1], again=training and self._looks)
-        return self.loss.count(targets)
+        return wanted.weight / self._divisor().divisor
 
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """One global batch: every rank gives its replica's share (first stage: inputs; last stage: targets; a replica without
@@ -218,19 +107,21 @@ class PlanEngine(Holder, ABC):
         row, own = self._told(inputs, targets, training=True)
         row.adding = float(self._weights is not None)
         gone = self._handover.begin(kept=bool(self._weights))
-        weight = self.world.sum_later([row.weight])
         before = sum(self._weights or ())
-        self._whole = cache(lambda: (before + weight()[0]) or 1.0)
+        self._divisor = self._agreed_divisor(row.weight, before)
         sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
         self._faults[:] = [gone] if gone is not None else []
         if sizes and self._looks and self._model.coupled_layers is None:
             self.recorders[0].note("the trial of the layers", waits=False)
             self._faults += self._given.faults_of_layers(self._try_layers(inputs, sum(sizes)))
         self._begin_step()
-        self.sync.begin(before / self._whole() if self._weights else None)
+        self.sync.begin(before / self._divisor().divisor if self._weights else None)
         losses = self._train(sizes, inputs, targets) if sizes else []
         self.recorders[0].note("the sum of gradients")
         self.sync.finish()
+        divisor = self._divisor()
+        if divisor.correction != 1.0:
+            self.sync.scale(divisor.correction)
         odd_here = not self.sync.is_finite()  # before the loss is waited for: a card that still computes is given this, too
         local = float(torch.stack(losses).sum()) if losses else 0.0
         self.recorders[0].note("the sum of losses")
@@ -245,6 +136,7 @@ class PlanEngine(Holder, ABC):
             if self._looks:
                 self._buffers.look()
             self._buffers.make_equal(total.given)
+        self._look_for_overflow(divisor.scaled, odd > 0, again=before > 0 and self.overflowed)
         if self._weights is not None:
             self._weights.append(total.weight)
         self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
@@ -252,6 +144,27 @@ class PlanEngine(Holder, ABC):
             self._handover.made()
         self.recorders[0].note("what follows the gradients", waits=False)
         return loss
+
+    def _agreed_divisor(self, weight: float, before: float) -> Callable[[], Divisor]:
+        """Of the losses of a step, as a function that waits until all ranks have said what they weigh; those to whose gradients
+        the step adds its own weighed `before`. Collective."""
+        types = [stage.types for stage in self.boundaries.stages]
+        casts, scales = (any(getattr(t, name) for t in types) for name in ("casts", "loss_is_scaled"))
+        told = self.world.sum_later([weight, casts, scales])
+
+        def found() -> Divisor:
+            total, casting, scaling = told()
+            return Divisor.of((before + total) or 1.0, casts=casting > 0, scale=self.loss_scale.scale if scaling else None)
+
+        return cache(found)
+
+    def _look_for_overflow(self, scaled: bool, odd: bool, *, again: bool) -> None:
+        """Whether gradients of a scaled loss are `odd`. `again`: those to which a step has added its own were already."""
+        self.overflowed = scaled and odd
+        if self.overflowed:
+            self._handover.leave_out()
+        if scaled and not again:
+            self.loss_scale.update(overflow=odd)
 
     def _own_share(self, row: Statement) -> int:
         """The samples that this replica trains, by what its ranks were given in total; none if any of that is wrong, as all are
@@ -265,10 +178,6 @@ class PlanEngine(Holder, ABC):
     def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:
         """The sum over the ranks of this replica."""
         return numbers
-
-    def _begin_step(self) -> None:
-        for recorder in self.recorders:
-            recorder.begin_step()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -319,69 +228,6 @@ class PlanEngine(Holder, ABC):
         with peers_named():
             self.check_replicas()
             return whole_state(self.layers, self.stage, self.world)
-
-    def evaluate(
-        self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
-    ) -> Evaluation:
-        """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch on every rank. `metric` is
-        a function of the output and the targets of a micro-batch that gives (sum, count), such as the correct predictions and
-        all of them: both are summed over all micro-batches and replicas, and `.metric` of what is returned is their ratio."""
-        sums = [0.0, 0.0, 0.0, 0.0]
-        with evaluating(self.stage):
-            self.forward_only(inputs, targets, self._scorer(metric, sums))
-        loss, weight, hits, count = self.world.sum(sums)
-        return Evaluation(loss / (weight or 1.0), hits / max(1.0, count) if metric is not None else None, weight, count)
-
-    def forward_only(
-        self, inputs: Tensors | None, targets: Tensors | None, score: Callable[[Tensors, Wanted], None] = lambda *_: None
-    ) -> None:
-        """Run a batch forward without gradients, every module in the mode it is in; `score(output, wanted)` for each micro-batch
-        where the outputs are. Collective."""
-        with self._by_itself("forward", self.steps):
-            total = self._agree(inputs, targets)
-            total.check_ends()
-            sizes = self._sizes(total)
-            wanted = self.loss.wanted(targets, sizes, self._devices[-1]) if targets is not None and self.is_last else []
-            self._forward(sizes, inputs, lambda output, i: score(output, wanted[i]))
-
-    def __call__(self, inputs: Tensors | None) -> Tensors | None:
-        """What the model gives for these inputs (of this replica; None or empty: it has none), forward only, in evaluation mode:
-        on the rank of the replica's last stage; None on the others. Every rank calls it."""
-        found: list[tuple[Tensor, ...]] = []
-        with evaluating(self.stage), self._by_itself("forward", self.steps):
-            sizes = self._sizes(self._agree(inputs, None))
-            self._forward(sizes, inputs, lambda output, _: found.append(as_tuple(output)))
-        return as_value([torch.cat(column) for column in zip(*found, strict=True)]) if found else None
-
-    def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> Statement:
-        """What all ranks were given. Collective."""
-        row, own = self._told(inputs, targets, training=False)
-        total = Statement.of(self.world.sum(row.numbers()))
-        pipelines = [given > 0 and len(r.stages) > 1 for given, r in zip(total.given, self.plan.replicas, strict=True)]
-        if total.digest and total.ends == 2 * sum(pipelines):
-            total.faults += 1.0
-        self._hear(total, own)
-        return total
-
-    def _sizes(self, total: Statement) -> tuple[int, ...]:
-        return even_sizes(max(self._replica_plan.microbatch_sizes), int(total.given[self.replica]))
-
-    def _forward(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
-        self._begin_step()
-        if sizes:
-            with torch.no_grad():
-                self._infer(sizes, inputs, on_output)
-
-    def _scorer(self, metric: Metric | None, sums: list[float]) -> Callable[[Tensors, Wanted], None]:
-        def score(output: Tensors, wanted: Wanted) -> None:
-            sums[0] += float(self._mean_loss(output, wanted)) * wanted.weight
-            sums[1] += wanted.weight
-            if metric is not None:
-                hits, count = metric(output, wanted.targets)
-                sums[2] += hits
-                sums[3] += count
-
-        return score
 
     def leave(self) -> None:
         """Close, and end the plan's process groups. Every rank of the engine calls it."""

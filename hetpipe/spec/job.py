@@ -24,12 +24,12 @@ from hetpipe.files.formats import (
     read_yaml,
 )
 from hetpipe.files.limits import LARGEST_INTEGER, MOST_WORKERS
-from hetpipe.files.messages import InputError, shown
+from hetpipe.files.messages import Faults, InputError, shown
 from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import Held, Precision
-from hetpipe.spec.options import PlanOptions
+from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, Held, Precision
+from hetpipe.spec.options import PlanOptions, PrecisionChoice, precision_faults
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
@@ -126,10 +126,18 @@ class LossSection(Strict):
 
 
 class PlanSection(PlanOptions):
-    """How to plan, or which plan `file` to use."""
+    """How to plan, or which plan `file` to use. (What devices compute in is said by `train.precision`.)"""
 
     guesses = guesses.PLAN
     file: Name | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_precision(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("precision") is not None:
+            asked = shown(data["precision"])
+            raise ValueError(f"write 'train: {{precision: {asked}}}': devices train in what is planned for them")
+        return data
 
 
 class TorchNamed(Strict):
@@ -159,10 +167,28 @@ class SchedulerSection(TorchNamed):
     warmup_steps: Count = 0
 
 
+class LossScaleSection(Strict):
+    """The scale of a loss in fp16, by the rule of torch.amp.GradScaler: a power of two at first, half as much after an overflow,
+    twice as much after so many steps without one."""
+
+    initial: Annotated[Number, Field(gt=0)] = INITIAL_SCALE
+    growth_interval: Positive = GROWTH_INTERVAL
+
+    @model_validator(mode="after")
+    def _rounds_nothing(self) -> Self:
+        if math.frexp(self.initial)[0] != 0.5:
+            raise ValueError(f"initial is {self.initial:g}; give a power of two, such as 65536, so that scaling rounds nothing")
+        return self
+
+
 class TrainSection(Strict):
     """The loop: `steps`, or `epochs` of the data. Afterwards the loss of `evaluate_samples` of the test samples is measured
     (by default as many as a few steps train). `on_nonfinite`: what a step does whose loss, or gradient, is infinite or no number:
-    it ends the run, is left out, or is taken like any other."""
+    it ends the run, is left out, or is taken like any other.
+
+    `precision` (of parameters in float32) is what matrix products are computed in, by torch's autocast: one for all devices, one
+    for each device type (float32 for those that are not named), or "auto", on each type the fastest that is safe. Where a device
+    computes in fp16, the loss is scaled by `loss_scale`, and a step whose gradients overflow is left out."""
 
     guesses = guesses.TRAIN
     global_batch: Samples
@@ -173,6 +199,8 @@ class TrainSection(Strict):
     clip_norm: Annotated[Number, Field(gt=0)] | None = None
     seed: Seed = 0
     dtype: Held = "float32"
+    precision: PrecisionChoice | None = None
+    loss_scale: LossScaleSection = LossScaleSection()
     evaluate_samples: Count | Literal["all"] | None = None
     check_replicas_every: Positive = 100
     on_nonfinite: Literal["stop", "skip", "ignore"] = "stop"
@@ -181,6 +209,22 @@ class TrainSection(Strict):
     def _length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either 'steps' or 'epochs', and not both")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_precision(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and (faults := precision_faults(data.get("precision"))):
+            raise Faults(faults)
+        return data
+
+    @model_validator(mode="after")
+    def _one_type(self) -> Self:
+        if self.precision is not None and self.dtype != "float32":
+            raise ValueError(
+                f"precision is {shown(self.precision)}, of matrix products of parameters in float32, but dtype, that of the "
+                f"parameters, is {self.dtype}: leave one of the two out"
+            )
         return self
 
 
@@ -234,6 +278,11 @@ class Job(Document):
     checkpoint: CheckpointSection | None = None
     log: LogSection | None = None
 
+    @property
+    def planning(self) -> PlanOptions:
+        """How to plan for what the job trains in."""
+        return self.plan.model_copy(update={"precision": self.train.precision})
+
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Job:
         """The job of a file, changed by `key.key=value` settings (values are YAML). Relative paths of cluster, profile and plan
@@ -258,7 +307,8 @@ class Job(Document):
         plan = Plan.load(self.plan.file) if self.plan.file is not None else None
         if cluster is not None and profile is not None:
             joined = profile.joined(cluster)
-            chosen = plan.precision if plan is not None else self.plan.precisions(profile, joined)
+            chosen = plan.precision if plan is not None else None
+            chosen = chosen or self.planning.precisions(profile, joined) or profile.in_full()
             profile.at(chosen).check(joined)
         if plan is not None:
             plan.check(cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=str(self.plan.file))

@@ -9,6 +9,7 @@ Held = Literal["float32", "float64", "bfloat16"]  # of which a whole model can b
 Precision = Literal["fp32", "fp16", "bf16"]  # of matrix products, as files and commands call it; parameters are of float32
 BYTES: dict[NumberType, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TYPE_OF: dict[Precision, NumberType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+INITIAL_SCALE, GROWTH_INTERVAL = 2.0**16, 2000  # of a loss in float16, and steps: torch.amp.GradScaler's
 PRECISION_OF: dict[NumberType, Precision] = {number_type: precision for precision, number_type in TYPE_OF.items()}
 
 

@@ -230,6 +230,11 @@ class Profile(Document):
         """At which precisions a device type was measured; None where the profile does not say."""
         return tuple(dict.fromkeys(m.precision for m in self.measurements if m.device_type == device_type))
 
+    def in_full(self) -> dict[str, Precision]:
+        """fp32 on each device type that was measured at several precisions, that one among them: where nobody says which."""
+        kinds = dict.fromkeys(m.device_type for m in self.measurements)
+        return {kind: "fp32" for kind in kinds if len(found := self.precisions(kind)) > 1 and "fp32" in found}
+
     def at(self, chosen: Mapping[str, Precision] | None) -> Profile:
         """Of the device types that `chosen` names only the measurements at this precision; InputError where there is none."""
         if not chosen:
@@ -253,7 +258,7 @@ class Profile(Document):
             raise InputError(
                 f"the profile of {self.model!r} has measurements of device type {device_type!r} at {known_at}; choose with "
                 f"--precision, for example --precision {device_type}={found[0].precision or found[1].precision}, or auto; "
-                "in a job with plan.precision"
+                "in a job with train.precision"
             )
         if found is None:
             known = sorted({m.device_type for m in self.measurements})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import nn
 
@@ -17,7 +19,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection, TorchNamed
 from hetpipe.spec.options import PlanOptions
-from hetpipe.training.own_loop import check_same_model
+from hetpipe.training.own_loop import OwnPrecision, check_same_model
 from hetpipe.training.session import Request, Setting, join, meet, prepare
 
 
@@ -28,11 +30,13 @@ class UnusedRank(Exception):
 def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFunction, *, global_batch: int,
          loss_weight: LossWeight = "samples", ignore_index: int = -100, cluster: Cluster | None = None,
          optimizer: str = "AdamW", partitioner: str = "auto", batch_norm: BatchNorm | None = None,
-         coupled_layers: CoupledLayers | None = None, seed: int | None = None) -> PlanEngine:  # fmt: skip
+         coupled_layers: CoupledLayers | None = None, precision: OwnPrecision | Literal["auto"] = None,
+         seed: int | None = None) -> PlanEngine:  # fmt: skip
     """Measure every layer on every type of device, plan for `global_batch` samples a step, and wrap the model by that plan.
 
     `sample` is a small batch (inputs, targets), like those of the training: shapes and types matter, and token counts.
-    `loss_fn`, `loss_weight`, `ignore_index`, `batch_norm`, `coupled_layers` and `seed` are as in `hetpipe.wrap`; `optimizer`
+    `loss_fn`, `loss_weight`, `ignore_index`, `batch_norm`, `coupled_layers`, `precision` and `seed` are as in `hetpipe.wrap`;
+    `precision` "auto" is on each type of device the fastest that is safe, of those that it can compute in. `optimizer`
     names the class of torch.optim that will be used, whose time and memory are measured too. Every rank builds the same model
     (seed it) and calls this, under torchrun with one process per device. The devices are those of `cluster`, else those that are
     found. The measurement is kept in `.hetpipe/profiles` and used again for the same model on the same devices.
@@ -45,7 +49,7 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
     told = arguments(model, loss_fn, loss_weight, cluster, global_batch=global_batch, ignore_index=ignore_index,
                      optimizer=optimizer, partitioner=partitioner, batch_norm=batch_norm, coupled_layers=coupled_layers,
-                     seed=seed)  # fmt: skip
+                     precision=precision, seed=seed)  # fmt: skip
     seed = torch.initial_seed() if seed is None else seed
     with drawing("auto"):
         world, machines = meet(cluster, told=told)
@@ -58,7 +62,7 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
             if world.is_main and (note := unsplit_note(model)):
                 warn(f"note: {note}")
             setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None, seed=world.first(seed))
-            options = PlanOptions().changed({"partitioner": partitioner})
+            options = PlanOptions().changed({"partitioner": partitioner, "precision": precision})
             request = Request(
                 global_batch=global_batch, options=options, profiler=ProfileSection(), optimizer=TorchNamed(name=optimizer)
             )

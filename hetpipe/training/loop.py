@@ -26,6 +26,7 @@ from hetpipe.runtime.base import Evaluation
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.spec.job import Job
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
@@ -37,6 +38,7 @@ ADVICE = (
     "What a data set draws from torch's, numpy's or Python's own generator is the same wherever the sample is fetched; what it "
     "takes from elsewhere (a generator of its own, a clock, a file that is written meanwhile) is not: draw from these"
 )
+LEAST_SCALE = 1.0  # of a loss: where gradients overflow at less, no scale is at fault
 EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
 
 
@@ -55,6 +57,7 @@ class Loop:
         self.total = job.train.steps or job.train.epochs * sampler.batches_per_epoch  # type: ignore[operator]
         scheduler = build_scheduler(job.train.scheduler, optimizer, self.total)
         self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
+        engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
         self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)
         self.saved = Saved(job=job, section=job.checkpoint, run=self.state) if job.checkpoint is not None else None
@@ -112,8 +115,10 @@ class Loop:
 
     def _goes_on(self, step: int, loss: float, batch: Batch) -> bool:
         """Whether the optimizer takes this step; NonFiniteError where the run is to stop. The same on all ranks."""
-        if self.engine.finite or self.section.on_nonfinite == "ignore":
+        if self.engine.finite or (self.section.on_nonfinite == "ignore" and not self.engine.overflowed):
             return True
+        if self.engine.overflowed and self._overflow(step, loss):
+            return False
         what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
         if self.section.on_nonfinite == "skip":
             if self.engine.world.is_main:
@@ -124,6 +129,15 @@ class Loop:
             f"{origin(self.engine, batch.inputs, batch.targets)}; a smaller train.optimizer.lr or train.clip_norm may help; "
             "train.on_nonfinite: skip leaves such a step out"
         )
+
+    def _overflow(self, step: int, loss: float) -> bool:
+        """Say that gradients have overflowed, whose loss was scaled; whether a smaller scale may help."""
+        scale = self.engine.loss_scale.scale
+        if self.section.on_nonfinite == "stop" and (scale < LEAST_SCALE or not math.isfinite(loss)):
+            return False
+        if self.engine.world.is_main:
+            warn(f"note: step {step} is left out: gradients overflow in float16; the loss scale is now {scale:g}")
+        return True
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor | None:
         """The numbers of this rank's samples of a global batch: those of the first stage's, or the last stage's; or none."""

@@ -59,7 +59,8 @@ class Metrics:
         seconds = self.result.step_seconds[-1] if self.result.step_seconds else None
         return StepRecord(
             step=done, epoch=batch.epoch, samples=len(batch.numbers), loss=self.result.losses[-1], learning_rate=learning_rate,
-            grad_norm=norm, fetch_seconds=batch.seconds, step_seconds=seconds,
+            grad_norm=norm, loss_scale=scale.scale if (scale := self.engine.loss_scale).used else None,
+            fetch_seconds=batch.seconds, step_seconds=seconds,
             samples_per_second=self._batches[-2] / seconds if seconds is not None else None,
             utilisation=self._utilisation, busy=busy, peak_bytes=peaks,
         )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 import torch
 from torch import nn
 
@@ -17,8 +20,14 @@ from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster, Node
 from hetpipe.spec.job import BatchNorm, CoupledLayers
+from hetpipe.spec.number_types import Precision
+from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Backend, Plan
-from hetpipe.training.session import Setting, join
+from hetpipe.training.session import Setting, join, with_precision
+
+ANY = "any"  # the device type of a plan without a cluster
+FULL: Precision = "fp32"
+OwnPrecision = Precision | Mapping[str, Precision] | None
 
 
 def _nodes_of(plan: Plan) -> tuple[Node, ...]:
@@ -28,14 +37,14 @@ def _nodes_of(plan: Plan) -> tuple[Node, ...]:
         node, index = device.rsplit("/", 1)
         greatest[node] = max(greatest.get(node, 0), int(index))
     return tuple(
-        Node(name=name, devices={"any": greatest[name] + 1}) for name in sorted(greatest, key=natural_key)
+        Node(name=name, devices={ANY: greatest[name] + 1}) for name in sorted(greatest, key=natural_key)
     )
 
 
 def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
          ignore_index: int = -100, cluster: Cluster | None = None, backend: Backend = "torch",
          batch_norm: BatchNorm | None = None, coupled_layers: CoupledLayers | None = None,
-         seed: int | None = None) -> PlanEngine:  # fmt: skip
+         precision: OwnPrecision = None, seed: int | None = None) -> PlanEngine:  # fmt: skip
     """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
     replica (fairscale, torchgpipe; each on one host, in the order of the plan).
 
@@ -49,12 +58,16 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     running statistics of the whole batch (fairscale and torchgpipe only); without it, InputError. Layers are tried in the first
     step: InputError if one couples samples, keeps state, or adds a gradient of its own, unless `coupled_layers` is
     "per_microbatch", which accepts that each micro-batch is a batch of its own to them.
+    `precision` (of parameters in float32) is what matrix products are computed in: "fp32", "bf16" or "fp16" on all devices, or
+    one for each device type of `cluster` (fp32 on those that are not named); without it, as the plan says, or else in the
+    caller's torch.autocast. Where a device computes in fp16 the engine scales the loss (`engine.loss_scale`): after a step whose
+    gradients overflow, `engine.overflowed`, an optimizer's step leaves all parameters as they are.
     What layers draw is decided by `seed` (by default the main rank's, as torch.manual_seed has set it), the rank and the step;
     the generators of torch, numpy and Python are left as they were, here and in each step.
     """
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
     told = arguments(model, loss_fn, loss_weight, cluster, ignore_index=ignore_index, backend=backend, batch_norm=batch_norm,
-                     coupled_layers=coupled_layers, seed=seed)  # fmt: skip
+                     coupled_layers=coupled_layers, precision=precision, seed=seed)  # fmt: skip
     seed = torch.initial_seed() if seed is None else seed
     with drawing("wrap"):
         check_backend(backend, plan)
@@ -67,14 +80,33 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
             whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
                           batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
         check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
-        plan = plan.model_copy(update={"backend": backend})
-        engine = join(Setting(world=world, cluster=shown, model=whole, seed=world.first(seed)), plan, None)
+        setting = Setting(world=world, cluster=shown, model=whole, seed=world.first(seed))
+        plan = _at_precision(plan.model_copy(update={"backend": backend}), precision, setting, cluster)
+        engine = join(setting, plan, None)
         if engine is None:
             per = "replica" if drives_a_replica(backend) else "device"
             raise InputError(f"rank {world.rank} has no part in the plan, which uses {list(plan.device_ids)}; start one process "
                              f"per {per} of it")  # fmt: skip
         check_same_model(engine)
     return engine
+
+
+def _at_precision(plan: Plan, precision: OwnPrecision | Literal["auto"], setting: Setting, cluster: Cluster | None) -> Plan:
+    """The plan with what each device type of the cluster, or the one type of a plan without a cluster, computes in."""
+    if precision == "auto":
+        raise InputError("what is the fastest precision of a device is known once it is measured: hetpipe.auto(…, "
+                         "precision='auto') does that; give hetpipe.wrap one by name")  # fmt: skip
+    for given in (precision, plan.precision):
+        if cluster is None and isinstance(given, Mapping) and len(set(given.values())) > 1:
+            raise InputError(f"devices compute in {dict(given)}, by their types, which only a cluster tells: give hetpipe.wrap "
+                             "the cluster")  # fmt: skip
+    if cluster is None:
+        precision = next(iter(precision.values()), None) if isinstance(precision, Mapping) else precision
+        planned = {ANY: next(iter(plan.precision.values()))} if plan.precision else None
+        plan = plan.model_copy(update={"precision": planned})
+    elif isinstance(precision, Mapping):
+        precision = {**dict.fromkeys(cluster.device_types, FULL), **precision}
+    return with_precision(plan, setting, PlanOptions().changed({"precision": precision}))
 
 
 def check_same_model(engine: PlanEngine) -> None:

@@ -19,6 +19,7 @@ from hetpipe.files.formats import Document
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, named_layers
+from hetpipe.layers.numbers import type_name
 from hetpipe.measuring.cache import measured
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
 from hetpipe.planning.planner import make_plan
@@ -57,9 +58,10 @@ class Setting:
 
     def types(self, plan: Plan, device: str) -> NumberTypes:
         """In which number types a device trains by this plan."""
-        if self.held is None:
-            return AS_BUILT
-        return NumberTypes.of(self.held, (plan.precision or {}).get(self.cluster.device(device).type))
+        precision = (plan.precision or {}).get(self.cluster.device(device).type)
+        if precision is not None:
+            return NumberTypes.at(precision)
+        return AS_BUILT if self.held is None else NumberTypes.of(self.held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class Request:
     @classmethod
     def by(cls, job: Job) -> Request:
         """What a job wants."""
-        return cls(global_batch=job.train.global_batch, options=job.plan, profiler=job.profiler,
+        return cls(global_batch=job.train.global_batch, options=job.planning, profiler=job.profiler,
                    optimizer=job.train.optimizer, profile=job.profile, plan=job.plan.file)  # fmt: skip
 
 
@@ -150,7 +152,7 @@ def prepare(
     file is known before anything is measured. Collective."""
     plan = plan or _plan_of_file(setting, request)
     profile = profile or obtain_profile(setting, request)
-    plan = plan or _new_plan(setting, profile, request)
+    plan = with_precision(plan or _new_plan(setting, profile, request), setting, request.options, profile)
     return plan.model_copy(update={"backend": request.options.backend}), profile  # whatever it was made for
 
 
@@ -202,6 +204,22 @@ def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
         cluster=setting.cluster, layers=len(setting.model.layers), global_batch=request.global_batch, source=request.plan
     )
     check_backend(request.options.backend, plan)
+    return with_precision(plan, setting, request.options)
+
+
+def with_precision(plan: Plan, setting: Setting, options: PlanOptions, profile: Profile | None = None) -> Plan:
+    """The plan with the precisions of the options where it says none. InputError if it says others. What "auto" is, and what is
+    trained where neither says any, is known with the profile."""
+    if options.precision == "auto" and (profile is None or plan.precision is not None):
+        return plan
+    wanted = options.precisions(profile, setting.cluster)
+    if plan.precision is None:
+        return plan.model_copy(update={"precision": wanted or (profile.in_full() if profile is not None else None) or None})
+    for kind in dict.fromkeys(setting.cluster.device(device).type for device in plan.device_ids):
+        planned, asked = plan.precision.get(kind, "fp32"), wanted.get(kind, "fp32")
+        if wanted and planned != asked:
+            raise InputError(f"the plan computes in {planned} on {kind!r}, but precision says {asked}: leave precision out, or "
+                             "plan anew")  # fmt: skip
     return plan
 
 
@@ -233,6 +251,7 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
     if profile is not None:
         plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
     check_backend(backend, plan)
+    _check_parameters(setting, plan)
     world = seat(setting.world, backend, plan)
     if world.device_id in plan.device_ids:
         describe_with(f"{_place(plan, world.device_id)}, device {world.device_id}", lambda: "loading its layers")
@@ -252,6 +271,19 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
         engine.seed = setting.seed
         describe_with(engine.place, lambda: engine.doing, lambda: engine.waits)
     return engine
+
+
+def _check_parameters(setting: Setting, plan: Plan) -> None:
+    """InputError if a plan that says what devices compute in is for parameters of another type than float32."""
+    held = {setting.held} if setting.held is not None else {
+        type_name(p.dtype) for p in setting.model.layers.parameters() if p.is_floating_point()
+    }
+    if plan.precision and (others := sorted(held - {"float32"})):
+        told = ", ".join(f"{precision} on {kind!r}" for kind, precision in plan.precision.items())
+        raise InputError(
+            f"the plan computes in {told}, which is of matrix products of parameters in float32, but parameters are "
+            f"{others[0]}: train them in float32, or plan without a precision"
+        )
 
 
 def used_ranks(setting: Setting, plan: Plan) -> list[int]:

@@ -54,7 +54,7 @@ class Handover:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._ids = {id(p) for p in self._parameters}
         self._marks: list[tuple[nn.Parameter, int, Tensor, int]] = []  # with its version, its gradient, and that one's version
-        self._lost = self._taken = self._told = self._inside = False
+        self._lost = self._taken = self._told = self._inside = self._left_out = False
         self._others = self._noted = False  # whether an optimizer has stepped that has none of them, and whether that was said
         own = weakref.ref(self)  # the hooks must not keep an engine's process groups
         self._handles = [
@@ -79,12 +79,17 @@ class Handover:
             if first_to_say(OTHERS):
                 warn(OTHERS)
         self._lost = not kept and (self._lost or (unused and not self._differ()))
-        self._marks, self._taken, self._others = [], False, False
+        self._marks, self._taken, self._others, self._left_out = [], False, False, False
         return GONE if gone else None
 
     def made(self) -> None:
         """The gradients of a step are ready for an optimizer, as they are now."""
         self._marks = [(p, p._version, p.grad, p.grad._version) for p in self._parameters if p.grad is not None]
+
+    def leave_out(self) -> None:
+        """Gradients have overflowed: an optimizer that takes its step all the same finds none, and so leaves all parameters, and
+        what it keeps of them, as they are."""
+        self._left_out = True
 
     def _differ(self) -> bool:
         return any(p.grad is not gradient or gradient._version != version for p, _, gradient, version in self._marks)
@@ -102,6 +107,9 @@ class Handover:
             raise InputError(SEARCHES)
         if self._inside:
             raise InputError(INSIDE)
+        if self._left_out:
+            for parameter in self._parameters:
+                parameter.grad = None
         if self._lost and not self._taken:
             raise InputError(LOST)
         if not self._taken and not self._told and self._differ():

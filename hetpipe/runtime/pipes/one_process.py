@@ -19,12 +19,13 @@ from hetpipe.layers.stage import Stage
 from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, try_layers
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
-from hetpipe.runtime.boundaries import Boundaries
 from hetpipe.runtime.checks import stale
+from hetpipe.runtime.forward import OnOutput
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.pipes.batch_norm import DeferredStatistics
 from hetpipe.runtime.pipes.pipe_stage import PipeCall, skipping_stage
-from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
+from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.runtime.precision.boundaries import Boundaries
 from hetpipe.runtime.recorder import GpipeRecorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.spec.number_types import NumberTypes

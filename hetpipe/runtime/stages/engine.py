@@ -25,10 +25,11 @@ from hetpipe.layers.trials.layer_check import (
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import World
-from hetpipe.runtime.boundaries import Boundaries
 from hetpipe.runtime.checks import stale
+from hetpipe.runtime.forward import OnOutput
 from hetpipe.runtime.gradients import GradientSync
-from hetpipe.runtime.plan_engine import OnOutput, PlanEngine
+from hetpipe.runtime.plan_engine import PlanEngine
+from hetpipe.runtime.precision.boundaries import Boundaries
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.stages.executor import Ends, StageRun

@@ -30,6 +30,8 @@ class JsonLines(Observer):
         line: dict[str, Any] = {
             "step": step.step, "epoch": step.epoch, "loss": number(step.loss), "learning_rate": step.learning_rate,
         }  # fmt: skip
+        if step.loss_scale is not None:
+            line["loss_scale"] = step.loss_scale
         if step.grad_norm is not None:
             line["grad_norm"] = number(step.grad_norm)
         if step.step_seconds is not None:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
+from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, evaluating
 from hetpipe.layers.numbers import StageTypes, stage_types
 from hetpipe.layers.split import TensorSpec, trace_boundaries
@@ -38,6 +39,15 @@ class Boundaries:
         self.stages = stage_types(self._bounds, types)
         self._specs.clear()
         return True
+
+    def check_autocast(self) -> None:
+        """InputError if the caller has another autocast than a stage computes in, of which that was said."""
+        for stage, types in zip(self.stages, self._types, strict=True):
+            if self._autocast not in (None, types.computed or self._autocast):
+                raise InputError(
+                    f"layers {[stage.lo, stage.hi]} compute in {types.computed} by the plan, but the engine is called in "
+                    f"torch.autocast of {self._autocast}: leave that out, since each device enters its own"
+                )
 
     def of(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
         """What crosses all boundaries between layers with a micro-batch of this size (see `trace_boundaries`)."""

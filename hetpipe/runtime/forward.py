@@ -1,0 +1,215 @@
+"""What every engine does alike with a batch before, and without, training on it: whether it is right, as all ranks say it, and
+the forwards of evaluation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, as_value, evaluating
+from hetpipe.layers.numbers import callers_autocast, computing
+from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.untouched.randomness import drawing
+from hetpipe.processes.world import World
+from hetpipe.runtime.base import Evaluation, Metric, even_sizes
+from hetpipe.runtime.checks.agreement import (
+    Complaint,
+    Statement,
+    digest,
+    marks_of,
+    raise_batches,
+    raise_first,
+)
+from hetpipe.runtime.checks.given import Given
+from hetpipe.runtime.checks.trained import Trained
+from hetpipe.runtime.holder import Holder
+from hetpipe.runtime.precision.boundaries import Boundaries
+from hetpipe.spec.plan import Plan
+
+OnOutput = Callable[[Tensors, int], None]  # of a micro-batch, by its number
+
+
+class ForwardEngine(Holder, ABC):
+    """Runs a model by a plan, forward only, this process holding some stages of one replica."""
+
+    boundaries: Boundaries
+    _given: Given
+    _trained: Trained
+
+    def __init__(self, model: Model, plan: Plan, world: World) -> None:
+        super().__init__(model, plan, world)
+        self.loss = model.loss
+        self.seed = 0  # of what layers draw: with the rank and the step
+        self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
+        self._called = 0  # steps of this engine
+        self._faults: list[str] = []  # of this rank, found in the midst of a step
+
+    @abstractmethod
+    def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
+        """Forward of these micro-batches without gradients, with `on_output(output, number)` where the outputs are."""
+
+    @property
+    def _devices(self) -> Sequence[torch.device]:
+        """All of this process; the loss is computed on the last."""
+        return [self.device]
+
+    @property
+    def _looks(self) -> bool:
+        """Whether this step is one of those (1, 2, 4, 8, …) in which all is looked at that would take too long in each."""
+        return self._called & (self._called - 1) == 0
+
+    @abstractmethod
+    def _retyped(self) -> None:
+        """The stages have other number types from now on (`boundaries.stages`)."""
+
+    @contextmanager
+    def _by_itself(self, *place: int | str) -> Iterator[None]:
+        """Whatever the caller has switched off (torch.no_grad, torch.inference_mode) or drawn: in here gradients are made, and
+        what layers draw is decided by the engine's seed, the rank and this place. The caller's autocast is every stage's, of
+        which the plan does not say what it computes in."""
+        devices = self._devices
+        if self.boundaries.follow(callers_autocast(self.device)):
+            self._retyped()
+            self._outputs.clear()
+        own = self.boundaries.stages[-1 if self.is_last else self.index].types
+        with torch.inference_mode(False), torch.enable_grad(), computing(own, devices[-1]), \
+                drawing(self.seed, self.world.rank, *place, devices=devices):  # fmt: skip
+            yield
+
+    def _mean_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
+        if wanted.weight == 0 and (lost := self.loss.lost(output, wanted.targets)) is not None:
+            if not torch.is_grad_enabled():
+                raise InputError(lost)
+            self._faults.append(lost)  # which all ranks are told at the end of the step
+        loss = self.loss.share(output, wanted.targets, wanted.weight or 1.0, wanted.weight)
+        if torch.is_grad_enabled():
+            self._faults += self._given.faults_of_loss(loss, output, whole=self._looks)
+        return loss
+
+    def _told(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[Statement, Complaint]:
+        """What this rank says of its part of a batch, and in full where something is wrong."""
+        row, fault, marks = Statement.empty(len(self.plan.replicas)), None, tuple[int, ...]()
+        given, counted = row.given, row.counted
+        try:
+            self.boundaries.check_autocast()
+            if training:
+                self._given.check_norms()
+                self._trained.check()
+            if self.is_first:
+                given[self.replica] = self._given.rows(inputs, "inputs")
+                if inputs is not None and given[self.replica] and not self.is_last:
+                    self._given.check_inputs(inputs)
+            if self.is_last:
+                counted[self.replica] = self._given.rows(targets, "targets")
+                if targets is not None and counted[self.replica]:
+                    row.weight = self._weigh(targets, training=training)
+            most = self._replica_plan.samples
+            if training and given[self.replica] > most:
+                raise InputError(
+                    f"replica {self.replica} was given {given[self.replica]:.0f} samples, but the plan gives it at most {most}; "
+                    "its memory was planned for that"
+                )
+            if self.is_first != self.is_last and inputs is not None and targets is not None:
+                marks = marks_of(inputs, targets, whole=training and self._looks)
+                row.ends, row.digest = float(bool(marks)), (1 if self.is_first else -1) * float(digest(marks))
+        except InputError as error:
+            fault = str(error)
+        row.faults = float(fault is not None)
+        batch = self.shared_of(targets) if self.is_last else None
+        if batch is not None:
+            row.shared, row.batch, row.square = 1.0, float(batch), float(batch**2)
+        return row, Complaint(self.replica, self.is_first, fault, marks, batch)
+
+    def _hear(self, total: Statement, own: Complaint) -> None:
+        """InputError on every rank if what any of them was given is wrong, by the sum over all. Collective."""
+        if total.faults:
+            raise_first(self.world.gather(own))
+        if total.batches_differ:
+            raise_batches(self.world.ranks, self.world.gather(own))
+        if 0 < total.adding < len(self.world.ranks):
+            raise InputError("some ranks are in 'with engine.accumulate():', and others are not: every rank must enter it")
+
+    def _weigh(self, targets: Tensors, *, training: bool) -> float:
+        """What the loss of these targets weighs, once they and it are known to do."""
+        rows = self._replica_plan.microbatch_sizes[0]
+        self._given.check_targets(targets)
+        if training not in self._outputs:
+            try:
+                self._outputs[training] = self.boundaries.of(rows, training=training)[-1]
+            except InputError:  # told where it matters: a stage of all layers need not know what leaves them
+                self._outputs[training] = None
+        if (output := self._outputs[training]) is not None:
+            self._given.check_loss(output, rows, targets, self._devices[-1], again=training and self._looks)
+        return self.loss.count(targets)
+
+    def _begin_step(self) -> None:
+        for recorder in self.recorders:
+            recorder.begin_step()
+
+    def evaluate(
+        self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
+    ) -> Evaluation:
+        """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch on every rank. `metric` is
+        a function of the output and the targets of a micro-batch that gives (sum, count), such as the correct predictions and
+        all of them: both are summed over all micro-batches and replicas, and `.metric` of what is returned is their ratio."""
+        sums = [0.0, 0.0, 0.0, 0.0]
+        with evaluating(self.stage):
+            self.forward_only(inputs, targets, self._scorer(metric, sums))
+        loss, weight, hits, count = self.world.sum(sums)
+        return Evaluation(loss / (weight or 1.0), hits / max(1.0, count) if metric is not None else None, weight, count)
+
+    def forward_only(
+        self, inputs: Tensors | None, targets: Tensors | None, score: Callable[[Tensors, Wanted], None] = lambda *_: None
+    ) -> None:
+        """Run a batch forward without gradients, every module in the mode it is in; `score(output, wanted)` for each micro-batch
+        where the outputs are. Collective."""
+        with self._by_itself("forward", self.steps):
+            total = self._agree(inputs, targets)
+            total.check_ends()
+            sizes = self._sizes(total)
+            wanted = self.loss.wanted(targets, sizes, self._devices[-1]) if targets is not None and self.is_last else []
+            self._forward(sizes, inputs, lambda output, i: score(output, wanted[i]))
+
+    def __call__(self, inputs: Tensors | None) -> Tensors | None:
+        """What the model gives for these inputs (of this replica; None or empty: it has none), forward only, in evaluation mode:
+        on the rank of the replica's last stage; None on the others. Every rank calls it."""
+        found: list[tuple[Tensor, ...]] = []
+        with evaluating(self.stage), self._by_itself("forward", self.steps):
+            sizes = self._sizes(self._agree(inputs, None))
+            self._forward(sizes, inputs, lambda output, _: found.append(as_tuple(output)))
+        return as_value([torch.cat(column) for column in zip(*found, strict=True)]) if found else None
+
+    def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> Statement:
+        """What all ranks were given. Collective."""
+        row, own = self._told(inputs, targets, training=False)
+        total = Statement.of(self.world.sum(row.numbers()))
+        pipelines = [given > 0 and len(r.stages) > 1 for given, r in zip(total.given, self.plan.replicas, strict=True)]
+        if total.digest and total.ends == 2 * sum(pipelines):
+            total.faults += 1.0
+        self._hear(total, own)
+        return total
+
+    def _sizes(self, total: Statement) -> tuple[int, ...]:
+        return even_sizes(max(self._replica_plan.microbatch_sizes), int(total.given[self.replica]))
+
+    def _forward(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
+        self._begin_step()
+        if sizes:
+            with torch.no_grad():
+                self._infer(sizes, inputs, on_output)
+
+    def _scorer(self, metric: Metric | None, sums: list[float]) -> Callable[[Tensors, Wanted], None]:
+        def score(output: Tensors, wanted: Wanted) -> None:
+            sums[0] += float(self._mean_loss(output, wanted)) * wanted.weight
+            sums[1] += wanted.weight
+            if metric is not None:
+                hits, count = metric(output, wanted.targets)
+                sums[2] += hits
+                sums[3] += count
+
+        return score
