@@ -132,7 +132,7 @@ class TestPrecisions:
     @pytest.mark.parametrize(
         ("precision", "message"),
         [
-            ("bf16", "v100-16 (volta) cannot compute in bf16, but in fp32 and fp16; p40 (pascal) cannot compute in bf16, but in "),
+            ("bf16", "v100-16 (volta) cannot compute in bf16, but in fp32 and fp16; p40 (pascal) cannot compute in bf16, but"),
             ("bf16", "auto, or what these can compute in: --precision v100-16=fp16,p40=fp16,mine=fp16"),
             ("P40=bf16", "p40 (pascal) cannot compute in bf16"),
             ("mine=bf16", "mine (taken to have no bf16, as its file of cards says no architecture) cannot compute in bf16"),
