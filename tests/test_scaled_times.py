@@ -68,19 +68,20 @@ def test_every_model_has_times_on_every_card(name: str, precision: Any) -> None:
 
 def on_all_cards(name: str, precision: Any, **more: Any) -> tuple[dict[str, Measurement], dict[str, str]]:
     """The measurement of each card, and how it came about."""
-    question = Question(model=find_model(name), machines=(tuple(CARDS),), cards=CARDS, link=Link(bandwidth=12e9),
-                        precision=precision, **more)  # fmt: skip
+    question = Question(model=find_model(name), machines=(tuple(CARDS),), cards=CARDS, link=Link(bandwidth=12e9), **more)
     profile, origins = profile_of(question)
-    return {m.device_type: m for m in profile.measurements}, {card: origin.text for card, origin in origins.items()}
+    found = {m.device_type: m for m in profile.measurements if m.precision == precision}
+    return found, {card: each[precision].text for card, each in origins.items() if precision in each}
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+@pytest.mark.parametrize("precision", ["fp16", "fp32", "bf16"])
 @pytest.mark.parametrize("name", listed_models())
 def test_a_card_with_higher_rates_is_never_slower(name: str, precision: Any) -> None:
     """Of all pairs of cards, at all micro-batch sizes between those of both; two RTX 4090 were predicted slower than two 3090."""
     found, _ = on_all_cards(name, precision)
-    pairs = [(a, b) for a in CARDS for b in CARDS if outdoes(CARDS[a], CARDS[b], precision)]
-    assert len(pairs) > 300
+    assert set(found) == {card for card, sheet in CARDS.items() if precision in sheet.precisions}
+    pairs = [(a, b) for a in found for b in found if outdoes(CARDS[a], CARDS[b], precision)]
+    assert len(pairs) > 200
     most = max(m.microbatch_sizes[-1] for m in found.values())
     rows = {card: np.array([m.times(b) for b in range(1, most + 1)])[:, :, 1] for card, m in found.items()}  # of a block
     for a, b in pairs:
@@ -102,6 +103,15 @@ def test_measured_times_stay_where_measurements_do_not_contradict_each_other() -
             else:  # one with lower rates was faster
                 assert forward <= cell.forward[row]
                 assert backward <= cell.backward[row]
+
+
+def test_bf16_is_as_fast_as_fp16_where_a_card_has_both() -> None:
+    """As long as nobody measured it."""
+    assert {m.precision for m in MEASURED} == {"fp32", "fp16"}
+    (bf16, told), (fp16, as_fp16) = on_all_cards("llama-7b", "bf16"), on_all_cards("llama-7b", "fp16")
+    for card, m in bf16.items():
+        assert m == fp16[card].model_copy(update={"precision": "bf16"})
+        assert told[card] == f"{as_fp16[card]}; in fp16, taken for bf16"
 
 
 def test_a_change_is_told() -> None:
@@ -172,6 +182,19 @@ class TestCards:
     )  # fmt: skip
     def test_however_it_is_written(self, name: str, card: str) -> None:
         assert known_cards().find(name) == card
+
+    @pytest.mark.parametrize(
+        ("name", "has"),
+        [("p40", "fp32 fp16"), ("v100", "fp32 fp16"), ("t4", "fp32 fp16"), ("a100", "fp32 fp16 bf16"), ("3090", "fp32 fp16 bf16"),
+         ("l4", "fp32 fp16 bf16"), ("h100", "fp32 fp16 bf16"), ("5090", "fp32 fp16 bf16"), ("w6800", "fp32 fp16")],
+    )  # fmt: skip
+    def test_at_which_precisions_a_card_can_compute(self, name: str, has: str) -> None:
+        assert CARDS[known_cards().find(name)].precisions == tuple(has.split())
+
+    def test_every_card_has_its_architecture(self) -> None:
+        assert [name for name, card in CARDS.items() if card.architecture is None] == []
+        older = CARDS["p40"].model_copy(update={"architecture": "maxwell"})
+        assert older.precisions == ("fp32",)
 
     def test_no_name_of_two_cards(self) -> None:
         sheet = CARDS["t4"].model_dump(mode="json", exclude_none=True)
@@ -298,10 +321,32 @@ class TestShared:
     def test_cards_that_are_in_it_and_others(self) -> None:
         found, origins = with_cards(self.profile(), ("t4", "3090", "2080"), CARDS)
         assert [m.device_type for m in found.measurements] == ["t4", "3090", "2080"]
-        assert [origin.measured for origin in origins.values()] == [True, True, False]
-        assert origins["2080"].card == "t4"
+        assert [origins[card][None].measured for card in ("t4", "3090", "2080")] == [True, True, False]
+        assert origins["2080"][None].card == "t4"
         ratio = max(8.1 / 10.1, 300 / 448)
         assert found.measurements[2].forward_seconds[0] == pytest.approx([ratio, 2 * ratio])
+
+    def test_at_each_precision_that_a_card_has(self) -> None:
+        """Those of a type at several precisions took each other's place. fp16's are taken for bf16 where a card has both."""
+        made, kinds = self.profile(), {"Tesla T4": ("fp32", "fp16"), "NVIDIA GeForce RTX 3090": ("fp32", "fp16")}
+        own = {m.device_type: m for m in made.measurements}
+        several = tuple(
+            own[kind].slower(1 + i).model_copy(update={"precision": precision})
+            for kind, precisions in kinds.items() for i, precision in enumerate(precisions)
+        )  # fmt: skip
+        shared = made.model_copy(update={"measurements": several})
+        found, origins = with_cards(shared, ("t4", "3090", "2080", "4090", "p40"), CARDS)
+        old, new = ("fp32", "fp16"), ("fp32", "fp16", "bf16")
+        assert {c: found.precisions(c) for c in origins} == {"t4": old, "3090": new, "2080": old, "4090": new, "p40": old}
+        at = {(m.device_type, m.precision): m.forward_seconds for m in found.measurements}
+        assert at["t4", "fp16"][0] == pytest.approx([2 * t for t in at["t4", "fp32"][0]])
+        assert at["3090", "bf16"] == at["3090", "fp16"]
+        assert at["4090", "bf16"] == at["4090", "fp16"] != at["4090", "fp32"]
+        assert [origins[card]["bf16"].as_fp16 for card in ("3090", "4090")] == [True, True]
+        only = shared.model_copy(update={"measurements": (several[3].model_copy(update={"precision": "bf16"}),)})
+        assert not with_cards(only, ("3090",), CARDS)[1]["3090"]["bf16"].as_fp16
+        with pytest.raises(InputError, match="was measured in bf16 only, in which a p40 cannot compute"):
+            with_cards(only, ("3090", "p40"), CARDS)
 
     def test_none_of_them_is_known(self) -> None:
         with pytest.raises(InputError, match="was measured on cpu, of which none is a known card; describe one in a file"):

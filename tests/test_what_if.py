@@ -78,6 +78,79 @@ def test_a_card_that_only_slows_down_is_left_out() -> None:
     assert peaks_text(more, found).splitlines()[1:] == ["p40 unused"]
 
 
+class TestPrecisions:
+    """Each card's own, and one for all."""
+
+    def test_a_mixed_box_beside_each_single_precision(self) -> None:
+        found = ask(("v100-16", "3090", "p40"), model=find_model("llama-tiny"), global_batch=64)
+        (row,) = found.rows
+        assert found.precisions == row.precisions == {"v100-16": "fp16", "3090": "bf16", "p40": "fp32"}
+        cards = tuple(row.precisions)
+        assert {one.name: dict(one.precisions) for one in found.beside} == {
+            "fp32 for all": dict.fromkeys(cards, "fp32"),
+            "fp16 for all": dict.fromkeys(cards, "fp16"),
+            "bf16, else fp32": {"v100-16": "fp32", "3090": "bf16", "p40": "fp32"},
+        }
+        for one in (row, *found.beside):
+            assert one.plan is not None
+            assert one.plan.precision == {kind: one.precisions[kind] for kind in one.plan.precision or ()}
+            again = simulate(one.plan, found.profile, with_assumed(one.cluster, found.profile))
+            assert again.step_seconds == pytest.approx(one.found.step_seconds)
+            assert row.found.step_seconds <= one.found.step_seconds
+        step = {one.name: one.found.step_seconds for one in found.beside}
+        assert 2 * row.found.step_seconds < step["fp32 for all"]
+        assert 1.2 * row.found.step_seconds < step["bf16, else fp32"]
+
+    def test_where_all_cards_are_alike_each_single_precision_is_shown_too(self) -> None:
+        found = ask(("3090",))
+        fp32, fp16, bf16 = found.beside
+        assert (fp32.name, fp16.name, bf16.name) == ("fp32 for all", "fp16 for all", "bf16 for all")
+        assert fp16.found.step_seconds == bf16.found.step_seconds == found.rows[0].found.step_seconds < fp32.found.step_seconds
+        assert fp16.plan is not None
+        assert fp16.plan.precision == {"3090": "fp16"}
+        assert ask(("3090",), precision="fp32").beside == ()
+
+    def test_one_file_for_every_precision(self, run: Command, tmp_path: Path) -> None:
+        asked = ("--gpus", "v100,3090,p40", "--without", "p40", "-o", tmp_path / "profile.json")
+        told = json.loads(run("what-if", "bert-large", *asked, "--precision", "RTX 3090=fp32", "--json", *QUICK).out)
+        assert (told["precision"], told["single_precisions"]) == ({"3090": "fp32"}, [])
+        assert (told["cards"]["3090"]["precision"], told["cards"]["v100-16"]["precision"]) == ("fp32", "fp16")
+        assert list(told["cards"]["3090"]["precisions"]) == ["fp32", "fp16", "bf16"]
+        cluster = {
+            "format": "hetpipe.cluster/1",
+            "device_types": {card: {"memory": CARDS[card].memory} for card in told["cards"]},
+            "nodes": [{"name": "box", "devices": dict.fromkeys(told["cards"], 1), "link": {"bandwidth": "12 GB/s"}}],
+        }
+        (tmp_path / "cluster.json").write_text(json.dumps(cluster))
+        files = ("--profile", tmp_path / "profile.json", "--cluster", tmp_path / "cluster.json", "--global-batch", "8")
+        for precision in ("auto", "fp16", "v100-16=fp32,3090=bf16,p40=fp16"):
+            planned = run("plan", *files, "--precision", precision, "--partitioner", "even", "--json")
+            assert planned.code == 0, planned.err
+            own = json.loads(planned.out)["precision"]
+            assert own["3090"] == ("fp16" if precision == "fp16" else "bf16")
+
+    @pytest.mark.parametrize(
+        ("precision", "message"),
+        [
+            ("bf16", "v100-16 (volta) cannot compute in bf16, but in fp32 and fp16; p40 (pascal) cannot compute in bf16, but"),
+            ("bf16", "auto, or what these can compute in: --precision v100-16=fp16,p40=fp16,mine=fp16"),
+            ("P40=bf16", "p40 (pascal) cannot compute in bf16"),
+            ("mine=bf16", "mine (taken to have no bf16, as its file of cards says no architecture) cannot compute in bf16"),
+            ("fp8", "precision is fp32, fp16 or bf16, for all or for each device type by its name, or auto, got 'fp8'"),
+            ("t4=fp16", "--precision t4=fp16: there is no t4 among the cards, which are v100-16, 3090, p40, mine"),
+            ("3091=fp16", "unknown card '3091'; did you mean '3090'?"),
+            ("v100=fp16,v100-16=fp32", "two of these names are of one card"),
+        ],
+    )  # fmt: skip
+    def test_what_a_card_cannot_compute_in_is_refused(self, run: Command, tmp_path: Path, precision: str, message: str) -> None:
+        sheet = {"memory": 8 * 2**30, "bandwidth": 288e9, "fp32": 2.2e13, "fp16": 4.4e13, "source": "a page"}
+        (tmp_path / "cards.yaml").write_text(json.dumps({"format": "hetpipe.cards/1", "cards": {"mine": sheet}}))
+        asked = ("bert-base", "--gpus", "v100,3090,p40", "--add", "mine", "--cards", tmp_path / "cards.yaml")
+        found = run("what-if", *asked, "--precision", precision)
+        assert found.code == 2
+        assert message in found.err
+
+
 class TestCommand:
     """In this process."""
 
@@ -86,7 +159,7 @@ class TestCommand:
         assert found.code == 0
         told = json.loads(found.out)
         first, *others = told["rows"]
-        assert (told["tokens_per_sample"], told["precision"]) == (512, "fp16")
+        assert (told["tokens_per_sample"], told["precision"]) == (512, "auto")
         assert {name: card["measured"] for name, card in told["cards"].items()} == dict.fromkeys(["a6000", "p40", "l4"], True)
         assert first["name"] == "as it is"
         assert first["plan"] is None
@@ -96,15 +169,21 @@ class TestCommand:
         for row in others:
             assert row["tokens_per_second"] == pytest.approx(64 * 512 / row["step_seconds"])
             assert row["gap"] >= 0
+        _, p40, _ = others  # is as fast in fp32, in which too much is saved for backward
+        assert told["cards"]["p40"]["precision"] == "fp32"
+        assert p40["precision"] == p40["plan"]["precision"] == {"a6000": "bf16", "p40": "fp16", "l4": "bf16"}
+        assert "with one more p40: fits with p40 in fp16, which takes less memory, and not at what is fastest" in told["notes"]
+        assert [one["name"] for one in told["single_precisions"]] == ["fp32 for all", "fp16 for all", "bf16, else fp32"]
 
     def test_the_table_says_what_is_measured(self, run: Command) -> None:
         found = run("what-if", "bert-large", "--gpus", "t4,1080ti", "--add", "5060ti", "--price", "5060ti=400", *QUICK)
         assert found.code == 0
-        assert re.search(r"^ *t4 +15.0 GiB +measured *$", found.out, re.M)
-        assert re.search(r"1080ti +11.0 GiB +scaled from p40 by data sheets \(bert-large, 512 tokens, fp16\)", found.out)
+        assert re.search(r"^ *t4 +15.0 GiB +fp16 +measured *$", found.out, re.M)
+        assert re.search(r"1080ti +11.0 GiB +fp16 +scaled from p40 by data sheets \(bert-large, 512 tokens, fp16\)", found.out)
+        assert re.search(r"5060ti +16.0 GiB +bf16 +scaled from", found.out)
         assert re.search(r"with one more 5060ti .*\+400", found.out)
         assert "Scaled times (1080ti, 5060ti)" in found.out
-        assert "--precision fp32" in found.out
+        assert "Nobody measured bf16 on 5060ti: it is taken to be as fast as fp16, which has the same rate there." in found.out
 
     def test_machines_and_cards_to_leave_out(self, run: Command) -> None:
         given = ("--gpus", "RTX 3090", "--gpus", "2xt4", "--network", "10 Gbit/s", "--without", "t4", "--without", "3090")

@@ -74,7 +74,7 @@ def priced(folder: Path) -> tuple[Profile, Cluster, float, list[Priced]]:
         model=measured_model(MODEL), machines=(CARDS,), cards=known_cards().cards, link=next(iter(cluster.nodes)).link,  # type: ignore[arg-type]
         tokens=config["sequence_length"],
     )  # fmt: skip
-    profile, _ = profile_of(question)
+    profile = profile_of(question)[0].at(dict.fromkeys(CARDS, "fp16"))
     whole = with_assumed(cluster, profile)
     theirs = published_plan(config, cluster, len(profile.layers))
     timeline = simulate(theirs, profile, whole)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from hetpipe.files.formats import explained
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, shown
 from hetpipe.files.screen import Screen
+from hetpipe.files.writing import check_output
 from hetpipe.planning.partition import PartitionError
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.cluster import Link
@@ -22,6 +23,7 @@ from hetpipe.whatif.answer import SECONDS, Optimizer, Question, answer
 from hetpipe.whatif.cards import Cards, known_cards
 from hetpipe.whatif.machine import parse_cards
 from hetpipe.whatif.models import NamedModel, find_model
+from hetpipe.whatif.precisions import parse_choice
 from hetpipe.whatif.table import answer_table, as_json
 
 Texts = list[str]
@@ -36,15 +38,22 @@ def what_if(
     network: Annotated[str | None, typer.Option(help="Between machines: '10 Gbit/s'.")] = None,
     tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of a sample.")] = 512,
     global_batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Samples of one optimizer step.")] = 64,
-    precision: Annotated[Literal["fp16", "fp32"], typer.Option(help="Of matrix products.")] = "fp16",
+    precision: Annotated[
+        str,
+        typer.Option(help="Of matrix products: fp32, fp16 or bf16 for all, '3090=bf16,p40=fp32', or auto, beside each for all."),
+    ] = "auto",
     optimizer: Annotated[Optimizer, typer.Option(help="Its state takes memory.")] = "adamw",
     price: Annotated[Texts | None, typer.Option(help="Of a card: '5060ti=429'. May be repeated.")] = None,
     profiles: Annotated[list[Path] | None, typer.Option(help="What 'hetpipe profile --share' wrote. May be repeated.")] = None,
     cards: Annotated[Path | None, typer.Option(help="Data sheets of more cards.")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds to search for each row.")] = SECONDS,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where to write the profile of the model on these cards.")
+    ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Before you buy: predict a model's tokens per second, memory and price on cards that you name, from shipped measurements."""
+    check_output(output)
     known = known_cards() if cards is None else known_cards().with_more(Cards.load(cards))
     machines = tuple(parse_cards(text, known) for text in gpus)
     own = tuple(dict.fromkeys(card for machine in machines for card in machine))
@@ -53,11 +62,13 @@ def what_if(
         model=_model(model, profiles or ()), machines=machines, cards=known.cards,
         link=_link(link, "--link"), network=_link(network, "--network") if network is not None else None,
         added=added, without=tuple(known.find(name) for name in without or ()),
-        tokens=tokens, global_batch=global_batch, precision=precision, optimizer=optimizer,
+        tokens=tokens, global_batch=global_batch, precision=parse_choice(precision, known), optimizer=optimizer,
         prices=_prices(price or (), known), seconds=time_limit,
     )  # fmt: skip
     with Activity("planning") as activity:
         found = answer(question, activity.say)
+    if output is not None:
+        found.profile.save(output)
     if json_wanted:
         sys.stdout.write(json.dumps(as_json(found), indent=1) + "\n")
     else:

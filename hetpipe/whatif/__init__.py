@@ -2,5 +2,5 @@
 
 cards (data sheets, in cards.yaml), shipped (measured layers, in zorse.json), models (sizes by name), estimate (times of layers
 that were not measured), order (no card is slower than one whose rates are lower), machine (the cards that were asked for, as a
-cluster), shared (profiles of others), answer (the rows), table.
+cluster), precisions (at which each card computes), shared (profiles of others), answer (the rows), table.
 """

@@ -1,9 +1,10 @@
-"""The rows of an answer: the machines as they are, with a card more, with one less; each planned by `auto` and simulated."""
+"""The rows of an answer: the machines as they are, with a card more, with one less; each planned by `auto` and simulated. Beside
+them the machines as they are with all cards at one precision, where each card's is chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -15,9 +16,10 @@ from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.number_types import Precision
+from hetpipe.spec.options import PrecisionChoice
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from hetpipe.study.changes import carried_plan, same_plan
+from hetpipe.study.changes import AS_IT_IS, carried_plan, same_plan
 from hetpipe.study.rules import plan_with
 from hetpipe.study.study import Alternative
 from hetpipe.whatif.cards import Card
@@ -25,9 +27,11 @@ from hetpipe.whatif.estimate import Estimate, estimate
 from hetpipe.whatif.machine import Machine, as_cluster, cards_text
 from hetpipe.whatif.models import NamedModel
 from hetpipe.whatif.order import Timed, in_order
-from hetpipe.whatif.shared import TimesOrigin, with_cards, with_note
+from hetpipe.whatif.precisions import Single, choose, least_bytes, same_times, singles
+from hetpipe.whatif.shared import Origins, TimesOrigin, for_bf16, with_cards, with_note
 
 SECONDS = 4.0  # for each row's search
+MEASURED: tuple[Precision, ...] = ("fp32", "fp16")  # precisions of what is shipped
 STATE_BYTES = {"adamw": 2.0, "momentum": 1.0, "sgd": 0.0}  # of optimizer state for each byte of parameters
 Optimizer = Literal["adamw", "momentum", "sgd"]
 Progress = Callable[[str], None]
@@ -46,7 +50,7 @@ class Question:
     without: tuple[str, ...] = ()
     tokens: int = 512
     global_batch: int = 64
-    precision: Precision = "fp16"
+    precision: PrecisionChoice = "auto"
     optimizer: Optimizer = "adamw"
     prices: Mapping[str, float] = field(default_factory=dict)  # of a card, over its launch price
     seconds: float = SECONDS
@@ -63,15 +67,18 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRow:
-    """One set of machines: its name, its cluster, the plan or why there is none, and what is added to the machines as they are,
-    with its price (None where that is not known)."""
+    """One set of machines: its name, its cluster, at which precision its cards compute (where that is known), the plan or why
+    there is none, and what is added to the machines as they are, with its price (None where that is not known). `unfit`: why
+    there is none at the fastest precisions, where the plan is at others."""
 
     name: str
     machines: tuple[Machine, ...]
     cluster: Cluster
+    precisions: Mapping[str, Precision]
     found: Alternative
     added: Machine = ()
     price: float | None = None
+    unfit: str = ""
 
     @property
     def plan(self) -> Plan | None:
@@ -86,54 +93,94 @@ class AnswerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Rows, that of the machines as they are first; their profile; and where each card's times are from."""
+    """Rows, that of the machines as they are first; the profile of all precisions; at which each card computes, where that is
+    known; where each card's times are from; and the machines as they are with all cards at one precision, where it was chosen."""
 
     question: Question
     profile: Profile
-    origins: Mapping[str, TimesOrigin]
+    precisions: Mapping[str, Precision]
+    origins: Mapping[str, Origins]
     rows: tuple[AnswerRow, ...]
+    beside: tuple[AnswerRow, ...] = ()
+
+    def origin(self, card: str) -> TimesOrigin:
+        """Where the times are from that the rows are planned with."""
+        return self.origins[card][self.precisions.get(card)]
 
 
 def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
     """Plan and simulate each row. A row that has all cards of another is no slower: that one's plan is tried in it, too."""
     profile, origins = profile_of(question)
-    here = question.machines
-    sets: list[tuple[str, tuple[Machine, ...], Machine]] = []
-    sets += [(f"without one {card}", _without(here, card), ()) for card in question.without]
-    sets.append(("as it is", here, ()))
-    sets += [(_with_name(more), (here[0] + more, *here[1:]), more) for more in question.added]
-    rows: list[AnswerRow] = []
-    for i, (name, machines, more) in enumerate(sets):
-        progress(f"{name} ({i + 1} of {len(sets)})")
-        cluster = as_cluster(machines, question.cards, question.link, question.network)
+    everything = as_cluster([question.kinds], question.cards, question.link, None)
+    precisions = choose(question.precision, profile, everything, question.cards)
+    kinds = tuple(dict.fromkeys(card for machine in question.machines for card in machine))
+    others = singles(profile, kinds) if question.precision == "auto" else []
+    small = least_bytes(question.precision, profile, precisions)
+    chosen = [profile.at(each) for each in ((precisions,) if small == precisions else (precisions, small))]
+    rows, beside = _planned(question, profile, chosen, others if len(others) > 1 else [], progress)
+    return Answer(
+        question=question, profile=profile, precisions=precisions, origins=origins, rows=tuple(rows), beside=tuple(beside)
+    )
+
+
+def _planned(
+    question: Question, profile: Profile, chosen: Sequence[Profile], others: Sequence[Single], progress: Progress
+) -> tuple[list[AnswerRow], list[AnswerRow]]:  # fmt: skip
+    """The rows, of the profile at the chosen precisions, or where nothing fits at these at the next ones; and the machines as
+    they are at the others, searched for where their times are not those of the chosen ones."""
+    here, sets = question.machines, _sets(question)
+    unlike = [one for one in others if not same_times(profile.at(one.precisions), chosen[0], list(one.precisions))]
+    rows, searched = list[AnswerRow](), dict[str, AnswerRow]()
+    for i, one in enumerate(unlike, 1):
+        progress(f"{one.name} ({i} of {len(unlike) + len(sets)})")
+        searched[one.name] = _row(question, [profile.at(one.precisions)], one.name, here)
+    for i, (name, machines, more) in enumerate(sets, len(unlike) + 1):
+        progress(f"{name} ({i} of {len(unlike) + len(sets)})")
         smaller = [row for row in rows if not row.added]
-        found = _best(question, profile, name, cluster, smaller)
-        price = _price(question, more)
-        rows.append(AnswerRow(name=name, machines=machines, cluster=cluster, found=found, added=more, price=price))
-    rows.sort(key=lambda row: (row.name != "as it is", not row.added))
-    return Answer(question=question, profile=profile, origins=origins, rows=tuple(rows))
+        layouts = list(searched.values()) if name == AS_IT_IS else []
+        rows.append(_row(question, chosen, name, machines, more, smaller, layouts))
+    rows.sort(key=lambda row: (row.name != AS_IT_IS, not row.added))
+    return rows, [_beside(one, profile, rows[0], searched.get(one.name)) for one in others]
 
 
-def profile_of(question: Question) -> tuple[Profile, dict[str, TimesOrigin]]:
-    """The profile of the question's model on all its cards, and where the times of each are from."""
+def _sets(question: Question) -> list[tuple[str, tuple[Machine, ...], Machine]]:
+    """The machines of each row, with its name and what is added; those with fewer cards before those that have them all."""
+    here = question.machines
+    fewer = [(f"without one {card}", _without(here, card), ()) for card in question.without]
+    more = [(_with_name(more), (here[0] + more, *here[1:]), more) for more in question.added]
+    return [*fewer, (AS_IT_IS, here, ()), *more]
+
+
+def profile_of(question: Question) -> tuple[Profile, Mapping[str, Origins]]:
+    """The profile of the question's model on all its cards, at each precision that they have, and where the times of each are
+    from. Nobody measured bf16: where a card has it, it takes as long as fp16."""
     model = question.model
     if isinstance(model, Profile):
         return with_cards(model, question.kinds, question.cards)
-    own = {card: estimate(model, question.tokens, question.precision, card, question.cards) for card in question.cards}
-    timed = {card: _timed(found.cell) for card, found in own.items()}
-    measured = [card for card, found in own.items() if found.measured]
-    ordered = in_order(timed, measured, question.cards, question.precision)
+    found = dict[tuple[str, Precision], tuple[Cell, TimesOrigin]]()
+    for precision in MEASURED:
+        able = {card: sheet for card, sheet in question.cards.items() if precision in sheet.precisions}
+        own = {card: estimate(model, question.tokens, precision, card, question.cards) for card in able}
+        timed = {card: _timed(one.cell) for card, one in own.items()}
+        measured = [card for card, one in own.items() if one.measured]
+        for card, (times, how) in in_order(timed, measured, able, precision).items():
+            found[card, precision] = _cell(times), with_note(_origin(own[card], card), how)
+    for card, sheet in question.cards.items():
+        if "bf16" in sheet.precisions:
+            cell, origin = found[card, "fp16"]
+            found[card, "bf16"] = cell, for_bf16(origin)
+    keys = [(card, precision) for card in question.kinds for precision in question.cards[card].precisions]
     options = ImportOptions(
         model=model.name, sequence_length=question.tokens, vocabulary=model.vocabulary, number_bytes=4
     )
     try:
         profile = transformer_profile(
-            model.sizes, {(card, question.precision): _cell(ordered[card][0]) for card in question.kinds}, options,
+            model.sizes, {key: found[key][0] for key in keys}, options,
             provenance={"source": model.source}, state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
         )  # fmt: skip
     except ValidationError as error:  # sizes or rates that are allowed one by one, and together make no profile
         raise InputError(f"no profile can be made of {model.name} on these cards:\n{listed(explained(error))}") from None
-    return profile, {card: with_note(_origin(own[card], card), ordered[card][1]) for card in question.kinds}
+    return profile, {card: {p: found[card, p][1] for p in question.cards[card].precisions} for card in question.kinds}
 
 
 def _timed(cell: Cell) -> Timed:
@@ -156,16 +203,55 @@ def _origin(found: Estimate, card: str) -> TimesOrigin:
     return TimesOrigin(source.card, source.model, f"scaled from {source.card} by data sheets ({cell})")
 
 
-def _best(question: Question, profile: Profile, name: str, cluster: Cluster, smaller: Sequence[AnswerRow]) -> Alternative:
-    """The plan of `auto`, or that of a row with fewer cards, where it is faster here, or stays faster with the others unused."""
-    limit = {"time_limit_seconds": question.seconds}
-    tried = [plan_with("auto", name, profile, cluster, question.global_batch, **limit)]
+def _row(
+    question: Question,
+    profiles: Sequence[Profile],
+    name: str,
+    machines: tuple[Machine, ...],
+    added: Machine = (),
+    smaller: Sequence[AnswerRow] = (),
+    layouts: Sequence[AnswerRow] = (),
+) -> AnswerRow:
+    """These machines with the plan of `auto` at the precisions of the first profile at which any fits, or that of a row with
+    fewer cards, where it is faster here, or stays faster with the others unused; or the layout of a row at other precisions,
+    where it is faster at these."""
+    cluster = as_cluster(machines, question.cards, question.link, question.network)
+    planned = [row for row in (*smaller, *layouts) if row.plan is not None]
+    unfit = ""
+    for profile in profiles:
+        tried = [plan_with("auto", name, profile, cluster, question.global_batch, time_limit_seconds=question.seconds)]
+        for row in planned:
+            tried += same_plan(row.plan, row.cluster, name, profile, cluster) if row.plan is not None else []
+        if any(one.plan is not None for one in tried):
+            break
+        unfit = unfit or tried[0].reason
     for row in smaller:
+        kept = carried_plan(row.plan, row.cluster, cluster) if row.plan is not None else None
+        tried += [Alternative(name=name, plan=kept)] if kept is not None else []
+    found = min(tried, key=lambda one: one.step_seconds)
+    own = found.plan.precision if found.plan is not None else None
+    precisions = {kind: p for kind in cluster.device_types for p in profile.precisions(kind) if p is not None}
+    return AnswerRow(
+        name=name, machines=machines, cluster=cluster, precisions={**precisions, **(own or {})}, found=found, added=added,
+        price=_price(question, added), unfit=unfit if found.plan is not None else "",
+    )  # fmt: skip
+
+
+def _beside(one: Single, profile: Profile, row: AnswerRow, searched: AnswerRow | None) -> AnswerRow:
+    """The machines of a row at one precision: what was searched for, or the row's plan, where it is faster at that. Where nothing
+    was, the times are those that the row was first planned with."""
+    if searched is not None:
+        tried = [searched.found]
         if row.plan is not None:
-            tried += same_plan(row.plan, row.cluster, name, profile, cluster)
-            kept = carried_plan(row.plan, row.cluster, cluster)
-            tried += [Alternative(name=name, plan=kept)] if kept is not None else []
-    return min(tried, key=lambda one: one.step_seconds)
+            tried += same_plan(row.plan, row.cluster, one.name, profile.at(one.precisions), row.cluster)
+        return replace(searched, found=min(tried, key=lambda found: found.step_seconds))
+    found = replace(row.found, name=one.name)
+    if row.unfit:
+        found = Alternative(name=one.name, reason=row.unfit)
+    elif row.plan is not None and row.plan.precision is not None:
+        precision = {kind: one.precisions[kind] for kind in row.plan.precision}
+        found = replace(found, plan=row.plan.model_copy(update={"precision": precision}))
+    return replace(row, name=one.name, precisions=one.precisions, found=found, unfit="")
 
 
 def _without(machines: tuple[Machine, ...], card: str) -> tuple[Machine, ...]:

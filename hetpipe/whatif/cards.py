@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,13 +15,20 @@ from hetpipe.spec.number_types import Precision
 
 Flops = Annotated[float, Field(strict=True, ge=1e6, le=1e18)]
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6, le=1e15)]
+Architecture = Literal[
+    "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rdna2", "rdna3", "rdna4", "cdna2", "cdna3"
+]  # fmt: skip
+_WITHOUT_FP16 = ("maxwell",)
+_WITHOUT_BF16 = ("maxwell", "pascal", "volta", "turing", "rdna2", None)  # NVIDIA has it since compute capability 8.0
 _MAKERS = re.compile(r"^(?:nvidia|amd|geforce|tesla|quadro|radeonpro|rtx|gtx)+(?=[a-z]?\d)")
 
 
 class Card(Strict):
-    """Bytes, bytes/s and FLOP/s of a card, and where they were read."""
+    """Bytes, bytes/s and FLOP/s of a card, and where they were read. `architecture`: what the maker calls it; a card whose file
+    does not say it is taken to be without bf16."""
 
     maker: Literal["NVIDIA", "AMD"] = "NVIDIA"
+    architecture: Architecture | None = None
     memory: Bytes
     bandwidth: Bandwidth
     fp32: Flops
@@ -30,8 +37,14 @@ class Card(Strict):
     aliases: tuple[Name, ...] = ()
     source: Name
 
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """At which it can compute matrix products."""
+        without: dict[Precision, tuple[str | None, ...]] = {"fp16": _WITHOUT_FP16, "bf16": _WITHOUT_BF16}
+        return tuple(p for p in get_args(Precision) if self.architecture not in without.get(p, ()))
+
     def flops(self, precision: Precision) -> float:
-        """FLOP/s of matrix products."""
+        """FLOP/s of matrix products; those of bf16 are those of fp16."""
         return self.fp32 if precision == "fp32" else self.fp16
 
 

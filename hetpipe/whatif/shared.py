@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import write_text
+from hetpipe.spec.number_types import Precision
 from hetpipe.spec.profile import Measurement, Profile
 from hetpipe.whatif.cards import Card, simplified
 from hetpipe.whatif.estimate import distance
@@ -20,11 +21,13 @@ _VERSION = re.compile(r"[0-9][\w.+-]{0,39}")
 
 
 class TimesOrigin(NamedTuple):
-    """Where a card's times are from: a card, what was measured on it, and how that is said."""
+    """Where a card's times at a precision are from: a card, what was measured on it, and how that is said. `as_fp16`: they are
+    those of fp16, taken for bf16, in which nobody measured."""
 
     card: str
     model: str
     text: str
+    as_fp16: bool = False
 
     @property
     def measured(self) -> bool:
@@ -32,9 +35,17 @@ class TimesOrigin(NamedTuple):
         return self.text.startswith("measured")
 
 
+Origins = Mapping[Precision | None, TimesOrigin]  # of a card, at each precision
+
+
 def with_note(origin: TimesOrigin, how: str) -> TimesOrigin:
     """The origin, which says how its times were changed, too, if they were."""
     return origin._replace(text=f"{origin.text}; {how}") if how else origin
+
+
+def for_bf16(origin: TimesOrigin) -> TimesOrigin:
+    """The origin of times in fp16 that are taken for bf16, too: cards that have both compute in both at one rate."""
+    return with_note(origin, "in fp16, taken for bf16")._replace(as_fp16=True)
 
 
 def without_private(profile: Profile, model: str) -> Profile:
@@ -74,31 +85,79 @@ def _rounded(m: Measurement) -> Measurement:
     return m.model_copy(update={**rows, "optimizer_seconds": four(m.optimizer_seconds)})
 
 
-def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card]) -> tuple[Profile, dict[str, TimesOrigin]]:
-    """A shared profile on these cards: as measured, or scaled from the card with the nearest rates. What a layer computes is not
-    known, so all of it is taken to grow as the worse of the two rates."""
-    own = {simplified(m.device_type): m for m in profile.measurements if m.tensor_parallel == 1}
-    by_card = {name: own[key] for name, card in cards.items() for key in map(simplified, (name, *card.aliases)) if key in own}
-    if not by_card:
+def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card]) -> tuple[Profile, Mapping[str, Origins]]:
+    """A shared profile on these cards, at each of its precisions that they have: as measured, or scaled from the card with the
+    nearest rates. What a layer computes is not known, so all of it is taken to grow as the worse of the two rates."""
+    measured = _by_precision(profile, cards)
+    as_fp16 = _for_bf16(measured, cards)
+    rows = dict[tuple[str, Precision | None], Measurement]()
+    origins = {name: dict[Precision | None, TimesOrigin]() for name in wanted}
+    for precision, by_card in measured.items():
+        able = {name: card for name, card in cards.items() if name in by_card or precision in (None, *card.precisions)}
+        found, told = _on_all(profile.model, by_card, able)
+        for name in wanted:
+            if name in found:
+                rows[name, precision] = found[name]
+                taken = precision == "bf16" and told[name].card in as_fp16
+                origins[name][precision] = for_bf16(told[name]) if taken else told[name]
+    for name in wanted:
+        if not origins[name]:
+            raise InputError(
+                f"the profile of {profile.model!r} was measured in {', '.join(map(str, measured))} only, in which a {name} "
+                "cannot compute"
+            )
+    kept = tuple(rows[name, precision] for name in wanted for precision in origins[name])
+    return profile.model_copy(update={"measurements": kept, "links": ()}), origins
+
+
+def _by_precision(profile: Profile, cards: Mapping[str, Card]) -> dict[Precision | None, dict[str, Measurement]]:
+    """At each precision the measurements of known cards. Those that do not say theirs count where there are no others."""
+    keys = {simplified(name): key for key, card in cards.items() for name in (key, *card.aliases)}
+    found = dict[Precision | None, dict[str, Measurement]]()
+    for m in profile.measurements:
+        key = keys.get(simplified(m.device_type))
+        if m.tensor_parallel == 1 and key is not None:
+            found.setdefault(m.precision, {})[key] = m
+    if not found:
         kinds = ", ".join(sorted({m.device_type for m in profile.measurements}))
         raise InputError(
             f"the profile of {profile.model!r} was measured on {kinds}, of which none is a known card; describe one in a file "
             "for --cards"
         )
+    return {precision: by_card for precision, by_card in found.items() if precision is not None or len(found) == 1}
+
+
+def _for_bf16(measured: dict[Precision | None, dict[str, Measurement]], cards: Mapping[str, Card]) -> set[str]:
+    """Adds for bf16 what was measured in fp16 on cards that have both and were not measured in bf16, and says on which."""
+    own = measured.get("bf16", {})
+    added = {
+        card: m.model_copy(update={"precision": "bf16"})
+        for card, m in measured.get("fp16", {}).items() if "bf16" in cards[card].precisions and card not in own
+    }  # fmt: skip
+    if added:
+        measured["bf16"] = {**own, **added}
+    return set(added)
+
+
+def _on_all(
+    model: str, by_card: Mapping[str, Measurement], cards: Mapping[str, Card]
+) -> tuple[dict[str, Measurement], dict[str, TimesOrigin]]:  # fmt: skip
+    """The measurements of some cards, at one precision, on all cards."""
+    precision = next(iter(by_card.values())).precision or "fp32"
     found, origins = dict[str, Measurement](), dict[str, TimesOrigin]()
     for name in cards:
         if name in by_card:
-            found[name], origins[name] = by_card[name], TimesOrigin(name, profile.model, "measured")
+            found[name], origins[name] = by_card[name], TimesOrigin(name, model, "measured")
         else:
-            near = min(by_card, key=lambda other: distance(cards[name], cards[other], by_card[other].precision or "fp32"))
+            near = min(by_card, key=lambda other: distance(cards[name], cards[other], precision))
             found[name] = by_card[near].slower(slower(cards[name], cards[near], by_card[near]))
-            origins[name] = TimesOrigin(near, profile.model, f"scaled from {near} by data sheets (the worse of its two rates)")
+            origins[name] = TimesOrigin(near, model, f"scaled from {near} by data sheets (the worse of its two rates)")
     timed = {name: Timed(m.microbatch_sizes, m.forward, m.backward) for name, m in found.items()}
-    precision = next(iter(by_card.values())).precision or "fp32"
     ordered = in_order(timed, by_card, cards, precision)
-    rows = tuple(_with_times(found[name], name, ordered[name][0]) for name in wanted)
-    told = {name: with_note(origins[name], ordered[name][1]) for name in wanted}
-    return profile.model_copy(update={"measurements": rows, "links": ()}), told
+    return (
+        {name: _with_times(found[name], name, timed) for name, (timed, _) in ordered.items()},
+        {name: with_note(origins[name], how) for name, (_, how) in ordered.items()},
+    )
 
 
 def _with_times(m: Measurement, card: str, timed: Timed) -> Measurement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isinf
 from typing import Any
 
 from rich import box
@@ -20,19 +21,49 @@ TYPICAL, WORST = 0.18, 2.1  # what python -m bench.what_if.run prints
 
 def answer_table(found: Answer) -> RenderableType:
     """What is asked, the rows, where each card's times are from, and what to know."""
-    counts_tokens = tokens_of(found) is not None
     rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "cards", "tokens/s" if counts_tokens else "samples/s", "step", "peak GiB", "gap", "price"):
+    for name in ("", "cards", rate_name(found), "step", "peak GiB", "gap", "price"):
         left = name in ("", "cards", "peak GiB")
         rows.add_column(name, justify="left" if left else "right", no_wrap=name in ("tokens/s", "step", "gap"))
     for row in found.rows:
         rows.add_row(*map(Text, cells(row, found)))
     cards = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("card", "memory", "its times"):
+    for name in ("card", "memory", "computes in", "its times"):
         cards.add_column(name)
-    for card, origin in found.origins.items():
-        cards.add_row(*map(Text, (card, human_bytes(found.question.cards[card].memory), origin.text)))
-    return Group(Text(headline(found)), rows, cards, *(Text(note, style="dim") for note in notes(found)))
+    for card in found.origins:
+        memory = human_bytes(found.question.cards[card].memory)
+        cards.add_row(*map(Text, (card, memory, found.precisions.get(card, "–"), found.origin(card).text)))
+    beside = [beside_table(found)] if any(row.plan is not None for row in found.beside) else []
+    return Group(Text(headline(found)), rows, *beside, cards, *(Text(note, style="dim") for note in notes(found)))
+
+
+def beside_table(found: Answer) -> Table:
+    """The machines as they are, each card at its own precision and all at one: what the mixture is worth."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (f"{found.rows[0].name}, at", rate_name(found), "step", "of auto's"):
+        table.add_column(name, justify="left" if name.endswith("at") else "right")
+    auto = found.rows[0].found.step_seconds
+    own = ", ".join(f"{card} {precision}" for card, precision in found.rows[0].precisions.items())
+    for name, row in ((f"auto: {own}", found.rows[0]), *((row.name, row) for row in found.beside)):
+        predicted = row.plan.predicted if row.plan is not None else None
+        if predicted is None:
+            table.add_row(*map(Text, (name, "–", "does not fit", "–")))
+        else:
+            share = "–" if isinf(auto) else f"{predicted.step_seconds / auto:.2f}"
+            table.add_row(*map(Text, (name, rate_text(row, found), human_seconds(predicted.step_seconds), share)))
+    return table
+
+
+def rate_name(found: Answer) -> str:
+    """What is counted in a second."""
+    return "samples/s" if tokens_of(found) is None else "tokens/s"
+
+
+def rate_text(row: AnswerRow, found: Answer) -> str:
+    """So many in a second."""
+    assert row.plan is not None
+    assert row.plan.predicted is not None
+    return three_digits(row.plan.predicted.samples_per_second * (tokens_of(found) or 1))
 
 
 def cells(row: AnswerRow, found: Answer) -> list[str]:
@@ -41,10 +72,8 @@ def cells(row: AnswerRow, found: Answer) -> list[str]:
     predicted = row.plan.predicted if row.plan is not None else None
     if predicted is None:
         return [row.name, row.cards, "–", "–", "does not fit", "–", price]
-    per_sample = tokens_of(found) or 1
-    rate = three_digits(predicted.samples_per_second * per_sample)
     gap = "–" if predicted.gap is None else f"{predicted.gap:.1%}"
-    return [row.name, row.cards, rate, human_seconds(predicted.step_seconds), peaks_text(row, found), gap, price]
+    return [row.name, row.cards, rate_text(row, found), human_seconds(predicted.step_seconds), peaks_text(row, found), gap, price]
 
 
 def peaks_text(row: AnswerRow, found: Answer) -> str:
@@ -74,8 +103,14 @@ def headline(found: Answer) -> str:
         return f"{model.model} (a shared profile of {len(model.layers)} layers), global batch {question.global_batch}"
     return (
         f"{model.name} ({sum_parameters(found) / 1e9:.3g} billion parameters, {model.sizes.layers} layers; {model.source}), "
-        f"{question.tokens} tokens a sample, global batch {question.global_batch}, {question.precision}, {question.optimizer}"
+        f"{question.tokens} tokens a sample, global batch {question.global_batch}, precision {asked(found)}, {question.optimizer}"
     )
+
+
+def asked(found: Answer) -> str:
+    """The precision as it was asked for."""
+    choice = found.question.precision
+    return choice if isinstance(choice, str) else ",".join(f"{card}={precision}" for card, precision in choice.items())
 
 
 def sum_parameters(found: Answer) -> float:
@@ -89,21 +124,25 @@ def notes(found: Answer) -> Iterator[str]:
     for row in found.rows:
         if row.plan is None:
             yield f"{row.name}: {row.found.reason}"
-        elif any(device.id not in row.plan.device_ids for device in row.cluster.devices):
+            continue
+        if row.unfit:
+            other = ", ".join(f"{card} in {p}" for card, p in row.precisions.items() if p != found.precisions.get(card))
+            yield f"{row.name}: fits with {other}, which takes less memory, and not at what is fastest"
+        if any(device.id not in row.plan.device_ids for device in row.cluster.devices):
             yield f"{row.name}: the plan is faster without the cards that are marked unused"
     link = f"links between cards are taken to carry {question.link.peak / 1e9:.3g} GB/s (--link)"
     yield f"Nothing was run: all rates and peaks are simulated from the times above; {link}."
-    scaled = [card for card, origin in found.origins.items() if not origin.measured]
+    scaled = [card for card in found.origins if not found.origin(card).measured]
     if scaled:
         yield (
             f"Scaled times ({', '.join(scaled)}) are estimates: where they can be checked, half of the cards are off by more "
             f"than {TYPICAL:.0%}, and the worst is by a factor of {WORST}."
         )
-    if question.precision != "fp32" and not isinstance(question.model, Profile):
-        yield (
-            f"{question.precision} is automatic mixed precision: parameters, gradients and optimizer of 4 bytes a number. "
-            "hetpipe plans it, but trains in fp32 so far: --precision fp32 shows that."
-        )
+    as_fp16 = [card for card in found.origins if any(origin.as_fp16 for origin in found.origins[card].values())]
+    if as_fp16:
+        yield f"Nobody measured bf16 on {', '.join(as_fp16)}: it is taken to be as fast as fp16, which has the same rate there."
+    if {*found.precisions.values()} & {"fp16", "bf16"} and not isinstance(question.model, Profile):
+        yield "fp16 and bf16 are automatic mixed precision: parameters, gradients and optimizer of 4 bytes a number."
     if any(row.price is not None for row in found.rows):
         yield "Prices are of the added cards: yours (--price), else what the maker asked in US dollars when the card came out."
     if not isinstance(question.model, Profile):
@@ -113,21 +152,25 @@ def notes(found: Answer) -> Iterator[str]:
 def as_json(found: Answer) -> dict[str, Any]:
     """The answer for scripts, in SI units."""
     question = found.question
-    shared = isinstance(question.model, Profile)
     return {
         "model": found.profile.model,
         "global_batch": question.global_batch,
         "tokens_per_sample": tokens_of(found),
-        "precision": None if shared else question.precision,
-        "cards": {
-            card: {
-                "measured": origin.measured, "from_card": origin.card, "from_model": origin.model, "how": origin.text,
-                "memory_bytes": question.cards[card].memory, "source": question.cards[card].source,
-            }
-            for card, origin in found.origins.items()
-        },
+        "precision": question.precision,
+        "cards": {card: _card(card, found) for card in found.origins},
         "rows": [_row(row, found) for row in found.rows],
+        "single_precisions": [_row(row, found) for row in found.beside],
         "notes": list(notes(found)),
+    }
+
+
+def _card(card: str, found: Answer) -> dict[str, Any]:
+    origin, sheet = found.origin(card), found.question.cards[card]
+    return {
+        "precision": found.precisions.get(card),
+        "measured": origin.measured, "from_card": origin.card, "from_model": origin.model, "how": origin.text,
+        "precisions": {precision or "not said": each.text for precision, each in found.origins[card].items()},
+        "memory_bytes": sheet.memory, "source": sheet.source,
     }  # fmt: skip
 
 
@@ -140,6 +183,7 @@ def _row(row: AnswerRow, found: Answer) -> dict[str, Any]:
         "machines": [list(machine) for machine in row.machines if machine],
         "added": list(row.added),
         "price": row.price,
+        "precision": dict(row.precisions) or None,
         "samples_per_second": rate,
         "tokens_per_second": rate * tokens if rate is not None and tokens is not None else None,
         "step_seconds": predicted.step_seconds if predicted is not None else None,

@@ -1,0 +1,88 @@
+"""At which precision each card computes: as it is asked, else its fastest safe one; and, beside that, all cards at one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, get_args
+
+from hetpipe.files.messages import InputError, shown
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.number_types import Precision
+from hetpipe.spec.options import PlanOptions, PrecisionChoice, parse_precision, safe
+from hetpipe.spec.profile import Profile
+from hetpipe.whatif.cards import Card, Cards
+
+
+class Single(NamedTuple):
+    """One precision for all cards, or for those that have it, while the others compute in fp32; and what that is called."""
+
+    name: str
+    precisions: dict[str, Precision]
+
+
+def parse_choice(text: str, cards: Cards) -> PrecisionChoice:
+    """`auto`, `fp16`, or `RTX 3090=bf16,p40=fp32` with the cards by their own names. InputError where one is not known."""
+    given = parse_precision(text)
+    if isinstance(given, dict):
+        named = {cards.find(name): precision for name, precision in given.items()}
+        if len(named) < len(given):
+            raise InputError(f"--precision {shown(text)}: two of these names are of one card")
+        given = named
+    return PlanOptions().changed({"precision": given}).precision or "auto"
+
+
+def choose(choice: PrecisionChoice, profile: Profile, cluster: Cluster, cards: Mapping[str, Card]) -> dict[str, Precision]:
+    """The precision of each card of the cluster; "auto" for those of which the choice says nothing. Empty where the profile does
+    not say at which it was measured. InputError for a card that cannot compute at its precision."""
+    kinds = list(cluster.device_types)
+    given: dict[str, Precision] = {}
+    if isinstance(choice, Mapping):
+        given = dict(choice)
+    elif choice != "auto":
+        given = dict.fromkeys(kinds, choice)
+    strange = [kind for kind in given if kind not in kinds]
+    if strange:
+        named = f"{strange[0]}={given[strange[0]]}"
+        raise InputError(f"--precision {named}: there is no {strange[0]} among the cards, which are {', '.join(kinds)}")
+    wrong = {kind: p for kind, p in given.items() if p not in (*cards[kind].precisions, *profile.precisions(kind))}
+    if wrong:
+        cannot = "; ".join(_cannot(card, cards[card], p) for card, p in wrong.items())
+        able = ",".join(f"{card}={cards[card].precisions[-1]}" for card in wrong)
+        raise InputError(f"--precision: {cannot}. Write --precision auto, or what these can compute in: --precision {able}")
+    fastest = PlanOptions(precision="auto").precisions(profile, cluster) if len(given) < len(kinds) else {}
+    return {**fastest, **given}
+
+
+def least_bytes(choice: PrecisionChoice, profile: Profile, chosen: Mapping[str, Precision]) -> dict[str, Precision]:
+    """The chosen precisions, where none was asked for replaced by a half one that is safe: less is saved for backward."""
+    if isinstance(choice, str) and choice != "auto":
+        return dict(chosen)
+    half = {kind: [p for p in safe(profile.precisions(kind)) if p in ("fp16", "bf16")] for kind in chosen}
+    asked = choice if isinstance(choice, Mapping) else {}
+    return {kind: half[kind][0] if half[kind] and kind not in asked else p for kind, p in chosen.items()}
+
+
+def _cannot(name: str, card: Card, precision: Precision) -> str:
+    known = card.architecture or "taken to have no bf16, as its file of cards says no architecture"
+    return f"{name} ({known}) cannot compute in {precision}, but in {' and '.join(card.precisions)}"
+
+
+def singles(profile: Profile, kinds: Sequence[str]) -> list[Single]:
+    """Each precision for all of these cards, of those that the profile holds; where some have no bf16, these at fp32."""
+    held = {kind: profile.precisions(kind) for kind in kinds}
+    found = []
+    for precision in get_args(Precision):
+        each: dict[str, Precision] = {kind: precision if precision in held[kind] else "fp32" for kind in kinds}
+        if precision in each.values() and all(each[kind] in held[kind] for kind in kinds):
+            everywhere = set(each.values()) == {precision}
+            found.append(Single(f"{precision} for all" if everywhere else f"{precision}, else fp32", each))
+    return found
+
+
+def same_times(one: Profile, other: Profile, kinds: Sequence[str]) -> bool:
+    """Whether two profiles, each at one precision of each card, say the same of these cards, but for what it is called."""
+    mine, theirs = (
+        {m.device_type: m.model_copy(update={"precision": None}) for m in profile.measurements if m.device_type in kinds}
+        for profile in (one, other)
+    )
+    return mine == theirs
