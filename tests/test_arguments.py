@@ -6,9 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hetpipe import InputError
 from hetpipe.layers.model import cross_entropy
 from hetpipe.runtime.checks.arguments import arguments, called, content
 from hetpipe.runtime.checks.trained import modes
@@ -34,6 +36,32 @@ def test_what_is_in_a_loss_is_what_decides_of_it() -> None:
     given = arguments(nn.Sequential(), F.mse_loss, len, None, seed=3)
     assert given["loss_weight"] == "builtins.len"
     assert given["seed"] == 3
+
+
+def test_a_loss_that_a_scaler_of_torchs_scales_is_refused() -> None:
+    """Each rank would look for overflows in its own gradients only."""
+    scaler, off = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
+
+    class Scaling:
+        def __init__(self, scaler: torch.amp.GradScaler) -> None:
+            self.scaler = scaler
+
+        def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+            return self.scaler.scale(F.mse_loss(output, targets))
+
+        __call__ = loss
+
+    def made(scaler: torch.amp.GradScaler) -> list[Callable[..., Tensor]]:
+        return [
+            lambda output, targets: scaler.scale(F.mse_loss(output, targets)), Scaling(scaler), Scaling(scaler).loss,
+            partial(lambda scaler, output, targets: scaler.scale(output), scaler),
+        ]  # fmt: skip
+
+    for loss in made(scaler):
+        with pytest.raises(InputError, match="loss_fn uses a torch.amp.GradScaler, .*: give the plain loss. .* and no scaler"):
+            arguments(nn.Sequential(), loss, len, None)
+    for loss in made(off):
+        assert arguments(nn.Sequential(), loss, len, None)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ CASES = [
     HalfCase(name="tied words in bf16", net="tied", plan=(THREE, TWO), precision="bf16", schedule="gpipe"),
     HalfCase(name="tied words, fp16 beside fp32", net="tied", plan=UNEVEN,
              precision={**HALVES, "n1/0": "fp32", "n1/1": "fp32"}),
+    HalfCase(name="a stage frozen in bf16, between trained ones", net="middle stage frozen", plan=UNEVEN, precision="bf16",
+             frozen=torch.bfloat16, schedule="gpipe"),
+    HalfCase(name="a stage frozen in bf16, computed in fp16 beside bf16", net="last stage frozen", plan=UNEVEN, precision=HALVES,
+             frozen=torch.bfloat16),
     HalfCase(name="tuples in fp16", net="tuples", plan=UNEVEN, precision="fp16", schedule="gpipe"),
 ]  # fmt: skip
 
@@ -67,6 +71,8 @@ def test_gradients_are_those_of_one_device_in_the_same_precisions(backend: Backe
                 assert bool(((found - wanted).abs() <= bound[name]).all()), (case.name, name, (found - wanted).abs().max())
                 if exact:
                     assert torch.equal(found, wanted), (case.name, name)
+        layers = case.build()
+        assert {name: p.dtype for name, p in layers.named_parameters()} == {name: p[0].dtype for name, p in parameters.items()}
         for name, values in parameters.items():
             assert all(torch.equal(value, values[0]) for value in values), (case.name, name, "replicas")
             if exact:
@@ -94,6 +100,8 @@ def test_an_overflow_on_one_rank_is_left_out_on_all_and_the_scale_is_torchs() ->
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, sums[name], rtol=1e-5, atol=1e-7)
         assert rank["added"][OVERFLOWS[0]][0], "what was added to it is lost with it"
+        (told,) = rank["told"]
+        assert told.startswith("layers [0, 4] compute in float16 by the plan, but the engine is called in torch.autocast of bfl")
         added, lost = rank["after"]
         assert all(not torch.equal(value, truth.parameters[name]) for name, value in added.items())
         assert all(torch.equal(value, added[name]) for name, value in lost.items())

@@ -163,7 +163,13 @@ def build_layers(job: Job) -> Any:
     function, theirs = _function(job.model, registry.model), job.model.target is not None
     with drawing(job.train.seed):
         layers = _call(function, job.model.args, f"model {job.model.label!r}", theirs=theirs)
-    return layers.to(torch_type(job.train.dtype)) if isinstance(layers, nn.Sequential) else layers
+    if not isinstance(layers, nn.Sequential):
+        return layers
+    layers.to(torch_type(job.train.dtype))
+    for parameter in layers.parameters() if job.train.frozen_dtype != job.train.dtype == "float32" else ():
+        if not parameter.requires_grad and parameter.is_floating_point() and parameter.ndim > 1:
+            parameter.data = parameter.data.to(torch_type(job.train.frozen_dtype))
+    return layers
 
 
 def build_model(job: Job, data: MapDataset) -> Model:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hetpipe.spec.number_types import AS_BUILT, NumberType, NumberTypes
+from hetpipe.spec.number_types import AS_BUILT, PRECISION_OF, NumberType, NumberTypes
 
 
 def torch_type(name: NumberType) -> torch.dtype:
@@ -40,6 +40,27 @@ def computing(types: NumberTypes, device: torch.device) -> AbstractContextManage
     if types.casts:
         return torch.autocast(device.type, torch_type(types.computed))
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def held_type(tensor: Tensor, types: NumberTypes) -> torch.dtype:
+    """In which type a device holds a parameter or buffer of a model (see `NumberTypes.holds`)."""
+    name = type_name(tensor.dtype)
+    if name not in get_args(NumberType):
+        return tensor.dtype
+    return torch_type(types.holds(cast(NumberType, name), trained=tensor.requires_grad))
+
+
+def frozen_low(layers: nn.Module) -> set[NumberType]:
+    """Of parameters that train in float32, and others that do not, the types of the latter that have fewer bits."""
+    kinds = {(type_name(p.dtype), p.requires_grad) for p in layers.parameters()}
+    return {low for low in PRECISION_OF if low != "float32" and (low, False) in kinds and ("float32", True) in kinds}
+
+
+def types_alone(layers: nn.Module) -> NumberTypes:
+    """In which types a model runs by itself, on any device: as it was built, or in autocast where some parameters that do not
+    train are held in fewer bits than the others."""
+    low = sorted(frozen_low(layers))
+    return NumberTypes.of("float32", PRECISION_OF[low[0]]) if low else AS_BUILT
 
 
 def callers_autocast(device: torch.device) -> NumberType | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.numbers import StageTypes, computing, torch_type
+from hetpipe.layers.numbers import StageTypes, computing, held_type, types_alone
 from hetpipe.layers.stage import Stage
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import give_values, replace_tensors
@@ -54,6 +54,7 @@ def layer_on(
     give_values(layers, next(name for name, found in named_layers(layers) if found is layer), layer, device)
     if len(empty) < len(before):
         layer.to(device)
+    types = types if types != AS_BUILT else types_alone(layers)
     held = _hold(layer, types)
 
     def put_back() -> None:
@@ -77,11 +78,8 @@ def layer_on(
 def _hold(layer: nn.Module, types: NumberTypes) -> list[tuple[Tensor, Tensor]]:
     """Let the layer's tensors, the same objects, be of the number type that the device holds them in; what was in each of those
     that were of another."""
-    if types.held is None:
-        return []
-    wanted = torch_type(types.held)
-    others = [t for t in dict.fromkeys(tensors_of(layer).values()) if t.is_floating_point() and t.dtype != wanted]
+    others = [t for t in dict.fromkeys(tensors_of(layer).values()) if t.dtype != held_type(t, types)]
     before = [(tensor, tensor.data) for tensor in others]
     for tensor in others:
-        tensor.data = tensor.data.to(wanted)
+        tensor.data = tensor.data.to(held_type(tensor, types))
     return before

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
-from hetpipe.layers.numbers import StageTypes, computing, torch_type, type_name
+from hetpipe.layers.numbers import StageTypes, computing, held_type, type_name, types_alone
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.untouched.fakes import Fakes, fake_tensors
 from hetpipe.layers.untouched.kept import kept
@@ -94,7 +94,7 @@ def _traced(
     parameters: list[Tensor] = []
     found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
     tensors: tuple[Tensor, ...] = tuple(fakes.mode.from_tensor(t.detach()) for t in as_tuple(inputs))
-    whole = StageTypes(0, len(layers))
+    whole = StageTypes(0, len(layers), types_alone(layers))
     for index, (name, layer) in enumerate(named_layers(layers)):
         stage = next((stage for stage in stages if stage.lo <= index < stage.hi), whole)
         fakes.at_work = f"layer {name!r} ({type(layer).__name__})"
@@ -166,8 +166,7 @@ def _check_backward(outputs: Sequence[Tensor], parameters: Sequence[Tensor], ove
 
 def _fake(tensor: Tensor, device: torch.device, types: NumberTypes) -> Tensor:
     """What stands for a layer's tensor, as a device of such types has it, while fake tensors are in use."""
-    held = torch_type(types.held) if types.held is not None and tensor.is_floating_point() else tensor.dtype
-    fake = torch.empty(tensor.shape, dtype=held, device=device)
+    fake = torch.empty(tensor.shape, dtype=held_type(tensor, types), device=device)
     return fake.requires_grad_(tensor.requires_grad)
 
 

@@ -28,7 +28,7 @@ from hetpipe.files.messages import Faults, InputError, shown
 from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, Held, Precision
+from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, Frozen, Held, Precision
 from hetpipe.spec.options import PlanOptions, PrecisionChoice, precision_faults
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -188,7 +188,9 @@ class TrainSection(Strict):
 
     `precision` (of parameters in float32) is what matrix products are computed in, by torch's autocast: one for all devices, one
     for each device type (float32 for those that are not named), or "auto", on each type the fastest that is safe. Where a device
-    computes in fp16, the loss is scaled by `loss_scale`, and a step whose gradients overflow is left out."""
+    computes in fp16, the loss is scaled by `loss_scale`, and a step whose gradients overflow is left out. `frozen_dtype`: in what
+    matrices of parameters are held that do not train (vectors, as those of norms, stay as they are), where all devices compute in
+    half precision."""
 
     guesses = guesses.TRAIN
     global_batch: Samples
@@ -200,6 +202,7 @@ class TrainSection(Strict):
     seed: Seed = 0
     dtype: Held = "float32"
     precision: PrecisionChoice | None = None
+    frozen_dtype: Frozen = "float32"
     loss_scale: LossScaleSection = LossScaleSection()
     evaluate_samples: Count | Literal["all"] | None = None
     check_replicas_every: Positive = 100
@@ -220,6 +223,11 @@ class TrainSection(Strict):
 
     @model_validator(mode="after")
     def _one_type(self) -> Self:
+        if self.frozen_dtype != "float32" and (self.dtype != "float32" or self.precision in (None, "fp32")):
+            raise ValueError(
+                f"frozen_dtype is {self.frozen_dtype}: beside parameters in float32 and devices that compute in half precision; "
+                "write 'train: {dtype: float32, precision: bf16}', or fp16, with it"
+            )
         if self.precision is not None and self.dtype != "float32":
             raise ValueError(
                 f"precision is {shown(self.precision)}, of matrix products of parameters in float32, but dtype, that of the "

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 NumberType = Literal["float64", "float32", "bfloat16", "float16"]  # as torch calls them
 Held = Literal["float32", "float64", "bfloat16"]  # of which a whole model can be
+Frozen = Literal["float32", "bfloat16", "float16"]  # in which parameters can be held that do not train
 Precision = Literal["fp32", "fp16", "bf16"]  # of matrix products, as files and commands call it; parameters are of float32
 BYTES: dict[NumberType, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TYPE_OF: dict[Precision, NumberType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -15,7 +16,8 @@ PRECISION_OF: dict[NumberType, Precision] = {number_type: precision for precisio
 
 class NumberTypes(NamedTuple):
     """In which types a device trains its layers: the parameters that it holds, and what it computes in (torch's autocast, where
-    that is another). None is whatever the model was built in, which is the same on all devices."""
+    that is another). None is whatever the model was built in, which is the same on all devices. Where a device casts, parameters
+    that do not train may be held in fewer bits (see `holds`)."""
 
     held: NumberType | None = None
     computed: NumberType | None = None
@@ -34,6 +36,19 @@ class NumberTypes(NamedTuple):
     def casts(self) -> bool:
         """Whether what is computed is of another type than the parameters."""
         return self.computed not in (None, self.held)
+
+    def holds(self, built: NumberType, *, trained: bool) -> NumberType:
+        """In which type a parameter is held that was built in this one: what does not train and has fewer bits stays as it is on
+        a device that casts.
+
+        >>> NumberTypes.of("float32", "bf16").holds("float16", trained=False)
+        'float16'
+        >>> NumberTypes.of("float32").holds("float16", trained=False)
+        'float32'
+        """
+        if self.held is None or (self.casts and not trained and BYTES[built] < BYTES[self.held]):
+            return built
+        return self.held
 
     @property
     def entered(self) -> NumberType | None:

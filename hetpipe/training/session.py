@@ -19,7 +19,7 @@ from hetpipe.files.formats import Document
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, named_layers
-from hetpipe.layers.numbers import type_name
+from hetpipe.layers.numbers import frozen_low, type_name
 from hetpipe.measuring.cache import measured
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
 from hetpipe.planning.planner import make_plan
@@ -274,15 +274,25 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
 
 
 def _check_parameters(setting: Setting, plan: Plan) -> None:
-    """InputError if a plan that says what devices compute in is for parameters of another type than float32."""
+    """InputError if a plan that says what devices compute in is for parameters of another type than float32, or some devices
+    would compute in float32 with parameters that are held in fewer bits."""
+    layers = setting.model.layers
+    low = frozen_low(layers)
     held = {setting.held} if setting.held is not None else {
-        type_name(p.dtype) for p in setting.model.layers.parameters() if p.is_floating_point()
-    }
+        type_name(p.dtype) for p in layers.parameters() if p.is_floating_point()
+    } - low
     if plan.precision and (others := sorted(held - {"float32"})):
         told = ", ".join(f"{precision} on {kind!r}" for kind, precision in plan.precision.items())
         raise InputError(
             f"the plan computes in {told}, which is of matrix products of parameters in float32, but parameters are "
             f"{others[0]}: train them in float32, or plan without a precision"
+        )
+    full = [d for d in plan.device_ids if low and not setting.types(plan, d).casts]
+    if full and (setting.held is not None or plan.precision):
+        raise InputError(
+            f"parameters that do not train are held in {sorted(low)[0]}, but device {full[0]} computes in float32, for which "
+            "they would have to be float32: let all devices compute in bf16 or fp16 (train.precision, or precision= of "
+            "hetpipe.wrap), or hold these parameters in float32 (train.frozen_dtype)"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hetpipe.files.messages import InputError
 from hetpipe.layers.model import (
     Loss,
     Model,
@@ -46,9 +47,17 @@ class HalfCase:
     precision: Precision | Mapping[str, Precision]
     net: str = "blocks"
     schedule: str = "1f1b"
+    frozen: torch.dtype = torch.float32  # in which parameters are held that do not train
 
     def __str__(self) -> str:
         return self.name.replace(" ", "_")
+
+    def build(self) -> nn.Sequential:
+        layers = build(self.net, torch.float32)
+        for parameter in layers.parameters():
+            if not parameter.requires_grad and parameter.ndim > 1:
+                parameter.data = parameter.data.to(self.frozen)
+        return layers
 
     def make_plan(self) -> Plan:
         return make_plan(self.plan, schedule=self.schedule)
@@ -98,7 +107,7 @@ def train_half(world: World, cases: list[HalfCase], backend: Backend) -> list[Ha
     found: list[Half] = []
     for case in cases:
         describe_with(f"device {world.device_id}, case {case.name!r}")
-        engine = open_half(world, case, backend, build(case.net, torch.float32))
+        engine = open_half(world, case, backend, case.build())
         optimizer, losses, gradients = case.optimizer(engine.parameters()), list[float](), dict[str, Tensor]()
         for step in range(STEPS):
             inputs, targets = (share(value, case.samples, engine.replica) for value in case.batch(step))
@@ -135,7 +144,7 @@ def half_on_one_device(case: HalfCase) -> tuple[Half, dict[str, Tensor]]:
     gradients of the first step from it: of n terms a + b + …, added up in two orders, twice (n − 1) 2⁻²⁴ (|a| + |b| + …)
     (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2)."""
     torch.set_num_threads(1)  # as on the ranks: threads add up in another order
-    layers, plan, loss = build(case.net, torch.float32), case.make_plan(), case.loss()
+    layers, plan, loss = case.build(), case.make_plan(), case.loss()
     optimizer, losses, found, bound = case.optimizer(layers.parameters()), list[float](), dict[str, Tensor](), dict[str, Tensor]()
     for step in range(STEPS):
         whole, total, terms = [case.batch(step)], 0.0, dict[str, list[Tensor]]()
@@ -160,7 +169,7 @@ def half_on_one_device(case: HalfCase) -> tuple[Half, dict[str, Tensor]]:
                     if p.grad is not None:
                         terms.setdefault(name, []).append((p.grad - before.get(name, torch.zeros(()))).abs())
             sums.append({n: p.grad.clone() for n, p in layers.named_parameters() if p.grad is not None})
-        for name, p in layers.named_parameters():
+        for name, p in ((n, p) for n, p in layers.named_parameters() if p.requires_grad):
             p.grad = sum((s[name] for s in sums[1:] if name in s), start=sums[0][name])
             p.grad *= power / (SCALE if case.scaled else 1.0) / weight
         losses.append(total / weight)
@@ -192,7 +201,7 @@ class Scaled(NamedTuple):
 
 def train_scaled(world: World, case: HalfCase) -> dict[str, Any]:
     """50 steps, in some of which one rank's gradients overflow; and steps that add up."""
-    layers, now = build(case.net, torch.float32), [0]
+    layers, now = case.build(), [0]
     engine = open_half(world, case, "torch", layers)
     engine.loss_scale = LossScale(SCALE, INTERVAL)
     if engine.replica == 0 and engine.index == 1:
@@ -209,7 +218,14 @@ def train_scaled(world: World, case: HalfCase) -> dict[str, Any]:
     taken = {float(state["step"]) for state in optimizer.state.values()}
     engine.check_replicas()
     found = Scaled(scales, overflowed, {n: p.detach().clone() for n, p in engine.named_parameters()}, taken)
-    added, after = dict[int, Any](), list[dict[str, Tensor]]()
+    added, after, told = dict[int, Any](), list[dict[str, Tensor]](), list[str]()
+    for entered in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", entered):
+            try:
+                inputs, targets = _own(engine, case, 0)
+                engine.evaluate(inputs, targets)
+            except InputError as error:
+                told.append(str(error))
     for first in (100, OVERFLOWS[0]):  # the first of two steps that add up overflows in the second turn
         with engine.accumulate():
             for step in (first, 101):
@@ -219,7 +235,7 @@ def train_scaled(world: World, case: HalfCase) -> dict[str, Any]:
         optimizer.step()
         after.append({n: p.detach().clone() for n, p in engine.named_parameters()})
     engine.leave()
-    return {"scaled": found, "added": added, "after": after}
+    return {"scaled": found, "added": added, "after": after, "told": told}
 
 
 def _own(engine: PlanEngine, case: HalfCase, step: int) -> list[Tensors | None]:
@@ -230,7 +246,7 @@ def _own(engine: PlanEngine, case: HalfCase, step: int) -> list[Tensors | None]:
 def scaled_on_one_device(case: HalfCase) -> tuple[Scaled, dict[str, Tensor]]:
     """The truth: torch's own GradScaler and autocast; and the gradients of two batches as one, after it."""
     torch.set_num_threads(1)
-    layers, now, scaler = build(case.net, torch.float32), [0], torch.amp.GradScaler("cpu", SCALE, growth_interval=INTERVAL)
+    layers, now, scaler = case.build(), [0], torch.amp.GradScaler("cpu", SCALE, growth_interval=INTERVAL)
     overflow(layers, now)
     optimizer = torch.optim.AdamW(layers.parameters(), lr=0.01)
     scales, overflowed = list[float](), list[int]()

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import dis
 import hashlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
+from hetpipe.files.messages import InputError
 from hetpipe.runtime.checks.trained import modes
 from hetpipe.spec.cluster import Cluster
 
@@ -22,7 +25,9 @@ _NUMBERS, _NAMES = ("LOAD_CONST", "LOAD_SMALL_INT", "RETURN_CONST"), ("LOAD_GLOB
 def arguments(
     model: nn.Module, loss_fn: Callable[..., Any], loss_weight: Any, cluster: Cluster | None, **plain: Any
 ) -> dict[str, Any]:
-    """By their names, as values that can be sent and shown; `plain` ones as they are."""
+    """By their names, as values that can be sent and shown; `plain` ones as they are. InputError if the loss is scaled."""
+    if any(isinstance(value, torch.amp.GradScaler) and value.is_enabled() for value in _used(loss_fn)):
+        raise InputError(SCALED)
     told = {"loss_fn": called(loss_fn), "the content of loss_fn": content(loss_fn), **plain}
     told["loss_weight"] = called(loss_weight) if callable(loss_weight) else loss_weight
     if callable(loss_weight):
@@ -32,6 +37,26 @@ def arguments(
     if isinstance(model, nn.Module):
         told["the mode of the model's modules"] = modes(model)
     return told
+
+
+SCALED = (
+    "loss_fn uses a torch.amp.GradScaler, by which each rank would leave out other steps: give the plain loss. Where a device "
+    "computes in fp16 (precision=), the engine scales the loss itself, for all ranks alike (engine.loss_scale), gives gradients "
+    "that are not scaled, and leaves a step out whose gradients overflow: call engine.step and optimizer.step, and no scaler"
+)
+
+
+def _used(function: Any) -> Iterator[Any]:
+    """What a function refers to by name, closes over or is bound to, and what an object holds that is called as one."""
+    if isinstance(function, partial):
+        yield from (*function.args, *function.keywords.values(), *_used(function.func))
+    elif isinstance(function, MethodType):
+        yield from (*_used(function.__func__), *vars(function.__self__).values())
+    elif isinstance(function, FunctionType):
+        found = inspect.getclosurevars(function)
+        yield from (*found.nonlocals.values(), *found.globals.values())
+    else:
+        yield from getattr(function, "__dict__", {}).values()
 
 
 def called(function: Any) -> str:
