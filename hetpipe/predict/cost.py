@@ -71,11 +71,12 @@ class Bucket(NamedTuple):
 
 
 class LayerBytes(NamedTuple):
-    """Of a device type's layers: prefix sums of parameters, of those that train and of what one sample saves [L + 1]; and what it
-    saves in each layer [L]."""
+    """Of a device type's layers: prefix sums of parameters, of those that train, of the copies that a lower precision keeps of
+    them and of what one sample saves [L + 1]; and what it saves in each layer [L]."""
 
     parameters: Array
     trained: Array
+    cast: Array
     saved: Array
     saved_by_layer: Array
 
@@ -190,15 +191,16 @@ class Costs:
     def stage_memory(
         self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, degree: int = 1
     ) -> StageMemory:
-        """Memory of a stage: parameters, gradients and optimizer state of those that train, and buffers; for each sample in
-        flight what autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest
-        layer's saved bytes). The first stage holds the inputs of all `samples` of the step; another has receive buffers for the
+        """Memory of a stage: parameters, gradients and optimizer state of those that train, buffers, and the copies of parameters
+        in a lower precision, which a step keeps from its first forward on, recomputed or not; for each sample in flight what
+        autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
+        saved bytes). The first stage holds the inputs of all `samples` of the step; another has receive buffers for the
         inputs in flight and one more, and for the gradient in use and the next (`runtime.stages.executor`). On top, what the
         cluster file's `runtime_overhead` says of the framework."""
-        _, _, saved, plain = self._layer_bytes(device_type, degree)
+        _, _, cast, saved, plain = self._layer_bytes(device_type, degree)
         runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
         more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
-        static = parameters + more * trained + float(self._buffers[hi] - self._buffers[lo])
+        static = parameters + more * trained + float(cast[hi] - cast[lo]) + float(self._buffers[hi] - self._buffers[lo])
         output, largest = float(self.profile.output_bytes[hi - 1]), float(plain[lo:hi].max())
         given, returned = float(self.profile.input_bytes[lo]), output if hi < self.layer_count else 0.0
         transient, held = runtime.backward_workspace * largest, float(saved[hi] - saved[lo])
@@ -218,8 +220,8 @@ class Costs:
         key, profile = (device_type, degree), self.profile
         if key not in self._bytes:
             parameters, trained = (of(degree, device_type) for of in (profile.parameter_bytes, profile.trained_bytes))
-            saved = profile.saved_bytes(degree, device_type)
-            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(saved), saved)
+            saved, cast = profile.saved_bytes(degree, device_type), profile.cast_bytes(degree, device_type)
+            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(cast), _prefix(saved), saved)
         return self._bytes[key]
 
     def link(self, device_a: str, device_b: str) -> Link:

@@ -69,8 +69,9 @@ class PlanOptions(Strict):
         except ValidationError as error:
             raise InputError("; ".join(fault.removeprefix("top level: ") for fault in explained(error))) from None
 
-    def precisions(self, profile: Profile, cluster: Cluster) -> dict[str, Precision]:
-        """The precision of each device type of the cluster, of those that `precision` says something of."""
+    def precisions(self, profile: Profile | None, cluster: Cluster) -> dict[str, Precision]:
+        """The precision of each device type of the cluster, of those that `precision` says something of; of "auto" by the
+        profile."""
         kinds = list(dict.fromkeys(device.type for device in cluster.devices))
         if self.precision is None:
             return {}
@@ -82,6 +83,7 @@ class PlanOptions(Strict):
                 known = nearest(strange[0], list(cluster.device_types))
                 raise InputError(f"precision: unknown device type {strange[0]!r}{known}")
             return {kind: self.precision[kind] for kind in kinds if kind in self.precision}
+        assert profile is not None, "what is fastest is known once it is measured"
         fastest = {kind: _fastest(profile, kind) for kind in kinds}
         return {kind: precision for kind, precision in fastest.items() if precision is not None}
 
