@@ -218,6 +218,22 @@ def test_what_leaves_a_layer_is_priced_as_the_widest_of_the_precisions() -> None
     assert [float(c.stage_memory("a", 0, 1, samples=1).static) for c in costs] == [2 * 4 * 288 + 2 * 288, 2 * 4 * 288]
 
 
+def test_a_stage_holds_what_it_receives_in_the_precision_of_the_sender_and_in_its_own() -> None:
+    """32 numbers enter layer 1: 4 bytes of each cross, 2 are those of the copy, or of what crosses and is widened."""
+    _, profile = bf16_profile()
+    low = profile.measurements[0]
+    full = {"device_type": "b", "precision": "fp32", "saved_bytes_per_sample": low.saved_bytes_per_sample, "cast_bytes": None,
+            "output_bytes_per_sample": None}  # fmt: skip
+    both = profile.model_copy(update={"measurements": (low, low.model_copy(update=full))})
+    mixed, alone = (Costs(p, make_cluster([{"a": 1, "b": 1}])) for p in (both, profile))
+    for recompute in (False, True):
+        held = [c.stage_memory("a", 1, 3, samples=4, recompute=recompute).held_per_sample for c in (alone, mixed)]
+        wider = 2 * 32 * (3 if recompute else 2)  # received, between its layers under recompute, and sent
+        assert held[1] - held[0] == wider + 2 * 32
+        first = [c.stage_memory("a", 0, 1, samples=4, recompute=recompute).held_per_sample for c in (alone, mixed)]
+        assert first[1] - first[0] == 2 * 32, "what it sends"
+
+
 def test_recomputed_stages_hold_the_copies_too() -> None:
     _, profile = bf16_profile()
     costs = Costs(profile, make_cluster([{"a": 1}]))

@@ -102,6 +102,8 @@ class Costs:
         self._optimizer: dict[tuple[str, int], Array] = {}
         self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
         self._inputs = _prefix(profile.input_bytes)
+        least, most = profile.widths.min(axis=0), profile.output_bytes
+        self._cast_outputs = np.where(least < most, least, 0.0)
         self._tied_bytes = _prefix(profile.tied_trained_bytes)
         self._buckets: dict[object, list[Bucket]] = {}
         self._among: tuple[object, tuple[int, Counter[str], list[Link]]] = (None, (0, Counter(), []))
@@ -194,9 +196,10 @@ class Costs:
         """Memory of a stage: parameters, gradients and optimizer state of those that train, buffers, and the copies of parameters
         in a lower precision, which a step keeps from its first forward on, recomputed or not; for each sample in flight what
         autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
-        saved bytes). The first stage holds the inputs of all `samples` of the step; another has receive buffers for the
-        inputs in flight and one more, and for the gradient in use and the next (`runtime.stages.executor`). On top, what the
-        cluster file's `runtime_overhead` says of the framework."""
+        saved bytes), and where device types compute in unlike precisions also the input as cast. The first stage holds the
+        inputs of all `samples` of the step; another has receive buffers for the inputs in flight and one more, and for the
+        gradient in use and the next (`runtime.stages.executor`). On top, what the cluster file's `runtime_overhead` says of the
+        framework."""
         _, _, cast, saved, plain = self._layer_bytes(device_type, degree)
         runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
         more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
@@ -206,6 +209,7 @@ class Costs:
         transient, held = runtime.backward_workspace * largest, float(saved[hi] - saved[lo])
         if recompute:
             held, transient = float(self._inputs[hi] - self._inputs[lo + 1]), transient + largest
+        held += float(self._cast_outputs[lo - 1]) if lo else 0.0
         boundary, kept, passing = _receive_buffers(runtime.receive_buffers, given, returned, first=lo == 0, recompute=recompute)
         factor = runtime.allocator_factor
         return StageMemory(

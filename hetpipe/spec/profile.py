@@ -236,17 +236,14 @@ class Profile(Document):
     def host_at(self, precision: Precision | None) -> Measurement:
         """The plain speed of the machine that emulates devices at a precision; without one, as the model is built. InputError
         where it was not measured."""
-        found = [m for m in self._hosts if m.precision == precision]
-        if not found and precision in (None, "fp32"):
-            found = [m for m in self._hosts if m.precision in (None, "fp32")]
-        if not found:
-            told, known = f" at {precision}" if precision else "", ", ".join(m.precision or "fp32" for m in self._hosts) or "none"
-            asked = f" --precision {precision}" if precision else ""
-            raise InputError(
-                f"the profile of {self.model!r} has no 'host' measurement{told}, by which emulated devices are paced; measured: "
-                f"{known}; measure again with 'hetpipe profile{asked}'"
-            )
-        return found[0]
+        alike = (precision, None, "fp32") if precision in (None, "fp32") else (precision,)
+        found = next((m for one in alike for m in self._hosts if m.precision == one), None)
+        if found is None:
+            known = ", ".join(m.precision or "fp32" for m in self._hosts) or "none"
+            at, asked = (f" at {precision}", f" --precision {precision}") if precision else ("", "")
+            raise InputError(f"the profile of {self.model!r} has no 'host' measurement{at}, by which emulated devices are paced; "
+                             f"measured: {known}; measure again with 'hetpipe profile{asked}'")  # fmt: skip
+        return found
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, int], list[Measurement]]:
@@ -379,13 +376,16 @@ class Profile(Document):
         return np.zeros(len(self.layers)) if own is None else np.array(own, dtype=np.float64)
 
     @cached_property
+    def widths(self) -> Array:
+        """Output bytes per sample and layer of each device type of which one precision is left, or of all as built [K, L]."""
+        plain = tuple(layer.output_bytes_per_sample for layer in self.layers)
+        decided = [m for m in self.measurements if len(self.precisions(m.device_type)) == 1]
+        return np.array([m.output_bytes_per_sample or plain for m in decided] or [plain], dtype=np.float64)
+
+    @cached_property
     def output_bytes(self) -> Array:
-        """Output bytes per sample and layer, [L]: the most of all device types, at the precision at which each was measured, so
-        that no transfer is priced too low. (Types that were measured at several, of which none is chosen, are left out.)"""
-        plain = np.array([layer.output_bytes_per_sample for layer in self.layers], dtype=np.float64)
-        decided = [m.output_bytes_per_sample for m in self.measurements if len(self.precisions(m.device_type)) == 1]
-        rows = [plain if own is None else np.array(own, dtype=np.float64) for own in decided]
-        return np.max(rows, axis=0) if rows else plain
+        """Output bytes per sample and layer, [L]: the most of all device types, so that no transfer is priced too low."""
+        return np.array(self.widths.max(axis=0))
 
     @cached_property
     def input_bytes(self) -> Array:
