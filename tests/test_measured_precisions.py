@@ -14,10 +14,10 @@ from hetpipe.layers.device import MemoryMeter, static_storages
 from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.layers.numbers import computing
 from hetpipe.layers.recipe import make_stage
-from hetpipe.measuring import cache
+from hetpipe.measuring import cache, layer_run, profiler
 from hetpipe.measuring.cache import cache_path, note_arithmetic
 from hetpipe.measuring.precision.casts import _Casts, kept_copies
-from hetpipe.measuring.precision.choice import Able, able, card_able, chosen_precisions
+from hetpipe.measuring.precision.choice import Able, able, card_able, check_parameters, chosen_precisions
 from hetpipe.measuring.precision.layer_bytes import saved_bytes
 from hetpipe.measuring.profiler import assemble, measure_device
 from hetpipe.predict.cost import Costs
@@ -170,6 +170,40 @@ def test_a_copy_is_kept_until_the_end_of_the_step_recomputed_or_not() -> None:
         assert len(kept_copies(nn.Sequential(nn.Linear(8, 8)), lambda: None)) == 0
 
 
+def test_casts_are_timed_once_a_step_with_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the layers that train: the two with products have a weight and a bias."""
+    timed: list[list[torch.dtype]] = []
+    monkeypatch.setattr(profiler, "cast_again", lambda copies: timed.append([copy.dtype for copy in copies]))
+    measure_device(model(net()), "a", CPU, (1,), torch.optim.SGD, repeats=1, precision="bf16")
+    assert timed == [[torch.bfloat16] * 2, [], [torch.bfloat16] * 2]
+    timed.clear()
+    measure_device(model(net()), "a", CPU, (1,), torch.optim.SGD, repeats=1)
+    assert timed == [[], [], []]
+
+
+def test_on_a_card_each_backward_that_is_timed_casts_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards are timed with the copies that there are; those before a backward, and as many to subtract, make new ones."""
+    done: list[str] = []
+
+    class Watch:
+        def __init__(self, _: torch.device) -> None: ...
+
+        def measure(self, action: Any) -> float:
+            done.append("|")
+            action()
+            return 1.0
+
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda *_: done.append("F"))
+    monkeypatch.setattr(layer_run, "Stopwatch", Watch)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: done.append("new"))
+    run = layer_run.LayerRun(layer, (torch.ones(2, 4),), None)
+    monkeypatch.setattr(layer_run.LayerRun, "backward", lambda _: done.append("B"))
+    layer_run.turn_seconds(run, torch.device("cuda"))
+    assert " ".join(done) == "| F B | | F | new F | new F B"
+
+
 def bf16_profile() -> tuple[nn.Sequential, Profile]:
     layers = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
     whole = model(layers)
@@ -266,6 +300,24 @@ def test_a_profile_file_that_was_measured_with_other_flags_is_told(monkeypatch: 
     (told,) = heard
     assert told.startswith("warning: profile.json was measured with other arithmetic: torch.backends.cudnn.deterministic was ")
     assert other_flags(then, then) == ""
+
+
+@pytest.mark.parametrize(("frozen", "trained", "told"), [
+    (torch.bfloat16, torch.float32, None), (torch.float64, torch.float32, "float64"), (torch.float32, torch.bfloat16, "bfloat16"),
+])  # fmt: skip
+def test_parameters_are_of_float32_where_a_precision_is_asked_for(
+    frozen: torch.dtype, trained: torch.dtype, told: str | None
+) -> None:
+    """But those that do not train may have fewer bits."""
+    layers = net()
+    layers[2].to(frozen)
+    layers[4].to(trained)
+    check_parameters(model(layers), None)
+    if told is None:
+        check_parameters(model(layers), "bf16")
+        return
+    with pytest.raises(InputError, match=f"precision is 'bf16', of .* in float32, but parameters of this model are {told}: leave"):
+        check_parameters(model(layers), "bf16")
 
 
 def test_what_a_type_is() -> None:

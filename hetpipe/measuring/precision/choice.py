@@ -79,8 +79,10 @@ def chosen_precisions(
 
 
 def check_parameters(model: Model, choice: PrecisionChoice | None) -> None:
-    """InputError where a precision is asked for, and the model's parameters are of another type than float32."""
-    others = {p.dtype for p in model.layers.parameters() if p.is_floating_point()} - {torch.float32}
+    """InputError where a precision is asked for, and the model's parameters are of another type than float32 (those that do not
+    train may have fewer bits)."""
+    floating = [p for p in model.layers.parameters() if p.is_floating_point()]
+    others = {p.dtype for p in floating if p.requires_grad or p.dtype.itemsize > torch.float32.itemsize} - {torch.float32}
     if choice is not None and others:
         raise InputError(
             f"precision is {shown(choice)}, of matrix products of parameters in float32, but parameters of this model are "
