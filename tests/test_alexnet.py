@@ -33,8 +33,8 @@ def test_jobs_of_configs_can_be_read_and_built(file: Path, monkeypatch: pytest.M
 def test_emulated_clusters_of_configs_can_be_paced_on_two_cores(file: Path) -> None:
     """The host must be able to compute for all of them at once, with room for everything that is not emulated."""
     cluster = Cluster.load(file)
-    kinds = [cluster.type_of(device.id) for device in cluster.devices]
-    assert sum(1 / kind.emulate.slowdown for kind in kinds if kind.emulate is not None) <= 0.7 * 2
+    kinds = [(device.type, cluster.type_of(device.id).emulate) for device in cluster.devices]
+    assert sum(1 / emulate.slowdown_at(None, kind) for kind, emulate in kinds if emulate is not None) <= 0.7 * 2
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from bench.gpu.suite import rows_of
 from bench.gpu.worker import Worker
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import one_thread
-from hetpipe.measuring.profiler import saved_bytes
+from hetpipe.measuring.precision.layer_bytes import saved_bytes
 from tests.support import broken_parts
 
 FAILING = Part("8", "What fails", "It is meant to.", broken_parts.raises)
@@ -167,7 +167,7 @@ class Heap:
 def test_what_a_graph_keeps_is_what_the_profiler_counts(tmp_path: Path) -> None:
     given = subject(tmp_path, arguments={"layers": 1, "width": 64, "heads": 2, "context": 64}, microbatch=8)
     with one_thread(torch.device("cpu")):
-        saved = saved_bytes(given.model(), given.device)
+        saved = saved_bytes(given.model(), given.device).per_sample
         found = allocated_bytes(given, Heap())
     assert len(found) == len(saved) == 4
     for row, predicted in list(zip(found, saved, strict=True))[1:]:  # an embedding keeps next to nothing

@@ -67,7 +67,7 @@ def test_ratios_that_are_off_and_files_that_hold_none(
 def test_emulated_cards_are_as_fast_to_each_other_as_measured_and_leave_room_for_their_ranks(mix: Any, tmp_path: Path) -> None:
     memory = tight_memory(mix, 3_000_000) if mix.tight else None
     cluster = Cluster.parse(cluster_document(mix, memory), mix.name)
-    slowdown = {k: t.emulate.slowdown for k, t in cluster.device_types.items() if t.emulate is not None}
+    slowdown = {k: t.emulate.slowdown_at(None, k) for k, t in cluster.device_types.items() if t.emulate is not None}
     assert len(cluster.devices) == len(mix.cards)
     assert sum(1 / slowdown[d.type] for d in cluster.devices) == pytest.approx(PROCESSORS, rel=1e-2)
     for a in slowdown:

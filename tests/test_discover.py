@@ -74,6 +74,18 @@ def test_hosts_whose_times_agree_are_one_type_again() -> None:
         assert one == pytest.approx(whole * mean)
 
 
+def test_precisions_of_a_host_are_not_hosts_that_agree() -> None:
+    """Here it is as fast in both, and another host only in one."""
+    cluster = cluster_of([(agent, 0, "cpu", GIB) for agent in range(3)])
+    rows = make_profile({"cpu-n0": [1.0], "cpu-n1": [1.0], "cpu-n2": [1.0]})
+    full = [m.model_copy(update={"precision": "fp32"}) for m in rows.measurements]
+    low = [m.slower(1.5 if m.device_type == "cpu-n2" else 1.0).model_copy(update={"precision": "bf16"}) for m in full]
+    grouped, means = one_type_again(cluster, rows.model_copy(update={"measurements": (*full, *low)}))
+    assert {d.id: d.type for d in grouped.devices} == {"n0/0": "cpu-n0", "n1/0": "cpu-n0", "n2/0": "cpu-n2"}
+    found = [(m.device_type, m.precision) for m in means.measurements]
+    assert found == [("cpu-n0", "fp32"), ("cpu-n0", "bf16"), ("cpu-n2", "fp32"), ("cpu-n2", "bf16")]
+
+
 def test_gpus_are_told_apart_by_their_names_not_by_their_times() -> None:
     cluster = cluster_of([(0, 0, "a", GIB), (1, 0, "b", GIB)])
     profile = make_profile({"a": [1.0], "b": [1.0]})

@@ -182,7 +182,7 @@ class TestReference:
     def test_every_format_and_command_has_its_section(self) -> None:
         formats = generate.filled(Page("docs/reference/formats.md").text)
         assert [name for name in FORMATS if f"\n## {name}\n" not in formats] == []
-        assert "| `slowdown` | a number | required | `4.0` |" in formats
+        assert "| `slowdown` | a number or names, each with a number | required | `4.0` |" in formats
         told = generate.filled(Page("docs/reference/commands.md").text)
         for path, command in generate.tree(typer.main.get_command(app)):
             section = told.split(f"\n## {path}\n")[1].split("\n## ")[0]

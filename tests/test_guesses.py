@@ -33,6 +33,7 @@ TABLES: dict[str, tuple[dict[str, Any], tuple[str | int, ...], guesses.Guesses]]
     "data": (JOB, ("data",), guesses.DATA), "loss": (JOB | {"loss": {"name": "mse"}}, ("loss",), guesses.LOSS),
     "plan": (JOB | {"plan": {}}, ("plan",), guesses.PLAN), "log": (JOB | {"log": {"folder": "l"}}, ("log",), guesses.LOG),
     "checkpoint": (JOB | {"checkpoint": {"folder": "c"}}, ("checkpoint",), guesses.CHECKPOINT),
+    "profiler": (JOB | {"profiler": {}}, ("profiler",), guesses.PROFILER),
     "cluster": (CLUSTER, (), guesses.CLUSTER), "link": (CLUSTER, ("link",), guesses.LINK),
     "device type": (CLUSTER, ("device_types", "a100"), guesses.DEVICE_TYPE), "node": (CLUSTER, ("nodes", 0), guesses.NODE),
 }  # fmt: skip

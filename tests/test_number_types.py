@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from hetpipe.layers.split import trace_boundaries
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes
+from hetpipe.spec.number_types import AS_BUILT, NumberTypes, Precision
 from hetpipe.spec.plan import Backend, Plan
+from hetpipe.spec.profile import Profile
 from tests.support.commands import Command
 from tests.support.jobs import Folder, train
 from tests.support.nets import batch, build
@@ -145,20 +147,28 @@ def test_types_that_are_said_do_not_follow_the_callers_autocast() -> None:
 
 
 def test_several_precisions_are_measured_in_one_profile(folder: Folder, run: Command) -> None:
-    """Those of real and of emulated devices; a plan chooses among them."""
+    """Here of an emulated device that has two, each with a slowdown of its own; a plan chooses among them."""
     file = folder.job(plan={"partitioner": "auto"}, profile=None, train=train(dtype="float32"),
-                      profiler={"microbatch_sizes": [1], "repeats": 1, "precisions": ["bf16", "fp32"]})  # fmt: skip
-    folder.cluster(2, slowdown=3.0)
-    ended = run("profile", file, "-o", "measured.json")
+                      profiler={"microbatch_sizes": [1], "repeats": 1})  # fmt: skip
+    folder.cluster(2, slowdown={"bf16": 2.0, "fp32": 3.0})
+    ended = run("profile", file, "--precision", "auto", "-o", "measured.json")
     assert ended.code == 0, ended.err
     profile = folder.read("measured.json")
     assert [(m["device_type"], m["precision"]) for m in profile["measurements"]] == [("cpu", "bf16"), ("cpu", "fp32")]
-    assert ["saved_bytes_per_sample" in m for m in profile["measurements"]] == [True, False]
+    own = ("saved_bytes_per_sample", "output_bytes_per_sample", "cast_bytes")
+    assert [[key in m for key in own] for m in profile["measurements"]] == [[True] * 3, [False] * 3]
+    assert (profile["host"]["precision"], [m["precision"] for m in profile["hosts"]]) == ("fp32", ["bf16"])
+    assert "cuda.matmul.fp32_precision" in profile["provenance"]["arithmetic"]
+    read = Profile.load(folder.path / "measured.json")
+    assert json.loads(read.to_json()) == profile
+    factors: dict[Precision, float] = {"bf16": 2.0, "fp32": 3.0}
+    for precision, slowdown in factors.items():
+        found = read.at({"cpu": precision}).measurement("cpu")
+        assert (found.forward >= slowdown * read.host_at(precision).forward).all(), "sleeping cannot end early"
     options = ("--global-batch", 4, "--precision", "fp32", "-o", "chosen.json")
-    assert profile["host"]["precision"] == "fp32", "training is paced by that"
     plan = run("plan", "--profile", "measured.json", "--cluster", "cluster.yaml", *options)
     assert plan.code == 0, plan.err
     assert folder.read("chosen.json")["precision"] == {"cpu": "fp32"}
-    refused = run("profile", file, "-o", "measured.json", "--set", "train.dtype=float64")
+    refused = run("profile", file, "-o", "measured.json", "--precision", "bf16", "--set", "train.dtype=float64")
     assert refused.code == 2
-    assert "profiler.precisions are bf16, fp32, of matrix products of a model in float32, but parameters of this" in refused.err
+    assert "precision is 'bf16', of matrix products of parameters in float32, but parameters of this model are" in refused.err

@@ -15,14 +15,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation
 from hetpipe.layers.model import LOSSES, Loss, Model, evaluating
 from hetpipe.measuring.measure import measurers, profile_cluster
-from hetpipe.measuring.profiler import (
-    check_sizes,
-    default_type_name,
-    layer_profiles,
-    measure_device,
-    profile_model,
-    saved_bytes,
-)
+from hetpipe.measuring.precision.layer_bytes import layer_profiles, saved_bytes
+from hetpipe.measuring.profiler import check_sizes, default_type_name, measure_device, profile_model
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
@@ -86,7 +80,7 @@ class TwiceSaved(nn.Module):
 
 
 def test_a_storage_counts_once_and_parameters_never() -> None:
-    found = saved_bytes(model(nn.Linear(8, 8), TwiceSaved(), nn.Linear(8, 8, bias=False)), CPU)
+    found = saved_bytes(model(nn.Linear(8, 8), TwiceSaved(), nn.Linear(8, 8, bias=False)), CPU).per_sample
     assert found[0] == 8 * 4  # its input, not its weight
     assert found[1] == 8 * 4  # the Linear's output, once
     assert found[2] == 8 * 4 + 2 * 8 * 4  # its input (the sum, a new storage), and what mse keeps

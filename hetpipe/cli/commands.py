@@ -102,12 +102,17 @@ def profile(
     share: Annotated[
         Path | None, typer.Option(help="Also write a small file without anything private, for 'hetpipe what-if --profiles'.")
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="To measure at: fp32, fp16 or bf16 for all, 'T4=fp16,A100=bf16', or auto: all that each type has."),
+    ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
     check_environment()
     job = Job.read(job_file, settings or ())
+    chosen = PlanOptions().changed({"precision": parse_precision(precision)}).precision
     registry.check_names(job)
     if _is_main():
         check_output(output)
@@ -119,7 +124,7 @@ def profile(
             from hetpipe.show.tables import beside_table, profile_table
             from hetpipe.training.start import profile_everywhere
 
-        measured = profile_everywhere(job)
+        measured = profile_everywhere(job, chosen)
     if measured is None:
         return
     measured.save(output)

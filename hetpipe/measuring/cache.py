@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,21 @@ from hetpipe.layers.model import Model
 from hetpipe.layers.transforms import lineage_of
 from hetpipe.measuring.confirm import confirmed_links, unconfirmed_types
 from hetpipe.measuring.measure import measurers, profile_cluster
+from hetpipe.processes.arithmetic import arithmetic, other_flags
 from hetpipe.processes.peers.others import showing_others
-from hetpipe.processes.progress import Activity, say
+from hetpipe.processes.progress import Activity, say, warn
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import ProfileSection, TorchNamed
+from hetpipe.spec.options import PrecisionChoice
 from hetpipe.spec.profile import Profile
 
 
 def measured(model: Model, cluster: Cluster, world: World, options: ProfileSection, optimizer: TorchNamed, *,
-             fresh: bool = False, whole_nodes: bool = False) -> Profile:  # fmt: skip
+             precision: PrecisionChoice | None = None, fresh: bool = False, whole_nodes: bool = False) -> Profile:  # fmt: skip
     """The cached profile of this model on these devices, if they are still as fast; else a new measurement, which is cached.
-    `whole_nodes`: a process may use all devices of its node. Collective."""
-    path = cache_path(model, cluster, options, repr(optimizer), world.hosts)
+    `precision`: in what each type is measured. `whole_nodes`: a process may use all devices of its node. Collective."""
+    path = cache_path(model, cluster, options, repr(optimizer), world.hosts, precision)
     cached = world.first(_cached(path) if world.is_main and not fresh else None)
     if cached is not None:
         found = _confirmed(Profile.parse(cached, path), model, cluster, world, whole_nodes)
@@ -40,12 +42,22 @@ def measured(model: Model, cluster: Cluster, world: World, options: ProfileSecti
                 found.save(path)
             return found
     profile = profile_cluster(
-        model, cluster, world, options, optimizer_factory(optimizer), whole_nodes=whole_nodes
+        model, cluster, world, options, optimizer_factory(optimizer), precision=precision, whole_nodes=whole_nodes
     )
     if world.is_main:
         profile.save(path)
     world.barrier()
     return profile
+
+
+def note_arithmetic(profile: Profile, world: World, source: str) -> None:
+    """Warn on one rank of a profile file that was measured on cards with other flags of torch than there are now."""
+    noted = profile.provenance.get("arithmetic")
+    if not (world.is_main and torch.cuda.is_available() and isinstance(noted, Mapping)):
+        return
+    if others := other_flags(noted, arithmetic()):
+        warn(f"warning: {source} was measured with other arithmetic: {others}; its seconds may be others, too: set the flags as "
+             "they were, or measure again with 'hetpipe profile'")  # fmt: skip
 
 
 def _confirmed(profile: Profile, model: Model, cluster: Cluster, world: World, whole_nodes: bool) -> Profile | None:
@@ -76,9 +88,11 @@ def _cached(path: str) -> Any:
 
 
 def cache_path(
-    model: Model, cluster: Cluster, options: ProfileSection, optimizer: str, hosts: tuple[str, ...] = ()
-) -> str:
-    """Where the profile of this model and its loss, on these device types of these hosts, with these versions, is kept."""
+    model: Model, cluster: Cluster, options: ProfileSection, optimizer: str, hosts: tuple[str, ...] = (),
+    precision: PrecisionChoice | None = None,
+) -> str:  # fmt: skip
+    """Where the profile of this model and its loss, at these precisions, on these device types of these hosts, with these
+    versions and flags of torch, is kept."""
     shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.layers.named_parameters()]
     sample = [
         (tuple(t.shape[1:]), str(t.dtype))
@@ -94,6 +108,8 @@ def cache_path(
         (model.loss.weight, model.loss.ignore_index, _identity(model.loss.function)),
         sorted({_identity(type(module).forward) for module in model.layers.modules()}),
         options.model_dump(),
+        sorted(precision.items()) if isinstance(precision, dict) else precision,
+        arithmetic(),
         optimizer,
         (torch.__version__, hetpipe.__version__),
         hosts or os.uname().nodename,

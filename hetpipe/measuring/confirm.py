@@ -33,7 +33,9 @@ PROBE_SECONDS = 0.02  # for one message over a link
 def unconfirmed_types(
     profile: Profile, model: Model, cluster: Cluster, world: World, who: Mapping[str, tuple[Device, int]]
 ) -> list[str]:
-    """What is said of real device types that are not as fast now as in the profile, from a few layers each. Collective."""
+    """What is said of real device types that are not as fast now as in the profile, from a few layers each. Of several precisions
+    the first is looked at: what makes a device slower than it was (heat, a quota, other work, another card) shows in each, and
+    which one is trained is not known before there is a plan. Collective."""
     real = {kind: seat for kind, seat in who.items() if cluster.device_types[kind].emulate is None}
     found = list[str]()
     for turn in turns(cluster, {device: world.hosts[rank] for device, rank in real.values()}):
@@ -41,7 +43,7 @@ def unconfirmed_types(
         for kind, (device, rank) in real.items():
             if rank == world.rank and device.id in turn:
                 on = torch_device(cluster.device_types[kind], device.index)
-                measurement = next(m for m in profile.measurements if m.device_type == kind)  # of several precisions, the first
+                measurement = next(m for m in profile.measurements if m.device_type == kind)
                 own.append((kind, device.id, glance(model, measurement, on)))
         found += [
             f"{', '.join(map(repr, seen.layers))} took {human_seconds(seen.then)} on {device} ({kind}) when measured, now "

@@ -130,14 +130,17 @@ def note_missing_gpus(world: World, cluster: Cluster) -> None:
 def one_type_again(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile]:
     """The cluster and profile of CPUs that were found, in which those whose times agree within 5 % at every micro-batch size are
     one type again, with the mean of their times and the least of their memory. Fewer types are planned sooner. Pure."""
-    groups: list[list[Measurement]] = []
-    for found in sorted(profile.measurements, key=lambda m: float((m.forward + m.backward).sum())):
-        group = next((g for g in groups if _agree(g[0], found)), None)
+    own: dict[str, list[Measurement]] = {}
+    for found in profile.measurements:
+        own.setdefault(found.device_type, []).append(found)
+    groups: list[list[str]] = []
+    for kind in sorted(own, key=lambda k: sum(float((m.forward + m.backward).sum()) for m in own[k])):
+        group = next((g for g in groups if _agree(own[g[0]], own[kind])), None)
         if group is None:
-            groups.append([found])
+            groups.append([kind])
         else:
-            group.append(found)
-    names = {m.device_type: min((x.device_type for x in g), key=natural_key) for g in groups for m in g}
+            group.append(kind)
+    names = {kind: min(group, key=natural_key) for group in groups for kind in group}
     types = {
         name: cluster.device_types[name].model_copy(
             update={"memory": min(cluster.device_types[kind].memory for kind in names if names[kind] == name)}
@@ -151,17 +154,20 @@ def one_type_again(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile
     fields = {name: getattr(cluster, name) for name in type(cluster).model_fields}
     return (
         Cluster(**{**fields, "device_types": types, "nodes": nodes}),
-        profile.model_copy(update={"measurements": tuple(_mean(group, names[group[0].device_type]) for group in groups)}),
+        profile.model_copy(update={"measurements": tuple(
+            _mean(rows, names[group[0]]) for group in groups for rows in zip(*(own[kind] for kind in group), strict=True)
+        )}),
     )
 
 
-def _agree(one: Measurement, other: Measurement) -> bool:
-    if not (one.device_type.startswith("cpu") and other.device_type.startswith("cpu")):
+def _agree(ones: Sequence[Measurement], others: Sequence[Measurement]) -> bool:
+    """Whether two types, with these measurements, at each precision one, are as fast."""
+    if not (ones[0].device_type.startswith("cpu") and others[0].device_type.startswith("cpu")):
         return False  # a GPU's name tells its speed
-    if one.microbatch_sizes != other.microbatch_sizes:
+    if [(m.precision, m.microbatch_sizes) for m in ones] != [(m.precision, m.microbatch_sizes) for m in others]:
         return False
-    a, b = ((m.forward + m.backward).sum(1) for m in (one, other))
-    return bool((np.maximum(a, b) <= (1 + ALIKE) * np.minimum(a, b)).all())
+    pairs = [[(m.forward + m.backward).sum(1) for m in pair] for pair in zip(ones, others, strict=True)]
+    return all(bool((np.maximum(a, b) <= (1 + ALIKE) * np.minimum(a, b)).all()) for a, b in pairs)
 
 
 def _mean(group: Sequence[Measurement], name: str) -> Measurement:

@@ -44,6 +44,11 @@ class LayerRun:
         ends = [self.loss(output)] if self.loss is not None else as_tuple(output)
         self.outputs.extend(t for t in ends if t.requires_grad)
 
+    def look(self) -> None:
+        """A forward of which nothing is left."""
+        self.receive()
+        self.layer(as_value(self.received))
+
     def backward(self) -> None:
         """Of all forwards since the last one, at once."""
         outputs = list(self.outputs)
@@ -64,16 +69,20 @@ def loss_of(model: Model, targets: Tensors) -> Callable[[Tensors], Tensor]:
 def turn_seconds(run: LayerRun, device: torch.device) -> tuple[float, float]:
     """(forward, backward) seconds of the layer. On a card: of several forwards and then their backwards in one, as those of a
     stage's layers are in training, where the host runs ahead. Waited for one by one, small layers took three times as long. What
-    fresh inputs take is subtracted."""
+    fresh inputs take is subtracted. Under autocast forwards use the copies of weights that there are; but those whose backward is
+    timed make their own, since several with one copy add up its gradient in its own precision, and cast the sum: in training
+    each backward casts its gradient."""
     watch = Stopwatch(device)
     if device.type != "cuda":
         run.receive()
         return watch.measure(run.forward), watch.measure(run.backward)
 
-    def turns(count: int, *, forward: bool = True, backward: bool = True) -> float:
+    def turns(count: int, *, forward: bool = True, backward: bool = True, anew: bool = False) -> float:
         def work() -> None:
             for _ in range(count):
                 run.receive()
+                if anew:
+                    torch.clear_autocast_cache()
                 if forward:
                     run.forward()
             if backward:
@@ -84,8 +93,10 @@ def turn_seconds(run: LayerRun, device: torch.device) -> tuple[float, float]:
         return seconds / count
 
     count = turns_for(turns(1))
-    receiving, forward, both = turns(count, forward=False, backward=False), turns(count, backward=False), turns(count)
-    return max(forward - receiving, 0.0), max(both - forward, 0.0)
+    receiving, forward = turns(count, forward=False, backward=False), turns(count, backward=False)
+    casts = torch.is_autocast_enabled(device.type)
+    before = turns(count, backward=False, anew=True) if casts else forward
+    return max(forward - receiving, 0.0), max(turns(count, anew=casts) - before, 0.0)
 
 
 def steady_seconds(watch: Stopwatch, action: Callable[[], object]) -> float:

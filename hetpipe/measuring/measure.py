@@ -22,16 +22,17 @@ from hetpipe.measuring.overhead import (
     transfer_overlap,
     with_found,
 )
+from hetpipe.measuring.precision.choice import able, check_parameters, chosen_precisions
 from hetpipe.measuring.profiler import (
     Measured,
     OptimizerFactory,
     assemble,
-    check_precisions,
     check_sizes,
     measure_device,
     provenance,
 )
 from hetpipe.measuring.traffic import Flow
+from hetpipe.processes.arithmetic import arithmetic
 from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.whereabouts import during
@@ -39,9 +40,11 @@ from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.profile import DeviceOverhead, Measurement, Profile
+from hetpipe.spec.options import PrecisionChoice
+from hetpipe.spec.profile import DeviceOverhead, Profile
 
-HOST = "host"  # the table by which emulated devices are paced
+HOST = "host"  # the tables by which emulated devices are paced
+Hosts = dict[Precision | None, Measured]
 
 
 def profile_cluster(
@@ -51,29 +54,30 @@ def profile_cluster(
     options: ProfileSection,
     optimizer: OptimizerFactory,
     *,
+    precision: PrecisionChoice | None = None,
     whole_nodes: bool = False,
 ) -> Profile:
-    """Collective: the first rank of each device type measures it (see `measurers` for `whole_nodes`). Emulated types are paced
-    by a table of this host's plain speed, measured first, by one rank alone; then they sleep most of the time and measure
-    side by side. Real CPU types measure in turn."""
-    sizes, precisions = check_sizes(options.microbatch_sizes), check_precisions(model, options.precisions)
+    """Collective: the first rank of each device type measures it (see `measurers` for `whole_nodes`), at each precision that
+    `precision` chooses for it. Emulated types are paced by tables of this host's plain speed, measured first, by one rank alone;
+    then they sleep most of the time and measure side by side. Real CPU types measure in turn."""
+    sizes = check_sizes(options.microbatch_sizes)
+    check_parameters(model, precision)
     who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
+    precisions = _precisions(precision, cluster, world, who)
     _refuse_layers(model, cluster, world, *next(iter(who.values())))
     mine = [device for device, rank in who.values() if rank == world.rank]
-    emulated = [rank for device, rank in who.values() if cluster.device_types[device.type].emulate is not None]
-    hosts = dict[Precision | None, Measured]()
-    trained: Precision | None = "fp32" if "fp32" in precisions else None
-    for at in dict.fromkeys((trained, *precisions)) if emulated else ():
+    emulated = {kind: rank for kind, (_, rank) in who.items() if cluster.device_types[kind].emulate is not None}
+    hosts = Hosts()
+    for at in dict.fromkeys(at for kind in emulated for at in precisions[kind]):
         plain = partial(_run, model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True, at)
-        hosts[at] = _alone(world, emulated[0], plain)
-    host = hosts.get(trained)  # by which training is paced, whatever was asked for first
+        hosts[at] = _alone(world, next(iter(emulated.values())), plain)
     done, overheads = list[Measured](), list[DeviceOverhead]()
     for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
         results = list[tuple[list[Measured], DeviceOverhead]]()
         for device in (d for d in mine if d.id in turn):
             on, own = torch_device(cluster.device_types[device.type], device.index), list[Measured]()
-            for at in precisions:
-                emulation = _emulation(cluster, device.type, hosts[at].measurement if hosts else None)
+            for at in precisions[device.type]:
+                emulation = _emulation(cluster, device.type, hosts, at)
                 repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
                 own.append(_run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main, at))
             measured_sizes = own[0].measurement.microbatch_sizes
@@ -92,13 +96,14 @@ def profile_cluster(
         max(m.spread for m in done),
         devices={m.measurement.device_type: who[m.measurement.device_type][0].id for m in done},
         links=wires.noted(),
+        arithmetic=arithmetic(),
     )
     profile = (
         assemble(
             model,
             [m.measurement for m in done],
             max(m.state_bytes_per_parameter_byte for m in done),
-            host=host.measurement if host else None,
+            hosts=[host.measurement for host in hosts.values()],
             links=wires.links,
             adapters=wires.adapters,
             overheads=overheads,
@@ -158,11 +163,26 @@ def measurers(
     return found
 
 
-def _emulation(cluster: Cluster, kind: str, host: Measurement | None) -> Emulation | None:
+def _precisions(
+    choice: PrecisionChoice | None, cluster: Cluster, world: World, who: Mapping[str, tuple[Device, int]]
+) -> dict[str, tuple[Precision | None, ...]]:
+    """At which precisions each type is measured. InputError on every rank if one cannot compute in what is asked for.
+    Collective."""
+    own = {}
+    for kind, (device, rank) in who.items():
+        if rank == world.rank:
+            spec = cluster.device_types[kind]
+            own[kind] = able(torch_device(spec, device.index), spec.emulate)
+    found = {kind: of for part in world.gather(own) for kind, of in part.items()}
+    return chosen_precisions(choice, cluster, {kind: found[kind] for kind in who})
+
+
+def _emulation(cluster: Cluster, kind: str, hosts: Hosts, at: Precision | None) -> Emulation | None:
     spec = cluster.device_types[kind]
-    if spec.emulate is None or host is None:
+    if spec.emulate is None:
         return None
-    return Emulation(slowdown=spec.emulate.slowdown, host=host, memory_bytes=spec.memory)
+    slowdown = spec.emulate.slowdown_at(at, kind)
+    return Emulation(slowdown=slowdown, host=hosts[at].measurement, memory_bytes=spec.memory)
 
 
 def turns(cluster: Cluster, host_of: Mapping[Device, str]) -> list[set[str]]:

@@ -4,8 +4,11 @@ Times are medians over repeats after a warm-up: on a CPU of single actions, each
 between actions, and a hot loop would flatter small ones); on a card, which the host runs ahead of, of several without a pause.
 Where a quota, or other work, stops a thread that works without gaps, they are its processor seconds, by as much longer as it is
 stopped. Else a device that is more than 15 % slower without gaps (heat), by its heaviest layer, since of a small one cold caches
-hide it, gets times that are so much longer. Saved bytes come from one forward, by saved-tensor hooks: shared storage once,
-parameters never.
+hide it, gets times that are so much longer.
+
+In a lower precision, autocast is entered once for all that is timed of a layer, as it is for all micro-batches of a step: it
+casts the layer's weights in the first forward, which is not timed. What that takes is timed with the optimizer's step, since both
+are done once a step.
 """
 
 from __future__ import annotations
@@ -21,27 +24,20 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, counted, cut
-from hetpipe.layers.device import (
-    Emulation,
-    MemoryMeter,
-    module_bytes,
-    one_thread,
-    static_storages,
-    trained_bytes,
-)
+from hetpipe.layers.device import Emulation, one_thread, trained_bytes
 from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
-from hetpipe.layers.numbers import type_name
 from hetpipe.layers.recipe import layer_on
-from hetpipe.layers.split import CARRY, skipping_layers, tied_layers, trace_boundaries
-from hetpipe.layers.stage import alias
+from hetpipe.layers.split import CARRY, skipping_layers
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, loss_of, turn_seconds, without_history
+from hetpipe.measuring.precision.casts import Copy, cast_again, kept_copies
+from hetpipe.measuring.precision.layer_bytes import boundary_bytes, layer_profiles, saved_bytes_somewhere
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes, Precision
-from hetpipe.spec.profile import DeviceOverhead, LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.number_types import NumberTypes, Precision
+from hetpipe.spec.profile import DeviceOverhead, Measurement, OptimizerProfile, Profile
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
@@ -111,32 +107,39 @@ def time_layer(
 
 @dataclass
 class _OptimizerRun:
-    """Median seconds of an optimizer step on each layer so far, and the bytes of its state and of its parameters."""
+    """Median seconds of what each layer so far takes once a step, the optimizer's step and the casts of its parameters, and the
+    bytes of the optimizer's state and of its parameters."""
 
     factory: OptimizerFactory
     seconds: list[float] = field(default_factory=list)
     state_bytes: int = 0
     parameter_bytes: int = 0
 
-    def measure(self, layer: nn.Module, clock: Clock, index: int, repeats: int) -> None:
-        """The next layer."""
+    def measure(self, layer: nn.Module, copies: list[Copy], clock: Clock, index: int, repeats: int) -> None:
+        """The next layer, of whose parameters autocast keeps these copies."""
         parameters = [p for p in layer.parameters() if p.requires_grad]
-        took, state = _time_optimizer(parameters, clock, index, self.factory, repeats) if parameters else (0.0, 0)
+        took, state = _time_optimizer(parameters, copies, clock, index, self.factory, repeats) if parameters else (0.0, 0)
         self.seconds.append(took)
         self.state_bytes += state
         self.parameter_bytes += trained_bytes(parameters)
 
 
 def _time_optimizer(
-    parameters: list[nn.Parameter], clock: Clock, index: int, factory: OptimizerFactory, repeats: int
+    parameters: list[nn.Parameter], copies: list[Copy], clock: Clock, index: int, factory: OptimizerFactory, repeats: int
 ) -> tuple[float, int]:
-    """Median seconds of a step on one layer, and the bytes of its state; the parameters keep their values."""
+    """Median seconds of a step on one layer and of the casts that come with it, and the bytes of the optimizer's state; the
+    parameters keep their values."""
+
+    def once_a_step() -> None:
+        optimizer.step()
+        cast_again(copies)
+
     before = [p.detach().clone() for p in parameters]
     for p in parameters:
         p.grad = torch.zeros_like(p)
     optimizer = factory(parameters)
     optimizer.step()
-    seconds = [clock.measure(optimizer.step, "optimizer", index, 0) for _ in range(repeats)]
+    seconds = [clock.measure(once_a_step, "optimizer", index, 0) for _ in range(repeats)]
     tensors = [
         t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor) and t.numel() > 1
     ]
@@ -199,7 +202,8 @@ def measure_device(
                 if real and clock.stretch is None and middle.latest_seconds > HEAVIER * heaviest:
                     heaviest = middle.latest_seconds
                     factor = busy_factor(middle.run, heaviest, device)
-                steps.measure(running, clock, index, repeats)
+                copies = kept_copies(running, runs[0].run.look) if types.casts else []
+                steps.measure(running, copies, clock, index, repeats)
             advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
     stretch = clock.stretch or 1.0
     if factor * stretch > 1:
@@ -208,12 +212,13 @@ def measure_device(
     measurement = Measurement(
         device_type=device_type,
         precision=precision,
-        saved_bytes_per_sample=tuple(_saved_bytes_somewhere(model, device, types)) if types.casts else None,
         microbatch_sizes=tuple(run.size for run in runs),
         forward_seconds=tuple(tuple(run.forward) for run in runs),
         backward_seconds=tuple(tuple(run.backward) for run in runs),
         optimizer_seconds=tuple(steps.seconds),
     )
+    if types.casts:
+        measurement = _with_bytes(measurement, model, device, types)
     return Measured(
         measurement=measurement.slower(factor) if factor > 1 else measurement,
         state_bytes_per_parameter_byte=steps.state_bytes / max(1, steps.parameter_bytes),
@@ -222,67 +227,16 @@ def measure_device(
     )
 
 
-def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> list[int]:
-    """Bytes that one sample leaves for backward, per layer. The layers run one after the other, each in a graph of its own, so
-    that its parameters can go with it; what it saved stays, and is not counted again in a later layer. Under autocast the cast
-    copies of parameters, which a stage keeps once a step, are counted with the sample."""
-    inputs, targets = (move(x, device) for x in model.sample(1))
-    meter, held, found, tensors = MemoryMeter(), list[Tensor](), list[int](), as_tuple(inputs)
-    with kept(model.layers), meter.hooks():
-        for index, layer in enumerate(model.layers):
-            with layer_on(model.layers, layer, device, types) as running:
-                meter.exclude |= static_storages(running)
-                before = meter.used
-                output = running(as_value([alias(t) if t.requires_grad else t for t in tensors]))
-                loss = loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
-                found.append(meter.used - before)
-                held += meter.held
-                tensors = tuple(
-                    t.detach().requires_grad_() if t.requires_grad else t for t in as_tuple(output)
-                )
-                del output, loss
-            meter.exclude = {t.untyped_storage().data_ptr() for t in held}
-    return found
-
-
-def _saved_bytes_somewhere(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> list[int]:
-    """On the device if one sample of the whole model fits it, else on the CPU (whose kernels may save a little more)."""
-    try:
-        return saved_bytes(model, device, types)
-    except torch.OutOfMemoryError:
-        return saved_bytes(model, torch.device("cpu"), types)
-
-
-def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfile, ...], int]:
-    """The bytes of every layer, and the bytes of one sample's input."""
-    ends = [
-        sum(spec.size_bytes for spec in specs) for specs in trace_boundaries(model.layers, model.sample(1)[0])
-    ]
-    saved = _saved_bytes_somewhere(model, device)
-    by_name = dict(model.layers.named_parameters(remove_duplicate=False))
-    ties: dict[int, list[str]] = {}
-    for name, members in tied_layers(model.layers).items():
-        for member in members:
-            ties.setdefault(member, []).append(name)
-    rows = []
-    for index, (name, layer) in enumerate(named_layers(model.layers)):
-        parameters, buffers = module_bytes(layer)
-        shared, trained = ties.get(index, []), trained_bytes(layer.parameters())
-        tied, frozen = [by_name[n] for n in shared], trained < parameters
-        rows.append(
-            LayerProfile(
-                name=name,
-                parameter_bytes=parameters,
-                output_bytes_per_sample=ends[index + 1],
-                saved_bytes_per_sample=saved[index],
-                buffer_bytes=buffers,
-                tied=shared[0] if shared else None,
-                tied_parameter_bytes=sum(p.numel() * p.element_size() for p in tied),
-                trained_bytes=trained if frozen else None,
-                tied_trained_bytes=trained_bytes(tied) if frozen and shared else None,
-            )
-        )
-    return tuple(rows), ends[0]
+def _with_bytes(measurement: Measurement, model: Model, device: torch.device, types: NumberTypes) -> Measurement:
+    """With a lower precision's own bytes."""
+    saved, leaving = saved_bytes_somewhere(model, device, types), boundary_bytes(model, device, types)[1:]
+    return measurement.model_copy(
+        update={
+            "saved_bytes_per_sample": tuple(saved.per_sample),
+            "output_bytes_per_sample": tuple(leaving),
+            "cast_bytes": tuple(saved.cast),
+        }
+    )
 
 
 def provenance(repeats: int, spread: float, **more: object) -> dict[str, object]:
@@ -305,31 +259,21 @@ def check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({1, *sizes}))
 
 
-def check_precisions(model: Model, precisions: Sequence[Precision]) -> tuple[Precision | None, ...]:
-    """The precisions to measure, each once; None stands for that in which the model was built, where none is given. InputError
-    where the model's parameters are of another type than float32, of which a lower precision makes copies."""
-    others = {p.dtype for p in model.layers.parameters() if p.is_floating_point()} - {torch.float32}
-    if precisions and others:
-        raise InputError(
-            f"profiler.precisions are {', '.join(precisions)}, of matrix products of a model in float32, but parameters of this "
-            f"model are {type_name(others.pop())}: leave precisions out, or train with train.dtype float32"
-        )
-    return tuple(dict.fromkeys(precisions)) or (None,)
-
-
 def assemble(
     model: Model,
     measurements: Sequence[Measurement],
     state: float,
     *,
-    host: Measurement | None = None,
+    hosts: Sequence[Measurement] = (),
     links: Sequence[LinkBetween] = (),
     adapters: Sequence[AdapterOf] = (),
     overheads: Sequence[DeviceOverhead] = (),
     notes: dict[str, object] | None = None,
     device: torch.device | None = None,
 ) -> Profile:
-    """A Profile of measurements, with the model's bytes, counted on `device` (the CPU if none is given)."""
+    """A Profile of measurements, with the model's bytes, counted on `device` (the CPU if none is given). `hosts`: this machine's
+    plain speed, by which it emulates devices, at each precision."""
+    host = next((m for m in hosts if m.precision in (None, "fp32")), None)
     layers, input_bytes = layer_profiles(model, device or torch.device("cpu"))
     return Profile(
         format="hetpipe.profile/1",
@@ -342,6 +286,7 @@ def assemble(
         optimizer=OptimizerProfile(state_bytes_per_parameter_byte=state),
         input_bytes_per_sample=input_bytes,
         host=host,
+        hosts=tuple(m for m in hosts if m is not host) or None,
         provenance=notes or {},
     )
 

@@ -71,11 +71,12 @@ class Bucket(NamedTuple):
 
 
 class LayerBytes(NamedTuple):
-    """Of a device type's layers: prefix sums of parameters, of those that train and of what one sample saves [L + 1]; and what it
-    saves in each layer [L]."""
+    """Of a device type's layers: prefix sums of parameters, of those that train, of the copies that a lower precision keeps of
+    them and of what one sample saves [L + 1]; and what it saves in each layer [L]."""
 
     parameters: Array
     trained: Array
+    cast: Array
     saved: Array
     saved_by_layer: Array
 
@@ -101,6 +102,8 @@ class Costs:
         self._optimizer: dict[tuple[str, int], Array] = {}
         self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
         self._inputs = _prefix(profile.input_bytes)
+        least, most = profile.widths.min(axis=0), profile.output_bytes
+        self._cast_outputs = np.where(least < most, least, 0.0)
         self._tied_bytes = _prefix(profile.tied_trained_bytes)
         self._buckets: dict[object, list[Bucket]] = {}
         self._among: tuple[object, tuple[int, Counter[str], list[Link]]] = (None, (0, Counter(), []))
@@ -190,20 +193,23 @@ class Costs:
     def stage_memory(
         self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, degree: int = 1
     ) -> StageMemory:
-        """Memory of a stage: parameters, gradients and optimizer state of those that train, and buffers; for each sample in
-        flight what autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest
-        layer's saved bytes). The first stage holds the inputs of all `samples` of the step; another has receive buffers for the
-        inputs in flight and one more, and for the gradient in use and the next (`runtime.stages.executor`). On top, what the
-        cluster file's `runtime_overhead` says of the framework."""
-        _, _, saved, plain = self._layer_bytes(device_type, degree)
+        """Memory of a stage: parameters, gradients and optimizer state of those that train, buffers, and the copies of parameters
+        in a lower precision, which a step keeps from its first forward on, recomputed or not; for each sample in flight what
+        autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
+        saved bytes), and where device types compute in unlike precisions also the input as cast. The first stage holds the
+        inputs of all `samples` of the step; another has receive buffers for the inputs in flight and one more, and for the
+        gradient in use and the next (`runtime.stages.executor`). On top, what the cluster file's `runtime_overhead` says of the
+        framework."""
+        _, _, cast, saved, plain = self._layer_bytes(device_type, degree)
         runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
         more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
-        static = parameters + more * trained + float(self._buffers[hi] - self._buffers[lo])
+        static = parameters + more * trained + float(cast[hi] - cast[lo]) + float(self._buffers[hi] - self._buffers[lo])
         output, largest = float(self.profile.output_bytes[hi - 1]), float(plain[lo:hi].max())
         given, returned = float(self.profile.input_bytes[lo]), output if hi < self.layer_count else 0.0
         transient, held = runtime.backward_workspace * largest, float(saved[hi] - saved[lo])
         if recompute:
             held, transient = float(self._inputs[hi] - self._inputs[lo + 1]), transient + largest
+        held += float(self._cast_outputs[lo - 1]) if lo else 0.0
         boundary, kept, passing = _receive_buffers(runtime.receive_buffers, given, returned, first=lo == 0, recompute=recompute)
         factor = runtime.allocator_factor
         return StageMemory(
@@ -218,8 +224,8 @@ class Costs:
         key, profile = (device_type, degree), self.profile
         if key not in self._bytes:
             parameters, trained = (of(degree, device_type) for of in (profile.parameter_bytes, profile.trained_bytes))
-            saved = profile.saved_bytes(degree, device_type)
-            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(saved), saved)
+            saved, cast = profile.saved_bytes(degree, device_type), profile.cast_bytes(degree, device_type)
+            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(cast), _prefix(saved), saved)
         return self._bytes[key]
 
     def link(self, device_a: str, device_b: str) -> Link:

@@ -2,6 +2,6 @@
 
 environment (what a launcher says), whereabouts (what this rank is doing), progress (lines for people), stopping (signals),
 peers/beats (signs of life), pulse (who is alive), peers/ (what is known of the other ranks), rendezvous (the store
-that outlives a restart), cards (does torch drive them?), world (ranks and their devices), standby (those that a plan does not
-use), ranks/ (starting those of one machine, and what they say when they end).
+that outlives a restart), cards (does torch drive them?), arithmetic (by which of torch's flags they compute), world (ranks and
+their devices), standby (those that a plan does not use), ranks/ (starting those of one machine, and what they say when they end).
 """

@@ -60,7 +60,7 @@ def profile_table(profile: Profile) -> Table:
         table.add_column(name, justify="left" if name == "layer" else "right")
     first = [m for m in profile.measurements if m.tensor_parallel == 1]
     for m in first:
-        table.add_column(f"{m.device_type}: F + B", justify="right")
+        table.add_column(f"{m.device_type}{f' in {m.precision}' if m.precision else ''}: F + B", justify="right")
     for index, layer in enumerate(profile.layers):
         times = [human_seconds(m.forward_seconds[0][index] + m.backward_seconds[0][index]) for m in first]
         tied = f" (tied: {layer.tied})" if layer.tied else ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from hetpipe.files.formats import (
     Bytes,
@@ -27,12 +27,49 @@ from hetpipe.files.formats import (
 from hetpipe.files.limits import MOST_DEVICES, MOST_FACTOR
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec import guesses
+from hetpipe.spec.number_types import TYPE_OF, Precision
+
+
+def _slowdown(given: Any) -> Any:
+    """As it is; ValueError with every fault where it is neither a number nor one for each precision."""
+    each = given if isinstance(given, Mapping) else {"": given}
+    known = ", ".join(TYPE_OF)
+    faults = [f"unknown precision {shown(key)}; known: {known}" for key in each if key not in ("", *TYPE_OF)]
+    for key, value in each.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MOST_FACTOR:
+            at = f"{key}: " if key else ""
+            faults.append(f"{at}a slowdown is a number from 1 to {MOST_FACTOR:g}, got {shown(value)}")
+    if not each:
+        faults.append("write a number, or one for each precision that the device has: {fp32: 6.0, fp16: 1.5}")
+    if faults:
+        raise Faults(faults)
+    return given
 
 
 class Emulate(Strict):
-    """A CPU rank whose every compute action lasts `slowdown` times what it takes on this host."""
+    """A CPU rank whose every compute action lasts `slowdown` times what it takes on this host at the same precision. One number
+    is that of every precision; a number for each precision by its name (`{fp32: 6.0, fp16: 1.5}`) makes a device that has
+    exactly these."""
 
-    slowdown: Annotated[float, Field(strict=True, ge=1.0, le=MOST_FACTOR)]
+    slowdown: Annotated[float | dict[Precision, float], BeforeValidator(_slowdown)]
+
+    @property
+    def precisions(self) -> tuple[Precision, ...] | None:
+        """Those that the device has; None where it has all that the host has."""
+        return None if isinstance(self.slowdown, float | int) else tuple(self.slowdown)
+
+    def slowdown_at(self, precision: Precision | None, device_type: str) -> float:
+        """How many times as long a device of this type takes at a precision (without one, as the model is built: as in fp32).
+        InputError if the device does not have it."""
+        if isinstance(self.slowdown, float | int):
+            return self.slowdown
+        if (precision or "fp32") not in self.slowdown:
+            raise InputError(
+                f"the emulated device type {device_type!r} cannot compute in {precision or 'fp32'}: its slowdown in the cluster "
+                f"file is said for {', '.join(self.slowdown)}; train it in one of these (train: {{precision: …}}), or say its "
+                f"slowdown for {precision or 'fp32'}, too"
+            )
+        return self.slowdown[precision or "fp32"]
 
 
 class DeviceType(Strict):

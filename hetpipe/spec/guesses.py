@@ -132,6 +132,9 @@ PLAN: Guesses = _all(
     ("time_limit", "write 'plan: {time_limit_seconds: 60}'"), ("max_price", "write 'plan: {max_price_per_hour: 10}'"),
     ("deadline", "write 'plan: {deadline_seconds_per_step: 2.0}'"),
 )  # fmt: skip
+PROFILER: Guesses = _all(
+    ("precisions precision", "write 'train: {precision: auto}', which is measured, too; or use 'hetpipe profile --precision'"),
+)
 CLUSTER: Guesses = _all(
     ("gpus devices num_gpus", "write 'nodes: [{name: n0, devices: {a100: 4}}]', and what an a100 is in 'device_types'"),
     ("hosts machines", "write 'nodes: [{name: n0, host: HOST, devices: {a100: 4}}]'"),

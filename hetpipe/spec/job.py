@@ -28,7 +28,7 @@ from hetpipe.files.messages import Faults, InputError, shown
 from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, Frozen, Held, Precision
+from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, Frozen, Held
 from hetpipe.spec.options import PlanOptions, PrecisionChoice, precision_faults
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -260,13 +260,11 @@ class LogSection(Strict):
 
 
 class ProfileSection(Strict):
-    """How to measure: micro-batch sizes (1 is always one of them) and repeats; and at which precisions of matrix products, each
-    of which the profile then holds for all device types, for `hetpipe plan --precision` to choose from. Without any, as the model
-    is built."""
+    """How to measure: micro-batch sizes (1 is always one of them) and repeats. (At which precisions: `train.precision`.)"""
 
+    guesses = guesses.PROFILER
     microbatch_sizes: tuple[Samples, ...] = (1, 2, 4, 8)
     repeats: Positive = 5
-    precisions: tuple[Precision, ...] = ()
     cache: Name | None = None
 
 

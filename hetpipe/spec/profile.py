@@ -19,6 +19,7 @@ from hetpipe.spec.number_types import Precision
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
+OWN_BYTES = ("parameter_bytes", "saved_bytes_per_sample", "output_bytes_per_sample", "cast_bytes")  # of a measurement
 HIDDEN = 0.5  # of a transfer must be hidden behind compute, for it to count as overlapping
 
 
@@ -84,8 +85,13 @@ class Tie(NamedTuple):
 class Measurement(Strict):
     """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
     A tensor-parallel degree above 1 carries its own parameter and saved bytes per device; of these parameters as large a part
-    trains as of the whole layer's. `precision`: what matrix products are computed in, where a type was measured at several; then
-    each has its own saved bytes (parameters are the same)."""
+    trains as of the whole layer's.
+
+    `precision`: what matrix products are computed in, by torch's autocast where that is not fp32; parameters are of float32.
+    Below fp32 a measurement has bytes of its own. `saved_bytes_per_sample`: what a sample leaves for backward.
+    `output_bytes_per_sample`: what leaves each layer. `cast_bytes`: the copies of parameters in that precision, which autocast
+    makes once a step and keeps until its end, however many samples are in flight; the seconds of making them are part of
+    `optimizer_seconds`, which hold what a layer takes once a step."""
 
     device_type: Name
     tensor_parallel: DeviceCount = 1
@@ -96,6 +102,8 @@ class Measurement(Strict):
     optimizer_seconds: Times
     parameter_bytes: tuple[Bytes, ...] | None = None
     saved_bytes_per_sample: tuple[Bytes, ...] | None = None
+    output_bytes_per_sample: tuple[Bytes, ...] | None = None
+    cast_bytes: tuple[Bytes, ...] | None = None
 
     @model_validator(mode="after")
     def _rectangular(self) -> Self:
@@ -169,7 +177,8 @@ class DeviceOverhead(Strict):
 
 
 class Profile(Document):
-    """A measured model. `host` holds the plain speed of the machine that emulates devices, from which they are paced."""
+    """A measured model. `host` holds the plain speed of the machine that emulates devices, from which they are paced: in fp32, or
+    as the model is built; `hosts` at each other precision at which devices were measured."""
 
     format: Literal["hetpipe.profile/1"]
     model: Name
@@ -181,6 +190,7 @@ class Profile(Document):
     optimizer: OptimizerProfile
     input_bytes_per_sample: Bytes = 0
     host: Measurement | None = None
+    hosts: tuple[Measurement, ...] | None = None
     provenance: dict[str, Any] = {}
 
     @model_validator(mode="after")
@@ -188,12 +198,12 @@ class Profile(Document):
         count = len(self.layers)
         faults = []
         seen: set[tuple[str, int, str | None]] = set()
-        for m in (*self.measurements, *([self.host] if self.host else [])):
+        for m in (*self.measurements, *self._hosts):
             key = (m.device_type, m.tensor_parallel, m.precision)
             about = f"tensor_parallel {m.tensor_parallel}{f', {m.precision}' if m.precision else ''}"
             name = f"measurement of {m.device_type!r} ({about})"
             rows = (*m.forward_seconds, *m.backward_seconds, m.optimizer_seconds,
-                    *(x for x in (m.parameter_bytes, m.saved_bytes_per_sample) if x is not None))  # fmt: skip
+                    *(x for name in OWN_BYTES if (x := getattr(m, name)) is not None))  # fmt: skip
             faults += [
                 f"{name}: a row has {len(row)} numbers for {count} layers"
                 for row in rows
@@ -219,6 +229,22 @@ class Profile(Document):
             f"{x[0].tied_parameter_bytes} tied_parameter_bytes",
         )
 
+    @property
+    def _hosts(self) -> tuple[Measurement, ...]:
+        return (*([self.host] if self.host is not None else ()), *(self.hosts or ()))
+
+    def host_at(self, precision: Precision | None) -> Measurement:
+        """The plain speed of the machine that emulates devices at a precision; without one, as the model is built. InputError
+        where it was not measured."""
+        alike = (precision, None, "fp32") if precision in (None, "fp32") else (precision,)
+        found = next((m for one in alike for m in self._hosts if m.precision == one), None)
+        if found is None:
+            known = ", ".join(m.precision or "fp32" for m in self._hosts) or "none"
+            at, asked = (f" at {precision}", f" --precision {precision}") if precision else ("", "")
+            raise InputError(f"the profile of {self.model!r} has no 'host' measurement{at}, by which emulated devices are paced; "
+                             f"measured: {known}; measure again with 'hetpipe profile{asked}'")  # fmt: skip
+        return found
+
     @cached_property
     def _by_key(self) -> dict[tuple[str, int], list[Measurement]]:
         found: dict[tuple[str, int], list[Measurement]] = {}
@@ -236,7 +262,8 @@ class Profile(Document):
         return {kind: "fp32" for kind in kinds if len(found := self.precisions(kind)) > 1 and "fp32" in found}
 
     def at(self, chosen: Mapping[str, Precision] | None) -> Profile:
-        """Of the device types that `chosen` names only the measurements at this precision; InputError where there is none."""
+        """Of the device types that `chosen` names only the measurements at this precision (which say what leaves a layer, too:
+        `output_bytes`); InputError where there is none."""
         if not chosen:
             return self
         kept = tuple(m for m in self.measurements if chosen.get(m.device_type, m.precision) == m.precision)
@@ -348,10 +375,22 @@ class Profile(Document):
                 return np.array(own, dtype=np.float64)
         return np.array([getattr(layer, name) for layer in self.layers], dtype=np.float64)
 
+    def cast_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
+        """Bytes per layer of the copies of parameters that a lower precision keeps during a step, [L]."""
+        own = self.measurement(device_type, tensor_parallel).cast_bytes if device_type else None
+        return np.zeros(len(self.layers)) if own is None else np.array(own, dtype=np.float64)
+
+    @cached_property
+    def widths(self) -> Array:
+        """Output bytes per sample and layer of each device type of which one precision is left, or of all as built [K, L]."""
+        plain = tuple(layer.output_bytes_per_sample for layer in self.layers)
+        decided = [m for m in self.measurements if len(self.precisions(m.device_type)) == 1]
+        return np.array([m.output_bytes_per_sample or plain for m in decided] or [plain], dtype=np.float64)
+
     @cached_property
     def output_bytes(self) -> Array:
-        """Output bytes per sample and layer, [L]."""
-        return np.array([layer.output_bytes_per_sample for layer in self.layers], dtype=np.float64)
+        """Output bytes per sample and layer, [L]: the most of all device types, so that no transfer is priced too low."""
+        return np.array(self.widths.max(axis=0))
 
     @cached_property
     def input_bytes(self) -> Array:

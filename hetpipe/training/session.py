@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, type_name
-from hetpipe.measuring.cache import measured
+from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.cost import Costs
@@ -151,6 +151,8 @@ def prepare(
     """The plan and the profile that it is for: those given, those of the files, or measured and planned anew. A fault in a plan
     file is known before anything is measured. Collective."""
     plan = plan or _plan_of_file(setting, request)
+    if plan is not None and plan.precision is not None:
+        request = replace(request, options=request.options.changed({"precision": plan.precision}))
     profile = profile or obtain_profile(setting, request)
     plan = with_precision(plan or _new_plan(setting, profile, request), setting, request.options, profile)
     return plan.model_copy(update={"backend": request.options.backend}), profile  # whatever it was made for
@@ -161,11 +163,13 @@ def obtain_profile(setting: Setting, request: Request, *, fresh: bool = False) -
     if request.profile is not None and not fresh:
         profile = Profile.load(request.profile)
         _check_profile(profile, setting.model, request.profile)
+        note_arithmetic(profile, setting.world, request.profile)
         return profile
     whole_nodes = drives_a_replica(request.options.backend)
     return measured(
-        setting.model, setting.cluster, setting.world, request.profiler, request.optimizer, fresh=fresh, whole_nodes=whole_nodes
-    )
+        setting.model, setting.cluster, setting.world, request.profiler, request.optimizer, precision=request.options.precision,
+        fresh=fresh, whole_nodes=whole_nodes,
+    )  # fmt: skip
 
 
 def _check_profile(profile: Profile, model: Model, source: str) -> None:
@@ -311,19 +315,16 @@ def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -
     spec = cluster.type_of(device_id)
     if spec.emulate is None:
         return None
-    if profile.host is None:
-        raise InputError(
-            f"device {device_id} is emulated, but the profile has no 'host' measurement to pace it by; "
-            "measure again with 'hetpipe profile'"
-        )
+    kind = cluster.device(device_id).type
+    precision = (plan.precision or {}).get(kind)
     stage, samples = next((s, r.samples) for r in plan.replicas for s in r.stages if s.device == device_id)
     memory = Costs(profile.at(plan.precision), cluster).stage_memory(
-        cluster.device(device_id).type, *stage.layers, samples=samples, recompute=stage.recompute
+        kind, *stage.layers, samples=samples, recompute=stage.recompute
     )
     largest = max(max(r.microbatch_sizes) for r in plan.replicas if stage in r.stages)
     return Emulation(
-        slowdown=spec.emulate.slowdown,
-        host=profile.host,
+        slowdown=spec.emulate.slowdown_at(precision, kind),
+        host=profile.host_at(precision),
         memory_bytes=spec.memory,
         transient_bytes=round(memory.backward_per_sample * largest),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import Job
+from hetpipe.spec.options import PrecisionChoice
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
@@ -97,16 +99,18 @@ def _refuse_shared_gpus(cluster: Cluster) -> None:
         )
 
 
-def _profile_rank(job: Job) -> Profile | None:
-    session = open_session(job)
+def _profile_rank(job: Job, precision: PrecisionChoice | None = None) -> Profile | None:
+    session, request = open_session(job), Request.by(job)
     if session.world.is_main and (note := unsplit_note(session.model.layers)):
         warn(f"note: {note}")
-    profile = obtain_profile(session, Request.by(job), fresh=True)
+    if precision is not None:
+        request = replace(request, options=request.options.model_copy(update={"precision": precision}))
+    profile = obtain_profile(session, request, fresh=True)
     return profile if session.world.is_main else None
 
 
-def profile_everywhere(job: Job) -> Profile | None:
-    """A new measurement of the job's model on all its device types: in the process that started the ranks, or on
-    the main rank."""
-    result: Profile | None = run_everywhere(job, _profile_rank)
+def profile_everywhere(job: Job, precision: PrecisionChoice | None = None) -> Profile | None:
+    """A new measurement of the job's model on all its device types, at these precisions, or at those that the job trains in: in
+    the process that started the ranks, or on the main rank."""
+    result: Profile | None = run_everywhere(job, _profile_rank, precision)
     return result

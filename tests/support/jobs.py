@@ -52,8 +52,9 @@ class Folder:
         return file
 
     def cluster(
-        self, *counts: int, memory: str = "1 GiB", slowdown: float | None = None, name: str = "cluster.yaml"
-    ) -> Path:
+        self, *counts: int, memory: str = "1 GiB", slowdown: float | dict[str, float] | None = None,
+        name: str = "cluster.yaml",
+    ) -> Path:  # fmt: skip
         """Nodes n0, n1, … of that many devices each, all of type cpu."""
         kind: dict[str, Any] = {"memory": memory, "price_per_hour": 1.0}
         if slowdown is not None:
@@ -117,11 +118,11 @@ class Folder:
             )
 
         file = self.path / name
-        assemble(model, [measured(kind) for kind in types], 2.0, host=measured("host")).save(file)
+        assemble(model, [measured(kind) for kind in types], 2.0, hosts=[measured("host")]).save(file)
         return file
 
     def ready(self, counts: Sequence[int] = (2, 1), rows: Sequence[dict[str, Any]] = TWO_AND_ONE, *, memory: str = "1 GiB",
-              slowdown: float | None = None, **sections: Any) -> Path:  # fmt: skip
+              slowdown: float | dict[str, float] | None = None, **sections: Any) -> Path:  # fmt: skip
         """All four files; the job's path."""
         file = self.job(**sections)
         self.cluster(*counts, memory=memory, slowdown=slowdown)

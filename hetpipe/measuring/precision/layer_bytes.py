@@ -1,0 +1,111 @@
+"""The bytes of layers: what they hold, what a sample leaves in them for backward, and what leaves them.
+
+Saved bytes come from one forward, by saved-tensor hooks: shared storage once, parameters never.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.layers.device import MemoryMeter, module_bytes, static_storages, trained_bytes
+from hetpipe.layers.model import Model, Tensors, as_tuple, as_value, move, named_layers
+from hetpipe.layers.numbers import StageTypes
+from hetpipe.layers.recipe import layer_on
+from hetpipe.layers.split import tied_layers, trace_boundaries
+from hetpipe.layers.stage import alias
+from hetpipe.layers.untouched.kept import kept
+from hetpipe.measuring.layer_run import loss_of, without_history
+from hetpipe.measuring.precision.casts import Copy, kept_copies
+from hetpipe.spec.number_types import AS_BUILT, NumberTypes
+from hetpipe.spec.profile import LayerProfile
+
+
+class Kept(NamedTuple):
+    """Bytes per layer: what one sample leaves for backward, and the copies of parameters that autocast keeps during a step."""
+
+    per_sample: list[int]
+    cast: list[int]
+
+
+def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> Kept:
+    """What each layer keeps. The layers run one after the other, each in a graph of its own, so that its parameters can go with
+    it; what it saved stays, and is not counted again in a later layer. Copies of parameters that autocast makes anew in each
+    forward (of those that do not train) belong to a micro-batch; they are counted with each of its samples, which is never too
+    little."""
+    inputs, targets = (move(x, device) for x in model.sample(1))
+    meter, held, found, tensors = MemoryMeter(), list[Tensor](), Kept([], []), as_tuple(inputs)
+    with kept(model.layers):
+        for index, layer in enumerate(model.layers):
+            with layer_on(model.layers, layer, device, types) as running:
+                copies = _copies_of(running, tensors) if types.casts else []
+                meter.exclude |= static_storages(running) | {copy.address for copy in copies}
+                before = meter.used
+                with meter.hooks():
+                    output = _forward(running, tensors)
+                    loss = loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
+                found.per_sample.append(meter.used - before)
+                found.cast.append(sum(copy.size_bytes for copy in copies))
+                held += meter.held
+                tensors = tuple(
+                    t.detach().requires_grad_() if t.requires_grad else t for t in as_tuple(output)
+                )
+                del output, loss
+            meter.exclude = {t.untyped_storage().data_ptr() for t in held}
+    return found
+
+
+def _forward(layer: nn.Module, tensors: tuple[Tensor, ...]) -> Tensors:
+    output: Tensors = layer(as_value([alias(t) if t.requires_grad else t for t in tensors]))
+    return output
+
+
+def _copies_of(layer: nn.Module, tensors: tuple[Tensor, ...]) -> list[Copy]:
+    """Of a forward with the same inputs, which it may overwrite."""
+    return kept_copies(layer, lambda: _forward(layer, tuple(t.clone() for t in without_history(tensors))))
+
+
+def saved_bytes_somewhere(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> Kept:
+    """On the device if one sample of the whole model fits it, else on the CPU (whose kernels may save a little more)."""
+    try:
+        return saved_bytes(model, device, types)
+    except torch.OutOfMemoryError:
+        return saved_bytes(model, torch.device("cpu"), types)
+
+
+def boundary_bytes(model: Model, device: torch.device | None = None, types: NumberTypes = AS_BUILT) -> list[int]:
+    """Bytes of one sample that enter layer 0, and that leave each layer, where all are computed in these types."""
+    stages = [] if types == AS_BUILT else [StageTypes(0, len(model.layers), types)]
+    rows = trace_boundaries(model.layers, model.sample(1)[0], device, stages=stages)
+    return [sum(spec.size_bytes for spec in specs) for specs in rows]
+
+
+def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfile, ...], int]:
+    """The bytes of every layer, and the bytes of one sample's input."""
+    ends, saved = boundary_bytes(model), saved_bytes_somewhere(model, device).per_sample
+    by_name = dict(model.layers.named_parameters(remove_duplicate=False))
+    ties: dict[int, list[str]] = {}
+    for name, members in tied_layers(model.layers).items():
+        for member in members:
+            ties.setdefault(member, []).append(name)
+    rows = []
+    for index, (name, layer) in enumerate(named_layers(model.layers)):
+        parameters, buffers = module_bytes(layer)
+        shared, trained = ties.get(index, []), trained_bytes(layer.parameters())
+        tied, frozen = [by_name[n] for n in shared], trained < parameters
+        rows.append(
+            LayerProfile(
+                name=name,
+                parameter_bytes=parameters,
+                output_bytes_per_sample=ends[index + 1],
+                saved_bytes_per_sample=saved[index],
+                buffer_bytes=buffers,
+                tied=shared[0] if shared else None,
+                tied_parameter_bytes=sum(p.numel() * p.element_size() for p in tied),
+                trained_bytes=trained if frozen else None,
+                tied_trained_bytes=trained_bytes(tied) if frozen and shared else None,
+            )
+        )
+    return tuple(rows), ends[0]
