@@ -21,8 +21,11 @@ _ACCUMULATION = (
     "nothing else accumulates: write 'train: {global_batch: 64}', the samples of one optimizer step, which the plan cuts into "
     "micro-batches whose gradients are summed"
 )
-_HALF = "mixed precision is not there yet; 'train: {dtype: bfloat16}' trains parameters and all else in bfloat16"
-_HALF_PLANNED = f"{_HALF}, and 'hetpipe plan --precision' plans for it"
+_HALF = (
+    "write 'train: {precision: bf16}', or fp16 (Volta, Turing), which is mixed precision with float32 parameters; "
+    "'train: {precision: auto}' measures what is fastest on each type of device, and 'train: {dtype: bfloat16}' trains "
+    "parameters and all else in bfloat16"
+)
 _STEPS, _EPOCHS = "write 'train: {steps: 50}'", "write 'train: {epochs: 3}'"
 _RATE = "it is an argument of the optimizer: write 'train: {optimizer: {name: AdamW, lr: 3.0e-4, weight_decay: 0.01}}'"
 _OPTIMIZER = "write 'train: {optimizer: {name: AdamW, lr: 3.0e-4}}'"
@@ -67,7 +70,8 @@ _SPEED = (
 )
 
 _TRAINING = _all(
-    ("bf16 fp16 amp mixed_precision precision half use_amp autocast", _HALF_PLANNED),
+    ("bf16 fp16 amp mixed_precision half use_amp autocast", _HALF),
+    ("grad_scaler scaler init_scale loss_scaling", "write 'train: {precision: fp16, loss_scale: {initial: 65536}}'"),
     ("gradient_accumulation_steps accumulate_grad_batches gradient_accumulation accumulation_steps grad_accum", _ACCUMULATION),
     ("batch_size train_batch_size micro_batch_size microbatch_size global_batch_size", _BATCH),
     ("per_device_train_batch_size per_gpu_batch_size train_micro_batch_size_per_gpu", _BATCH),
@@ -93,7 +97,7 @@ TRAIN: Guesses = _TRAINING | _all(("checkpoint log", f"it is a section of its ow
 JOB: Guesses = _TRAINING | _all(
     ("optimizer", _OPTIMIZER), ("scheduler", _SCHEDULE), ("steps", _STEPS), ("epochs", _EPOCHS),
     ("seed", "write 'train: {seed: 0}'"), ("global_batch", "write 'train: {global_batch: 64}'"), ("clip_norm", _CLIP),
-    ("dtype", "write 'train: {dtype: bfloat16}'"),
+    ("dtype", "write 'train: {dtype: bfloat16}'"), ("precision", _HALF),
     ("training trainer", "the section is called 'train'"), ("dataset datasets train_data", "the section is called 'data'"),
     ("checkpoints saving", _SAVE), ("logging logger", _LOG), ("wandb tensorboard mlflow report_to", _TRACKERS),
     ("lora peft adapter", _ADAPTERS), ("strategy accelerator distributed parallelism", _PLANNED),
@@ -116,7 +120,7 @@ MODEL: Guesses = _all(
     ("load_in_4bit load_in_8bit quantization quantize", _QUANTIZED),
     ("weights pretrained from_pretrained path checkpoint", _WEIGHTS),
     ("layers width hidden_size num_layers size heads context vocab_size num_labels", _SIZES),
-    ("dtype torch_dtype precision", "write 'train: {dtype: bfloat16}'"),
+    ("dtype torch_dtype precision", _HALF),
 )
 DATA: Guesses = _all(
     ("path file folder split dataset context length max_length tokenizer limit_bytes", _DATA),

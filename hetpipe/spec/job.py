@@ -287,7 +287,8 @@ class Job(Document):
     @property
     def planning(self) -> PlanOptions:
         """How to plan for what the job trains in."""
-        return self.plan.model_copy(update={"precision": self.train.precision})
+        own = {name: getattr(self.plan, name) for name in PlanOptions.model_fields}
+        return PlanOptions(**own | {"precision": self.train.precision})
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Job:

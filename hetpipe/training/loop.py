@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+import warnings
 from functools import partial
 
 import torch
@@ -109,7 +110,9 @@ class Loop:
                 norm = self.engine.clip_grad_norm_(self.section.clip_norm)
             self.engine.optimize(self.state.optimizer)
         if self.state.scheduler is not None:
-            self.state.scheduler.step()
+            with warnings.catch_warnings():  # a first step that is left out is no mistake in the order of calls
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+                self.state.scheduler.step()
         self.metrics.took(loss, len(batch.numbers))
         return loss, norm
 

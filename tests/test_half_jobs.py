@@ -1,0 +1,93 @@
+"""Jobs in half precision: what is measured and planned is trained; a run that is stopped goes on bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import hetpipe
+from hetpipe.building.build import build_layers
+from hetpipe.spec.job import Job
+from tests.support.commands import Command
+from tests.support.jobs import Folder, train
+
+OVERFLOWING = {"initial": 2.0**30, "growth_interval": 3}  # a dozen steps until gradients no longer overflow
+
+
+def half_train(**keys: object) -> dict[str, object]:
+    return train(dtype="float32", precision="fp16", loss_scale=OVERFLOWING, **keys)
+
+
+def weights(job: Path, folder: Path) -> dict[str, Tensor]:
+    layers = build_layers(Job.read(job))
+    hetpipe.load_weights(layers, folder)
+    found: dict[str, Tensor] = layers.state_dict()
+    return found
+
+
+@pytest.fixture
+def measured(folder: Folder) -> Path:
+    """A job whose profile says that it was measured in fp16."""
+    job = folder.ready(train=half_train(steps=24))
+    document = folder.read("profile.json")
+    for one in document["measurements"]:
+        one["precision"] = "fp16"
+    folder.write("profile.json", document)
+    return job
+
+
+def test_a_run_that_is_stopped_between_overflows_goes_on_bit_for_bit(
+    folder: Folder, run: Command, measured: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = {}
+    for name, parts in (("whole", (24,)), ("stopped", (5, 24))):
+        place = folder.path / name
+        for steps in parts:
+            settings = (f"train.steps={steps}", f"checkpoint={{folder: {place}, every_steps: 5}}",
+                        f"log={{folder: {place}-log, every_steps: 1}}")  # fmt: skip
+            ended[name] = run("train", measured, *(x for s in settings for x in ("--set", s)))
+            assert ended[name].code == 0, ended[name].err
+    whole, stopped = (weights(measured, folder.path / name) for name in ("whole", "stopped"))
+    assert all(torch.equal(value, whole[name]) for name, value in stopped.items())
+    lines = {name: folder.lines(f"{name}-log/metrics.jsonl") for name in ended}
+    scales = [line["loss_scale"] for line in lines["whole"]]
+    assert min(scales) < 2.0**20 < scales[0]
+    assert len(set(scales)) > 5
+    assert [(line["step"], line["loss"], line["loss_scale"]) for line in lines["whole"]] == [
+        (line["step"], line["loss"], line["loss_scale"]) for line in lines["stopped"]
+    ]
+    assert "note: step 1 is left out: gradients overflow in float16; the loss scale is now 5.36871e+08" in capfd.readouterr().err
+    state = folder.read("whole/step-00000024/trainer.json")
+    assert state["loss_scale"]["scale"] == scales[-1]
+
+
+def test_where_no_scale_helps_the_run_ends_with_what_overflows(folder: Folder, run: Command, measured: Path) -> None:
+    settings = ("train.loss_scale={initial: 1.0}", "train.optimizer={name: SGD, lr: 1.0e+6}", "train.clip_norm=null",
+                "train.scheduler=null")  # fmt: skip
+    ended = run("train", measured, *(x for s in settings for x in ("--set", s)))
+    assert ended.code == 1
+    assert "not finite" in ended.err
+
+
+def test_auto_is_measured_planned_and_trained(folder: Folder, run: Command) -> None:
+    """On CPUs fp32 and bf16 are measured. An emulated type that is slow in fp32 trains in bf16, the other one in fp32."""
+    document = {
+        "format": "hetpipe.cluster/1",
+        "device_types": {
+            "new": {"memory": "1 GiB", "emulate": {"slowdown": {"fp32": 40.0, "bf16": 2.0}}},
+            "old": {"memory": "1 GiB", "emulate": {"slowdown": {"fp32": 4.0}}},
+        },
+        "nodes": [{"name": "n0", "devices": {"new": 1, "old": 1}}],
+        "link": {"bandwidth": "1 GB/s", "latency": "10 us"},
+    }  # fmt: skip
+    folder.write("cluster.yaml", document)
+    job = folder.job(profile=None, plan={"partitioner": "even"}, train=train(dtype="float32", precision="auto", steps=3),
+                     profiler={"microbatch_sizes": [1], "repeats": 1})  # fmt: skip
+    ended = run("train", job)
+    assert ended.code == 0, ended.err
+    assert folder.read("log/plan.json")["precision"] == {"new": "bf16", "old": "fp32"}
+    found = {(m["device_type"], m.get("precision")) for m in folder.read("log/profile.json")["measurements"]}
+    assert found == {("new", "fp32"), ("new", "bf16"), ("old", "fp32")}
