@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,35 @@ def _precision(of: Any) -> str:
     """In what products of float32 are computed; torch before 2.9 only says whether TF32 is allowed."""
     found = getattr(of, "fp32_precision", None)
     return str(found) if found is not None else "tf32" if of.allow_tf32 else "ieee"
+
+
+@contextmanager
+def computing_by(*, tf32: bool | None = None, cudnn_benchmark: bool | None = None,
+                 cudnn_deterministic: bool | None = None) -> Iterator[None]:  # fmt: skip
+    """In here the flags are these (None: as they are); afterwards they are as they were."""
+    before, wanted = arithmetic(), {"cudnn.benchmark": cudnn_benchmark, "cudnn.deterministic": cudnn_deterministic}
+    products = None if tf32 is None else "tf32" if tf32 else "ieee"
+    for name in before:
+        _set(name, products if name.endswith("fp32_precision") else wanted[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            _set(name, value)
+
+
+def _set(name: str, value: str | bool | None) -> None:
+    """Let a flag have this value; None: leave it."""
+    if value is None:
+        return
+    *path, last = name.split(".")
+    of: Any = torch.backends
+    for part in path:
+        of = getattr(of, part, of)  # torch before 2.9 has the flags of convolutions beside those of cuDNN
+    if last == "fp32_precision" and not hasattr(of, last):
+        of.allow_tf32 = value == "tf32"
+    else:
+        setattr(of, last, value)
 
 
 def other_flags(then: Mapping[str, object], now: Mapping[str, object]) -> str:

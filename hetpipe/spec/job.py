@@ -181,6 +181,16 @@ class LossScaleSection(Strict):
         return self
 
 
+class ArithmeticSection(Strict):
+    """What changes the digits and the speed of a card's products: whether those of float32 are computed in TF32 (of about as many
+    digits as bfloat16's inputs and sums in float32), and whether cuDNN may try its algorithms, and choose only such as give the
+    same digits each time. What is left out is as torch has it, and must be so on all ranks."""
+
+    tf32: Flag | None = None
+    cudnn_benchmark: Flag | None = None
+    cudnn_deterministic: Flag | None = None
+
+
 class TrainSection(Strict):
     """The loop: `steps`, or `epochs` of the data. Afterwards the loss of `evaluate_samples` of the test samples is measured
     (by default as many as a few steps train). `on_nonfinite`: what a step does whose loss, or gradient, is infinite or no number:
@@ -190,7 +200,8 @@ class TrainSection(Strict):
     for each device type (float32 for those that are not named), or "auto", on each type the fastest that is safe. Where a device
     computes in fp16, the loss is scaled by `loss_scale`, and a step whose gradients overflow is left out. `frozen_dtype`: in what
     matrices of parameters are held that do not train (vectors, as those of norms, stay as they are), where all devices compute in
-    half precision."""
+    half precision. `arithmetic`: the flags of the cards' products. `gradient_sums` "bfloat16" sums the gradients of replicas in
+    half the bytes, which is not exact: each rank's part, and each sum, has 8 bits. It is planned as if it had all."""
 
     guesses = guesses.TRAIN
     global_batch: Samples
@@ -203,6 +214,8 @@ class TrainSection(Strict):
     dtype: Held = "float32"
     precision: PrecisionChoice | None = None
     frozen_dtype: Frozen = "float32"
+    arithmetic: ArithmeticSection = ArithmeticSection()
+    gradient_sums: Literal["exact", "bfloat16"] = "exact"
     loss_scale: LossScaleSection = LossScaleSection()
     evaluate_samples: Count | Literal["all"] | None = None
     check_replicas_every: Positive = 100

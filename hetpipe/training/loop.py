@@ -58,6 +58,7 @@ class Loop:
         self.total = job.train.steps or job.train.epochs * sampler.batches_per_epoch  # type: ignore[operator]
         scheduler = build_scheduler(job.train.scheduler, optimizer, self.total)
         self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
+        engine.sync.sent_as = torch.bfloat16 if job.train.gradient_sums == "bfloat16" else None
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
         self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)

@@ -24,6 +24,7 @@ from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.cost import Costs
+from hetpipe.processes.arithmetic import arithmetic
 from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.whereabouts import describe_with
@@ -118,7 +119,7 @@ FILES: dict[str, type[Document]] = {"cluster": Cluster, "profile": Profile, "pla
 def told_by(job: Job) -> dict[str, Any]:
     """What a job tells a rank: every key as it was written, folders too, since hosts that differ in one do not train the same, or
     not into the same place. Files are compared by what is in them: hosts may have them in different places."""
-    values = dict(flat(job.model_dump(mode="json"), ""))
+    values = dict(flat(job.model_dump(mode="json"), "")) | {f"torch.backends.{name}": on for name, on in arithmetic().items()}
     for key, document in FILES.items():
         path = values.pop(key, None)
         if path is not None:

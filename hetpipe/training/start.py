@@ -10,6 +10,7 @@ import torch
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import unsplit_note
+from hetpipe.processes.arithmetic import computing_by
 from hetpipe.processes.environment import launched
 from hetpipe.processes.progress import warn
 from hetpipe.processes.ranks.launch import start_ranks
@@ -80,8 +81,9 @@ def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:
 
 
 def _plan_rank(job: Job) -> tuple[Plan, Profile] | None:
-    session = open_session(job)
-    found = prepare(session, Request.by(job))
+    with computing_by(**job.train.arithmetic.model_dump()):
+        session = open_session(job)
+        found = prepare(session, Request.by(job))
     return found if session.world.is_main else None
 
 
@@ -100,12 +102,14 @@ def _refuse_shared_gpus(cluster: Cluster) -> None:
 
 
 def _profile_rank(job: Job, precision: PrecisionChoice | None = None) -> Profile | None:
-    session, request = open_session(job), Request.by(job)
-    if session.world.is_main and (note := unsplit_note(session.model.layers)):
-        warn(f"note: {note}")
+    request = Request.by(job)
     if precision is not None:
         request = replace(request, options=request.options.model_copy(update={"precision": precision}))
-    profile = obtain_profile(session, request, fresh=True)
+    with computing_by(**job.train.arithmetic.model_dump()):
+        session = open_session(job)
+        if session.world.is_main and (note := unsplit_note(session.model.layers)):
+            warn(f"note: {note}")
+        profile = obtain_profile(session, request, fresh=True)
     return profile if session.world.is_main else None
 
 

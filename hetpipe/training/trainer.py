@@ -9,6 +9,7 @@ from hetpipe.files.folders import check_room
 from hetpipe.layers.model import unsplit_note
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
+from hetpipe.processes.arithmetic import computing_by
 from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.spec.job import SUMMARY_FILE, Job
@@ -29,9 +30,10 @@ class Trainer:
     def run(self, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
         """Measure, plan (unless given) and train. The main rank gets the result, the others None."""
         _expect_to_resume(self.job)
-        session = open_session(self.job)
-        with claim(self.job, session.world):
-            return self._run(session, plan, profile)
+        with computing_by(**self.job.train.arithmetic.model_dump()):
+            session = open_session(self.job)
+            with claim(self.job, session.world):
+                return self._run(session, plan, profile)
 
     def _run(self, session: Session, plan: Plan | None, profile: Profile | None) -> TrainResult | None:
         if session.world.is_main:

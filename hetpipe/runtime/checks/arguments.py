@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from hetpipe.files.messages import InputError
+from hetpipe.processes.arithmetic import arithmetic
 from hetpipe.runtime.checks.trained import modes
 from hetpipe.spec.cluster import Cluster
 
@@ -30,6 +31,7 @@ def arguments(
         raise InputError(SCALED)
     told = {"loss_fn": called(loss_fn), "the content of loss_fn": content(loss_fn), **plain}
     told["loss_weight"] = called(loss_weight) if callable(loss_weight) else loss_weight
+    told |= {f"torch.backends.{name}": value for name, value in arithmetic().items()}
     if callable(loss_weight):
         told["the content of loss_weight"] = content(loss_weight)
     if cluster is not None:
