@@ -10,6 +10,7 @@ import pytest
 from hetpipe import InputError, PlanOptions, make_plan
 from hetpipe.cli import commands
 from hetpipe.spec.job import PlanSection
+from hetpipe.spec.options import PlanRules
 from tests.support.strategies import make_cluster, make_profile
 
 
@@ -17,7 +18,8 @@ def test_the_command_and_a_job_have_every_option() -> None:
     known = {"time_limit": "time_limit_seconds", "no_recompute": "allow_recompute"}
     command = {known.get(name, name) for name in inspect.signature(commands.plan).parameters}
     assert set(PlanOptions.model_fields) <= command
-    assert set(PlanSection.model_fields) == {*PlanOptions.model_fields, "file"}
+    assert set(PlanSection.model_fields) == {*PlanRules.model_fields, "file"}
+    assert set(PlanOptions.model_fields) == {*PlanRules.model_fields, "precision"}, "which is train.precision in a job"
 
 
 @pytest.mark.parametrize(
@@ -39,12 +41,11 @@ def test_wrong_options_are_told_as_the_user_wrote_them(changes: dict[str, Any], 
     assert str(caught.value).startswith(message)
 
 
-def test_an_object_a_section_of_a_job_and_keywords_plan_alike() -> None:
+def test_an_object_and_keywords_plan_alike() -> None:
     profile, cluster = make_profile({"a": [1.0, 2.0, 3.0]}), make_cluster([{"a": 2}])
     changes: dict[str, Any] = {"partitioner": "even", "schedule": "gpipe", "memory_reserve": 0.5}
     by_keywords = make_plan(profile, cluster, 6, **changes)
     assert by_keywords.schedule == "gpipe"
     assert by_keywords == make_plan(profile, cluster, 6, PlanOptions(**changes))
-    assert by_keywords == make_plan(profile, cluster, 6, PlanSection(file="ignored.json", **changes))
     assert by_keywords == make_plan(profile, cluster, 6, PlanOptions(partitioner="chain", schedule="gpipe"),
                                     partitioner="even", memory_reserve=0.5)  # fmt: skip

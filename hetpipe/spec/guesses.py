@@ -133,6 +133,7 @@ PLAN: Guesses = _all(
     ("stages num_stages pipeline_stages pp tp dp tensor_parallel data_parallel", _PLANNED),
     ("replicas micro_batch_size microbatches chunks balance", _PLANNED),
     ("recompute gradient_checkpointing", _RECOMPUTE),
+    ("precision", "write 'train: {precision: {a100: bf16, t4: fp16}}': devices train in what is planned for them"),
     ("time_limit", "write 'plan: {time_limit_seconds: 60}'"), ("max_price", "write 'plan: {max_price_per_hour: 10}'"),
     ("deadline", "write 'plan: {deadline_seconds_per_step: 2.0}'"),
 )  # fmt: skip

@@ -29,7 +29,7 @@ from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, Frozen, Held
-from hetpipe.spec.options import PlanOptions, PrecisionChoice, precision_faults
+from hetpipe.spec.options import PlanOptions, PlanRules, PrecisionChoice, precision_faults
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
@@ -125,19 +125,11 @@ class LossSection(Strict):
         return self
 
 
-class PlanSection(PlanOptions):
+class PlanSection(PlanRules):
     """How to plan, or which plan `file` to use. (What devices compute in is said by `train.precision`.)"""
 
     guesses = guesses.PLAN
     file: Name | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_precision(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and data.get("precision") is not None:
-            asked = shown(data["precision"])
-            raise ValueError(f"write 'train: {{precision: {asked}}}': devices train in what is planned for them")
-        return data
 
 
 class TorchNamed(Strict):
@@ -300,8 +292,7 @@ class Job(Document):
     @property
     def planning(self) -> PlanOptions:
         """How to plan for what the job trains in."""
-        own = {name: getattr(self.plan, name) for name in PlanOptions.model_fields}
-        return PlanOptions(**own | {"precision": self.train.precision})
+        return PlanOptions(**{name: getattr(self.plan, name) for name in PlanRules.model_fields}, precision=self.train.precision)
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Job:

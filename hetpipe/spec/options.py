@@ -1,4 +1,4 @@
-"""PlanOptions: how to plan, the same in a job, on the command line, in `make_plan` and `make_front`."""
+"""How to plan, the same in a job, on the command line, in `make_plan` and `make_front`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ DEFAULT_RESERVE = 0.08  # of a GPU's memory, for the CUDA context, the libraries
 LIMITS = ("max_price_per_hour", "deadline_seconds_per_step", "time_limit_seconds")
 
 
-class PlanOptions(Strict):
+class PlanRules(Strict):
     """`partitioner`: the algorithm by its name. `schedule` "auto" lets it choose gpipe (depth m) or 1f1b with depths n − s,
     2(n − s) − 1 or 3(n − s) − 2; "1f1b" leaves the latter; "gpipe" only the first. `backend` torch has all of them, fairscale
     and torchgpipe run gpipe only, keep a replica on one node, and sum gradients after backward.
-    `precision`, of a profile that holds several: one for all device types, one for each by its name, or "auto", for each the
-    fastest one that is safe (see `safe`).
     `memory_reserve`: the fraction of each device's memory that is left free (None: see `reserve`). `max_price_per_hour`: of the
     devices that a plan uses. `deadline_seconds_per_step` asks for the cheapest plan that meets it. `time_limit_seconds` ends
     the search with the best plan so far and what is proven of it (None: the partitioner's own limit)."""
@@ -37,7 +35,6 @@ class PlanOptions(Strict):
     schedule: ScheduleChoice = "auto"
     backend: Backend = "torch"
     allow_recompute: Flag = True
-    precision: PrecisionChoice | None = None
     memory_reserve: Annotated[Number, Field(ge=0, lt=1)] | None = None
     max_price_per_hour: Limit | None = None
     deadline_seconds_per_step: Limit | None = None
@@ -54,7 +51,6 @@ class PlanOptions(Strict):
             for name, value in given.items():
                 if not (value > 0 and math.isfinite(value)):
                     faults.append(f"{name} must be a positive number, got {shown(value)}")
-            faults += precision_faults(data.get("precision"))
             if faults:
                 raise Faults(faults)
         return data
@@ -68,6 +64,30 @@ class PlanOptions(Strict):
             return type(self).model_validate({**dict(self), **changes})
         except ValidationError as error:
             raise InputError("; ".join(fault.removeprefix("top level: ") for fault in explained(error))) from None
+
+    def reserve(self, cluster: Cluster) -> float:
+        """The fraction of each device's memory that plans leave free. Unless told otherwise: nothing where the cluster file says
+        what the framework takes (`runtime_overhead`), where that is assumed (`clusters.assumed`), or where all devices are
+        emulated, whose memory counts tensors only."""
+        if self.memory_reserve is not None:
+            return self.memory_reserve
+        emulated = all(kind.emulate is not None for kind in cluster.device_types.values())
+        told = is_assumed(cluster) or says_memory(cluster.runtime_overhead)
+        return 0.0 if emulated or told else DEFAULT_RESERVE
+
+
+class PlanOptions(PlanRules):
+    """How to plan, and for which precision. `precision`, of a profile that holds several: one for all device types, one for each
+    by its name, or "auto", for each the fastest one that is safe (see `safe`)."""
+
+    precision: PrecisionChoice | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_precision(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and (faults := precision_faults(data.get("precision"))):
+            raise Faults(faults)
+        return data
 
     def precisions(self, profile: Profile | None, cluster: Cluster) -> dict[str, Precision]:
         """The precision of each device type of the cluster, of those that `precision` says something of; of "auto" by the
@@ -86,16 +106,6 @@ class PlanOptions(Strict):
         assert profile is not None, "what is fastest is known once it is measured"
         fastest = {kind: _fastest(profile, kind) for kind in kinds}
         return {kind: precision for kind, precision in fastest.items() if precision is not None}
-
-    def reserve(self, cluster: Cluster) -> float:
-        """The fraction of each device's memory that plans leave free. Unless told otherwise: nothing where the cluster file says
-        what the framework takes (`runtime_overhead`), where that is assumed (`clusters.assumed`), or where all devices are
-        emulated, whose memory counts tensors only."""
-        if self.memory_reserve is not None:
-            return self.memory_reserve
-        emulated = all(kind.emulate is not None for kind in cluster.device_types.values())
-        told = is_assumed(cluster) or says_memory(cluster.runtime_overhead)
-        return 0.0 if emulated or told else DEFAULT_RESERVE
 
 
 def precision_faults(given: Any) -> list[str]:
