@@ -14,8 +14,10 @@ from rich.console import Console
 from torch import nn
 
 import hetpipe
-from hetpipe import InputError, PlanOptions, make_plan
+from hetpipe import InputError, PartitionError, PlanOptions, make_plan
 from hetpipe.exchange.export import export
+from hetpipe.planning import registry
+from hetpipe.planning.planner import slower_precisions
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
@@ -26,6 +28,7 @@ from hetpipe.spec.options import parse_precision
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.session import Setting, _emulation, with_precision
+from tests.support.commands import Command
 from tests.support.jobs import Folder
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile
 
@@ -119,6 +122,78 @@ def test_saved_bytes_are_those_of_the_precision() -> None:
         for asked in ("fp32", "fp16")
     }
     assert peaks["fp16"] < peaks["fp32"]
+
+
+SAVED = {"fp32": 400, "fp16": 100, "bf16": 100}  # bytes that a layer saves, of a sample
+TOLD = "no plan fits at the fastest precisions; this one computes in fp16 on 'a' in place of fp32"
+PASCAL: dict[str, dict[Precision, float]] = {"a": {"fp32": 2.0, "fp16": 2.1}, "b": {"fp32": 3.0, "fp16": 6.0}}
+
+
+class TestShortOfMemory:
+    """Where no plan fits at the fastest precisions. `auto` said that nothing fits."""
+
+    @pytest.mark.parametrize(
+        ("memory", "found"),
+        [
+            (10_000, {"a": "fp32", "b": "fp32"}),
+            ({"a": 1_600, "b": 10_000}, {"a": "fp16", "b": "fp32"}),
+            ({"a": 1_600, "b": 1_600}, {"a": "fp16", "b": "fp16"}),
+        ],
+    )
+    def test_types_change_one_after_the_other(self, memory: Any, found: dict[str, str]) -> None:
+        cluster, own = make_cluster([{"a": 1, "b": 1}], memory=memory), profile(SAVED, PASCAL)
+        options = {"partitioner": "even", "allow_recompute": False, "memory_reserve": 0.0}
+        plan = make_plan(own, cluster, 4, precision="auto", **options)
+        assert plan.precision == found
+        told = slower_precisions(plan, own, cluster, PlanOptions(precision="auto"))
+        if found == {"a": "fp32", "b": "fp32"}:
+            assert told is None
+        else:
+            assert str(told).startswith(TOLD)
+        assert slower_precisions(plan, own, cluster, PlanOptions().changed({"precision": found})) is None
+
+    def test_nothing_fits_at_any(self) -> None:
+        tiny = {name: kind.model_copy(update={"memory": 300}) for name, kind in CLUSTER.device_types.items()}
+        with pytest.raises(PartitionError, match="are missing") as caught:
+            make_plan(profile(SAVED, PASCAL), CLUSTER.model_copy(update={"device_types": tiny}), 4, precision="auto")
+        assert caught.value.missing_bytes is not None
+
+    def test_a_price_or_a_deadline_changes_none(self) -> None:
+        asked: list[object] = []
+
+        class Dear:
+            name = "dear"
+
+            def __call__(self, problem: Any) -> Any:
+                asked.append(problem.profile.precisions("a"))
+                raise PartitionError("too dear")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(registry, "partitioner", lambda _: Dear())
+            with pytest.raises(PartitionError, match="too dear"):
+                make_plan(profile(SAVED, PASCAL), CLUSTER, 4, precision="auto")
+        assert asked == [("fp32",)]
+
+    def test_what_may_take_fewer_bytes(self) -> None:
+        """fp32 where few samples leave less than copies of weights in fp16 take, and not where fp16 takes less anyway."""
+        fast: dict[str, dict[Precision, float]] = {"a": {"fp32": 4.0, "fp16": 1.0, "bf16": 1.0}, "b": {"fp32": 2.0, "fp16": 1.0}}
+        own = profile(SAVED, fast)
+        chosen = PlanOptions(precision="auto").in_turn(own, CLUSTER)
+        assert [one.precision for one in chosen] == [{"a": "bf16", "b": "fp16"}]
+        copies = {"cast_bytes": (1000,) * 4}
+        casting = [m if m.precision == "fp32" else m.model_copy(update=copies) for m in own.measurements]
+        chosen = PlanOptions(precision="auto").in_turn(own.model_copy(update={"measurements": tuple(casting)}), CLUSTER)
+        assert [one.precision for one in chosen] == [
+            {"a": "bf16", "b": "fp16"}, {"a": "bf16", "b": "fp32"}, {"a": "fp32", "b": "fp32"},
+        ]  # fmt: skip
+
+    def test_the_command_says_so(self, run: Command, tmp_path: Path) -> None:
+        profile(SAVED, PASCAL).save(tmp_path / "profile.json")
+        make_cluster([{"a": 1, "b": 1}], memory={"a": 1_600, "b": 10_000}).save(tmp_path / "cluster.yaml")
+        files = ("--profile", tmp_path / "profile.json", "--cluster", tmp_path / "cluster.yaml", "--global-batch", 4)
+        ended = run("plan", *files, "--precision", "auto", "--partitioner", "even", "--no-recompute", "--json")
+        assert json.loads(ended.out)["precision"] == {"a": "fp16", "b": "fp32"}, ended.err
+        assert f"note: {TOLD}, which takes fewer bytes" in ended.err
 
 
 @settings(max_examples=25, **UNHURRIED)

@@ -22,7 +22,7 @@ from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
-from hetpipe.planning.planner import make_plan
+from hetpipe.planning.planner import make_plan, slower_precisions
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, warn
@@ -243,6 +243,8 @@ def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Any:
     try:
         with Activity("planning") as activity:
             plan = make_plan(profile, cluster, request.global_batch, request.options, progress=activity.say)
+        if slower := slower_precisions(plan, profile, cluster, request.options):
+            warn(f"note: {slower}")
         return plan.model_dump(mode="json")
     except Exception as error:  # goes to every rank, which raises it
         return error
