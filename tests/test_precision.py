@@ -142,8 +142,7 @@ class TestShortOfMemory:
     )
     def test_types_change_one_after_the_other(self, memory: Any, found: dict[str, str]) -> None:
         cluster, own = make_cluster([{"a": 1, "b": 1}], memory=memory), profile(SAVED, PASCAL)
-        options = {"partitioner": "even", "allow_recompute": False, "memory_reserve": 0.0}
-        plan = make_plan(own, cluster, 4, precision="auto", **options)
+        plan = make_plan(own, cluster, 4, precision="auto", partitioner="even", allow_recompute=False, memory_reserve=0.0)
         assert plan.precision == found
         told = slower_precisions(plan, own, cluster, PlanOptions(precision="auto"))
         if found == {"a": "fp32", "b": "fp32"}:
