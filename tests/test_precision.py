@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -22,12 +24,12 @@ from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
 from hetpipe.show.report import plan_table
-from hetpipe.spec.job import Job
+from hetpipe.spec.job import Job, ProfileSection, TorchNamed
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.options import parse_precision
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from hetpipe.training.session import Setting, _emulation, with_precision
+from hetpipe.training.session import Request, Setting, _emulation, _new_plan, _try_plan, with_precision
 from tests.support.commands import Command
 from tests.support.jobs import Folder
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile
@@ -75,11 +77,67 @@ def test_a_job_chooses_among_the_precisions_of_its_profile_or_its_plan_does(tmp_
         Job.read(file, ["train.precision=bf16", "train.dtype=float64"])
     with pytest.raises(InputError, match="precision is fp32, fp16 or bf16, .* or auto, got 'fp8'"):
         Job.read(file, ["train.precision=fp8", "train.dtype=float32"])
+    for said in ("auto", "bf16", "{cpu: fp32}", "null"):
+        job = Job.read(file, [f"train.precision={said}", "train.dtype=float32"])
+        assert job.check_files() is not None, "the plan of a file says none"
     folder.write("plan.json", folder.read("plan.json") | {"precision": {"cpu": "fp32"}})
     job = Job.read(file)
     cluster, plan = job.check_files(), Plan.load(tmp_path / "plan.json")
     assert cluster is not None
     assert _emulation(cluster, Profile.load(tmp_path / "profile.json"), plan, "n0/1") is not None
+
+
+def test_a_job_whose_plan_leaves_a_type_unused(tmp_path: Path) -> None:
+    """It was refused with the words that a precision is to be chosen for that type, which the plan cannot say."""
+    folder = Folder(tmp_path)
+    file = folder.ready((3,), [{"cuts": [6], "sizes": [4, 4, 4]}])
+    cluster = yaml.safe_load((tmp_path / "cluster.yaml").read_text())
+    cluster["device_types"]["slow"] = cluster["device_types"]["cpu"]
+    cluster["nodes"].append({"name": "n1", "devices": {"slow": 1}})
+    folder.write("cluster.yaml", cluster)
+    document = folder.read("profile.json")
+    document["measurements"] = [
+        one | {"device_type": kind, "precision": precision}
+        for one in document["measurements"] for kind in ("cpu", "slow") for precision in ("fp32", "bf16")
+    ]  # fmt: skip
+    folder.write("profile.json", document)
+    folder.write("plan.json", folder.read("plan.json") | {"precision": {"cpu": "bf16"}})
+    for strange in ({"cpuu": "bf16"}, {"cpu": "bf16", "cpuu": "bf16"}):
+        folder.write("strange.json", folder.read("plan.json") | {"precision": strange})
+        with pytest.raises(InputError, match="its precision names the unknown device type 'cpuu'; did"):
+            Job.read(file, ["plan.file=" + str(tmp_path / "strange.json")]).check_files()
+    for said in ("null", "auto", "bf16"):
+        assert Job.read(file, ["train.dtype=float32", f"train.precision={said}"]).check_files() is not None
+
+
+@pytest.mark.parametrize("said", [None, {"a": "fp16"}])
+def test_types_of_which_a_job_says_nothing_compute_in_fp32(said: Any) -> None:
+    """Jobs by a profile of several precisions were told to choose one, as `hetpipe plan` asks."""
+    optimizer, sizes = TorchNamed(name="SGD"), ProfileSection()
+    options = PlanOptions().changed({"precision": said, "partitioner": "even"})
+    found = _try_plan(profile(), CLUSTER, Request(global_batch=8, options=options, profiler=sizes, optimizer=optimizer))
+    assert isinstance(found, Plan)
+    assert found.precision == {"a": "fp32", "b": "fp32", **(said or {})}
+
+
+@pytest.mark.parametrize(
+    ("said", "fast", "found"),
+    [
+        ("auto", 4.0, {"cpu-n0": "bf16", "cpu-n1": "bf16"}),
+        ("auto", 0.5, {"cpu-n0": "fp32", "cpu-n1": "fp32"}),
+        ({"cpu-n1": "bf16"}, 4.0, {"cpu-n0": "fp32", "cpu-n1": "bf16"}),
+    ],
+)
+def test_hosts_that_are_planned_as_one_type_compute_as_planned(said: Any, fast: float, found: dict[str, str]) -> None:
+    """The plan named the one type only, so that all other hosts trained in float32; and a host could not be named."""
+    times: dict[Precision, float] = {"fp32": 2.0, "bf16": 2.0 / fast}
+    own = profile(speed={"cpu-n0": times, "cpu-n1": times})
+    cluster = make_cluster([{"cpu-n0": 1}, {"cpu-n1": 1}], memory=10_000)
+    world = SimpleNamespace(is_main=True, first=lambda x: x)
+    setting = Setting(world=world, cluster=cluster, model=None, found=True)  # type: ignore[arg-type]
+    options = PlanOptions().changed({"precision": said, "partitioner": "even"})
+    request = Request(global_batch=8, options=options, profiler=ProfileSection(), optimizer=TorchNamed(name="SGD"))
+    assert _new_plan(setting, own, request).precision == found
 
 
 @pytest.mark.parametrize(
@@ -241,6 +299,8 @@ def test_the_command_line() -> None:
         parse_precision("a=fp16,a=fp32")
     with pytest.raises(InputError, match="expected each device type once"):
         parse_precision("=fp16")
+    with pytest.raises(InputError, match="'a=fp16,auto': expected each device type once, as in 'T4=fp16"):
+        parse_precision("a=fp16,auto")
 
 
 def test_a_plan_says_what_is_trained_unless_a_call_says_another() -> None:

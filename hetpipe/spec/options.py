@@ -87,6 +87,11 @@ class PlanOptions(Strict):
         fastest = {kind: _fastest(profile, kind) for kind in kinds}
         return {kind: precision for kind, precision in fastest.items() if precision is not None}
 
+    def trained(self, profile: Profile, cluster: Cluster) -> dict[str, Precision]:
+        """What a job trains in: as `precisions`; of what was measured at several and is not mentioned there, fp32."""
+        full = {kind: precision for kind, precision in profile.in_full().items() if kind in cluster.device_types}
+        return {**full, **self.precisions(profile, cluster)}
+
     def in_turn(self, profile: Profile, cluster: Cluster) -> list[Self]:
         """These options; where "auto" chooses, with each choice of precisions, to plan with one after the other until a plan
         fits."""
@@ -185,6 +190,6 @@ def parse_precision(text: str | None) -> str | dict[str, str] | None:
         return text
     pairs = [part.partition("=") for part in text.split(",")]
     kinds = [kind.strip() for kind, _, _ in pairs]
-    if len(set(kinds)) < len(kinds) or not all(kinds):
+    if len(set(kinds)) < len(kinds) or not all(kind and precision.strip() for kind, _, precision in pairs):
         raise InputError(f"--precision {shown(text)}: expected each device type once, as in 'T4=fp16,A100=bf16'")
     return {kind: precision.strip() for kind, (_, _, precision) in zip(kinds, pairs, strict=True)}

@@ -208,7 +208,8 @@ def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
         cluster=setting.cluster, layers=len(setting.model.layers), global_batch=request.global_batch, source=request.plan
     )
     check_backend(request.options.backend, plan)
-    return with_precision(plan, setting, request.options)
+    with_precision(plan, setting, request.options)  # says what does not go together
+    return plan
 
 
 def with_precision(plan: Plan, setting: Setting, options: PlanOptions, profile: Profile | None = None) -> Plan:
@@ -218,7 +219,8 @@ def with_precision(plan: Plan, setting: Setting, options: PlanOptions, profile: 
         return plan
     wanted = options.precisions(profile, setting.cluster)
     if plan.precision is None:
-        return plan.model_copy(update={"precision": wanted or (profile.in_full() if profile is not None else None) or None})
+        wanted = options.trained(profile, setting.cluster) if profile is not None else wanted
+        return plan.model_copy(update={"precision": wanted or None})
     for kind in dict.fromkeys(setting.cluster.device(device).type for device in plan.device_ids):
         planned, asked = plan.precision.get(kind, "fp32"), wanted.get(kind, "fp32")
         if wanted and planned != asked:
@@ -231,21 +233,35 @@ def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
     """Made by the main rank. Collective."""
     outcome: Any = None
     if setting.world.is_main:
-        cluster, profile = one_type_again(setting.cluster, profile) if setting.found else (setting.cluster, profile)
-        outcome = _try_plan(profile, cluster, request)
+        named = isinstance(request.options.precision, Mapping)  # types by the names that they were found with
+        merged = one_type_again(setting.cluster, profile) if setting.found and not named else (setting.cluster, profile)
+        outcome = _try_plan(profile=merged[1], cluster=merged[0], request=request)
+        if isinstance(outcome, Plan):
+            outcome = _with_own_types(outcome, merged[0], setting.cluster).model_dump(mode="json")
     outcome = setting.world.first(outcome)
     if isinstance(outcome, BaseException):
         raise outcome
     return Plan.parse(outcome, "the new plan")
 
 
-def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Any:
+def _with_own_types(plan: Plan, merged: Cluster, cluster: Cluster) -> Plan:
+    """The plan with its precisions by the types of the cluster, of which some were one in what was planned for."""
+    said = plan.precision or {}
+    kinds = {cluster.device(device).type: merged.device(device).type for device in plan.device_ids}
+    own = {kind: said[planned] for kind, planned in kinds.items() if planned in said}
+    return plan.model_copy(update={"precision": own or None})
+
+
+def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Plan | Exception:
     try:
+        options = request.options
+        if options.precision != "auto":
+            options = options.changed({"precision": options.trained(profile, cluster) or None})
         with Activity("planning") as activity:
-            plan = make_plan(profile, cluster, request.global_batch, request.options, progress=activity.say)
-        if slower := slower_precisions(plan, profile, cluster, request.options):
+            plan = make_plan(profile, cluster, request.global_batch, options, progress=activity.say)
+        if slower := slower_precisions(plan, profile, cluster, options):
             warn(f"note: {slower}")
-        return plan.model_dump(mode="json")
+        return plan
     except Exception as error:  # goes to every rank, which raises it
         return error
 
