@@ -322,10 +322,15 @@ def test_a_plan_says_what_is_trained_unless_a_call_says_another() -> None:
     for wrong, told in (
         ("auto", r"known once it is measured: hetpipe.auto\(…, precision='auto'\) does that"),
         ({"a": "fp16", "b": "fp32"}, "by their types, which only a cluster tells: give hetpipe.wrap the cluster"),
+        ({"a": "fp16"}, "only a cluster tells: give hetpipe.wrap the cluster, or one precision for all devices, such as 'bf16'"),
         (None, "by their types, which only a cluster tells"),
     ):
         with pytest.raises(InputError, match=told):
             hetpipe.wrap(model, plan, torch.zeros(8, 2), nn.functional.mse_loss, precision=wrong)  # type: ignore[arg-type]
-    alone = make_plan(profile(), make_cluster([{"a": 1}], memory=10_000), 8, precision="fp16", partitioner="even")
+    machine = make_cluster([{"a": 1}], memory=10_000)
+    alone = make_plan(profile(), machine, 8, precision="fp16", partitioner="even")
+    strange = alone.model_copy(update={"precision": {"c": "bf16"}})
+    with pytest.raises(InputError, match="does not fit.*\n.*its precision names the unknown device type 'c'; known: a"):
+        hetpipe.wrap(model, strange, torch.zeros(8, 2), nn.functional.mse_loss, cluster=machine)
     with pytest.raises(InputError, match="the plan computes in fp16 on 'any', .*, but parameters are float64: train them in fl"):
         hetpipe.wrap(model.double(), alone, torch.zeros(8, 2).double(), nn.functional.mse_loss)
