@@ -24,6 +24,7 @@ from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
 from hetpipe.show.report import plan_table
+from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job, ProfileSection, TorchNamed
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.options import parse_precision
@@ -110,6 +111,15 @@ def test_a_job_whose_plan_leaves_a_type_unused(tmp_path: Path) -> None:
         assert Job.read(file, ["train.dtype=float32", f"train.precision={said}"]).check_files() is not None
 
 
+def new_plan(own: Profile, cluster: Cluster, said: Any, layers: nn.Module) -> Plan:
+    """The plan of a job that trains these layers, on devices that were found."""
+    world, model = SimpleNamespace(is_main=True, first=lambda x: x), SimpleNamespace(layers=layers)
+    setting = Setting(world=world, cluster=cluster, model=model, found=True)  # type: ignore[arg-type]
+    options = PlanOptions().changed({"precision": said, "partitioner": "even"})
+    request = Request(global_batch=8, options=options, profiler=ProfileSection(), optimizer=TorchNamed(name="SGD"))
+    return _new_plan(setting, own, request)
+
+
 @pytest.mark.parametrize("said", [None, {"a": "fp16"}])
 def test_types_of_which_a_job_says_nothing_compute_in_fp32(said: Any) -> None:
     """Jobs by a profile of several precisions were told to choose one, as `hetpipe plan` asks."""
@@ -133,11 +143,14 @@ def test_hosts_that_are_planned_as_one_type_compute_as_planned(said: Any, fast: 
     times: dict[Precision, float] = {"fp32": 2.0, "bf16": 2.0 / fast}
     own = profile(speed={"cpu-n0": times, "cpu-n1": times})
     cluster = make_cluster([{"cpu-n0": 1}, {"cpu-n1": 1}], memory=10_000)
-    world = SimpleNamespace(is_main=True, first=lambda x: x)
-    setting = Setting(world=world, cluster=cluster, model=None, found=True)  # type: ignore[arg-type]
-    options = PlanOptions().changed({"precision": said, "partitioner": "even"})
-    request = Request(global_batch=8, options=options, profiler=ProfileSection(), optimizer=TorchNamed(name="SGD"))
-    assert _new_plan(setting, own, request).precision == found
+    assert new_plan(own, cluster, said, nn.Linear(1, 1)).precision == found
+
+
+def test_auto_is_half_precision_where_frozen_parameters_are_held_in_it() -> None:
+    """A type that is faster in fp32 was planned for that, and the plan refused, as its parameters would have to be float32."""
+    layers = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).bfloat16().requires_grad_(False))
+    assert new_plan(profile(), CLUSTER, "auto", layers).precision == {"a": "fp16", "b": "bf16"}
+    assert new_plan(profile(), CLUSTER, "auto", layers.float()).precision == {"a": "fp16", "b": "fp32"}
 
 
 @pytest.mark.parametrize(

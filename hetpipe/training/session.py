@@ -233,6 +233,8 @@ def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
     """Made by the main rank. Collective."""
     outcome: Any = None
     if setting.world.is_main:
+        if request.options.precision == "auto" and frozen_low(setting.model.layers):
+            profile = _in_half(profile)
         named = isinstance(request.options.precision, Mapping)  # types by the names that they were found with
         merged = one_type_again(setting.cluster, profile) if setting.found and not named else (setting.cluster, profile)
         outcome = _try_plan(profile=merged[1], cluster=merged[0], request=request)
@@ -242,6 +244,13 @@ def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
     if isinstance(outcome, BaseException):
         raise outcome
     return Plan.parse(outcome, "the new plan")
+
+
+def _in_half(profile: Profile) -> Profile:
+    """Without fp32 of device types that have half precision: for parameters that are held in it (see `_check_parameters`)."""
+    able = {m.device_type for m in profile.measurements if m.precision not in (None, "fp32")}
+    kept = tuple(m for m in profile.measurements if m.precision != "fp32" or m.device_type not in able)
+    return profile.model_copy(update={"measurements": kept})
 
 
 def _with_own_types(plan: Plan, merged: Cluster, cluster: Cluster) -> Plan:
