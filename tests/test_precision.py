@@ -19,7 +19,7 @@ import hetpipe
 from hetpipe import InputError, PartitionError, PlanOptions, make_plan
 from hetpipe.exchange.export import export
 from hetpipe.planning import registry
-from hetpipe.planning.planner import slower_precisions
+from hetpipe.planning.planner import note_of_precisions
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
@@ -215,12 +215,12 @@ class TestShortOfMemory:
         cluster, own = make_cluster([{"a": 1, "b": 1}], memory=memory), profile(SAVED, PASCAL)
         plan = make_plan(own, cluster, 4, precision="auto", partitioner="even", allow_recompute=False, memory_reserve=0.0)
         assert plan.precision == found
-        told = slower_precisions(plan, own, cluster, PlanOptions(precision="auto"))
+        told = note_of_precisions(plan, own, cluster, PlanOptions(precision="auto"))
         if found == {"a": "fp32", "b": "fp32"}:
             assert told is None
         else:
             assert str(told).startswith(TOLD)
-        assert slower_precisions(plan, own, cluster, PlanOptions().changed({"precision": found})) is None
+        assert note_of_precisions(plan, own, cluster, PlanOptions().changed({"precision": found})) is None
 
     def test_nothing_fits_at_any(self) -> None:
         tiny = {name: kind.model_copy(update={"memory": 300}) for name, kind in CLUSTER.device_types.items()}
@@ -284,7 +284,7 @@ def test_auto_is_the_best_of_all_choices_without_transfers(data: st.DataObject) 
 
 
 def test_what_cannot_be_asked_for() -> None:
-    with pytest.raises(InputError, match="no measurement of device type 'a' at bf16; measured: fp32, fp16"):
+    with pytest.raises(InputError, match="'a' at bf16; measured: fp32, fp16. Choose one .* 'hetpipe profile --precision a=bf16'"):
         make_plan(profile(), CLUSTER, 8, precision="bf16")
     with pytest.raises(InputError, match="unknown device type 'c'"):
         make_plan(profile(), CLUSTER, 8, precision={"c": "fp16"})
@@ -295,7 +295,10 @@ def test_what_cannot_be_asked_for() -> None:
     with pytest.raises(InputError, match=r"measured: a precision that is not said"):
         make_plan(make_profile({"a": [1.0], "b": [1.0]}), CLUSTER, 2, precision="fp16")
     plain = make_profile({"a": [1.0], "b": [1.0]})
-    assert make_plan(plain, CLUSTER, 2, precision="auto").precision is None
+    nothing = make_plan(plain, CLUSTER, 2, precision="auto")
+    assert nothing.precision is None
+    told = str(note_of_precisions(nothing, plain, CLUSTER, PlanOptions(precision="auto")))
+    assert "does not say at which precision it was measured, so 'auto' chooses none; 'hetpipe profile --precision auto'" in told
 
 
 def test_a_profile_holds_each_precision_once() -> None:

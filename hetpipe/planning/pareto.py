@@ -32,7 +32,7 @@ from hetpipe.planning import registry
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.front import Front, Planned, Row, Status, nodes_text, planned
 from hetpipe.planning.partition import PartitionError, Problem
-from hetpipe.planning.planner import slower_precisions
+from hetpipe.planning.planner import note_of_precisions
 from hetpipe.planning.workers import Planners, Solved
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.catalogue import Catalogue, Choice, Counts, choice_of
@@ -264,7 +264,7 @@ class FrontSearch:
         if predicted.step_seconds < item.step:
             item.plan = plan
         item.cut_short = taken > 0.9 * seconds
-        item.close("planned", slower_precisions(item.plan or plan, self.profile, item.problem.cluster, self.options))
+        item.close("planned", note_of_precisions(item.plan or plan, self.profile, item.problem.cluster, self.options))
         item.raise_bound(predicted.lower_bound_seconds or 0.0, predicted.proof or "fluid")
         return False
 

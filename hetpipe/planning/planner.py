@@ -66,10 +66,15 @@ def _in_time(options: PlanOptions, began: float) -> PlanOptions:
     return options.model_copy(update={"time_limit_seconds": left})
 
 
-def slower_precisions(plan: Plan, profile: Profile, cluster: Cluster, options: PlanOptions) -> str | None:
-    """What to say of a plan that is not at the fastest precisions, though "auto" was to choose them, since none fits at these."""
-    fastest = options.precisions(profile, cluster) if options.precision == "auto" else {}
-    planned = plan.precision or {}
+def note_of_precisions(plan: Plan, profile: Profile, cluster: Cluster, options: PlanOptions) -> str | None:
+    """What to say of a plan for which "auto" was to choose the precisions, and which is not at the fastest, since none fits at
+    these, or at none, since the profile does not say at which it was measured."""
+    if options.precision != "auto":
+        return None
+    fastest, planned = options.precisions(profile, cluster), plan.precision or {}
+    if not planned:
+        return ("the profile does not say at which precision it was measured, so 'auto' chooses none; "
+                "'hetpipe profile --precision auto' measures each that the devices have")  # fmt: skip
     others = [f"{p} on {kind!r} in place of {fastest[kind]}" for kind, p in planned.items() if fastest.get(kind, p) != p]
     if not others:
         return None

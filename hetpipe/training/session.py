@@ -22,7 +22,7 @@ from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
-from hetpipe.planning.planner import make_plan, slower_precisions
+from hetpipe.planning.planner import make_plan, note_of_precisions
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, warn
@@ -268,8 +268,8 @@ def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Plan | Ex
             options = options.changed({"precision": options.trained(profile, cluster) or None})
         with Activity("planning") as activity:
             plan = make_plan(profile, cluster, request.global_batch, options, progress=activity.say)
-        if slower := slower_precisions(plan, profile, cluster, options):
-            warn(f"note: {slower}")
+        if note := note_of_precisions(plan, profile, cluster, options):
+            warn(f"note: {note}")
         return plan
     except Exception as error:  # goes to every rank, which raises it
         return error
