@@ -23,6 +23,7 @@ from hetpipe.show.front_report import COLUMNS, draw_front, front_csv
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.catalogue import Catalogue, choice_of
 from hetpipe.spec.profile import Profile
+from tests.support.commands import Command
 from tests.support.strategies import make_cluster, make_profile
 
 PRICES = {"a": 3.0, "b": 1.0}
@@ -47,7 +48,7 @@ def catalogue(
 
 
 def brute(
-    source: Catalogue | Cluster, profile: Profile, batch: int
+    source: Catalogue | Cluster, profile: Profile, batch: int, **options: Any
 ) -> dict[tuple[int, ...], tuple[float, float]]:
     """Counts → (price per million samples, step) of the sub-clusters on the front, each planned by itself."""
     choice = choice_of(source)
@@ -55,7 +56,7 @@ def brute(
     for counts in choice.counts():
         cluster = choice.cluster(counts)
         try:
-            found = make_plan(profile, cluster, batch).predicted
+            found = make_plan(profile, cluster, batch, **options).predicted
         except PartitionError:
             continue
         assert found is not None
@@ -81,6 +82,30 @@ class TestFront:
             assert (row.plan.price_per_million_samples, row.plan.step_seconds) == pytest.approx(
                 expected[tuple(row.nodes.values())]
             )
+
+    def test_rows_at_other_precisions_where_memory_is_short(self, run: Command, tmp_path: Any) -> None:
+        """They were called infeasible."""
+        full = [m.model_copy(update={"precision": "fp32"}) for m in PROFILE.measurements]
+        half = [m.slower(1.1).model_copy(update={"precision": "fp16", "saved_bytes_per_sample": (10,) * 3}) for m in full]
+        own = PROFILE.model_copy(update={"measurements": (*full, *half), "layers": tuple(
+            layer.model_copy(update={"saved_bytes_per_sample": 2000}) for layer in PROFILE.layers
+        )})  # fmt: skip
+        source = catalogue({"fast": "0..2", "slow": "0..1"}, 12_000)
+        options: dict[str, Any] = {"precision": "auto", "allow_recompute": False, "memory_reserve": 0.0}
+        found = make_front(own, source, 6, **options)
+        assert {tuple(row.nodes.values()) for row in found.front.front} == set(brute(source, own, 6, **options))
+        assert [plan.precision for plan, _ in found.plans] == [{"a": "fp16"}, {"b": "fp16"}]
+        told = {tuple(row.nodes.values()): (row.status, row.reason) for row in found.front.rows}
+        changed = "no plan fits at the fastest precisions; this one computes in fp16 on {!r} in place of fp32, which takes {}"
+        assert told[0, 1] == ("planned", changed.format("b", "fewer bytes"))
+        assert told[2, 0] == ("planned", changed.format("a", "fewer bytes"))
+        assert told[1, 0][0] == "infeasible"
+        own.save(tmp_path / "profile.json")
+        source.save(tmp_path / "catalogue.yaml")
+        ended = run("plan", "--profile", tmp_path / "profile.json", "--cluster", tmp_path / "catalogue.yaml", "--global-batch", 6,
+                    "--pareto", "--precision", "auto", "--no-recompute", "--memory-reserve", 0)  # fmt: skip
+        assert ended.code == 0
+        assert f"note: of the front, or a part of it: {changed.format('a', 'fewer bytes')}" in ended.err
 
     def test_of_a_cluster_takes_its_nodes_as_a_catalogue(self) -> None:
         cluster = make_cluster([{"a": 1}, {"b": 2}, {"a": 1}], price=PRICES)

@@ -184,7 +184,7 @@ def plan(
 ) -> None:
     """Find who computes what: replicas, stages, shares; with a lower bound and the gap to it."""
     from hetpipe.planning.partition import PartitionError
-    from hetpipe.planning.planner import make_plan
+    from hetpipe.planning.planner import make_plan, note_of_precisions
     from hetpipe.show.draw import PICTURES
     from hetpipe.show.report import plan_table
 
@@ -225,6 +225,8 @@ def plan(
     _note_links(whole)
     if options.memory_reserve is None and is_assumed(machines):
         err.print(f"note: {told_of(machines, measured)}")
+    if note := note_of_precisions(found, measured, machines, options):
+        err.print(f"note: {note}", soft_wrap=True)
     if output is not None:
         found.save(output)
     if as_json:

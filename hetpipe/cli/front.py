@@ -10,8 +10,9 @@ from rich.console import Console
 from hetpipe.files.writing import check_folder, check_output, write_text
 from hetpipe.planning.pareto import FrontWithPlans, make_front
 from hetpipe.planning.partition import PartitionError
+from hetpipe.planning.planner import note_of_precisions
 from hetpipe.planning.workers import cores
-from hetpipe.processes.progress import Activity
+from hetpipe.processes.progress import Activity, warn
 from hetpipe.show.front_report import check_picture, draw_front, front_csv, front_table
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.catalogue import Catalogue, choice_of
@@ -40,6 +41,9 @@ def run_front(
             progress=lambda done, total, text: activity.say(f"{done} of {total} sub-clusters, {text}"),
         )  # fmt: skip
     written = _write(found, outputs)
+    told = dict.fromkeys(note_of_precisions(plan, profile, cluster, options) for plan, cluster in found.plans)
+    for note in filter(None, told):
+        warn(f"note: of the front, or a part of it: {note}")
     if as_json:
         sys.stdout.write(found.front.to_json())
     else:

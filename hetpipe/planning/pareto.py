@@ -5,7 +5,8 @@
    layer comes first, then the second of each.
 3. A row is *dominated* if a plan in hand of another row is at most as slow as this row's least step, and at most as dear as its
    least price: no plan of it could be on the front, so none is searched.
-4. Else its sub-cluster is planned, with its share of most of the time. Fewer nodes are part of more: a plan for them serves the
+4. Else its sub-cluster is planned, with its share of most of the time; where memory is too short and the precision is "auto",
+   again at other precisions (`hetpipe.spec.options.in_turn`). Fewer nodes are part of more: a plan for them serves the
    larger sub-cluster too, and a bound for the larger one holds for the smaller.
 5. The rest of the time is for rows whose search was cut short: first those on the front, then others that their bounds allow
    there.
@@ -31,6 +32,7 @@ from hetpipe.planning import registry
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.front import Front, Planned, Row, Status, nodes_text, planned
 from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.planner import note_of_precisions
 from hetpipe.planning.workers import Planners, Solved
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.catalogue import Catalogue, Choice, Counts, choice_of
@@ -47,7 +49,8 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(eq=False)
 class SubCluster:
-    """One sub-cluster while the search goes on; `bound` is the least step that is not ruled out."""
+    """One sub-cluster while the search goes on; `bound` is the least step that is not ruled out. `turn`: how many choices of
+    precisions memory was too short for; bounds go from one to another where both are at the fastest."""
 
     counts: Counts
     problem: Problem
@@ -61,6 +64,7 @@ class SubCluster:
     needed_bytes: int | None = None
     plan: Plan | None = None
     cut_short: bool = False
+    turn: int = 0
 
     @property
     def step(self) -> float:
@@ -114,7 +118,7 @@ def make_front(
     if all(kind.price_per_hour == 0 for kind in choice.whole().device_types.values()):
         raise InputError("the front weighs price against time, but no device type has a price_per_hour")
     each = options.model_copy(update=dict.fromkeys(LIMITS))  # what limits the front does not limit each row's plan
-    search = FrontSearch(Problem.of(profile, choice.whole(), global_batch, each), choice, options, progress)
+    search = FrontSearch(Problem.of(profile, choice.whole(), global_batch, each), choice, options, progress, profile)
     with Planners(options.partitioner, max(1, min(workers, choice.size))) as planners:
         search.run(planners)
     front = Front.of(
@@ -135,9 +139,11 @@ class FrontSearch:
         problem: Problem,
         choice: Choice,
         options: PlanOptions,
-        progress: Progress | None = None,
+        progress: Progress | None,
+        profile: Profile,
     ) -> None:
         self.problem, self.choice, self.options, self.progress = problem, choice, options, progress
+        self.profile = profile  # at all precisions
         seconds = options.time_limit_seconds or max(SECONDS, LEAST_SECONDS * choice.size)
         self.ends_at = time.monotonic() + seconds
         self.items: list[SubCluster] = []
@@ -165,7 +171,9 @@ class FrontSearch:
                     future = planners.submit(replace(item.problem, time_limit_seconds=seconds))
                     running[future] = item, seconds
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                self.settle(*running.pop(future), future)
+                item, seconds = running.pop(future)
+                if self.settle(item, seconds, future):
+                    left.appendleft(item)
 
     def improvable(self, items: Sequence[SubCluster]) -> list[SubCluster]:
         """The items whose search was cut short and that could be on the front with a better plan, the largest gap first."""
@@ -228,7 +236,7 @@ class FrontSearch:
     def ruled_out(self, item: SubCluster) -> bool:
         """Closed without a search: beaten by a plan in hand, or out of time."""
         for other in self.items:
-            if item.within(other):
+            if item.within(other) and item.turn == other.turn == 0:
                 item.raise_bound(other.bound, "search-bound")
         winner, late = self.winner(item), time.monotonic() >= self.ends_at
         if item.plan is not None:
@@ -240,36 +248,51 @@ class FrontSearch:
             item.close("unknown", "the time limit ended the search before this sub-cluster was planned")
         return item.done
 
-    def settle(self, item: SubCluster, seconds: float, future: Future[Solved]) -> None:
-        """Planned, or without a plan."""
+    def settle(self, item: SubCluster, seconds: float, future: Future[Solved]) -> bool:
+        """Planned, or without a plan; or, where it says so, to be searched again."""
         try:
             plan, taken = future.result()
         except PartitionError as error:
             if item.plan is None:
+                if error.missing_bytes is not None and self.at_other_precisions(item):
+                    return True
                 item.missing_bytes, item.needed_bytes = error.missing_bytes, error.needed_bytes
                 item.close("unknown" if error.out_of_time else "infeasible", str(error))
-            return
+            return False
         predicted = plan.predicted
         assert predicted is not None
         if predicted.step_seconds < item.step:
             item.plan = plan
         item.cut_short = taken > 0.9 * seconds
-        item.close("planned")
+        item.close("planned", note_of_precisions(item.plan or plan, self.profile, item.problem.cluster, self.options))
         item.raise_bound(predicted.lower_bound_seconds or 0.0, predicted.proof or "fluid")
+        return False
+
+    def at_other_precisions(self, item: SubCluster) -> bool:
+        """Whether memory is too short for an item at its precisions, and "auto" has others for it."""
+        turns = self.options.in_turn(self.profile, item.problem.cluster)
+        item.turn += 1
+        if item.turn >= len(turns):
+            return False
+        fastest = self.options.precisions(self.profile, self.problem.cluster)  # of types that the item lacks, too
+        chosen = turns[item.turn].precisions(self.profile, item.problem.cluster)
+        item.problem = replace(item.problem, profile=self.profile.at({**fastest, **chosen}))
+        item.bound, item.proof = fluid_bound(item.problem), "fluid"
+        return True
 
     def share(self) -> None:
         """Plans of fewer nodes serve more, bounds of more nodes hold for fewer; then the deadline."""
-        own = [(item, item.plan, item.step, item.bound) for item in self.items]
+        own = [(item, item.plan, item.step, item.bound, item.problem.profile) for item in self.items]
         for item in self.items:
-            for other, plan, step, bound in own:
+            for other, plan, step, bound, profile in own:
                 if (
                     item.status in ("planned", "unknown")
                     and step < item.step * (1 - 1e-9)
                     and other.within(item)
                 ):
-                    item.plan = plan
+                    item.plan, item.problem = plan, replace(item.problem, profile=profile)
                     item.close("planned", f"the plan of {self.name(other)}, which is part of it")
-                if item.within(other):
+                if item.within(other) and item.turn == other.turn == 0:
                     item.raise_bound(bound, "search-bound")
         deadline = self.options.deadline_seconds_per_step
         for item in self.items:

@@ -4,6 +4,7 @@ and its bounds."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from hetpipe.spec.plan import Plan, Prediction, Proof
 from hetpipe.spec.profile import Profile
 
 ROUNDING = 1 + 1e-9  # sums in another order
+LEAST_SECONDS = 0.1  # of a search
 
 
 def make_plan(
@@ -33,8 +35,10 @@ def make_plan(
 ) -> Plan:
     """The plan of the partitioner that the options name, with its prediction. `changes` are options by their names:
     `make_plan(profile, cluster, 64, partitioner="fasop")`. `progress` is told what the search knows so far; when `stopped`
-    says so, it ends, and the best plan so far is the answer. InputError if an argument is wrong, PartitionError if no plan fits,
-    none was found in time, or the partitioner's own breaks a limit."""
+    says so, it ends, and the best plan so far is the answer. Where the precision is "auto" and memory is too short for a plan at
+    the fastest, others that are safe are tried (`in_turn` of `hetpipe.spec.options`); the time limit is for all together.
+    InputError if an argument is wrong, PartitionError if no plan fits, none was found in time, or the partitioner's own breaks a
+    limit."""
     options = options.changed(changes)
     found = registry.partitioner(options.partitioner)
     prices = (cluster.device_types[device.type].price_per_hour for device in cluster.devices)
@@ -43,8 +47,38 @@ def make_plan(
             "deadline_seconds_per_step asks for the cheapest plan, but no device type of the cluster has a "
             "price_per_hour"
         )
-    problem = Problem.of(profile, cluster, global_batch, options, progress, stopped)
+    began, (*first, last) = time.monotonic(), options.in_turn(profile, cluster)
+    for each in first:
+        problem = Problem.of(profile, cluster, global_batch, _in_time(each, began), progress, stopped)
+        try:
+            return with_prediction(found(problem), problem)
+        except PartitionError as error:
+            if error.missing_bytes is None:
+                raise
+    problem = Problem.of(profile, cluster, global_batch, _in_time(last, began), progress, stopped)
     return with_prediction(found(problem), problem)
+
+
+def _in_time(options: PlanOptions, began: float) -> PlanOptions:
+    """With what is left of the time limit since then."""
+    limit = options.time_limit_seconds
+    left = None if limit is None else max(LEAST_SECONDS, limit - (time.monotonic() - began))
+    return options.model_copy(update={"time_limit_seconds": left})
+
+
+def note_of_precisions(plan: Plan, profile: Profile, cluster: Cluster, options: PlanOptions) -> str | None:
+    """What to say of a plan for which "auto" was to choose the precisions, and which is not at the fastest, since none fits at
+    these, or at none, since the profile does not say at which it was measured."""
+    if options.precision != "auto":
+        return None
+    fastest, planned = options.precisions(profile, cluster), plan.precision or {}
+    if not planned:
+        return ("the profile does not say at which precision it was measured, so 'auto' chooses none; "
+                "'hetpipe profile --precision auto' measures each that the devices have")  # fmt: skip
+    others = [f"{p} on {kind!r} in place of {fastest[kind]}" for kind, p in planned.items() if fastest.get(kind, p) != p]
+    if not others:
+        return None
+    return f"no plan fits at the fastest precisions; this one computes in {' and '.join(others)}, which takes fewer bytes"
 
 
 def with_prediction(solution: Solution, problem: Problem) -> Plan:
@@ -114,5 +148,6 @@ def _check_limits(
         limit = problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)
         if peak > limit:
             raise PartitionError(
-                f"the plan of {plan.partitioner!r} needs {in_bytes(peak)} on {device}, which has {in_bytes(limit)}"
-            )
+                f"the plan of {plan.partitioner!r} needs {in_bytes(peak)} on {device}, which has {in_bytes(limit)}",
+                missing_bytes=math.ceil(peak - limit), needed_bytes=peak,
+            )  # fmt: skip

@@ -318,9 +318,10 @@ class Job(Document):
         plan = Plan.load(self.plan.file) if self.plan.file is not None else None
         if cluster is not None and profile is not None:
             joined = profile.joined(cluster)
-            chosen = plan.precision if plan is not None else None
-            chosen = chosen or self.planning.precisions(profile, joined) or profile.in_full()
-            profile.at(chosen).check(joined)
+            planned = (plan.precision if plan is not None else None) or {}  # of the types that it uses
+            chosen = (PlanOptions() if planned else self.planning).trained(profile, joined)
+            profile = profile.at(chosen | {kind: p for kind, p in planned.items() if kind in joined.device_types})
+            profile.check(joined)
         if plan is not None:
             plan.check(cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=str(self.plan.file))
         return joined

@@ -78,7 +78,8 @@ class PlanRules(Strict):
 
 class PlanOptions(PlanRules):
     """How to plan, and for which precision. `precision`, of a profile that holds several: one for all device types, one for each
-    by its name, or "auto", for each the fastest one that is safe (see `safe`)."""
+    by its name, or "auto", for each the fastest one that is safe (see `safe`), or where no plan fits at these, one that takes
+    fewer bytes (see `in_turn`)."""
 
     precision: PrecisionChoice | None = None
 
@@ -107,6 +108,18 @@ class PlanOptions(PlanRules):
         fastest = {kind: _fastest(profile, kind) for kind in kinds}
         return {kind: precision for kind, precision in fastest.items() if precision is not None}
 
+    def trained(self, profile: Profile, cluster: Cluster) -> dict[str, Precision]:
+        """What a job trains in: as `precisions`; of what was measured at several and is not mentioned there, fp32."""
+        full = {kind: precision for kind, precision in profile.in_full().items() if kind in cluster.device_types}
+        return {**full, **self.precisions(profile, cluster)}
+
+    def in_turn(self, profile: Profile, cluster: Cluster) -> list[Self]:
+        """These options; where "auto" chooses, with each choice of precisions, to plan with one after the other until a plan
+        fits."""
+        if self.precision != "auto":
+            return [self]
+        return [self.changed({"precision": each}) for each in in_turn(profile, self.precisions(profile, cluster))]
+
 
 def precision_faults(given: Any) -> list[str]:
     """What is wrong with an option `precision`."""
@@ -125,18 +138,57 @@ def safe(precisions: Collection[Precision | None]) -> list[Precision | None]:
     return [precision for precision in precisions if precision != "fp16" or "bf16" not in precisions]
 
 
-def _fastest(profile: Profile, device_type: str) -> Precision | None:
-    """At which safe precision the whole model takes least time a sample, forward and backward, at the micro-batch size that is
-    best for it; of the least tensor-parallel degree that was measured."""
-    found = safe(profile.precisions(device_type))
+def in_turn(profile: Profile, fastest: Mapping[str, Precision]) -> list[dict[str, Precision]]:
+    """With which precisions to plan, one choice after the other, until a plan fits: the fastest, then on one device type more
+    each time its other safe one, where that can take fewer bytes; first on the type that loses least time by it. (The first
+    choice with which a plan fits need not be that of the fastest plan that fits, and a type may change that was not short.)"""
+    others = list[tuple[float, str, Precision]]()
+    for kind, precision in fastest.items():
+        measured = _measured(profile, kind)
+        own = next(m for m in measured if m.precision == precision)
+        others += [
+            (_seconds(m) / _seconds(own), kind, m.precision)
+            for m in measured if m.precision is not None and _fewer_bytes(profile, m, own)
+        ]
+    found = [dict(fastest)]
+    for _, kind, precision in sorted(others):
+        found.append({**found[-1], kind: precision})
+    return found
+
+
+def _measured(profile: Profile, device_type: str) -> list[Measurement]:
+    """A type at each safe precision, of the least tensor-parallel degree that was measured; where it was at none that is said, at
+    that."""
+    said = [precision for precision in profile.precisions(device_type) if precision is not None]
+    found = safe(said or [None])
     own = [m for m in profile.measurements if m.device_type == device_type and m.precision in found]
     least = min((m.tensor_parallel for m in own), default=1)
+    return [m for m in own if m.tensor_parallel == least]
 
-    def seconds(m: Measurement) -> float:
-        return float(min((m.forward + m.backward).sum(axis=1) / m.microbatch_sizes))
 
-    best = min((m for m in own if m.tensor_parallel == least), key=seconds, default=None)
+def _fastest(profile: Profile, device_type: str) -> Precision | None:
+    """The safe precision that takes least time (see `_seconds`)."""
+    best = min(_measured(profile, device_type), key=_seconds, default=None)
     return None if best is None else best.precision
+
+
+def _seconds(m: Measurement) -> float:
+    """Of the whole model for a sample, forward and backward, at the micro-batch size that is best for it."""
+    return float(min((m.forward + m.backward).sum(axis=1) / m.microbatch_sizes))
+
+
+def _fewer_bytes(profile: Profile, m: Measurement, other: Measurement) -> bool:
+    """Whether a precision takes fewer bytes than another where many samples are in flight, since each leaves less for backward,
+    or where it is one micro-batch of the least size, since there are no copies of weights."""
+    samples = m.microbatch_sizes[0]
+
+    def saved(one: Measurement) -> int:
+        return sum(one.saved_bytes_per_sample or [layer.saved_bytes_per_sample for layer in profile.layers])
+
+    def least(one: Measurement) -> int:
+        return sum(one.cast_bytes or ()) + samples * saved(one)
+
+    return saved(m) < saved(other) or least(m) < least(other)
 
 
 def parse_precision(text: str | None) -> str | dict[str, str] | None:
@@ -149,6 +201,6 @@ def parse_precision(text: str | None) -> str | dict[str, str] | None:
         return text
     pairs = [part.partition("=") for part in text.split(",")]
     kinds = [kind.strip() for kind, _, _ in pairs]
-    if len(set(kinds)) < len(kinds) or not all(kinds):
+    if len(set(kinds)) < len(kinds) or not all(kind and precision.strip() for kind, _, precision in pairs):
         raise InputError(f"--precision {shown(text)}: expected each device type once, as in 'T4=fp16,A100=bf16'")
     return {kind: precision.strip() for kind, (_, _, precision) in zip(kinds, pairs, strict=True)}

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from hetpipe.files.formats import Bytes, Document, Flag, LayerNumber, Name, Number, Samples, Strict
-from hetpipe.files.messages import Faults, InputError, listed, shown, told
+from hetpipe.files.messages import Faults, InputError, listed, nearest, shown, told
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.profile import Profile
@@ -205,6 +205,9 @@ class Plan(Document):
         kinds = {d.id: (d.node, d.type) for d in cluster.devices}
         strange = [device for device in self.device_ids if device not in kinds]
         faults = told(strange, lambda d: f"it was made for another cluster: {cluster.unknown(d)}")
+        known = list(cluster.device_types)
+        unknown = [kind for kind in self.precision or () if kind not in known]
+        faults += told(unknown, lambda kind: f"its precision names the unknown device type {kind!r}{nearest(kind, known)}")
         for r, replica in enumerate(self.replicas):
             for s, stage in enumerate(replica.stages):
                 if len({kinds[d] for d in stage.devices if d in kinds}) > 1:

@@ -272,7 +272,8 @@ class Profile(Document):
             kind = missing[0]
             known = ", ".join(p or "a precision that is not said" for p in self.precisions(kind)) or "none"
             raise InputError(
-                f"the profile of {self.model!r} has no measurement of device type {kind!r} at {chosen[kind]}; measured: {known}"
+                f"the profile of {self.model!r} has no measurement of device type {kind!r} at {chosen[kind]}; measured: {known}. "
+                f"Choose one that was, or 'auto', or measure it with 'hetpipe profile --precision {kind}={chosen[kind]}'"
             )
         return self if len(kept) == len(self.measurements) else self.model_copy(update={"measurements": kept})
 

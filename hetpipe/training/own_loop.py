@@ -96,16 +96,17 @@ def _at_precision(plan: Plan, precision: OwnPrecision | Literal["auto"], setting
     if precision == "auto":
         raise InputError("what is the fastest precision of a device is known once it is measured: hetpipe.auto(…, "
                          "precision='auto') does that; give hetpipe.wrap one by name")  # fmt: skip
-    for given in (precision, plan.precision):
-        if cluster is None and isinstance(given, Mapping) and len(set(given.values())) > 1:
+    by_type = precision if isinstance(precision, Mapping) else None
+    for given, others in ((by_type, ", or one precision for all devices, such as 'bf16'"), (plan.precision, "")):
+        if cluster is None and given is not None and (given is by_type or len(set(given.values())) > 1):
             raise InputError(f"devices compute in {dict(given)}, by their types, which only a cluster tells: give hetpipe.wrap "
-                             "the cluster")  # fmt: skip
+                             f"the cluster{others}")  # fmt: skip
     if cluster is None:
-        precision = next(iter(precision.values()), None) if isinstance(precision, Mapping) else precision
         planned = {ANY: next(iter(plan.precision.values()))} if plan.precision else None
         plan = plan.model_copy(update={"precision": planned})
-    elif isinstance(precision, Mapping):
-        precision = {**dict.fromkeys(cluster.device_types, FULL), **precision}
+    else:
+        plan.check(cluster=cluster)
+        precision = {**dict.fromkeys(cluster.device_types, FULL), **by_type} if by_type is not None else precision
     return with_precision(plan, setting, PlanOptions().changed({"precision": precision}))
 
 

@@ -22,7 +22,7 @@ from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
-from hetpipe.planning.planner import make_plan
+from hetpipe.planning.planner import make_plan, note_of_precisions
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.arithmetic import arithmetic
 from hetpipe.processes.peers.others import showing_others
@@ -209,7 +209,8 @@ def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
         cluster=setting.cluster, layers=len(setting.model.layers), global_batch=request.global_batch, source=request.plan
     )
     check_backend(request.options.backend, plan)
-    return with_precision(plan, setting, request.options)
+    with_precision(plan, setting, request.options)  # says what does not go together
+    return plan
 
 
 def with_precision(plan: Plan, setting: Setting, options: PlanOptions, profile: Profile | None = None) -> Plan:
@@ -219,7 +220,8 @@ def with_precision(plan: Plan, setting: Setting, options: PlanOptions, profile: 
         return plan
     wanted = options.precisions(profile, setting.cluster)
     if plan.precision is None:
-        return plan.model_copy(update={"precision": wanted or (profile.in_full() if profile is not None else None) or None})
+        wanted = options.trained(profile, setting.cluster) if profile is not None else wanted
+        return plan.model_copy(update={"precision": wanted or None})
     for kind in dict.fromkeys(setting.cluster.device(device).type for device in plan.device_ids):
         planned, asked = plan.precision.get(kind, "fp32"), wanted.get(kind, "fp32")
         if wanted and planned != asked:
@@ -232,19 +234,44 @@ def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
     """Made by the main rank. Collective."""
     outcome: Any = None
     if setting.world.is_main:
-        cluster, profile = one_type_again(setting.cluster, profile) if setting.found else (setting.cluster, profile)
-        outcome = _try_plan(profile, cluster, request)
+        if request.options.precision == "auto" and frozen_low(setting.model.layers):
+            profile = _in_half(profile)
+        named = isinstance(request.options.precision, Mapping)  # types by the names that they were found with
+        merged = one_type_again(setting.cluster, profile) if setting.found and not named else (setting.cluster, profile)
+        outcome = _try_plan(profile=merged[1], cluster=merged[0], request=request)
+        if isinstance(outcome, Plan):
+            outcome = _with_own_types(outcome, merged[0], setting.cluster).model_dump(mode="json")
     outcome = setting.world.first(outcome)
     if isinstance(outcome, BaseException):
         raise outcome
     return Plan.parse(outcome, "the new plan")
 
 
-def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Any:
+def _in_half(profile: Profile) -> Profile:
+    """Without fp32 of device types that have half precision: for parameters that are held in it (see `_check_parameters`)."""
+    able = {m.device_type for m in profile.measurements if m.precision not in (None, "fp32")}
+    kept = tuple(m for m in profile.measurements if m.precision != "fp32" or m.device_type not in able)
+    return profile.model_copy(update={"measurements": kept})
+
+
+def _with_own_types(plan: Plan, merged: Cluster, cluster: Cluster) -> Plan:
+    """The plan with its precisions by the types of the cluster, of which some were one in what was planned for."""
+    said = plan.precision or {}
+    kinds = {cluster.device(device).type: merged.device(device).type for device in plan.device_ids}
+    own = {kind: said[planned] for kind, planned in kinds.items() if planned in said}
+    return plan.model_copy(update={"precision": own or None})
+
+
+def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Plan | Exception:
     try:
+        options = request.options
+        if options.precision != "auto":
+            options = options.changed({"precision": options.trained(profile, cluster) or None})
         with Activity("planning") as activity:
-            plan = make_plan(profile, cluster, request.global_batch, request.options, progress=activity.say)
-        return plan.model_dump(mode="json")
+            plan = make_plan(profile, cluster, request.global_batch, options, progress=activity.say)
+        if note := note_of_precisions(plan, profile, cluster, options):
+            warn(f"note: {note}")
+        return plan
     except Exception as error:  # goes to every rank, which raises it
         return error
 

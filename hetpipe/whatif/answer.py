@@ -27,7 +27,7 @@ from hetpipe.whatif.estimate import Estimate, estimate
 from hetpipe.whatif.machine import Machine, as_cluster, cards_text
 from hetpipe.whatif.models import NamedModel
 from hetpipe.whatif.order import Timed, in_order
-from hetpipe.whatif.precisions import Single, choose, least_bytes, same_times, singles
+from hetpipe.whatif.precisions import Single, choose, same_times, singles, turns
 from hetpipe.whatif.shared import Origins, TimesOrigin, for_bf16, with_cards, with_note
 
 SECONDS = 4.0  # for each row's search
@@ -115,21 +115,20 @@ def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
     precisions = choose(question.precision, profile, everything, question.cards)
     kinds = tuple(dict.fromkeys(card for machine in question.machines for card in machine))
     others = singles(profile, kinds) if question.precision == "auto" else []
-    small = least_bytes(question.precision, profile, precisions)
-    chosen = [profile.at(each) for each in ((precisions,) if small == precisions else (precisions, small))]
-    rows, beside = _planned(question, profile, chosen, others if len(others) > 1 else [], progress)
+    rows, beside = _planned(question, profile, precisions, others if len(others) > 1 else [], progress)
     return Answer(
         question=question, profile=profile, precisions=precisions, origins=origins, rows=tuple(rows), beside=tuple(beside)
     )
 
 
 def _planned(
-    question: Question, profile: Profile, chosen: Sequence[Profile], others: Sequence[Single], progress: Progress
+    question: Question, profile: Profile, chosen: Mapping[str, Precision], others: Sequence[Single], progress: Progress
 ) -> tuple[list[AnswerRow], list[AnswerRow]]:  # fmt: skip
-    """The rows, of the profile at the chosen precisions, or where nothing fits at these at the next ones; and the machines as
-    they are at the others, searched for where their times are not those of the chosen ones."""
+    """The rows, of the profile at the chosen precisions, or where nothing fits at these at others (see `turns`); and the machines
+    as they are at the others, searched for where their times are not those of the chosen ones."""
     here, sets = question.machines, _sets(question)
-    unlike = [one for one in others if not same_times(profile.at(one.precisions), chosen[0], list(one.precisions))]
+    fastest = profile.at(chosen)
+    unlike = [one for one in others if not same_times(profile.at(one.precisions), fastest, list(one.precisions))]
     rows, searched = list[AnswerRow](), dict[str, AnswerRow]()
     for i, one in enumerate(unlike, 1):
         progress(f"{one.name} ({i} of {len(unlike) + len(sets)})")
@@ -138,7 +137,9 @@ def _planned(
         progress(f"{name} ({i} of {len(unlike) + len(sets)})")
         smaller = [row for row in rows if not row.added]
         layouts = list(searched.values()) if name == AS_IT_IS else []
-        rows.append(_row(question, chosen, name, machines, more, smaller, layouts))
+        kinds = list(dict.fromkeys(card for machine in machines for card in machine))
+        each = [profile.at(one) for one in turns(question.precision, profile, chosen, kinds)]
+        rows.append(_row(question, each, name, machines, more, smaller, layouts))
     rows.sort(key=lambda row: (row.name != AS_IT_IS, not row.added))
     return rows, [_beside(one, profile, rows[0], searched.get(one.name)) for one in others]
 

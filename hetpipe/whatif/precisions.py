@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 from hetpipe.files.messages import InputError, shown
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PlanOptions, PrecisionChoice, parse_precision, safe
+from hetpipe.spec.options import PlanOptions, PrecisionChoice, in_turn, parse_precision
 from hetpipe.spec.profile import Profile
 from hetpipe.whatif.cards import Card, Cards
 
@@ -53,13 +53,15 @@ def choose(choice: PrecisionChoice, profile: Profile, cluster: Cluster, cards: M
     return {**fastest, **given}
 
 
-def least_bytes(choice: PrecisionChoice, profile: Profile, chosen: Mapping[str, Precision]) -> dict[str, Precision]:
-    """The chosen precisions, where none was asked for replaced by a half one that is safe: less is saved for backward."""
+def turns(
+    choice: PrecisionChoice, profile: Profile, chosen: Mapping[str, Precision], kinds: Sequence[str]
+) -> list[dict[str, Precision]]:  # fmt: skip
+    """With which precisions to plan for these cards, until a plan fits: the chosen ones, then others where none was asked for."""
     if isinstance(choice, str) and choice != "auto":
-        return dict(chosen)
-    half = {kind: [p for p in safe(profile.precisions(kind)) if p in ("fp16", "bf16")] for kind in chosen}
+        return [dict(chosen)]
     asked = choice if isinstance(choice, Mapping) else {}
-    return {kind: half[kind][0] if half[kind] and kind not in asked else p for kind, p in chosen.items()}
+    free = {kind: chosen[kind] for kind in kinds if kind in chosen and kind not in asked}
+    return [{**chosen, **each} for each in in_turn(profile, free)]
 
 
 def _cannot(name: str, card: Card, precision: Precision) -> str:
