@@ -174,6 +174,7 @@ def test_what_a_run_goes_on_with_is_said(changes: dict[str, Any], said: str | No
         ({"train__optimizer__lr": 0.2}, "train.optimizer.lr was 0.1, is 0.2"),
         ({"train__optimizer__momentum": 0.5}, "train.optimizer.momentum was 0.9, is 0.5"),
         ({"train__dtype": "bfloat16"}, "train.dtype was 'float32', is 'bfloat16'"),
+        ({"train__frozen_dtype": "bfloat16", "train__precision": "bf16"}, "train.frozen_dtype was 'float32', is 'bfloat16'"),
     ],
 )
 def test_what_a_run_cannot_go_on_with_is_refused_with_both_values(changes: dict[str, Any], refused: str) -> None:
@@ -192,6 +193,11 @@ def test_without_a_schedule_the_rate_may_change_and_a_schedule_cannot_come_in_th
     with pytest.raises(InputError, match="train.scheduler.name was None, is 'StepLR'"):
         compare(changed(**plain), changed(), Path("saved"))
     assert compare(None, changed(), Path("saved")) is None  # by a version that did not say
+    older = {key: value for key, value in changed().items() if "precision" not in key and "loss_scale" not in key}
+    assert len(older) < len(changed())
+    assert compare(older, changed(), Path("saved")) is None  # by one that did not have these keys
+    heard = compare(older, changed(train__precision="bf16"), Path("saved"))
+    assert str(heard).endswith("  train.precision was None, is 'bf16'")
 
 
 def test_a_changed_rate_is_the_one_that_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,11 +47,14 @@ def flat(value: Any, name: str) -> list[tuple[str, Any]]:
     return [(name, value)]
 
 
+UNSAID = dict(flat(TrainSection(global_batch=1, steps=1).model_dump(mode="json"), "train"))  # by a version without a key
+
+
 def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path | Stored) -> str | None:
     """What is to be said of a job that has changed since (None: nothing); InputError where the run cannot go on so."""
     if saved is None:
         return None  # by a version that did not say
-    changed = [key for key in dict.fromkeys((*saved, *own)) if saved.get(key) != own.get(key)]
+    changed = [key for key in dict.fromkeys((*saved, *own)) if saved.get(key, UNSAID.get(key)) != own.get(key)]
     scheduled = any(key.startswith("train.scheduler.") for key in own)
     refused = [key for key in changed if _binds(key, scheduled)]
     told = {key: f"{key} was {shown(saved.get(key))}, is {shown(own.get(key))}" for key in changed}
@@ -71,7 +74,7 @@ def _binds(key: str, scheduled: bool) -> bool:
     """Whether the state that was saved belongs to the old value."""
     section, _, name = key.rpartition(".")
     return (
-        key in ("train.dtype", "train.optimizer.name", "train.scheduler")
+        key in ("train.dtype", "train.frozen_dtype", "train.optimizer.name", "train.scheduler")
         or section == "train.scheduler"
         or (scheduled and section.startswith("train.optimizer") and name in CYCLED)
     )
