@@ -35,6 +35,7 @@ STATE: dict[str, Any] = {
     "scheduler": "StepLR",
     "scheduler_state": {"step_size": 3, "last_epoch": 3, "base_lrs": [0.1]},
     "scheduled": [{"lr": 0.1, "momentum": None, "betas": [0.9, 0.999]}],
+    "loss_scale": {"scale": 1024.0, "good_steps": 3},
 }
 
 
