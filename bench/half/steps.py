@@ -1,6 +1,6 @@
 """Is a step in a precision for each device predicted as it is measured? On emulated devices whose slowdowns differ by precision.
 
-    python -m bench.half.steps [--models gpt,bert] [--only TEXT] [--seconds S] [--rounds N] [-o steps.json] [--readme]
+    python -m bench.half.steps [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o steps.json] [--readme]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from bench.tables import environment, markdown, replace_table
-from bench.throughput.run import Ran, steps_of, trained, whole_model_bytes
+from bench.throughput.run import Ran, trained, whole_model_bytes
 from hetpipe.cli.exits import main
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.units import human_bytes
@@ -35,20 +35,20 @@ from hetpipe.training.runlog import WARMUP_STEPS
 from hetpipe.training.start import profile_everywhere
 
 README = Path(__file__).parent / "README.md"
-# Milliseconds of a layer of bert-large forward in float32 (512 tokens, one sample more), and how many times as long as in fp16, as
-# Zorse's authors measured it on each card (model_latencies.json of github.com/benson-guo/zorse; Guo et al. 2025, arXiv 2507.10392),
-# and GiB. bf16 stands in for fp16 here.
+# Milliseconds of a layer of bert-large forward in float32 (512 tokens, one sample more), how many times as long that takes as in
+# fp16, and GiB: measured by Zorse's authors on each card (model_latencies.json of github.com/benson-guo/zorse; Guo et al. 2025,
+# arXiv 2507.10392). bf16 stands in for fp16 here.
 CARDS = {"v100": (1.19, 6.0, 16), "t4": (3.70, 5.6, 16), "p40": (3.28, 1.06, 24)}
-PROCESSORS = 0.2  # of two, that the devices of a cluster use together where each computes in what is fastest on it
+PROCESSORS = 0.3  # of two, that the devices of a cluster use together where each computes in what is fastest on it
 AMPLE, BATCH = 2 * 2**30, 24
 CHOICES: dict[str, PrecisionChoice] = {"fp32": "fp32", "bf16 for all": "bf16", "auto": "auto"}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {
-        "model": {"name": "gpt", "args": {"size": "tiny", "context": 64}},
+        "model": {"name": "gpt", "args": {"layers": 3, "width": 128, "heads": 4, "context": 64}},
         "data": {"name": "text", "args": {"context": 64, "limit_bytes": 400000}},
     },
     "bert": {
-        "model": {"name": "bert", "args": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "model": {"name": "bert", "args": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
                                            "intermediate_size": 512, "vocab_size": 2000, "max_position_embeddings": 64,
                                            "num_labels": 8}},
         "data": {"name": "source_packages", "args": {"length": 64, "vocabulary": 2000, "samples": 400}},
@@ -102,7 +102,7 @@ def job_of(model: str, mix: Mix, folder: Path, memory: Mapping[str, int] | None 
     Cluster.parse(cluster_document(mix, memory), mix.name).save(folder / "cluster.json")
     document = {
         "format": "hetpipe.job/1", "cluster": str(folder / "cluster.json"), **MODELS[model],
-        "profiler": {"microbatch_sizes": [1, 2, 4, 8], "repeats": 5, "cache": str(folder / "cache")},
+        "profiler": {"microbatch_sizes": [1, 2, 4], "repeats": 5, "cache": str(folder / "cache")},
         "train": {"global_batch": BATCH, "steps": WARMUP_STEPS, "evaluate_samples": 0, "precision": "auto",
                   "optimizer": {"name": "AdamW", "lr": 1e-4}},
     }  # fmt: skip
@@ -121,7 +121,7 @@ def plans_of(profile: Profile, cluster: Cluster) -> dict[str, Plan]:
 
 
 def gains(profile: Profile) -> dict[str, float]:
-    """Of each device type how many times as long the whole model takes in fp32 as in bf16, a sample of the largest micro-batch."""
+    """Of each device type how many times as long a micro-batch of the whole model takes in fp32 as in bf16."""
     found: dict[str, dict[Precision | None, float]] = {}
     for measurement in profile.measurements:
         seconds = float((measurement.forward + measurement.backward).sum(axis=1)[-1])
@@ -129,7 +129,7 @@ def gains(profile: Profile) -> dict[str, float]:
     return {kind: of["fp32"] / of["bf16"] for kind, of in found.items()}
 
 
-def measured(model: str, mix: Mix, seconds: float, rounds: int) -> dict[str, Any]:
+def measured(model: str, mix: Mix, steps: int, rounds: int) -> dict[str, Any]:
     """All plans of a cluster, trained in turn by the same ranks."""
     with tempfile.TemporaryDirectory(prefix="hetpipe-half-") as name:
         folder = Path(name)
@@ -142,8 +142,8 @@ def measured(model: str, mix: Mix, seconds: float, rounds: int) -> dict[str, Any
         assert cluster is not None
         with Activity(f"{model} on {mix.name}: planning"):
             plans = plans_of(profile, cluster)
-        steps = {choice: steps_of(plan, seconds) for choice, plan in plans.items()}
-        runs = start_ranks(trained, (job, plans, steps, profile, rounds), cluster.devices, job.model.name)
+        counts = dict.fromkeys(plans, WARMUP_STEPS + steps)
+        runs = start_ranks(trained, (job, plans, counts, profile, rounds), cluster.devices, job.model.name)
     ran = {choice: run for found in runs for choice, run in found.items()}
     return {"model": model, "cluster": mix.name, "gains": gains(profile),
             "plans": {choice: row_of(plans[choice], ran[choice]) for choice in plans}}  # fmt: skip
@@ -203,7 +203,7 @@ def texts(rows: Sequence[dict[str, Any]]) -> str:
 def bench(
     models: Annotated[str, typer.Option(help="Names, with commas between them.")] = ",".join(MODELS),
     only: Annotated[str, typer.Option(help="Only clusters whose name has this.")] = "",
-    seconds: Annotated[float, typer.Option(min=0.001, help="That a run's steps take at least, without the first two.")] = 6.0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a run that count; two come before them.")] = 6,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each plan, in turn.")] = 2,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all figures as JSON.")] = None,
     readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md.")] = False,
@@ -217,7 +217,7 @@ def bench(
             raise InputError(f"--models: unknown value {model!r}{nearest(model, list(MODELS))}")
         for mix in MIXES:
             if only.lower() in mix.name.lower():
-                rows.append(measured(model, mix, seconds, rounds))
+                rows.append(measured(model, mix, steps, rounds))
                 console.print(table(rows[-1:]), markup=False)
                 if output is not None:
                     write_text(output, json.dumps({"environment": where, "accuracy": accuracy(rows), "rows": rows}, indent=1))
