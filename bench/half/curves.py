@@ -1,6 +1,7 @@
 """Does training with a precision for each device converge as in fp32? One plan of unequal replicas, in several precisions.
 
-    python -m bench.half.curves [--only gpt,bert] [--steps N] [--seeds 0,1,2] [-o curves.json] [--readme]
+    python -m bench.half.curves [--only gpt,bert] [--steps N] [--seeds 0,1,2] [-o curves.json] [--resume]
+                                 [--readme]
 """
 
 from __future__ import annotations
@@ -185,22 +186,29 @@ def bench(
     steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 200,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "0,1,2",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all losses as JSON.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave out what the output file has already.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put picture and table into README.md.")] = False,
 ) -> None:
     """Train in every way from every seed, and say how far the final losses are from those in fp32."""
     if output is not None:
         check_output(output)
-    found, where = Losses(), environment()
-    for model in (name.strip() for name in only.split(",")):
+    found, where, wanted = Losses(), environment(), seeds.split(",")
+    if output is not None and resume and output.exists():
+        found = json.loads(output.read_text("utf-8"))["losses"]
+    models = [name.strip() for name in only.split(",")]
+    for model in models:
         if model not in MODELS:
             raise InputError(f"--only: unknown value {model!r}{nearest(model, list(MODELS))}")
-        found[model] = {way: {} for way in WAYS}
-        for seed in (int(text) for text in seeds.split(",")):
-            for way, row in curves(model, seed, steps).items():
-                found[model][way][str(seed)] = row
+        ways = found.setdefault(model, {way: {} for way in WAYS})
+        for seed in wanted:
+            if all(len(ways[way].get(seed, ())) == steps for way in WAYS):
+                continue
+            for way, row in curves(model, int(seed), steps).items():
+                ways[way][seed] = row
                 console.print(f"{model}, seed {seed}, {way}: {final(row):.4f}", markup=False)
             if output is not None:
                 write_text(output, json.dumps({"environment": where, "losses": found}, indent=1) + "\n")
+    found = {model: {way: {seed: found[model][way][seed] for seed in wanted} for way in WAYS} for model in models}
     text = table(found)
     console.print(text, markup=False)
     if readme:

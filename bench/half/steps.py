@@ -1,6 +1,7 @@
 """Is a step in a precision for each device predicted as it is measured? On emulated devices whose slowdowns differ by precision.
 
-    python -m bench.half.steps [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o steps.json] [--readme]
+    python -m bench.half.steps [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o steps.json] [--resume]
+                                [--readme]
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def measured(model: str, mix: Mix, steps: int, rounds: int) -> dict[str, Any]:
         counts = dict.fromkeys(plans, WARMUP_STEPS + steps)
         runs = start_ranks(trained, (job, plans, counts, profile, rounds), cluster.devices, job.model.name)
     ran = {choice: run for found in runs for choice, run in found.items()}
-    return {"model": model, "cluster": mix.name, "gains": gains(profile),
+    return {"model": model, "cluster": mix.name, "slowdowns": slowdowns(mix.cards), "gains": gains(profile),
             "plans": {choice: row_of(plans[choice], ran[choice]) for choice in plans}}  # fmt: skip
 
 
@@ -206,17 +207,21 @@ def bench(
     steps: Annotated[int, typer.Option(min=1, help="Steps of a run that count; two come before them.")] = 6,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each plan, in turn.")] = 2,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all figures as JSON.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave out what the output file has already.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md.")] = False,
 ) -> None:
     """Measure, plan in each precision, train, and say how far predictions are off."""
     if output is not None:
         check_output(output)
     rows, where = list[dict[str, Any]](), environment()
+    if output is not None and resume and output.exists():
+        rows += json.loads(output.read_text("utf-8"))["rows"]
     for model in (name.strip() for name in models.split(",")):
         if model not in MODELS:
             raise InputError(f"--models: unknown value {model!r}{nearest(model, list(MODELS))}")
         for mix in MIXES:
-            if only.lower() in mix.name.lower():
+            there = any((row["model"], row["cluster"]) == (model, mix.name) for row in rows)
+            if only.lower() in mix.name.lower() and not there:
                 rows.append(measured(model, mix, steps, rounds))
                 console.print(table(rows[-1:]), markup=False)
                 if output is not None:
