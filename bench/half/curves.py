@@ -194,7 +194,8 @@ def bench(
         check_output(output)
     found, where, wanted = Losses(), environment(), seeds.split(",")
     if output is not None and resume and output.exists():
-        found = json.loads(output.read_text("utf-8"))["losses"]
+        before = json.loads(output.read_text("utf-8"))
+        found, where = before["losses"], before["environment"]
     models = [name.strip() for name in only.split(",")]
     for model in models:
         if model not in MODELS:

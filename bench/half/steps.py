@@ -215,7 +215,8 @@ def bench(
         check_output(output)
     rows, where = list[dict[str, Any]](), environment()
     if output is not None and resume and output.exists():
-        rows += json.loads(output.read_text("utf-8"))["rows"]
+        before = json.loads(output.read_text("utf-8"))
+        rows, where = before["rows"], before["environment"]
     for model in (name.strip() for name in models.split(",")):
         if model not in MODELS:
             raise InputError(f"--models: unknown value {model!r}{nearest(model, list(MODELS))}")
