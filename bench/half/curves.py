@@ -29,6 +29,7 @@ from hetpipe.training.loop import Loop
 from hetpipe.training.session import join, open_session
 
 README = Path(__file__).parent / "README.md"
+PICTURE = "![Losses of each model in five ways and from each seed, and how far they are from those in fp32](curves.svg)"
 LAST = 20  # steps whose mean loss is the final one
 TYPES = ("first", "second", "alone")  # device types: the two stages of a pipeline, and the whole model on one device
 FULL = "fp32 everywhere"
@@ -214,7 +215,7 @@ def bench(
     console.print(text, markup=False)
     if readme:
         draw(found, README.with_name("curves.svg"))
-        replace_table(README, "curves", f"{steps} steps; {where}.\n\n{text}")
+        replace_table(README, "curves", f"{steps} steps; {where}.\n\n{PICTURE}\n\n{text}")
 
 
 if __name__ == "__main__":
