@@ -7,15 +7,18 @@ import gc
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import typer
 
+from bench.gpu import half as bench_half
 from bench.gpu import run as command
 from bench.gpu.engines import largest_difference, relative_difference
 from bench.gpu.environment import environment
+from bench.gpu.half import half
 from bench.gpu.layer_bytes import allocated_bytes
 from bench.gpu.page import Section, as_json, markdown
 from bench.gpu.parts import PARTS, Part
@@ -57,7 +60,7 @@ def test_a_dry_run_makes_a_page_with_all_sections_and_reports_what_fails(tmp_pat
     assert "**This part failed** after" in page
     assert "RuntimeError: CUDA error: an illegal memory access was \\| encountered" in page
     assert "broken_parts.py" in page
-    assert "**Not complete:** 1 of 10 parts have ended." in pages[0]
+    assert "**Not complete:** 1 of 12 parts have ended." in pages[0]
     assert [row["layer"] for row in rows["2"]] == ["embed", "block0_attention", "block0_mlp", "head", "all"]
     for number, library in (("3a", "fairscale"), ("3b", "torchgpipe"), ("4a", "torch")):
         if find_spec(library) is None:
@@ -68,6 +71,11 @@ def test_a_dry_run_makes_a_page_with_all_sections_and_reports_what_fails(tmp_pat
     assert {row["ok"] for row in rows["4b"] if "ok" in row} == {True}
     assert "NCCL refuses two ranks on one device" in page
     assert rows["6"][0]["predicted_seconds"] > 0 < rows["6"][0]["measured_seconds"]
+    for number in ("6b", "6c"):  # by hand in torch's autocast, in fp16 with a GradScaler
+        loss, found_gradients, steps, predicted, peak = rows[number]
+        assert (loss["ok"], found_gradients["ok"], found_gradients["relative_difference"]) == (True, True, 0)
+        assert steps["ratio"] > 0 < predicted["predicted_seconds"]
+        assert "ok" not in predicted | peak, "no card's"
     assert rows["7"][0]["what"] == "not run"
 
 
@@ -191,6 +199,21 @@ def test_what_the_card_says_of_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     assert rows["memory"]["found"] == "8.00 GiB, of which 1.00 GiB are free"
     assert rows["kernels for the card"]["ok"] is False
     assert "has compute capability 9.0" in rows["kernels for the card"]["found"]
+
+
+def test_on_a_card_a_step_in_half_precision_must_be_near_what_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = [{"what": "a step", "error": -0.07}, {"what": "peak bytes", "error": 0.06}]
+    monkeypatch.setattr(bench_half, "beside", lambda *_: off)
+    measured = SimpleNamespace(measurement=None, state_bytes_per_parameter_byte=2)
+    monkeypatch.setattr(bench_half, "measure_device", lambda *_, **__: measured)
+    monkeypatch.setattr(bench_half, "assemble", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some Card")
+    assert [row["ok"] for row in bench_half._predicted("bf16", subject(tmp_path, device_type="cuda"), quiet)] == [True, False]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    (row,) = half("bf16", subject(tmp_path, device_type="cuda"), quiet)
+    assert row["note"] == "a Some Card of compute capability 7.0 cannot compute in bf16: it has fp32, fp16"
 
 
 def test_what_pytest_said() -> None:

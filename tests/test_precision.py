@@ -266,6 +266,21 @@ class TestShortOfMemory:
         assert f"note: {TOLD}, which takes fewer bytes" in ended.err
 
 
+
+
+@pytest.mark.parametrize("memory", [1400, 1500, 1800, 2000])
+def test_the_exact_search_fits_each_type_by_the_bytes_of_its_own_precision(memory: int) -> None:
+    """It took those of the first type for all, so its plan did not fit, or a better one was overlooked."""
+    own, cluster = profile({"fp32": 20, "fp16": 60, "bf16": 40}), make_cluster([{"a": 1, "b": 1}], memory=memory)
+    found = [
+        make_plan(own, cluster, 8, precision={"a": "fp16", "b": "fp32"}, partitioner=name).predicted
+        for name in ("auto", "exhaustive")
+    ]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].step_seconds == pytest.approx(found[1].step_seconds, rel=1e-9)
+
+
 @settings(max_examples=25, **UNHURRIED)
 @given(st.data())
 def test_auto_is_the_best_of_all_choices_without_transfers(data: st.DataObject) -> None:

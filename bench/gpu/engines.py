@@ -19,6 +19,7 @@ from hetpipe.processes.world import World, connect, create_world
 from hetpipe.runtime.backends import check_backend, open_engine, seat
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 from hetpipe.spec.plan import Backend
 
 TOLERANCE = 1e-10  # of gradients in float64
@@ -47,13 +48,15 @@ def cluster_of(kind: str, memory_bytes: int = 0) -> Cluster:
 
 @contextmanager
 def opened(
-    subject: Subject, *, stages: int = 1, backend: Backend = "torch", dtype: torch.dtype = torch.float32
-) -> Iterator[PlanEngine]:
-    """The engine of a plan whose stages all lie on the one device; what it takes is given back at the end."""
+    subject: Subject, *, stages: int = 1, backend: Backend = "torch", dtype: torch.dtype = torch.float32,
+    types: NumberTypes = AS_BUILT,
+) -> Iterator[PlanEngine]:  # fmt: skip
+    """The engine of a plan whose stages all lie on the one device, which trains in these `types`; what it takes is given back at
+    the end."""
     plan, model = subject.plan(stages, backend), subject.model(dtype)
     check_backend(backend, plan)
     seated = seat(world(subject.device_type), backend, plan)
-    engine = open_engine(backend, model, plan, seated, lambda _: subject.device, lambda _: None)
+    engine = open_engine(backend, model, plan, seated, lambda _: subject.device, lambda _: None, lambda _: types)
     assert engine is not None
     try:
         yield engine
@@ -72,9 +75,13 @@ def free(device: torch.device) -> None:
 
 
 class PlainLoop:
-    """The same micro-batches one after the other on one device, without any engine."""
+    """The same micro-batches one after the other on one device, without any engine. Losses are scaled by the `scaler`, if there
+    is one."""
 
-    def __init__(self, subject: Subject, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, subject: Subject, dtype: torch.dtype = torch.float32, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        self._scaler = scaler
         self.layers = subject.layers(dtype).to(subject.device)
         self._loss, self._sizes, self._device = Loss(function=cross_entropy), subject.sizes, subject.device
 
@@ -85,9 +92,17 @@ class PlainLoop:
         given, wanted = move(inputs, self._device), move(targets, self._device)
         for x, y in zip(split_rows(given, self._sizes), split_rows(wanted, self._sizes), strict=True):
             loss = self._loss.share(self.layers(x), y, sum(self._sizes))
-            loss.backward()
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
             total += loss.detach()
         return float(total)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the optimizer take its step, of gradients that are not scaled."""
+        if self._scaler is None:
+            optimizer.step()
+            return
+        self._scaler.step(optimizer)
+        self._scaler.update()
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
@@ -125,8 +140,13 @@ def relative_difference(found: Mapping[str, Tensor], truth: Mapping[str, Tensor]
     return float((apart / sum(float(g.double().square().sum()) for g in truth.values())) ** 0.5)
 
 
-def step_seconds(subject: Subject, step: Callable[[Tensor, Tensor], float], layers: nn.Module) -> float:
-    """Median seconds of a step and of AdamW's after it, two steps before them not counted."""
+def step_seconds(
+    subject: Subject,
+    step: Callable[[Tensor, Tensor], float],
+    layers: nn.Module,
+    update: Callable[[torch.optim.Optimizer], object] = lambda optimizer: optimizer.step(),
+) -> float:
+    """Median seconds of a step and of AdamW's after it, by `update`, two steps before them not counted."""
     optimizer, (inputs, targets) = torch.optim.AdamW(layers.parameters(), lr=1e-4), subject.batch()
     seconds = []
     layers.zero_grad()  # whatever was done before
@@ -134,7 +154,7 @@ def step_seconds(subject: Subject, step: Callable[[Tensor, Tensor], float], laye
         synchronize(subject.device)
         began = time.perf_counter()
         step(inputs, targets)
-        optimizer.step()
+        update(optimizer)
         synchronize(subject.device)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[2:])

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from bench.gpu.environment import environment
+from bench.gpu.half import half
 from bench.gpu.layer_bytes import layer_bytes
 from bench.gpu.one_process import one_process
 from bench.gpu.one_stage import autocast, one_stage
@@ -28,6 +29,12 @@ class Part(NamedTuple):
 _ONE_PROCESS = (
     "One process drives both stages, which lie on the one device. Gradients are compared with those of the whole batch at once; "
     "the plain loop runs the same micro-batches without an engine. A step is forward, backward and AdamW."
+)
+
+_HALF = (
+    "A GPT of 12 layers and width 768 (on a CPU a little one) by a one-stage plan that says in what it computes, beside a plain "
+    "loop of the same micro-batches under autocast, which in fp16 has a GradScaler; and what is predicted of it from a profile "
+    "at that precision. A positive error is a prediction that is too high."
 )
 
 PARTS = (
@@ -64,5 +71,7 @@ PARTS = (
         "Measured bytes are the most that torch's allocator gave out, with the workspaces of libraries; a CPU has none.",
         prediction,
     ),
+    Part("6b", "In bf16", _HALF, partial(half, "bf16")),
+    Part("6c", "In fp16", _HALF, partial(half, "fp16")),
     Part("7", "The tests", "pytest over the whole test suite, with the card visible.", suite),
 )

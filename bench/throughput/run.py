@@ -10,6 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -21,6 +22,7 @@ from scipy.stats import spearmanr
 
 from bench.tables import environment, geometric_mean, markdown, replace_table
 from bench.throughput.clusters import MIXES, MODELS, Mix, cluster_document, tight_memory
+from hetpipe.building.build import build_model
 from hetpipe.cli.exits import main
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import check_output, write_text
@@ -73,6 +75,7 @@ def trained(
     session, found = open_session(job), dict[str, list[Ran]]()
     for _ in range(rounds):
         for name, plan in plans.items():
+            session = replace(session, model=build_model(job, session.data.train))  # as before the last plan trained
             engine = join(session, plan, profile)
             if engine is None:
                 continue

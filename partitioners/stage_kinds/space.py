@@ -254,7 +254,9 @@ class Space:
         return span(np.array(self.problem.profile.measurement(kind.type, kind.degree).optimizer_seconds))
 
     def _memory_tables(self, kind: str, degree: int) -> tuple[Array, ...]:
-        key = kind if degree > 1 else "", degree  # whole, a stage needs the same on all types
+        own = self.problem.profile.measurement(kind, degree)
+        alike = degree == 1 and own.saved_bytes_per_sample is None and own.cast_bytes is None
+        key = "" if alike else kind, degree  # whole and as built, a stage needs the same on all types
         if key not in self._memory:
             self._memory[key] = tuple(memory_tables(self.costs, self.L, kind, degree))
         return self._memory[key]
