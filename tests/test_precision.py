@@ -266,8 +266,6 @@ class TestShortOfMemory:
         assert f"note: {TOLD}, which takes fewer bytes" in ended.err
 
 
-
-
 @pytest.mark.parametrize("memory", [1400, 1500, 1800, 2000])
 def test_the_exact_search_fits_each_type_by_the_bytes_of_its_own_precision(memory: int) -> None:
     """It took those of the first type for all, so its plan did not fit, or a better one was overlooked."""
