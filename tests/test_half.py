@@ -115,6 +115,12 @@ def test_the_scale_does_not_leave_what_float32_has() -> None:
     scale = LossScale(2.0**127, 1)
     scale.update(overflow=False)
     assert scale.scale == 2.0**127
+    for _ in range(300):
+        scale.update(overflow=True)
+    assert scale.scale == 2.0**-126
+    scale.load_state_dict({"scale": 8.0, "good_steps": 7})  # of a longer interval
+    scale.update(overflow=False)
+    assert (scale.scale, scale.good) == (16.0, 0)
     for wrong in (0.0, -1.0, 3.0, float("inf"), float("nan")):
         with pytest.raises(InputError, match="the initial loss scale is .*; give a power of two"):
             LossScale(wrong)

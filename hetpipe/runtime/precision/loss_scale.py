@@ -11,7 +11,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE
 
 GROWTH, BACKOFF = 2.0, 0.5  # powers of two: scaling rounds nothing
-LARGEST = 2.0**127  # of a scale: a power of two of float32
+LEAST, LARGEST = 2.0**-126, 2.0**127  # of a scale: powers of two of float32
 
 
 class Divisor(NamedTuple):
@@ -60,10 +60,10 @@ class LossScale:
         """A step is over."""
         self.used = True
         if overflow:
-            self.scale, self.good = self.scale * BACKOFF, 0
+            self.scale, self.good = max(self.scale * BACKOFF, LEAST), 0
             return
         self.good += 1
-        if self.good == self.growth_interval:
+        if self.good >= self.growth_interval:
             self.good = 0
             if self.scale * GROWTH <= LARGEST:
                 self.scale *= GROWTH
