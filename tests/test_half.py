@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hetpipe import InputError
+from hetpipe.layers.model import mse, split_rows
 from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.plan import Backend
@@ -19,8 +20,10 @@ from tests.support.half import (
     scaled_on_one_device,
     train_half,
     train_scaled,
+    try_callers,
 )
-from tests.support.ranks import cluster_of, run_ranks
+from tests.support.nets import batch, build
+from tests.support.ranks import cluster_of, make_plan, run_ranks
 
 THREE = {"cuts": [4, 3, 3], "sizes": [4] * 6}  # 24 samples
 TWO = {"cuts": [6, 4], "sizes": [4, 4]}  # 8 beside them
@@ -126,3 +129,26 @@ def test_the_scale_does_not_leave_what_float32_has() -> None:
             LossScale(wrong)
     with pytest.raises(InputError, match="growth_interval is 0; give at least 1"):
         LossScale(growth_interval=0)
+
+
+def test_what_callers_do_around_the_engine() -> None:
+    """Autocast around a whole loop keeps the casts of weights from step to step; torch's own loops compute with old ones."""
+    plan = make_plan([{"cuts": [5, 5], "sizes": [4, 4]}])
+    ranks = run_ranks(try_callers, cluster_of(2), plan)
+    layers, (x, y) = build("blocks", torch.float32), batch("blocks", 8, 0, torch.float32)
+    optimizer, losses = torch.optim.SGD(layers.parameters(), lr=0.5), list[float]()
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append(0.0)
+        for part, wanted in zip(split_rows(x, [4, 4]), split_rows(y, [4, 4]), strict=True):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = mse(layers(part), wanted) * 0.5
+            loss.backward()
+            losses[-1] += float(loss.detach())
+        optimizer.step()
+    for rank in ranks:
+        assert rank["around the loop"] == pytest.approx(losses, rel=1e-6)
+        assert len(rank["told"]) == 2, "in a step and in an evaluation"
+        assert all("the stages of replica 0 are called in other autocasts" in told for told in rank["told"])
+        assert rank["a loss in float16"] == (True, 2.0**17), "as by a GradScaler: left out"
+        assert rank["in a closure"] == (True, True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -73,7 +74,10 @@ class ForwardEngine(Holder, ABC):
         what layers draw is decided by the engine's seed, the rank and this place. The caller's autocast is every stage's, of
         which the plan does not say what it computes in."""
         devices = self._devices
-        if self.boundaries.follow(callers_autocast(self.device)):
+        autocast = callers_autocast(self.device)
+        if autocast is not None:
+            torch.clear_autocast_cache()  # an optimizer may have stepped inside of it since weights were cast
+        if self.boundaries.follow(autocast):
             self._retyped()
             self._outputs.clear()
         own = self.boundaries.stages[-1 if self.is_last else self.index].types
@@ -89,7 +93,7 @@ class ForwardEngine(Holder, ABC):
         loss = self.loss.share(output, wanted.targets, wanted.weight or 1.0, wanted.weight)
         if torch.is_grad_enabled():
             self._faults += self._given.faults_of_loss(loss, output, whole=self._looks)
-        return loss
+        return loss.float() if loss.element_size() < 4 else loss  # its gradient, which may be scaled, begins in float32
 
     def _told(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> tuple[Statement, Complaint]:
         """What this rank says of its part of a batch, and in full where something is wrong."""
@@ -120,6 +124,8 @@ class ForwardEngine(Holder, ABC):
         except InputError as error:
             fault = str(error)
         row.faults = float(fault is not None)
+        row.callers, row.autocast = 1.0, float(self.boundaries.autocast_number)
+        row.autocast_square = row.autocast**2
         batch = self.shared_of(targets) if self.is_last else None
         if batch is not None:
             row.shared, row.batch, row.square = 1.0, float(batch), float(batch**2)
@@ -184,9 +190,25 @@ class ForwardEngine(Holder, ABC):
             self._forward(sizes, inputs, lambda output, _: found.append(as_tuple(output)))
         return as_value([torch.cat(column) for column in zip(*found, strict=True)]) if found else None
 
+    def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:
+        """The sum over the ranks of this replica."""
+        return numbers
+
+    def _other_autocasts(self, replica: Statement) -> list[str]:
+        """What is said where the ranks of a replica are called in different autocasts, so that each would expect other types."""
+        if not replica.autocasts_differ:
+            return []
+        told = (
+            f"the stages of replica {self.replica} are called in other autocasts: call the engine in the same torch.autocast "
+            "on all ranks of a pipeline, or say with precision= what devices compute in"
+        )
+        return [told]
+
     def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> Statement:
         """What all ranks were given. Collective."""
         row, own = self._told(inputs, targets, training=False)
+        for fault in self._other_autocasts(Statement.of(self._sum_of_replica(row.numbers()))):
+            row.faults, own = 1.0, replace(own, fault=own.fault or fault)
         total = Statement.of(self.world.sum(row.numbers()))
         pipelines = [given > 0 and len(r.stages) > 1 for given, r in zip(total.given, self.plan.replicas, strict=True)]
         if total.digest and total.ends == 2 * sum(pipelines):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -109,8 +109,8 @@ class PlanEngine(ForwardEngine):
         gone = self._handover.begin(kept=bool(self._weights))
         before = sum(self._weights or ())
         self._divisor = self._agreed_divisor(row.weight, before)
-        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
         self._faults[:] = [gone] if gone is not None else []
+        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
         if sizes and self._looks and self._model.coupled_layers is None:
             self.recorders[0].note("the trial of the layers", waits=False)
             self._faults += self._given.faults_of_layers(self._try_layers(inputs, sum(sizes)))
@@ -170,14 +170,11 @@ class PlanEngine(ForwardEngine):
         """The samples that this replica trains, by what its ranks were given in total; none if any of that is wrong, as all are
         told at the end of the step."""
         total = Statement.of(self._sum_of_replica(row.numbers()))
-        if total.ends == 2 and total.digest:
+        self._faults += (others := self._other_autocasts(total))
+        if others or (total.ends == 2 and total.digest):
             row.faults = total.faults = 1.0
         given, counted = total.given[self.replica], total.counted[self.replica]
         return int(given) if given == counted and not total.faults else 0
-
-    def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:
-        """The sum over the ranks of this replica."""
-        return numbers
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -28,7 +29,7 @@ from hetpipe.processes.world import World
 from hetpipe.runtime import backends
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
-from hetpipe.spec.number_types import TYPE_OF, NumberTypes, Precision
+from hetpipe.spec.number_types import AS_BUILT, TYPE_OF, NumberTypes, Precision
 from hetpipe.spec.plan import Backend, Plan
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
@@ -289,3 +290,44 @@ def _backward(layers: nn.Sequential, case: HalfCase, step: int, scaled: Callable
             sums[name] = sums[name] + p.grad if name in sums and p.grad is not None else p.grad  # type: ignore[assignment]
     for name, p in layers.named_parameters():
         p.grad = sums[name]
+
+
+def try_callers(world: World, plan: Plan) -> dict[str, Any]:
+    """What is known of what callers do around the engine: autocasts, closures, losses in float16."""
+    found: dict[str, Any] = {}
+    layers, (inputs, targets) = build("blocks", torch.float32), batch("blocks", 8, 0, torch.float32)
+
+    def wrapped(types: NumberTypes, function: Callable[[Tensors, Tensors], Tensor] = mse) -> PlanEngine:
+        model = Model(name=plan.model, layers=copy.deepcopy(layers), inputs=inputs, targets=targets, loss=Loss(function=function))
+        engine = backends.open_engine("torch", model, plan, world, lambda _: CPU, lambda _: None, lambda _: types)
+        assert engine is not None
+        return engine
+
+    engine = wrapped(AS_BUILT)
+    optimizer, losses = torch.optim.SGD(engine.parameters(), lr=0.5), []
+    with torch.autocast("cpu", torch.bfloat16):  # around the loop
+        for _ in range(3):
+            losses.append(engine.step(inputs, targets))
+            optimizer.step()
+    found["around the loop"] = losses
+    found["told"] = []
+    for call in (engine.step, engine.evaluate):
+        with torch.autocast("cpu", torch.bfloat16, enabled=world.rank == 0):
+            try:
+                call(inputs, targets)
+            except InputError as error:
+                found["told"].append(str(error))
+    engine.close()
+
+    engine = wrapped(NumberTypes.at("fp16"), lambda output, y: ((as_tuple(output)[0] - as_tuple(y)[0]) ** 2).half().mean())
+    engine.loss_scale.scale = 2.0**18  # of which float16 has no half
+    engine.step(inputs, targets)
+    found["a loss in float16"] = engine.overflowed, engine.loss_scale.scale
+    engine.loss_scale.scale = 2.0**30
+    before = [p.detach().clone() for p in engine.parameters()]
+    torch.optim.SGD(engine.parameters(), lr=0.5).step(lambda: engine.step(inputs, targets))
+    found["in a closure"] = engine.overflowed, all(
+        torch.equal(a, b) for a, b in zip(before, engine.parameters(), strict=True)
+    )
+    engine.close()
+    return found

@@ -26,7 +26,8 @@ class Statement:
     """What one rank says, or several in sum: the samples of each replica's inputs (`given`, by its first stage) and targets
     (`counted`, by its last); what the targets weigh; the `digest` of the samples that a first stage was given, less that of a
     last stage, and how many `ends` gave theirs; how many are `adding` up steps; how many have something to complain of; and how
-    many last stages had targets `shared` out of a global batch, with the sum of the batches' marks, and of their squares."""
+    many last stages had targets `shared` out of a global batch, with the sum of the batches' marks, and of their squares; and in
+    which `autocast` so many `callers` are, by a number, and its square."""
 
     given: list[float]
     counted: list[float]
@@ -38,6 +39,9 @@ class Statement:
     shared: float = 0.0
     batch: float = 0.0
     square: float = 0.0
+    callers: float = 0.0
+    autocast: float = 0.0
+    autocast_square: float = 0.0
 
     @classmethod
     def empty(cls, replicas: int) -> Statement:
@@ -58,6 +62,11 @@ class Statement:
     def batches_differ(self) -> bool:
         """Whether the ranks shared different global batches: the mean of squares is the square of the mean only of equal ones."""
         return int(self.shared) * int(self.square) != int(self.batch) ** 2
+
+    @property
+    def autocasts_differ(self) -> bool:
+        """Whether not all callers are in the same autocast."""
+        return self.callers * self.autocast_square != self.autocast**2
 
     def check_ends(self) -> None:
         """InputError if a replica's two ends were given other numbers of samples."""

@@ -55,6 +55,7 @@ class Handover:
         self._ids = {id(p) for p in self._parameters}
         self._marks: list[tuple[nn.Parameter, int, Tensor, int]] = []  # with its version, its gradient, and that one's version
         self._lost = self._taken = self._told = self._inside = self._left_out = False
+        self._stepping = False  # whether an optimizer takes its step
         self._others = self._noted = False  # whether an optimizer has stepped that has none of them, and whether that was said
         own = weakref.ref(self)  # the hooks must not keep an engine's process groups
         self._handles = [
@@ -90,6 +91,12 @@ class Handover:
         """Gradients have overflowed: an optimizer that takes its step all the same finds none, and so leaves all parameters, and
         what it keeps of them, as they are."""
         self._left_out = True
+        if self._stepping:  # by a closure, whose gradients it takes next
+            self._drop()
+
+    def _drop(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _differ(self) -> bool:
         return any(p.grad is not gradient or gradient._version != version for p, _, gradient, version in self._marks)
@@ -107,9 +114,9 @@ class Handover:
             raise InputError(SEARCHES)
         if self._inside:
             raise InputError(INSIDE)
+        self._stepping = True
         if self._left_out:
-            for parameter in self._parameters:
-                parameter.grad = None
+            self._drop()
         if self._lost and not self._taken:
             raise InputError(LOST)
         if not self._taken and not self._told and self._differ():
@@ -119,7 +126,7 @@ class Handover:
 
     def after(self) -> None:
         """An optimizer has taken them."""
-        self._taken, self._lost = True, False
+        self._taken, self._lost, self._stepping = True, False, False
 
     def forget(self) -> None:
         """There are none, and none is missed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import get_args
 
 import torch
 from torch import nn
@@ -39,6 +40,11 @@ class Boundaries:
         self.stages = stage_types(self._bounds, types)
         self._specs.clear()
         return True
+
+    @property
+    def autocast_number(self) -> int:
+        """The caller's autocast as a number; 0: none."""
+        return 0 if self._autocast is None else 1 + list(get_args(NumberType)).index(self._autocast)
 
     def check_autocast(self) -> None:
         """InputError if the caller has another autocast than a stage computes in, of which that was said."""
