@@ -1,19 +1,15 @@
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds
 from hetpipe.show.draw import draw_plan
-from hetpipe.show.picture.axis import Scale, mark_names
-from hetpipe.show.picture.canvas import NARROW, WIDE, Box, Canvas, Group, Words, fitting, text_width
+from hetpipe.show.picture.canvas import NARROW, WIDE, Box, Canvas, text_width
 from hetpipe.show.picture.curves import memory_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
 from hetpipe.show.picture.partition import partition_canvas
@@ -23,51 +19,15 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, Prediction
 from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
+from tests.support.drawn_plans import CLUSTER, SVG, TWO_REPLICAS, plan, profile, texts
 from tests.support.plans_shown import demo
 
-SVG = "{http://www.w3.org/2000/svg}"
-
-CLUSTER = Cluster.parse({
-    "format": "hetpipe.cluster/1", "device_types": {"fast": {"memory": "4 GiB"}, "slow": {"memory": "2 GiB"}},
-    "nodes": [{"name": "n0", "devices": {"fast": 2, "slow": 1}}], "link": {"bandwidth": "1 GB/s"},
-}, "the cluster")  # fmt: skip
-
-
-def profile(names: list[str], model: str = "net") -> Profile:
-    count = len(names)
-    return Profile.parse({
-        "format": "hetpipe.profile/1", "model": model, "optimizer": {"state_bytes_per_parameter_byte": 0},
-        "layers": [{"name": name, "parameter_bytes": 4, "output_bytes_per_sample": 4,
-                    "saved_bytes_per_sample": 8}
-                   for name in names],
-        "measurements": [
-            {"device_type": kind, "microbatch_sizes": [1], "forward_seconds": [[f] * count],
-             "backward_seconds": [[2 * f] * count], "optimizer_seconds": [0.0] * count}
-            for kind, f in (("fast", 0.001), ("slow", 0.002))],
-    }, "the profile")  # fmt: skip
-
-
-def plan(*replicas: list[tuple[int, int, str]], model: str = "net", **changes: object) -> Plan:
-    return Plan.parse({
-        "format": "hetpipe.plan/1", "model": model, "global_batch": 3 * len(replicas),
-        "replicas": [{"microbatch_sizes": [2, 1],
-                      "stages": [{"layers": [lo, hi], "devices": [d]} for lo, hi, d in stages]}
-                     for stages in replicas],
-        **changes,
-    }, "the plan")  # fmt: skip
-
-
-TWO_REPLICAS = plan([(0, 3, "n0/0"), (3, 4, "n0/2")], [(0, 4, "n0/1")])
 NAMES = ["embed", "body.0", "body.1", "head"]
 PREDICTED = {
     "step_seconds": 0.05, "pipeline_seconds": 0.05, "gradient_sync_seconds": 0, "optimizer_seconds": 0,
     "samples_per_second": 120, "price_per_hour": 0, "price_per_million_samples": 0, "peak_bytes": {},
     "gap": 0.031, "lower_bound_seconds": 0.049, "proof": "fluid",
 }  # fmt: skip
-
-
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
 def canvas_of(drawn: Plan, width: float = WIDE, **known: Any) -> Canvas:
@@ -286,18 +246,6 @@ def test_idle_time_looks_in_bars_as_in_the_legend_and_each_cause_otherwise() -> 
         assert box.pattern == CAUSE_PATTERNS[cause]
 
 
-@given(st.lists(st.floats(0, 1.5), min_size=1, max_size=4))
-def test_names_of_marks_are_apart_and_in_the_picture(moments: list[float]) -> None:
-    names = [(seconds, f"bound {seconds:.2f} s", "ink", (-1) ** i) for i, seconds in enumerate(moments)]
-    group, scale = Group(), Scale(left=22, room=336, seconds=1.0, largest=1, high=80)
-    end = mark_names(group, scale, NARROW, names, 100.0)
-    spans = [(words.y, words.x, words.x + text_width(words.text, words.size, bold=True)) for words in group.words]
-    assert [words.text for words in group.words] == [name for _, name, *_ in names]
-    assert all(100 < y < end and left >= 0 and right <= NARROW for y, left, right in spans)
-    for i, (y, left, right) in enumerate(spans):
-        assert all(y != v or left > b or right < a for v, a, b in spans[:i])
-
-
 def test_the_equal_split_stands_beneath_at_the_same_scale() -> None:
     one = plan([(0, 2, "n0/0"), (2, 4, "n0/1")])
     scene = make_study(one, profile=profile(NAMES), cluster=CLUSTER).scene
@@ -371,28 +319,6 @@ def test_one_layer_and_zero_seconds() -> None:
     memory_canvas(scene, predicted)
 
 
-def test_a_png_of_strange_names(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    names = ["$x_", "日本", "\\frac", "head"]
-    known: dict[str, Any] = {"profile": profile(names), "cluster": CLUSTER}
-    path = tmp_path / "new" / "plan.png"
-    draw_plan(make_study(TWO_REPLICAS, **known), path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_png_of_a_thousand_replicas_is_not_larger_than_png_writers_allow() -> None:
-    pytest.importorskip("matplotlib")
-    tall = Canvas(width=100, height=90_000)
-    assert int.from_bytes(tall.to_png()[20:24], "big") <= 20_000
-
-
-def test_without_matplotlib_a_png_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match=r"a \.png needs matplotlib: pip install 'hetpipe\[viz\]'"):
-        draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.png")
-    draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.svg")
-
-
 def test_an_unknown_suffix_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"unknown suffix '\.pdf'; known: \.svg, \.png, \.html"):
         draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.pdf")
@@ -401,31 +327,6 @@ def test_an_unknown_suffix_names_the_known_ones(tmp_path: Path) -> None:
 def test_a_profile_of_another_model_is_refused() -> None:
     with pytest.raises(InputError, match="it is for model 'net', the profile for 'other'"):
         make_study(TWO_REPLICAS, profile=profile(NAMES, model="other"))
-
-
-def test_long_texts_lose_their_beginning() -> None:
-    assert fitting("layers.12.attention", 1000) == "layers.12.attention"
-    cut = fitting("layers.12.attention", 70)
-    assert cut[0] == "…"
-    assert "layers.12.attention".endswith(cut[1:])
-    assert text_width(cut) <= 70
-    assert fitting("layers.12.attention", 20) == ""
-
-
-def test_a_canvas_as_svg() -> None:
-    canvas = Canvas(width=10, height=20.4, title="a & b")
-    group = canvas.group("a stage", "0.1")
-    group.boxes.append(Box(x=1, y=2.5, width=3, height=4, fill="ink", pattern="up", tip="a<b"))
-    group.words.append(Words(x=5, y=5, text="up", upright=True))
-    assert canvas.to_svg(alone=False).splitlines()[1:] == [
-        '<title>a &amp; b</title><rect width="10" height="20" class="f-paper"/>', "",
-        '<g class="stage" role="img" tabindex="0" aria-label="a stage" data-stage="0.1">',
-        ('<rect x="1" y="2.5" width="3" height="4" class="f-ink"><title>a&lt;b</title></rect>'
-         '<rect x="1" y="2.5" width="3" height="4" fill="url(#p-up)" pointer-events="none"/>'),
-        '<text x="5" y="8.96" font-size="11" text-anchor="middle" class="f-ink" transform="rotate(-90 5 5)">up</text>',
-        "</g>", "</svg>",
-    ]  # fmt: skip
-    assert "prefers-color-scheme:dark" in canvas.to_svg()
 
 
 def test_a_tensor_parallel_stage_has_rows_of_its_own_in_time_and_memory() -> None:

@@ -18,8 +18,8 @@ from hetpipe.layers.untouched.randomness import Generators
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
 from tests.support.jobs import Folder, train
+from tests.support.runs import ONE, assert_same, reference, trained
 from tests.support.user_parts import drawn
-from tests.test_trainer import ONE, assert_same, reference, trained
 
 DRAWN: dict[str, Any] = {"target": "tests.support.user_parts:drawn", "args": {}}
 PLAIN = train(steps=10, scheduler=None)

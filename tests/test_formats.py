@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError, nearest
-from hetpipe.files.units import human_seconds, three_digits
-from hetpipe.files.writing import write_text
 from hetpipe.planning.planner import make_plan
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from tests.support.documents import cluster_document, plan_document, refused
 from tests.support.strategies import clusters, make_cluster, make_profile, profiles
 
 CLUSTER = """
@@ -29,41 +27,6 @@ nodes:
   - {name: n1, devices: {slow: 2}}
 link: {bandwidth: 24 Gbit/s, latency: 30 us}
 """
-
-
-def cluster_document(**changes: Any) -> dict[str, Any]:
-    return {
-        "format": "hetpipe.cluster/1",
-        "device_types": {"a": {"memory": 100}},
-        "nodes": [{"name": "n0", "devices": {"a": 2}}],
-        "link": {"bandwidth": 1.0},
-    } | changes
-
-
-def plan_document(**changes: Any) -> dict[str, Any]:
-    return {
-        "format": "hetpipe.plan/1",
-        "model": "test",
-        "global_batch": 4,
-        "replicas": [
-            {
-                "microbatch_sizes": [2, 2],
-                "stages": [
-                    {"layers": [0, 1], "devices": ["n0/0"]},
-                    {"layers": [1, 3], "devices": ["n0/1"]},
-                ],
-            }
-        ],
-    } | changes
-
-
-def refused(cls: type[Cluster] | type[Plan] | type[Profile], document: Any, *messages: str) -> None:
-    with pytest.raises(InputError) as caught:
-        cls.parse(document, "the.file")
-    text = str(caught.value)
-    assert text.startswith("the.file: ")
-    for message in messages:
-        assert message in text
 
 
 class TestCluster:
@@ -280,39 +243,6 @@ class TestPlan:
         assert Plan.parse(plan_document(schedule="gpipe"), "x").fingerprint != plan.fingerprint
 
 
-class TestFiles:
-    def test_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"cannot read .*nothing.yaml: No such file"):
-            read_mapping(tmp_path / "nothing.yaml")
-
-    @pytest.mark.parametrize(("name", "text"), [("a.json", "{"), ("a.yaml", "a: [1")])
-    def test_broken(self, tmp_path: Path, name: str, text: str) -> None:
-        (tmp_path / name).write_text(text)
-        with pytest.raises(InputError, match=f"{name} is not valid {name[2:].upper()}"):
-            read_mapping(tmp_path / name)
-
-    def test_not_text(self, tmp_path: Path) -> None:
-        (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(InputError, match="it is not UTF-8 text"):
-            read_mapping(tmp_path / "a.yaml")
-
-    def test_yaml_runs_no_code(self, tmp_path: Path) -> None:
-        (tmp_path / "a.yaml").write_text("!!python/object/apply:os.system ['true']")
-        with pytest.raises(InputError, match="not valid YAML"):
-            read_mapping(tmp_path / "a.yaml")
-
-    def test_another_kind_of_document(self) -> None:
-        refused(Cluster, ["a"], "expected a mapping with the key 'format', found")
-        refused(Cluster, plan_document(), "its format is 'hetpipe.plan/1', expected 'hetpipe.cluster/1'")
-
-    def test_writing_is_atomic(self, tmp_path: Path) -> None:
-        target = tmp_path / "new" / "file.json"
-        write_text(target, "1")
-        write_text(target, "2")
-        assert target.read_text() == "2"
-        assert [path.name for path in target.parent.iterdir()] == ["file.json"]
-
-
 NO_NUMBERS = [True, "3", float("inf"), float("nan"), 10**400, -1, 1e301]
 NUMBERS = [
     (Cluster, ("link", "bandwidth")),
@@ -365,27 +295,6 @@ def test_quantities_beyond_the_limit(memory: str) -> None:
     refused(Cluster, cluster_document(device_types={"a": {"memory": memory}}), "device_types.a.memory: Input should be")
 
 
-def test_file_sizes_are_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "large.yaml").write_text("a: " + "x" * 5_000_000)
-    with pytest.raises(InputError, match="it has 4.77 MiB, the most that is read are 4.00 MiB; a .json may have 256 MiB"):
-        read_mapping(tmp_path / "large.yaml")
-    monkeypatch.setattr("hetpipe.files.formats.MOST_FILE_BYTES", 1_000)
-    (tmp_path / "large.JSON").write_text("1" * 2_000)
-    with pytest.raises(InputError, match="large.JSON: it has 2000 bytes, the most that is read are 1000 bytes$"):
-        read_mapping(tmp_path / "large.JSON")
-
-
-@pytest.mark.parametrize("name", ["a\0b.json", "a\ud800.yaml", "x" * 5_000])
-def test_names_that_no_file_has(name: str) -> None:
-    with pytest.raises(InputError, match="^cannot read "):
-        read_mapping(name)
-
-
-def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
-    assert read_mapping(tmp_path / "a.json") == {"a": 1}
-
-
 def test_nearest() -> None:
     assert nearest("gpt3", ["gpt", "mlp"]) == "; did you mean 'gpt'? known: gpt, mlp"
     assert nearest("zzz", ["gpt", "mlp"]) == "; known: gpt, mlp"
@@ -413,8 +322,3 @@ def test_a_device_that_takes_no_time_is_no_measurement(seconds: float) -> None:
     profile.check(make_cluster([{"b": 1}]))
     with pytest.raises(InputError, match=f"all layers together take {3 * 2 * seconds:g} s on device type 'a', which cannot be"):
         make_plan(profile, make_cluster([{"a": 1, "b": 1}]), 4)
-
-
-def test_what_is_infinite_or_no_number_is_written() -> None:
-    assert (three_digits(float("inf")), three_digits(float("nan"))) == ("∞", "unknown")
-    assert (human_seconds(float("inf")), human_seconds(float("nan"))) == ("∞", "unknown")

@@ -25,8 +25,8 @@ from hetpipe.training.session import open_session
 from hetpipe.training.start import run_everywhere
 from tests.support.jobs import Folder, train
 from tests.support.ranks import World, cluster_of, run_ranks
+from tests.support.runs import trained
 from tests.test_stopping import tensors_of
-from tests.test_trainer import trained
 
 ENDS = (3, 5, 8)  # the steps after which a leg ends, in the midst of an epoch
 TIED: dict[str, Any] = {"target": "tests.support.user_parts:tied"}

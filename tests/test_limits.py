@@ -10,8 +10,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from tests.support.documents import cluster_document, plan_document, refused
 from tests.support.strategies import make_cluster, make_profile
-from tests.test_formats import cluster_document, plan_document, refused
 
 
 class TestLimits:

@@ -32,7 +32,7 @@ from hetpipe.training.observers.screen import Outlook
 from tests.support.jobs import Folder, train
 from tests.support.pages import Page
 from tests.support.ranks import cluster_of, make_plan
-from tests.test_trainer import trained
+from tests.support.runs import trained
 
 TWO_STAGES = [{"cuts": [4, 2], "sizes": [6, 6]}]
 

@@ -21,7 +21,7 @@ from tests.support import restarted_loop
 from tests.support.commands import ROOT, THREADS_LEFT, Ended, agents, finish
 from tests.support.jobs import Folder, train
 from tests.support.ranks import make_plan
-from tests.test_trainer import reference
+from tests.support.runs import reference
 
 
 def saved(folder: Path) -> dict[str, Tensor]:
