@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from bench.tables import environment, markdown, replace_table
-from bench.throughput.run import Ran, trained, whole_model_bytes
+from bench.throughput.run import Ran, prepared, trained
 from hetpipe.cli.exits import main
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.units import human_bytes
@@ -33,7 +33,6 @@ from hetpipe.spec.options import PrecisionChoice
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import WARMUP_STEPS
-from hetpipe.training.start import profile_everywhere
 
 README = Path(__file__).parent / "README.md"
 # Milliseconds of a layer of bert-large forward in float32 (512 tokens, one sample more), how many times as long that takes as in
@@ -134,13 +133,9 @@ def measured(model: str, mix: Mix, steps: int, rounds: int) -> dict[str, Any]:
     """All plans of a cluster, trained in turn by the same ranks."""
     with tempfile.TemporaryDirectory(prefix="hetpipe-half-") as name:
         folder = Path(name)
-        job = job_of(model, mix, folder)
-        profile = profile_everywhere(job)
-        assert profile is not None
-        if mix.tight:
-            job = job_of(model, mix, folder, tight_memory(mix, whole_model_bytes(profile)))
-        cluster = job.read_cluster()
-        assert cluster is not None
+        job, profile, cluster = prepared(
+            lambda memory: job_of(model, mix, folder, memory), (lambda whole: tight_memory(mix, whole)) if mix.tight else None
+        )
         with Activity(f"{model} on {mix.name}: planning"):
             plans = plans_of(profile, cluster)
         counts = dict.fromkeys(plans, WARMUP_STEPS + steps)

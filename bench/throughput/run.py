@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -121,6 +121,21 @@ def plans_of(profile: Profile, cluster: Cluster) -> tuple[dict[str, Plan], dict[
     return plans, reasons
 
 
+def prepared(
+    job_of: Callable[[dict[str, int] | None], Job], tight_memory: Callable[[int], dict[str, int]] | None
+) -> tuple[Job, Profile, Cluster]:
+    """A job with ample memory, measured, and its cluster; where memory is to be tight, then with what follows from the bytes of
+    the whole model."""
+    job = job_of(None)
+    profile = profile_everywhere(job)
+    assert profile is not None
+    if tight_memory is not None:
+        job = job_of(tight_memory(whole_model_bytes(profile)))
+    cluster = job.read_cluster()
+    assert cluster is not None
+    return job, profile, cluster
+
+
 def steps_of(plan: Plan, seconds: float) -> int:
     """Steps of a run, of which those that count take so many seconds."""
     assert plan.predicted is not None
@@ -131,13 +146,9 @@ def compare(model: str, mix: Mix, seconds: float, rounds: int) -> dict[str, Any]
     """All ways on one cluster."""
     with tempfile.TemporaryDirectory(prefix="hetpipe-throughput-") as name:
         folder = Path(name)
-        job = job_of(model, mix, folder)
-        profile = profile_everywhere(job)
-        assert profile is not None
-        if mix.tight:
-            job = job_of(model, mix, folder, tight_memory(mix, whole_model_bytes(profile)))
-        cluster = job.read_cluster()
-        assert cluster is not None
+        job, profile, cluster = prepared(
+            lambda memory: job_of(model, mix, folder, memory), (lambda whole: tight_memory(mix, whole)) if mix.tight else None
+        )
         with Activity(f"{model} on {mix.name}: planning"):
             plans, reasons = plans_of(profile, cluster)
         steps = {way: steps_of(plan, seconds) for way, plan in plans.items()}
