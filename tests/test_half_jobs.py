@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 import hetpipe
+from hetpipe import InputError
 from hetpipe.building.build import build_layers
 from hetpipe.spec.job import Job
+from hetpipe.training.runlog import TrainResult
+from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.commands import Command
+from tests.support.half import half_frozen
 from tests.support.jobs import Folder, train
 
 OVERFLOWING = {"initial": 2.0**30, "growth_interval": 3}  # a dozen steps until gradients no longer overflow
@@ -70,6 +74,12 @@ def test_where_no_scale_helps_the_run_ends_with_what_overflows(folder: Folder, r
     assert "not finite" in ended.err
 
 
+def test_there_is_something_to_hold_in_half_precision(folder: Folder) -> None:
+    job = Job.read(folder.job(train=train(dtype="float32", precision="bf16", frozen_dtype="bfloat16")))
+    with pytest.raises(InputError, match="frozen_dtype is bfloat16, but all matrices of model 'mlp' train: leave it out, or let"):
+        build_layers(job)
+
+
 def test_auto_is_measured_planned_and_trained(folder: Folder, run: Command) -> None:
     """On CPUs fp32 and bf16 are measured. An emulated type that is slow in fp32 trains in bf16, the other one in fp32."""
     document = {
@@ -89,3 +99,31 @@ def test_auto_is_measured_planned_and_trained(folder: Folder, run: Command) -> N
     assert folder.read("log/plan.json")["precision"] == {"new": "bf16", "old": "fp32"}
     found = {(m["device_type"], m.get("precision")) for m in folder.read("log/profile.json")["measurements"]}
     assert found == {("new", "fp32"), ("new", "bf16"), ("old", "fp32")}
+
+
+def test_frozen_matrices_in_half_precision_are_measured_trained_and_saved(folder: Folder) -> None:
+    """Under a plan and back under another one, on emulated devices, whose memory is counted."""
+    file = folder.ready((1, 1), rows=[{"cuts": [3, 3], "sizes": [6, 6]}], slowdown=2.0,
+                        model={"target": "tests.support.half:half_frozen"}, checkpoint={"folder": "saved"},
+                        train=train(dtype="float32", precision="bf16", frozen_dtype="bfloat16", steps=4))  # fmt: skip
+    folder.plan([{"cuts": [3, 3], "sizes": [6, 6], "devices": ["n0/0", "n1/0"]}], model="tests.support.half:half_frozen")
+    settings = ("profile=null", "profiler={microbatch_sizes: [1], repeats: 1}")
+
+    def losses(*more: str) -> list[float]:
+        result: TrainResult = run_everywhere(Job.read(file, (*settings, *more)), train_rank)
+        assert result.predicted is not None
+        assert result.peak_bytes.keys() == {"n0/0", "n1/0"}
+        for device, peak in result.peak_bytes.items():
+            predicted = result.predicted.peak_bytes[device]
+            counters = 4 * 8  # bytes: AdamW counts the steps of each parameter
+            assert 0.7 * predicted < peak <= predicted + counters, "kilobytes, of which what crosses stages is a large part"
+        return result.losses
+
+    whole = losses("checkpoint=")
+    assert [*losses("train.steps=2"), *losses()] == whole
+    saved = weights(file, Path("saved"))
+    assert {name: value.dtype for name, value in saved.items() if value.dtype != torch.float32} == {
+        "2.weight": torch.bfloat16, "4.weight": torch.bfloat16,
+    }  # fmt: skip
+    assert torch.equal(saved["2.weight"], half_frozen().get_parameter("2.weight").bfloat16())
+    assert losses("checkpoint=", "train.frozen_dtype=float32") != whole

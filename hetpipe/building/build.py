@@ -166,10 +166,21 @@ def build_layers(job: Job) -> Any:
     if not isinstance(layers, nn.Sequential):
         return layers
     layers.to(torch_type(job.train.dtype))
-    for parameter in layers.parameters() if job.train.frozen_dtype != job.train.dtype == "float32" else ():
-        if not parameter.requires_grad and parameter.is_floating_point() and parameter.ndim > 1:
-            parameter.data = parameter.data.to(torch_type(job.train.frozen_dtype))
+    if job.train.frozen_dtype != "float32":
+        _hold_frozen(layers, job)
     return layers
+
+
+def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
+    """Let the matrices that do not train be held as the job says. InputError if there is none."""
+    frozen = [p for p in layers.parameters() if not p.requires_grad and p.is_floating_point() and p.ndim > 1]
+    if not frozen:
+        raise InputError(
+            f"train.frozen_dtype is {job.train.frozen_dtype}, but all matrices of model {job.model.label!r} train: leave it out, "
+            "or let the model's function freeze some (requires_grad_(False))"
+        )
+    for parameter in frozen:
+        parameter.data = parameter.data.to(torch_type(job.train.frozen_dtype))
 
 
 def build_model(job: Job, data: MapDataset) -> Model:

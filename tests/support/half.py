@@ -331,3 +331,12 @@ def try_callers(world: World, plan: Plan) -> dict[str, Any]:
     )
     engine.close()
     return found
+
+
+def half_frozen() -> nn.Sequential:
+    """Six layers for the tests' points, of which two matrices do not train."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
+    for index in (2, 4):
+        layers[index].requires_grad_(False)
+    return layers
