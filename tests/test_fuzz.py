@@ -187,7 +187,7 @@ def up_to_where_ranks_start(job: Job, *_: object) -> None:
 def test_commands(run: Command, workplace: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(workplace.path)
     monkeypatch.setattr("hetpipe.training.start.run_everywhere", up_to_where_ranks_start)
-    monkeypatch.setattr("hetpipe.training.start.profile_everywhere", lambda _: None)
+    monkeypatch.setattr("hetpipe.training.start.profile_everywhere", lambda job, precision: None)
     monkeypatch.delenv("HETPIPE_DATA", raising=False)
     file = workplace.path / name
     document = (json.loads if name.endswith(".json") else yaml.safe_load)(file.read_text())

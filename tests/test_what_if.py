@@ -169,11 +169,18 @@ class TestCommand:
         for row in others:
             assert row["tokens_per_second"] == pytest.approx(64 * 512 / row["step_seconds"])
             assert row["gap"] >= 0
-        _, p40, _ = others  # is as fast in fp32, in which too much is saved for backward
-        assert told["cards"]["p40"]["precision"] == "fp32"
-        assert p40["precision"] == p40["plan"]["precision"] == {"a6000": "bf16", "p40": "fp16", "l4": "bf16"}
-        assert "with one more p40: fits with p40 in fp16, which takes less memory, and not at what is fastest" in told["notes"]
+            assert row["precision"] == row["plan"]["precision"] == {"a6000": "bf16", "p40": "fp32", "l4": "bf16"}
         assert [one["name"] for one in told["single_precisions"]] == ["fp32 for all", "fp16 for all", "bf16, else fp32"]
+
+    def test_a_precision_that_is_slower_and_fits(self, run: Command) -> None:
+        found = run("what-if", "llama-3b", "--gpus", "3xp40", "--tokens", "4096", "--json", *QUICK)
+        assert found.code == 0
+        told = json.loads(found.out)
+        assert told["cards"]["p40"]["precision"] == "fp32"
+        own, more = told["rows"]
+        assert own["precision"] == own["plan"]["precision"] == {"p40": "fp16"}
+        assert more["precision"] == more["plan"]["precision"] == {"p40": "fp32"}
+        assert "as it is: fits with p40 in fp16, which takes less memory, and not at what is fastest" in told["notes"]
 
     def test_the_table_says_what_is_measured(self, run: Command) -> None:
         found = run("what-if", "bert-large", "--gpus", "t4,1080ti", "--add", "5060ti", "--price", "5060ti=400", *QUICK)

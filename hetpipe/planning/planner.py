@@ -20,7 +20,7 @@ from hetpipe.spec.plan import Plan, Prediction, Proof
 from hetpipe.spec.profile import Profile
 
 ROUNDING = 1 + 1e-9  # sums in another order
-LEAST_SECONDS = 0.1  # of a search
+LEAST_SECONDS = 0.1  # of a search after another
 
 
 def make_plan(
@@ -60,9 +60,9 @@ def make_plan(
 
 
 def _in_time(options: PlanOptions, began: float) -> PlanOptions:
-    """With what is left of the time limit since then."""
+    """With what is left of the time limit since then, and never with more than it."""
     limit = options.time_limit_seconds
-    left = None if limit is None else max(LEAST_SECONDS, limit - (time.monotonic() - began))
+    left = None if limit is None else min(limit, max(LEAST_SECONDS, limit - (time.monotonic() - began)))
     return options.model_copy(update={"time_limit_seconds": left})
 
 
