@@ -122,6 +122,22 @@ class TestFront:
             assert row.plan is not None
             assert simulate(plan, PROFILE, cluster).step_seconds == row.plan.step_seconds
 
+    def test_counts_what_the_framework_takes_as_plans_do(self) -> None:
+        """It was left out of the front, so that plans did not fit where they were to run. A device alone has no communicators."""
+        layer = {**LAYER, "parameter_bytes": 2**26}
+        own = make_profile({"a": [1.0] * 3, "b": [2.5] * 3}, sizes=(1, 2), layer=layer, optimizer=0.1)
+        source = catalogue({"fast": "0..2", "slow": "0..1"}, 2 * 2**30)
+        found = make_front(own, source, 6)
+        for plan, cluster in found.plans:
+            alone, predicted = make_plan(own, cluster, 6).predicted, plan.predicted
+            assert predicted is not None
+            assert alone is not None
+            assert predicted.peak_bytes == simulate(plan, own, cluster).peak_bytes
+            assert predicted.step_seconds == alone.step_seconds
+            assert min(predicted.peak_bytes.values()) > 490 * 2**20
+        devices = {cluster.device_count: cluster.runtime_overhead.device_bytes for _, cluster in found.plans}
+        assert devices[1] < devices[2]
+
     def test_bounds_hold_and_rule_out(self) -> None:
         """b is slower and, by the work it does, dearer: alone it is beaten before it is planned."""
         found = make_front(
@@ -284,6 +300,16 @@ def row(price: float, step: float, **keys: Any) -> Row:
 
 def front(*rows: Row) -> Front:
     return Front.of(rows, model="m", global_batch=1, partitioner="auto")
+
+
+def test_a_saved_front_is_read_again_where_a_gap_is_not_known(tmp_path: Any) -> None:
+    """It was refused for the key that is not written."""
+    plan = row(1, 1).plan
+    assert plan is not None
+    unknown = row(1, 1, plan=plan.model_copy(update={"gap": None, "proof": None}).model_dump())
+    written = front(unknown)
+    written.save(tmp_path / "front.json")
+    assert Front.load(tmp_path / "front.json") == written
 
 
 class TestMarking:

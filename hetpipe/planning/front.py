@@ -42,8 +42,8 @@ class Planned(Strict):
     embedding_sync_seconds: Number
     optimizer_seconds: Number
     peak_bytes: Bytes
-    gap: Number | None
-    proof: Proof | None
+    gap: Number | None = None
+    proof: Proof | None = None
     replicas: DeviceCount
     microbatch_sizes: tuple[Positive, ...]
     stages: tuple[Positive, ...]

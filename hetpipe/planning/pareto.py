@@ -81,8 +81,11 @@ class SubCluster:
             self.bound, self.proof = bound, proof
 
     def within(self, other: SubCluster) -> bool:
-        """Whether this sub-cluster is part of the other."""
-        return all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
+        """Whether each plan of this sub-cluster is one of the other: its nodes are part of the other's, and what the framework
+        takes of a device's memory, which may depend on the nodes (`clusters.assumed`), is the same."""
+        own, its = self.problem, other.problem
+        alike = (own.cluster.runtime_overhead, own.memory_reserve) == (its.cluster.runtime_overhead, its.memory_reserve)
+        return alike and all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
 
 
 class FrontWithPlans(NamedTuple):
@@ -117,8 +120,7 @@ def make_front(
         )
     if all(kind.price_per_hour == 0 for kind in choice.whole().device_types.values()):
         raise InputError("the front weighs price against time, but no device type has a price_per_hour")
-    each = options.model_copy(update=dict.fromkeys(LIMITS))  # what limits the front does not limit each row's plan
-    search = FrontSearch(Problem.of(profile, choice.whole(), global_batch, each), choice, options, progress, profile)
+    search = FrontSearch(profile, choice, global_batch, options, progress)
     with Planners(options.partitioner, max(1, min(workers, choice.size))) as planners:
         search.run(planners)
     front = Front.of(
@@ -135,15 +137,11 @@ class FrontSearch:
     """One search over all sub-clusters; `run` closes every item."""
 
     def __init__(
-        self,
-        problem: Problem,
-        choice: Choice,
-        options: PlanOptions,
-        progress: Progress | None,
-        profile: Profile,
+        self, profile: Profile, choice: Choice, global_batch: int, options: PlanOptions, progress: Progress | None
     ) -> None:
-        self.problem, self.choice, self.options, self.progress = problem, choice, options, progress
-        self.profile = profile  # at all precisions
+        self.profile, self.choice, self.options, self.progress = profile, choice, options, progress
+        self.each = options.model_copy(update=dict.fromkeys(LIMITS))  # what limits the front does not limit each row's plan
+        self.whole = Problem.of(profile, choice.whole(), global_batch, self.each)
         seconds = options.time_limit_seconds or max(SECONDS, LEAST_SECONDS * choice.size)
         self.ends_at = time.monotonic() + seconds
         self.items: list[SubCluster] = []
@@ -203,8 +201,8 @@ class FrontSearch:
 
     def item(self, counts: Counts, bounds: dict[tuple[tuple[str, int], ...], float]) -> SubCluster:
         """A sub-cluster with its fluid bound (the same for the same devices); closed if that is over a limit."""
-        cluster = self.problem.profile.joined(self.choice.cluster(counts))
-        problem = replace(self.problem, cluster=cluster)
+        own = Problem.of(self.profile, self.choice.cluster(counts), self.whole.global_batch, self.each)
+        cluster, problem = own.cluster, replace(own, profile=self.whole.profile)  # of types that the item lacks, too
         key = tuple(sorted(devices_of(cluster).items()))
         if key not in bounds:
             bounds[key] = fluid_bound(problem)
@@ -274,7 +272,7 @@ class FrontSearch:
         item.turn += 1
         if item.turn >= len(turns):
             return False
-        fastest = self.options.precisions(self.profile, self.problem.cluster)  # of types that the item lacks, too
+        fastest = self.options.precisions(self.profile, self.whole.cluster)  # of types that the item lacks, too
         chosen = turns[item.turn].precisions(self.profile, item.problem.cluster)
         item.problem = replace(item.problem, profile=self.profile.at({**fastest, **chosen}))
         item.bound, item.proof = fluid_bound(item.problem), "fluid"
