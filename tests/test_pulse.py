@@ -213,6 +213,28 @@ def test_a_store_out_of_reach_is_told_from_both_sides(store: Store, monkeypatch:
     silence(one)
 
 
+def test_who_fails_ends_once_others_have_heard_why_and_they_know_it_without_the_store(store: Store) -> None:
+    """The agent of the host that keeps the store ends with the rank that fails: then others asked for words that were gone."""
+    one, two = beating(store, 0, "a"), beating(store, 1, "b")
+    one.elsewhere = [1]
+    one.stop("ValueError: of its own")
+    store.broken = True
+    assert two.verdict(0.3) == "rank 0 on host a failed: ValueError: of its own"
+    silence(two)
+
+
+def test_who_is_gone_elsewhere_is_waited_for_no_longer_than_a_living_rank_would_need(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "HEARD_SECONDS", 0.2)
+    one, two, three = beating(store, 0, "a"), beating(store, 1, "b"), beating(store, 2, "c")
+    one.elsewhere = [1, 2]
+    two.stop()
+    silence(three)
+    one.stop(cause="rank 2 on host c is gone")
+    assert read_beats(store, [0])[0].cause == "rank 2 on host c is gone"
+
+
 def test_a_store_that_does_not_answer_is_out_of_reach(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse, "STORE_SECONDS", 0.1)
     one, stuck = beating(store, 0, "b"), threading.Event()

@@ -42,6 +42,7 @@ LAUNCHED = "HETPIPE_LAUNCHED"  # in the environment of ranks that `hetpipe train
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 4.0  # after a failure, who has not beaten for so long is gone
 STORE_SECONDS = 10.0  # for an answer of the store
+HEARD_SECONDS = 3 * BEAT_SECONDS  # for other hosts to hear why this one's agent ends, which may end the store
 
 
 class PeerLostError(RuntimeError):
@@ -51,10 +52,14 @@ class PeerLostError(RuntimeError):
 class Pulse:
     """This rank's signs of life, and the reading of the others'. A store that is out of reach may not answer at all, so it is
     asked in threads that can be left behind. After `patience` seconds without a sign of another rank, or an answer, the process
-    ends with a message even if nothing has failed (None: somebody else watches)."""
+    ends with a message even if nothing has failed (None: somebody else watches). `elsewhere`: ranks that other agents started,
+    which may lose the store with this rank's agent and so are waited for until they have heard why."""
 
-    def __init__(self, store: KeyValueStore, rank: int, size: int, *, patience: float | None = None) -> None:
-        self.store, self.rank, self.size, self.patience = store, rank, size, patience
+    def __init__(
+        self, store: KeyValueStore, rank: int, size: int, *, patience: float | None = None, elsewhere: Sequence[int] = ()
+    ) -> None:
+        self.store, self.rank, self.size, self.patience, self.elsewhere = store, rank, size, patience, elsewhere
+        self.heard: str | None = None  # what `said` once said
         self.host = socket.gethostname()
         self.count = 0
         self._silence = Silence(patience, STORE_SECONDS) if patience is not None else None
@@ -74,8 +79,27 @@ class Pulse:
             self._changed.set()
             with contextlib.suppress(RuntimeError):
                 answered(lambda: self._beat(last=True, error=error, cause=cause))
+                if error is not None or cause:
+                    self._await_hearing()
             if error is None:
                 self._thread.join(STORE_SECONDS)  # a thread that asks the store while the interpreter ends aborts the process
+
+    def _await_hearing(self) -> None:
+        """Until all that live elsewhere know why this rank ends, or for as long as they would need to."""
+        if not self.elsewhere:
+            return
+        answered(lambda: self.store.set("failed", ""))
+        deadline = time.monotonic() + HEARD_SECONDS
+        while time.monotonic() < deadline:
+            if not any(beat.lives and not beat.heard for beat in self._read(self.elsewhere).values()):
+                return
+            time.sleep(0.05)
+
+    def _hear(self) -> None:
+        """Remember why the first rank ends, and say so, while there is a store to ask."""
+        if self.heard is None and self.store.check(["failed"]):
+            self.heard = said(read_beats(self.store, range(self.size)), self.rank)
+            self._beat()
 
     def _beat(self, *, last: bool = False, error: str | None = None, cause: str | None = None) -> None:
         with self._writing:  # one after the other, and none after the last
@@ -86,7 +110,7 @@ class Pulse:
             beat = Beat(rank=self.rank, count=self.count, time=time.time(), host=self.host, place=whereabouts.described_place(),
                         doing=doing.text, waits=doing.waits, seconds=doing.seconds, needed=whereabouts.needed(),
                         resume=whereabouts.resume(), error=error, left=last and error is None, cause=cause,
-                        figures=whereabouts.figures())  # fmt: skip
+                        heard=self.heard is not None, figures=whereabouts.figures())  # fmt: skip
             self.store.set(f"beat/{self.rank}", json.dumps(asdict(beat)))
 
     def _read(self, ranks: Sequence[int]) -> dict[int, Beat]:
@@ -102,7 +126,7 @@ class Pulse:
             while (words := said(beats := self._read(everyone), self.rank)) is None and time.monotonic() < deadline:
                 time.sleep(0.2)
         except RuntimeError:
-            return store_gone(self.host)
+            return self.heard or store_gone(self.host)
         if words is not None:
             return words
         silent = [b for r, b in before.items() if r != self.rank and b.lives and beats[r].count == b.count]
@@ -129,12 +153,14 @@ class Pulse:
             lost = None
             try:
                 answered(self._beat)
+                answered(self._hear)
                 reached = time.monotonic()
                 lost = self._lost()
             except RuntimeError:
                 silence = time.monotonic() - reached
                 if self.patience is not None and silence > self.patience:
-                    lost = store_gone(self.host, time.strftime(" since %H:%M:%S", time.localtime(time.time() - silence)))
+                    since = time.strftime(" since %H:%M:%S", time.localtime(time.time() - silence))
+                    lost = self.heard or store_gone(self.host, since)
             if lost is not None:
                 resume = f"; the run goes on from {whereabouts.resume()}" if whereabouts.resume() else ""
                 sys.stderr.write(f"error: {visible(lost + resume)}\n")
@@ -149,7 +175,6 @@ class Pulse:
             return None
         beats = self._read(looked_at)
         return said(beats, self.rank) or gone(silent, beats)
-
 
 
 class SilentStoreError(RuntimeError):
@@ -196,7 +221,12 @@ def start_pulse(store: Any, rank: int, size: int, patience: float) -> None:
         return
     own = store.clone()  # for other threads, which may wait for an answer
     own.set_timeout(timedelta(seconds=STORE_SECONDS))
-    _pulse = Pulse(part_for_beats(own), rank, size, patience=None if LAUNCHED in os.environ else patience)
+    if LAUNCHED in os.environ:
+        _pulse = Pulse(part_for_beats(own), rank, size)
+    else:
+        first = rank - place().local_rank
+        here = range(first, first + place().local_size)
+        _pulse = Pulse(part_for_beats(own), rank, size, patience=patience, elsewhere=[r for r in range(size) if r not in here])
     _pulse.start()
 
 

@@ -45,7 +45,8 @@ class KeyValueStore(Protocol):
 class Beat:
     """A rank's sign of life. `waits`: for other ranks; `seconds`: for how long it has been doing what it does; `needed`: by other
     ranks; `error`: its last words, if it ends because of an error of its own; `left`: it ended without one; `cause`: because of
-    another rank, of which it says this (empty: it does not know); `figures`: see `whereabouts.figures`."""
+    another rank, of which it says this (empty: it does not know); `heard`: it knows why another ended; `figures`:
+    see `whereabouts.figures`."""
 
     rank: int
     count: int
@@ -60,6 +61,7 @@ class Beat:
     error: str | None = None
     left: bool = False
     cause: str | None = None
+    heard: bool = False
     figures: Figures = field(default_factory=dict)
 
     @property
