@@ -177,8 +177,7 @@ def draw(found: Losses, path: Path) -> None:
         above.set(title=model, ylabel=f"loss, mean of {LAST} steps")
         below.set(xlabel="step", ylabel="less the same seed's in fp32")
         above.legend()
-    for suffix in (".svg", ".png"):
-        figure.savefig(path.with_suffix(suffix), dpi=110, metadata={"Date": None} if suffix == ".svg" else {"Software": None})
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     plt.close(figure)
 
 
