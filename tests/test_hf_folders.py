@@ -51,7 +51,7 @@ def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -
     ):
         materialise(deeper, 4, 5)
     with pytest.raises(
-        InputError, match=r"layer 'embed': the values of \S+ have shape \(64, 32\), the model has \(80, 32\)"
+        InputError, match=r"embeddings.weight' has shape \(64, 32\), and the model's configuration asks for \(80, 32\)"
     ):
         materialise(ZOO["bert"].build(weights=str(tmp_path / "base"), vocab_size=80), 0, 1)
 

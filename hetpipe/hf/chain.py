@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.hf.folder import WeightFolder
+from hetpipe.hf.stored import StoredTensors
 from hetpipe.layers.transforms import tensors_of, uncompiled_name
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Origin:
         self, model: PreTrainedModel, folder: WeightFolder | None, new: tuple[str, ...] = ()
     ) -> None:
         self.model, self.folder, self.new = model, folder, new
+        self.stored = StoredTensors(model, folder) if folder is not None else None
         self.seed = int(torch.randint(1 << 31, (), device="cpu"))  # torch.manual_seed decides
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
@@ -95,24 +97,13 @@ class Origin:
         found, drawn = dict[str, Tensor](), dict[str, str]()
         buffers = {name for name, _ in self.model.named_buffers()} - set(self.model.state_dict())
         for own, name in wanted.items():
-            stored = self._stored(name) if self.folder is not None and name not in buffers else None
-            if stored is not None:
-                found[own] = self.folder.read(stored)  # type: ignore[union-attr]
+            if self.stored is not None and name in self.stored and name not in buffers:
+                found[own] = self.stored.read(name)
             else:
                 drawn[own] = name
         if self.folder is not None:
             self._check_new([name for name in drawn.values() if name not in buffers])
         return found | self._draw(drawn)
-
-    def _stored(self, name: str) -> str | None:
-        """The name under which the folder has a tensor: with or without the base model's prefix; LayerNorm's older names."""
-        assert self.folder is not None
-        prefix = f"{self.model.base_model_prefix}."
-        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        for candidate in (name, name.removeprefix(prefix), old, old.removeprefix(prefix)):
-            if candidate in self.folder:
-                return candidate
-        return None
 
     def _check_new(self, names: list[str]) -> None:
         assert self.folder is not None

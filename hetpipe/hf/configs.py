@@ -16,7 +16,7 @@ try:
     from transformers import PreTrainedConfig, PreTrainedModel
 except ImportError as missing:
     raise ImportError(
-        "the models gpt2, bert, llama and t5 need transformers: pip install 'hetpipe[hf]'"
+        "the models causal_lm, gpt2, bert, llama and t5 need transformers: pip install 'hetpipe[hf]'"
     ) from missing
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -29,16 +29,17 @@ def configure(
     sizes: Mapping[str, Mapping[str, Any]],
     size: str | None,
     weights: str | None,
-    attention: str,
+    attention: str | None,
     changes: Mapping[str, Any],
 ) -> tuple[PreTrainedConfig, WeightFolder | None]:
     """The configuration: of the folder `weights`, or of a preset; each of `changes` in its place."""
-    _check_known(name, "attention", attention, ("sdpa", "eager"))
+    if attention is not None:
+        _check_known(name, "attention", attention, ("sdpa", "eager"))
     known = [key for key in vars(kind()) if not key.startswith("_")] + ["num_labels"]
     for key in changes:
         if key not in known:
             raise ValueError(f"{name}: {kind.__name__} has no {key!r}{nearest(key, known)}")
-    options = {**changes, "attn_implementation": attention}
+    options = {**changes, **({} if attention is None else {"attn_implementation": attention})}
     if weights is None:
         size = next(iter(sizes)) if size is None else size
         _check_known(name, "size", size, tuple(sizes))

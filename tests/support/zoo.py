@@ -18,7 +18,9 @@ from transformers import (
     BertForSequenceClassification,
     GPT2LMHeadModel,
     LlamaForCausalLM,
+    OPTForCausalLM,
     PreTrainedModel,
+    Qwen3ForCausalLM,
     T5ForConditionalGeneration,
 )
 
@@ -28,7 +30,7 @@ from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.model import Loss, LossWeight, Tensors, cross_entropy
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import empty_names
-from hetpipe.models import bert, gpt2, llama, t5
+from hetpipe.models import bert, causal_lm, gpt2, llama, t5
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.spec.plan import Backend
@@ -67,6 +69,17 @@ ZOO = {
         config={"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
                 "num_key_value_heads": 2, "vocab_size": WORDS, "max_position_embeddings": 32, "attention_dropout": 0.1},
     ),
+    "qwen3": Zoo(
+        build=causal_lm.build, cuts=(1, 2, 2), dropout=("attention_dropout",),
+        config={"type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "head_dim": 8, "vocab_size": WORDS, "max_position_embeddings": 32,
+                "tie_word_embeddings": True, "attention_dropout": 0.1},
+    ),
+    "opt": Zoo(
+        build=causal_lm.build, cuts=(2, 1, 2), dropout=("dropout", "attention_dropout"),
+        config={"type": "opt", "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+                "word_embed_proj_dim": 24, "vocab_size": WORDS, "max_position_embeddings": 32},
+    ),
     "bert": Zoo(
         build=bert.build, cuts=(1, 1, 3), dropout=("hidden_dropout_prob", "attention_probs_dropout_prob"), weight="samples",
         config={"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -81,7 +94,8 @@ ZOO = {
 
 
 KINDS: dict[str, type[PreTrainedModel]] = {
-    "gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "bert": BertForSequenceClassification, "t5": T5ForConditionalGeneration,
+    "gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM, "opt": OPTForCausalLM,
+    "bert": BertForSequenceClassification, "t5": T5ForConditionalGeneration,
 }  # fmt: skip
 
 

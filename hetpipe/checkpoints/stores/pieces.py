@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -22,6 +22,9 @@ class TensorFiles:
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
 
     def read(self, name: str) -> Tensor:
         """One tensor, copied a piece at a time, since the pages of a file that is open count as this process's memory."""

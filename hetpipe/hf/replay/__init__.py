@@ -1,0 +1,7 @@
+"""Any causal language model of transformers as a chain: each layer of it replays transformers' own forward with the other layers
+left out, so that masks, rotary angles, scales and caps are computed by transformers itself. Read in this order:
+
+skeleton (a model whose layers are left out, and what its forward does in their place), trace (one run without values, which finds
+what belongs where, or why a model cannot be cut), layers (the chain), compare (of a chain with transformers' own model, on a tiny
+configuration), build (from a folder or a type of transformers to a chain).
+"""

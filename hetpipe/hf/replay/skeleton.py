@@ -1,0 +1,174 @@
+"""A model of transformers whose layers are left out: its own forward runs, and in each layer's place happens what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+PREFERRED = ("hidden_states", "x", "hidden", "inputs", "input")
+
+
+class Call(NamedTuple):
+    """What a layer is given: the features, and the rest; `name`: of the features, where they come by name."""
+
+    hidden: Tensor
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str | None
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """LookupError where no tensor of numbers is among them."""
+        if args:
+            if not _are_features(args[0]):
+                raise LookupError
+            return cls(args[0], tuple(args[1:]), dict(kwargs), None)
+        names = [*(name for name in PREFERRED if name in kwargs), *kwargs]
+        name = next(name for name in [*names, ""] if name == "" or _are_features(kwargs[name]))
+        if not name:
+            raise LookupError
+        return cls(kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}, name)
+
+    def on(self, layer: Callable[..., Any], hidden: Tensor) -> Any:
+        """What the layer makes of other features."""
+        if self.name is None:
+            return layer(hidden, *self.args, **self.kwargs)
+        return layer(**{self.name: hidden}, **self.kwargs)
+
+
+def _are_features(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+class _Shared:
+    """A layer that a slot looks like: of a copy of the slot, too."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __deepcopy__(self, memo: object) -> _Shared:
+        return self
+
+
+class LeftOut(nn.Module):
+    """Stands where a layer stood, and has its attributes, which some forwards read. `width`: 0, or the length of the tuple that
+    the layer returns."""
+
+    act: Callable[[int, Call], Tensor]
+
+    def __init__(self, layer: nn.Module, number: int, width: int) -> None:
+        super().__init__()
+        self.__dict__["like"] = _Shared(layer)
+        self.number, self.width = number, width
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["like"].layer, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As `act` says."""
+        found = self.act(self.number, Call.of(args, kwargs))
+        return (found, *[None] * (self.width - 1)) if self.width else found
+
+
+class Zeros(nn.Module):
+    """Stands where a module with parameters stood whose values a later layer does not have: gives zeros of the shape that it
+    gives. `shape`: a letter for the batch's samples and tokens."""
+
+    def __init__(self, shape: Sequence[int | str], dtype: torch.dtype, sizes: dict[str, Any]) -> None:
+        super().__init__()
+        self.shape, self.dtype, self.sizes = tuple(shape), dtype, sizes
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Tensor:
+        """Zeros."""
+        shape = [self.sizes[each] if isinstance(each, str) else each for each in self.shape]
+        return torch.zeros(shape, dtype=self.dtype, device=self.sizes["device"])
+
+
+def options(takes: Collection[str]) -> dict[str, bool]:
+    """How a forward is called that takes these: without the cache of generation."""
+    return {key: value for key, value in {"use_cache": False, "return_dict": True}.items() if key in takes}
+
+
+class Stop(BaseException):
+    """The forward has done what it was run for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anatomy:
+    """What belongs where in a model. Modules are given by their paths.
+
+    Args:
+        layers: the list of layers.
+        width: 0, or the length of the tuple that a layer returns.
+        embed: modules of the first layer of the chain.
+        head: of the last.
+        shared: without trained parameters, which run before the first layer, and whose outputs later ones need.
+        absent: which run there, too, but whose outputs reach later layers through the first only; with the shapes that they give.
+        features: the width of what takes the place of embedded tokens.
+        takes: what the forward takes.
+    """
+
+    layers: str
+    width: int
+    embed: tuple[str, ...]
+    head: tuple[str, ...]
+    shared: tuple[str, ...]
+    absent: Mapping[str, tuple[int | str, ...]]
+    features: int
+    takes: frozenset[str]
+
+
+class Skeleton(nn.Module):
+    """The model without its layers. Modules that a layer of the chain holds are put in before each run, since what holds them
+    may have replaced them (by adapters)."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
+        super().__init__()
+        self.model, self.anatomy, self.sizes = model, anatomy, dict[str, Any]()
+
+    def put(self, path: str, module: nn.Module) -> None:
+        """A module at a path of the model."""
+        owner, _, name = path.rpartition(".")
+        self.model.get_submodule(owner)._modules[name] = module
+
+    @property
+    def slots(self) -> list[LeftOut]:
+        """In the places of layers."""
+        return list(self.model.get_submodule(self.anatomy.layers).children())  # type: ignore[arg-type]
+
+    def run(self, act: Callable[[int, Call], Tensor], **given: Any) -> Any:
+        """What the forward returns; None where `act` raised Stop."""
+        for slot in self.slots:
+            slot.act = act
+        try:
+            return self.model(**given, **options(self.anatomy.takes))
+        except Stop:
+            return None
+
+    def dry(self, hidden: Tensor, extras: Mapping[str, Any], act: Callable[[int, Call], Tensor]) -> Any:
+        """A run whose embedded tokens are zeros, as many as there are features."""
+        samples, tokens = hidden.shape[:2]
+        self.sizes.update(b=samples, t=tokens, device=hidden.device)
+        zeros = torch.zeros(samples, tokens, self.anatomy.features, dtype=hidden.dtype, device=hidden.device)
+        return self.run(act, inputs_embeds=zeros, **extras)
+
+    def calls(self, hidden: Tensor, extras: Mapping[str, Any]) -> list[Call]:
+        """What each layer is given."""
+        found: list[Call] = []
+
+        def act(number: int, call: Call) -> Tensor:
+            found.append(call)
+            if number == len(self.slots) - 1:
+                raise Stop
+            return call.hidden
+
+        with torch.no_grad():
+            self.dry(hidden, extras, act)
+        return found

@@ -1,0 +1,83 @@
+"""Which tensors of a folder a model's are made of, by transformers' own conversions: files hold older names, experts one by one,
+or several projections in one tensor."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.hf.folder import WeightFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class StoredTensors:
+    """The tensors of a model (on the meta device) by its own names, read from a folder."""
+
+    def __init__(self, model: PreTrainedModel, folder: WeightFolder) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        self.model, self.folder = model, folder
+        rules = get_model_conversion_mapping(model)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        self._converter: dict[str, Any] = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+        self._source: dict[str, str] = {}  # own name → name in the folder
+        self._group: dict[str, str] = {}  # own name → the first of those that are made together
+        self._made_of: dict[str, list[tuple[str, str]]] = {}  # that → names in the folder, each with the pattern
+        state: Any = model.state_dict()
+        for key in sorted(folder, key=dot_natural_key):
+            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
+            if name not in state and key in state:
+                name, pattern = key, None
+            if pattern is None:
+                self._source.setdefault(name, key)
+                continue
+            targets = self._converter[pattern].target_patterns
+            self._made_of.setdefault(name, []).append((key, pattern))
+            for target in targets:
+                self._group[name.replace(targets[0], target)] = name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._source or name in self._group
+
+    def read(self, name: str) -> Tensor:
+        """One tensor. InputError where the folder's has another shape, or cannot be converted."""
+        found = self.folder.read(self._source[name]) if name in self._source else self._converted(name)
+        wanted = self.shapes.get(name, tuple(found.shape))
+        if tuple(found.shape) != wanted:
+            raise InputError(
+                f"{self.folder.path}: {shown(name)} has shape {tuple(found.shape)}, and the model's configuration asks "
+                f"for {wanted}"
+            )
+        return found
+
+    def _converted(self, name: str) -> Tensor:
+        first = self._group[name]
+        keys = self._made_of[first]
+        converter = copy.deepcopy(self._converter[keys[0][1]])
+        try:
+            for key, pattern in keys:
+                converter.add_tensor(first, key, pattern, self.folder.read(key))
+            made = converter.convert(first, model=self.model, config=self.model.config)
+            found = made[name]
+        except InputError:
+            raise
+        except Exception as error:  # whatever transformers says of tensors that do not fit together
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(cut(f"{self.folder.path}: {shown(name)} cannot be made of {shown(keys[0][0])} and "
+                                 f"{len(keys) - 1} more: {text}", 600)) from error  # fmt: skip
+        whole: Tensor = found[0] if isinstance(found, list) else found
+        return whole
+

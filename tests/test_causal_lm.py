@@ -1,0 +1,145 @@
+"""Any causal language model of transformers as a chain, by one rule (hetpipe/hf/replay): the same bits, or a reason why not. What
+the chains do over unequal stages and replicas is in test_zoo.py."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetpipe.files.messages import InputError
+from hetpipe.hf.chain import HFLayer
+from hetpipe.hf.replay import compare
+from hetpipe.hf.replay.trace import CannotCutError, anatomy_of
+from hetpipe.layers.device import one_thread
+from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.weights import materialise
+from hetpipe.planning import registry
+from tests.support.zoo import WORDS
+
+import transformers  # isort: skip  # offline, as tests.support.zoo sets it
+
+TYPES = ("bloom", "cohere", "falcon", "gemma2", "gemma3_text", "gpt_neo", "gpt_neox", "gpt_oss", "granite", "mamba", "mixtral",
+         "mpt", "olmoe", "phi3", "qwen3_moe", "smollm3", "whisper")  # fmt: skip
+
+
+def tiny(kind: str) -> tuple[Any, Any]:
+    """A model's class, and a small configuration of it."""
+    config = transformers.CONFIG_MAPPING[kind]
+    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config], compare.tiny(config())
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_logits_and_gradients_are_transformers_own_bits(kind: str) -> None:
+    """Plain, with a mask, with positions that begin anew: scales of embeddings, positions by slopes, sliding windows, caps,
+    experts, tied heads, states in place of attention."""
+    assert compare.compare(*tiny(kind)).none
+
+
+@pytest.mark.parametrize(("kind", "reason"), [
+    ("hrm_text", "its layers are not called once each, in their order"),
+    ("gemma4_unified", r"layer 0 is given a KVSharingDict \(shared_kv_states\), by which layers may speak to each other"),
+    ("deepseek_v4", r"layer 0 is given more than features that depend on values \(input_ids\)"),
+    ("recurrent_gemma", "'model' holds parameters of its own beside the layers"),
+])  # fmt: skip
+def test_what_is_no_chain_is_refused_with_the_reason(kind: str, reason: str) -> None:
+    model_class, config = tiny(kind)
+    with pytest.raises(CannotCutError, match=reason):
+        anatomy_of(lambda: model_class(config))
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ("between", "something is computed between layers 0 and 1"),
+    ("memory", "what it computes after the last layer depends on more than that layer gives"),
+    ("skipped", "not all of its layers are called"),
+])  # fmt: skip
+def test_a_forward_that_does_more_is_noticed(change: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model as somebody changed it."""
+    model_class, config = tiny("llama")
+
+    def forward(self: Any, input_ids: Any = None, inputs_embeds: Any = None, attention_mask: Any = None, position_ids: Any = None,
+                use_cache: bool = False) -> Any:  # fmt: skip
+        first = hidden = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if position_ids is None:
+            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        angles = self.model.rotary_emb(hidden, position_ids=position_ids)
+        for layer in self.model.layers[: 2 if change == "skipped" else None]:
+            hidden = layer(hidden, position_embeddings=angles)
+            hidden = hidden * 2 if change == "between" else hidden
+        hidden = hidden + first if change == "memory" else hidden
+        return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(self.model.norm(hidden)))
+
+    monkeypatch.setattr(model_class, "forward", forward)
+    with pytest.raises(CannotCutError, match=reason):
+        anatomy_of(lambda: model_class(copy.deepcopy(config)))
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "mixtral", "qwen3_moe", "granite", "gpt2"])
+def test_values_come_from_a_folder_by_transformers_own_conversions(kind: str, tmp_path: Path) -> None:
+    """Mixtral's files hold each expert for itself, GPT-NeoX's the head by another name."""
+    model_class, config = tiny(kind)
+    torch.manual_seed(3)
+    reference = model_class(config)
+    reference.save_pretrained(tmp_path)
+    layers = registry.model("causal_lm")(weights=str(tmp_path))
+    assert all(p.is_meta for p in layers.parameters())
+    materialise(layers)
+    theirs = tensors_of(reference)
+    for layer in layers:
+        assert isinstance(layer, HFLayer)
+        for own, tensor in tensors_of(layer).items():
+            assert torch.equal(tensor, theirs[layer.hf_names[own]]), own
+    tokens = torch.randint(WORDS, (2, 7))
+    with one_thread(torch.device("cpu")), torch.no_grad():
+        assert torch.equal(layers.eval()(tokens), reference.eval()(tokens, use_cache=False).logits)
+
+
+def test_a_layer_that_is_computed_again_draws_the_same_dropout(tmp_path: Path) -> None:
+    """What layers are given is computed once for those that follow each other, and draws no random numbers."""
+    layers = registry.model("causal_lm")(type="opt", hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4,
+                                          word_embed_proj_dim=32, vocab_size=WORDS, dropout=0.3)  # fmt: skip
+    materialise(layers)
+    layers.train()
+    hidden = layers[0](torch.randint(WORDS, (2, 7))).detach()
+    torch.manual_seed(1)
+    first = layers[1](hidden)
+    torch.manual_seed(1)
+    assert torch.equal(layers[1](hidden), first)
+    torch.manual_seed(1)
+    after = layers[2](first)
+    torch.manual_seed(1)
+    assert torch.equal(layers[2](first.clone()), after), "what the layer before left on its output is not needed"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({}, "give either weights, a folder of save_pretrained, or type"),
+    ({"type": "qwen33"}, r"has no causal language model of type 'qwen33'; did you mean 'qwen3'\?"),
+    ({"type": "qwen3", "extras": ["mask"]}, "unknown extra 'mask'"),
+    ({"type": "qwen3", "hidden_sise": 3}, "has no 'hidden_sise'; did you mean 'hidden_size'"),
+    ({"type": "hrm_text"}, "a model of type 'hrm_text' cannot be cut into layers: its layers are not called once each"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((InputError, ValueError), match=message):
+        registry.model("causal_lm")(**arguments)
+
+
+def test_a_tensor_of_another_shape_or_a_missing_expert_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model_class, config = tiny("mixtral")
+    model_class(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = load_file(file)
+    name = next(name for name in whole if "experts.2" in name)
+    save_file({**whole, name: whole[name][:-1].clone()}, file, {"format": "pt"})
+    with pytest.raises(InputError, match="cannot be made of"):
+        materialise(registry.model("causal_lm")(weights=str(tmp_path)))
+    save_file({key: value for key, value in whole.items() if key != name}, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"cannot be made of|has shape"):
+        materialise(registry.model("causal_lm")(weights=str(tmp_path)))
+    save_file({**whole, "model.norm.weight": whole["model.norm.weight"][:-1].clone()}, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"'model.norm.weight' has shape \(31,\), and the model's .* for \(32,\)"):
+        materialise(registry.model("causal_lm")(weights=str(tmp_path)))
