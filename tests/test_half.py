@@ -36,6 +36,10 @@ CASES = [
     HalfCase(name="bf16, recomputed, gpipe", plan=({**THREE, "recompute": True}, TWO), precision="bf16", schedule="gpipe"),
     HalfCase(name="fp32 beside bf16 in one pipeline, gpipe", plan=UNEVEN, precision=SIDE, schedule="gpipe"),
     HalfCase(name="fp16 beside bf16", plan=UNEVEN, precision=HALVES),
+    HalfCase(name="some layers without autocast in bf16", net="partly in full", plan=(THREE, TWO), precision="bf16",
+             schedule="gpipe"),
+    HalfCase(name="some layers without autocast, recomputed, fp16 beside bf16", net="partly in full",
+             plan=({**UNEVEN[0], "recompute": True}, UNEVEN[1]), precision=HALVES),
     HalfCase(name="tied words in bf16", net="tied", plan=(THREE, TWO), precision="bf16", schedule="gpipe"),
     HalfCase(name="tied words, fp16 beside fp32", net="tied", plan=UNEVEN,
              precision={**HALVES, "n1/0": "fp32", "n1/1": "fp32"}),
@@ -125,7 +129,7 @@ def test_the_scale_does_not_leave_what_float32_has() -> None:
     scale.update(overflow=False)
     assert (scale.scale, scale.good) == (16.0, 0)
     for wrong in (0.0, -1.0, 3.0, float("inf"), float("nan")):
-        with pytest.raises(InputError, match="the initial loss scale is .*; give a power of two"):
+        with pytest.raises(InputError, match="the loss scale is .*; give a power of two"):
             LossScale(wrong)
     with pytest.raises(InputError, match="growth_interval is 0; give at least 1"):
         LossScale(growth_interval=0)
@@ -152,3 +156,5 @@ def test_what_callers_do_around_the_engine() -> None:
         assert all("the stages of replica 0 are called in other autocasts" in told for told in rank["told"])
         assert rank["a loss in float16"] == (True, 2.0**17), "as by a GradScaler: left out"
         assert rank["in a closure"] == (True, True)
+        assert len(rank["unlike scales"]) == 1, "and once they are alike again, it goes on"
+        assert "the ranks have different loss scales" in rank["unlike scales"][0]

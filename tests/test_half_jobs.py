@@ -61,6 +61,8 @@ def test_a_run_that_is_stopped_between_overflows_goes_on_bit_for_bit(folder: Fol
     assert [(line["step"], line["loss"], line["loss_scale"]) for line in lines["whole"]] == [
         (line["step"], line["loss"], line["loss_scale"]) for line in lines["stopped"]
     ]
+    halved = [after < before for before, after in zip([OVERFLOWING["initial"], *scales], scales, strict=False)]
+    assert [line.get("left_out", False) for line in lines["whole"]] == halved
     assert scales[0] == OVERFLOWING["initial"] / 2
     state = folder.read("whole/step-00000024/trainer.json")
     assert state["loss_scale"]["scale"] == scales[-1]

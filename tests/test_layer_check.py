@@ -47,6 +47,18 @@ def test_what_couples_samples_keeps_state_or_adds_gradients_is_named(case: str) 
     assert "write 'coupled_layers: per_microbatch' in the job's model section, or coupled_layers=\"per_mi" in found.fault
 
 
+@pytest.mark.parametrize("entered", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("given", [torch.float16, torch.bfloat16, torch.float32])
+def test_layers_are_tried_on_what_comes_in_another_half_precision(entered: torch.dtype, given: torch.dtype) -> None:
+    """Autocast joins no tensors of the other one, which was told of an innocent layer, and what coupled samples trained."""
+    rows = torch.randn(4, D).to(given)
+    with torch.autocast("cpu", entered):
+        found = tried(nn.Sequential(nn.Linear(D, D), Of(lambda x: x - x.mean(0))), rows)
+        assert tried(nn.Sequential(nn.Linear(D, D), nn.Tanh()), rows)[:2] == (None, None)
+    assert found.fault is not None
+    assert found.fault.startswith("layer '1' (Of) couples the samples of a batch")
+
+
 def test_a_weight_that_a_layer_uses_and_does_not_register_is_refused() -> None:
     """Its gradient was that of one of two layers, without a word."""
     said = tried(tied(registers=False), ROWS).fault

@@ -39,6 +39,13 @@ def computing(types: NumberTypes, device: torch.device) -> AbstractContextManage
         return nullcontext()
     if types.casts:
         return torch.autocast(device.type, torch_type(types.computed))
+    return without_autocast(device)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """In here autocast, where it is on, is off, and keeps its copies of weights. Backward runs in here: an operation's backward
+    is of the types that its forward had, and what a layer computes in float32 is not cast in backward either (torch.amp:
+    "Backward passes under autocast are not recommended")."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hetpipe.layers.device import Stopwatch
 from hetpipe.layers.model import Model, Tensors, as_tuple, as_value
+from hetpipe.layers.numbers import without_autocast
 
 DIFFERENT = 0.15  # a time that is off by more is another
 TURNS_SECONDS, MOST_TURNS = 0.005, 50  # of one reading of a card
@@ -54,7 +55,8 @@ class LayerRun:
         outputs = list(self.outputs)
         self.outputs.clear()
         if outputs:
-            torch.autograd.backward(outputs, self.gradients(outputs))
+            with without_autocast(outputs[0].device):
+                torch.autograd.backward(outputs, self.gradients(outputs))
 
     def gradients(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         return [torch.ones_like(t) for t in outputs]

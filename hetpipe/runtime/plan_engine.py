@@ -51,6 +51,7 @@ class PlanEngine(ForwardEngine):
         self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
         self.finite = True  # whether the loss and all gradients of the last step are: the same on all
         self.loss_scale = LossScale()  # in use where a device of the plan computes in float16: the same on all
+        self.scaled = False  # whether the last step's loss was
         self.overflowed = False  # whether the gradients of the last step did, of a loss that was scaled: the same on all
         self._weights: list[float] | None = None  # of the steps that add up their gradients
         self._divisor: Callable[[], Divisor] = lambda: Divisor(1.0, 1.0)  # of a step's losses, once all have said what they weigh
@@ -150,17 +151,22 @@ class PlanEngine(ForwardEngine):
         the step adds its own weighed `before`. Collective."""
         types = [stage.types for stage in self.boundaries.stages]
         casts, scales = (any(getattr(t, name) for t in types) for name in ("casts", "loss_is_scaled"))
-        told = self.world.sum_later([weight, casts, scales])
+        own = self.loss_scale.exponent
+        told = self.world.sum_later([weight, casts, scales, own, own**2])
 
         def found() -> Divisor:
-            total, casting, scaling = told()
+            total, casting, scaling, exponents, squares = told()
+            if scaling and squares * self.world.size != exponents**2:
+                self._faults.append(
+                    f"the ranks have different loss scales, here {self.loss_scale.scale:g}: set engine.loss_scale alike on all"
+                )
             return Divisor.of((before + total) or 1.0, casts=casting > 0, scale=self.loss_scale.scale if scaling else None)
 
         return cache(found)
 
     def _look_for_overflow(self, scaled: bool, odd: bool, *, again: bool) -> None:
         """Whether gradients of a scaled loss are `odd`. `again`: those to which a step has added its own were already."""
-        self.overflowed = scaled and odd
+        self.scaled, self.overflowed = scaled, scaled and odd
         if self.overflowed:
             self._handover.leave_out()
         if scaled and not again:

@@ -106,7 +106,8 @@ class Loop:
         except DifferentSamplesError as error:
             number = int(batch.numbers[self.engine.row_of(len(batch.numbers), error.replica, error.row)])
             raise different_samples(error.replica, error.row, f"sample {number} of the data", ADVICE) from None
-        if self._goes_on(step + 1, loss, batch):
+        taken = self._goes_on(step + 1, loss, batch)
+        if taken:
             if self.section.clip_norm is not None:
                 norm = self.engine.clip_grad_norm_(self.section.clip_norm)
             self.engine.optimize(self.state.optimizer)
@@ -114,7 +115,7 @@ class Loop:
             with warnings.catch_warnings():  # a first step that is left out is no mistake in the order of calls
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
                 self.state.scheduler.step()
-        self.metrics.took(loss, len(batch.numbers))
+        self.metrics.took(loss, len(batch.numbers), left_out=not taken)
         return loss, norm
 
     def _goes_on(self, step: int, loss: float, batch: Batch) -> bool:

@@ -27,7 +27,7 @@ class Metrics:
         self._paused = 0.0
         self._warmed_up: dict[str, float] = {}  # device → seconds of overrun, which do not count
         self._utilisation: Mapping[str, float] = {}
-        self._told = 0.0
+        self._told, self._left_out = 0.0, False
 
     def begin(self, first: int, predicted: Timeline | None) -> None:
         """A run begins with step `first`."""
@@ -40,8 +40,9 @@ class Metrics:
             self.result.step_seconds.append(now - self._began - self._paused)
         self._began, self._paused = now, 0.0
 
-    def took(self, loss: float, samples: int) -> None:
-        """The step's loss and samples."""
+    def took(self, loss: float, samples: int, *, left_out: bool) -> None:
+        """The step's loss and samples; whether the optimizer left it out."""
+        self._left_out = left_out
         self.result.losses.append(loss)
         self.result.samples += samples
         self._batches.append(samples)
@@ -59,7 +60,7 @@ class Metrics:
         seconds = self.result.step_seconds[-1] if self.result.step_seconds else None
         return StepRecord(
             step=done, epoch=batch.epoch, samples=len(batch.numbers), loss=self.result.losses[-1], learning_rate=learning_rate,
-            grad_norm=norm, loss_scale=scale.scale if (scale := self.engine.loss_scale).used else None,
+            grad_norm=norm, loss_scale=self.engine.loss_scale.scale if self.engine.scaled else None, left_out=self._left_out,
             fetch_seconds=batch.seconds, step_seconds=seconds,
             samples_per_second=self._batches[-2] / seconds if seconds is not None else None,
             utilisation=self._utilisation, busy=busy, peak_bytes=peaks,

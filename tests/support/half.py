@@ -329,6 +329,13 @@ def try_callers(world: World, plan: Plan) -> dict[str, Any]:
     found["in a closure"] = engine.overflowed, all(
         torch.equal(a, b) for a, b in zip(before, engine.parameters(), strict=True)
     )
+    engine.loss_scale.scale = 2.0 ** (10 + world.rank)
+    for _ in range(2):
+        try:
+            engine.step(inputs, targets)
+        except InputError as error:
+            found.setdefault("unlike scales", []).append(str(error))
+        engine.loss_scale.scale = 2.0**10
     engine.close()
     return found
 

@@ -22,6 +22,14 @@ class Block(nn.Module):
         return x + torch.tanh(self.linear(self.norm(x)))
 
 
+class InFull(Block):
+    """A layer that turns autocast off for itself, as parts are that need more bits; its backward needs them, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.linear.weight.dtype))
+
+
 def blocks() -> nn.Sequential:
     return nn.Sequential(*[Block() for _ in range(LAYERS)])
 
@@ -193,8 +201,13 @@ def bare_parameters() -> nn.Sequential:
     return nn.Sequential(*row)
 
 
+def partly_in_full() -> nn.Sequential:
+    return nn.Sequential(*[InFull() if index % 3 == 1 else Block() for index in range(LAYERS)])
+
+
 NETS: dict[str, Callable[[], nn.Sequential]] = {
     "blocks": blocks,
+    "partly in full": partly_in_full,
     "tied": tied_language_model,
     "tuples": tuples,
     "unused output": unused_output,

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hetpipe.layers.numbers import without_autocast
+
 EXACT = 1e-9  # by which numbers of float64 may differ, of the largest
 ALIKE = 1e-12  # by which they may differ before it, for that
 MOST_SORTED = 1 << 24  # numbers of a tensor whose rows are nobody knows where
@@ -38,7 +40,13 @@ def tolerance(base: float, tensors: Sequence[Tensor], *, exact: bool = False) ->
 
 def of_rows(whole: Tensor, parts: Sequence[Tensor], rows: Sequence[int], most: float) -> Difference:
     """Of what rows are together and what the parts are, of so many `rows` each. A tensor that does not grow with the rows must be
-    the parts' mean, as a mean over samples is. Of tensors that cannot be compared: none."""
+    the parts' mean, as a mean over samples is. Of tensors that cannot be compared: none. (Autocast would join no tensors of the
+    other half precision.)"""
+    with without_autocast(whole.device):
+        return _of_rows(whole, parts, rows, most)
+
+
+def _of_rows(whole: Tensor, parts: Sequence[Tensor], rows: Sequence[int], most: float) -> Difference:
     if all(part.shape == whole.shape for part in parts):
         if whole.is_floating_point() or whole.is_complex():
             parts = [torch.stack([n * p.to(_wide(p)) for n, p in zip(rows, parts, strict=True)]).sum(0) / sum(rows)]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import cut
 from hetpipe.layers.batch_norm import may_normalise_batches, normalises_batches
 from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
+from hetpipe.layers.numbers import without_autocast
 from hetpipe.layers.split import gradient_leaves
 from hetpipe.layers.stage import alias
 from hetpipe.layers.transforms import uncompiled
@@ -77,7 +78,8 @@ def rows_to_try(inputs: Tensors) -> tuple[Tensor, ...]:
     taken = tuple(t[:rows].detach() for t in as_tuple(inputs))
     flat = taken[0].reshape(rows, -1)
     if rows == 1 or bool((flat == flat[:1]).all()):
-        return tuple(torch.cat([t[:1].roll(k, 1) if t.ndim > 1 else t[:1] for k in range(max(2, rows))]) for t in taken)
+        with without_autocast(taken[0].device):
+            return tuple(torch.cat([t[:1].roll(k, 1) if t.ndim > 1 else t[:1] for k in range(max(2, rows))]) for t in taken)
     return taken
 
 
@@ -229,7 +231,8 @@ class _Trial:
             return [None] * len(leaves)
         seeds = [torch.sin(t.detach() / scale) + 0.3 if grows else torch.full_like(t, part) for t, scale, grows in ends]
         seeds = [(factor * seed).to(t.dtype) for seed, (t, _, _) in zip(seeds, ends, strict=True)]
-        with drawing("run"), eagerly(), Still(self.fixed) as still:  # a layer that checkpoints draws again
+        apart = without_autocast(ends[0][0].device)
+        with drawing("run"), eagerly(), apart, Still(self.fixed) as still:  # a layer that checkpoints draws again
             found = torch.autograd.grad([t for t, _, _ in ends], list(leaves), seeds, retain_graph=keep, allow_unused=True)
         self.exact &= still.exact
         return [None if g is None else g.to_dense() if g.is_sparse else g for g in found]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, move, named_layers, split_rows
-from hetpipe.layers.numbers import computing
+from hetpipe.layers.numbers import computing, without_autocast
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import joint_gradients, tied_layers
 from hetpipe.layers.stage import Stage
@@ -143,7 +143,8 @@ class OneProcessEngine(PlanEngine):
         losses = self._call(sizes, inputs, lambda output, i: self._mean_loss(output, wanted[i]), training=True)
         if self._statistics is not None:
             self._statistics.pause()
-        losses.backward(torch.tensor([self._seed(w) for w in wanted], dtype=losses.dtype, device=losses.device))
+        with without_autocast(losses.device):
+            losses.backward(torch.tensor([self._seed(w) for w in wanted], dtype=losses.dtype, device=losses.device))
         for clock in self._clocks:
             clock.close()
         return [loss.double() * w.weight for loss, w in zip(losses.detach(), wanted, strict=True)]

@@ -48,13 +48,29 @@ class LossScale:
     overflow, twice as much after `growth_interval` steps in a row without one. It is the same on all ranks."""
 
     def __init__(self, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL) -> None:
-        if not (math.isfinite(initial) and initial > 0 and math.frexp(initial)[0] == 0.5):
-            raise InputError(f"the initial loss scale is {initial:g}; give a power of two, so that scaling rounds nothing")
         if growth_interval < 1:
             raise InputError(f"the loss scale's growth_interval is {growth_interval}; give at least 1 step")
-        self.scale, self.growth_interval = float(initial), growth_interval
+        self.scale, self.growth_interval = initial, growth_interval
         self.good = 0  # steps without an overflow, in a row
         self.used = False  # whether a loss was scaled so far
+
+    @property
+    def scale(self) -> float:
+        """By what the next loss is multiplied. InputError where it is set to what is no power of two."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, scale: float) -> None:
+        if not (math.isfinite(scale) and LEAST <= scale <= LARGEST and math.frexp(scale)[0] == 0.5):
+            raise InputError(
+                f"the loss scale is {scale:g}; give a power of two from 2^-126 to 2^127, so that scaling rounds nothing"
+            )
+        self._scale = float(scale)
+
+    @property
+    def exponent(self) -> int:
+        """Of two, which is the scale."""
+        return math.frexp(self._scale)[1] - 1
 
     def update(self, *, overflow: bool) -> None:
         """A step is over."""

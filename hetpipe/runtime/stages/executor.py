@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, Wanted, as_tuple
+from hetpipe.layers.numbers import without_autocast
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.stage import Stage
 from hetpipe.runtime.recorder import Recorder
@@ -166,7 +167,8 @@ class StageRun:
         if i == len(self.sizes) - 1:
             self._last_backward()
         if pairs:
-            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+            with without_autocast(pairs[0][0].device):
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         returned = [
             t.grad if t.grad is not None else torch.zeros_like(t)  # zeros for an input that this micro-batch did not use
             for t, spec in zip(flight.inputs, self.ends[i][0], strict=True)

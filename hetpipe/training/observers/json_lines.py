@@ -32,6 +32,8 @@ class JsonLines(Observer):
         }  # fmt: skip
         if step.loss_scale is not None:
             line["loss_scale"] = step.loss_scale
+        if step.left_out:
+            line["left_out"] = True
         if step.grad_norm is not None:
             line["grad_norm"] = number(step.grad_norm)
         if step.step_seconds is not None:

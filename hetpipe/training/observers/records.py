@@ -29,11 +29,12 @@ class RunRecord:
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
     """A step of training is over; the first is number 1. `loss` is that of the whole global batch of `samples`; `grad_norm` is
-    None where nothing is clipped; `loss_scale` is that of the step to come, and None where no loss is scaled. `fetch_seconds`:
-    how long it has waited for this rank's samples. `step_seconds` and `samples_per_second` are of the step before, since a step
-    lasts until the next one begins, and None in the first step of a run. `utilisation` has the share of a step in which each
-    device of the plan worked, in the last of those steps that the job's `log.every_steps` says, or the last step of all; empty
-    before. `busy` and `peak_bytes` are of this rank's devices, and empty where nobody watches."""
+    None where nothing is clipped; `loss_scale` is that of the step to come, and None where no loss is scaled; `left_out`: the
+    optimizer did not take the step, since gradients overflowed, or were not finite and the job skips such steps.
+    `fetch_seconds`: how long it has waited for this rank's samples. `step_seconds` and `samples_per_second` are of the step
+    before, since a step lasts until the next one begins, and None in the first step of a run. `utilisation` has the share of a
+    step in which each device of the plan worked, in the last of those steps that the job's `log.every_steps` says, or the last
+    step of all; empty before. `busy` and `peak_bytes` are of this rank's devices, and empty where nobody watches."""
 
     step: int
     epoch: int
@@ -42,6 +43,7 @@ class StepRecord:
     learning_rate: float
     grad_norm: float | None
     loss_scale: float | None
+    left_out: bool = False
     fetch_seconds: float
     step_seconds: float | None
     samples_per_second: float | None
