@@ -105,7 +105,7 @@ def test_floating_targets_have_the_model_s_type() -> None:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"model": {"name": "gtp"}}, "unknown model 'gtp'; did you mean 'gpt'? known: alexnet, bert, cifar_cnn,"),
+        ({"model": {"name": "gtp"}}, "unknown model 'gtp'; did you mean 'gpt'? known: alexnet, bert, causal_lm, cifar_cnn,"),
         ({"model": {"name": "mlp", "args": {"widht": 3}}}, "model 'mlp' has no argument 'widht'; did you mean 'width'?"),
         ({"model": {"name": "mlp", "args": {"layers": -1}}}, "model 'mlp' refuses its arguments {'layers': -1}: "),
         ({"model": {"name": "mlp", "args": {"layers": 20_000}}}, "mlp: layers must be at most 10000, got 20000"),

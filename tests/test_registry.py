@@ -109,15 +109,16 @@ class TestTargets:
             registry.load_target(target)
 
 
-def test_a_model_without_the_package_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["gpt2", "causal_lm"])
+def test_a_model_without_the_package_that_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards the modules are those that there were, also as attributes of the package that holds them."""
     for package in ("models", "hf"):
         monkeypatch.setattr(hetpipe, package, import_module(f"hetpipe.{package}"))
-    for name in [name for name in sys.modules if name.startswith(("hetpipe.models", "hetpipe.hf"))]:
-        monkeypatch.delitem(sys.modules, name)
+    for module in [module for module in sys.modules if module.startswith(("hetpipe.models", "hetpipe.hf"))]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
         InputError,
-        match=r"^cannot import the model 'gpt2': the models gpt2, .* need transformers: pip install 'hetpipe\[hf\]'$",
+        match=rf"^cannot import the model '{name}': the models causal_lm, .* need transformers: pip install 'hetpipe\[hf\]'$",
     ):
-        registry.model("gpt2")
+        registry.model(name)

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import transformers
 from torch import nn
 
 from hetpipe.files.messages import InputError, cut, nearest, shown
@@ -15,6 +14,8 @@ from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.replay.compare import compare, tiny
 from hetpipe.hf.replay.layers import chain
 from hetpipe.hf.replay.trace import EXTRAS, CannotCutError, anatomy_of
+
+import transformers  # isort: skip
 
 ROUNDING = 1e-6  # by which sums in another order may differ, of the largest
 _ALIKE = set[tuple[str, str]]()  # types and configurations that were compared

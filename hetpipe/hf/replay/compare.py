@@ -22,16 +22,17 @@ _SMALL = {
          "attention_hidden_size", "lru_width"),
     3: ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"),
     1: ("encoder_layers", "n_group", "topk_group", "first_k_dense_replace", "num_expert_group"),
-    4: ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "attention_heads", "mamba_n_heads",
-        "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "linear_num_value_heads"),
+    4: ("rotary_dim", "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "attention_heads",
+        "mamba_n_heads", "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "linear_num_value_heads"),
     2: ("num_key_value_heads", "num_kv_heads", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k",
         "linear_num_key_heads", "encoder_attention_heads"),
     48: ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "encoder_ffn_dim"),
     16: ("moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "mamba_d_head",
-         "linear_key_head_dim", "linear_value_head_dim", "moe_shared_expert_intermediate_size"),
+         "mamba_head_dim", "linear_key_head_dim", "linear_value_head_dim", "moe_shared_expert_intermediate_size"),
     8: ("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "mamba_d_state", "state_size", "mamba_headdim",
         "sliding_window", "attention_window_size"),
-    WORDS: ("vocab_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions"),
+    WORDS: ("mamba_d_ssm", "mamba_intermediate_size", "vocab_size", "max_position_embeddings", "n_positions", "max_seq_len",
+            "n_ctx", "max_target_positions"),
 }  # fmt: skip
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -50,8 +51,12 @@ class Difference(NamedTuple):
 
 def tiny(config: Any) -> Any:
     """A configuration of the same kind with few and small layers, of each sort that it has."""
+    return type(config).from_dict(_small(copy.deepcopy(config.to_dict())))
+
+
+def _small(values: dict[str, Any]) -> dict[str, Any]:
     small = {key: value for value, keys in _SMALL.items() for key in keys}
-    values = copy.deepcopy(config.to_dict())
+    whole_heads = values.get("num_key_value_heads") == values.get("num_attention_heads")
     counts = {values[key] for key in _SMALL[3] if isinstance(values.get(key), int)}
     for key, value in list(values.items()):
         if key in small and isinstance(value, int) and not isinstance(value, bool):
@@ -60,7 +65,11 @@ def tiny(config: Any) -> Any:
             values[key] = _TOKENS[key]
         elif isinstance(value, list) and len(value) in counts and key != "architectures":
             values[key] = _each_sort(value, 3)
-    return type(config).from_dict(values)
+        elif isinstance(value, dict) and "model_type" in value:
+            values[key] = _small(value)
+    if whole_heads and "num_key_value_heads" in values:
+        values["num_key_value_heads"] = values["num_attention_heads"]
+    return values
 
 
 def _each_sort(values: list[Any], count: int) -> list[Any]:

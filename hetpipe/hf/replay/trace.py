@@ -128,7 +128,7 @@ class Trace:
             raise CannotCutError("its forward takes no inputs_embeds")
         self._check_all_placed([*embed, *head], owners)
         return Anatomy(
-            layers=self.path, width=self.widths.pop(), embed=tuple(embed), head=tuple(head), shared=tuple(shared),
+            layers=self.path, width=self.widths.pop(), embed=_topmost(embed), head=_topmost(head), shared=_topmost(shared),
             absent=absent, features=embedded.shape[-1], takes=takes,
         )  # fmt: skip
 
@@ -137,13 +137,13 @@ class Trace:
         shared, absent = list[str](), dict[str, tuple[int | str, ...]]()
         for path, output in self.called["before"].items():
             module = self.model.get_submodule(path)
-            if not any(p.requires_grad for p in module.parameters(recurse=False)):
+            if not any(p.requires_grad for p in module.parameters()):
                 shared.append(path)
             elif isinstance(output, Tensor):
                 absent[path] = tuple({SAMPLES: "b", TOKENS: "t"}.get(n, n) for n in output.shape)
             else:
                 raise CannotCutError(f"{path!r} gives a {type(output).__name__} before the first layer")
-        return shared, absent
+        return shared, {path: absent[path] for path in _topmost(absent)}
 
     def _check_calls(self, given: Mapping[str, Tensor]) -> None:
         if len(self.order) != len(self.layers):
@@ -202,6 +202,9 @@ def anatomy_of(make: Callable[[], nn.Module], extras: Sequence[str] = EXTRAS) ->
     with fake_tensors():
         model = make().eval()
         _choose_experts(model)
+        for module in model.modules():
+            if hasattr(module, "config"):
+                _without_cache(module.config)
         path = layers_path(model)
         found = None
         known = _extras()
@@ -225,6 +228,12 @@ def _choose_experts(model: Any) -> None:
             model.set_experts_implementation("batched_mm")
 
 
+def _without_cache(config: Any) -> Any:
+    """No forward keeps what a generation would go on from: it would be one for all layers."""
+    config.use_cache = False
+    return config
+
+
 def _larger(one: Shapes, two: Shapes) -> Shapes:
     """Each dimension as large as in either: what has no samples of its own without positions may have them with."""
     if one.keys() != two.keys():
@@ -245,11 +254,12 @@ def skeleton_of(model: nn.Module, anatomy: Anatomy, held: Mapping[str, nn.Module
     layers = model.get_submodule(anatomy.layers)
     memo: dict[int, Any] = {id(module): module for module in held.values()}
     memo[id(layers)] = nn.ModuleList([LeftOut(layer, i, anatomy.width) for i, layer in enumerate(layers.children())])
-    memo |= {id(kept): kept for module in model.modules() for kept in (*_tensors(module), getattr(module, "config", None))}
+    memo |= {id(tensor): tensor for module in model.modules() for tensor in _tensors(module)}
+    memo |= {id(m.config): _without_cache(copy.copy(m.config)) for m in model.modules() if hasattr(m, "config")}
     skeleton = Skeleton(copy.deepcopy(model, memo).eval(), anatomy)
     for path, shape in anatomy.absent.items():
         if path not in held:
-            dtype = next(p.dtype for p in model.get_submodule(path).parameters(recurse=False))
+            dtype = next(p.dtype for p in model.get_submodule(path).parameters())
             skeleton.put(path, Zeros(shape, dtype, skeleton.sizes))
     return skeleton
 
@@ -310,6 +320,12 @@ def _owners(model: nn.Module, layers: str) -> dict[int, list[str]]:
                 if parameter is not None:
                     found.setdefault(id(parameter), []).append(path)
     return found
+
+
+def _topmost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Those that are in no other."""
+    found = list(paths)
+    return tuple(path for path in found if not any(path.startswith(f"{other}.") for other in found))
 
 
 def _within(path: str, placed: set[str]) -> bool:

@@ -1,0 +1,1 @@
+"""Which causal language models of transformers are chains of layers, and the same bits."""
