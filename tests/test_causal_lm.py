@@ -119,11 +119,24 @@ def test_a_layer_that_is_computed_again_draws_the_same_dropout(tmp_path: Path) -
     ({"type": "qwen33"}, r"has no causal language model of type 'qwen33'; did you mean 'qwen3'\?"),
     ({"type": "qwen3", "extras": ["mask"]}, "unknown extra 'mask'"),
     ({"type": "qwen3", "hidden_sise": 3}, "has no 'hidden_sise'; did you mean 'hidden_size'"),
+    ({"type": "opt", "layerdrop": 0.1}, "layerdrop is 0.1, which is not supported: layers would be left out at random"),
+    ({"type": "mixtral", "output_router_logits": True}, "output_router_logits is True, which is not supported: the loss"),
     ({"type": "hrm_text"}, "a model of type 'hrm_text' cannot be cut into layers: its layers are not called once each"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((InputError, ValueError), match=message):
         registry.model("causal_lm")(**arguments)
+
+
+def test_what_a_sample_has_and_nobody_names_is_told() -> None:
+    """It was left out in silence."""
+    layers = registry.model("causal_lm")(type="opt", hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+                                          word_embed_proj_dim=32, vocab_size=WORDS)  # fmt: skip
+    materialise(layers)
+    tokens = torch.randint(WORDS, (2, 7))
+    mask, positions = torch.ones_like(tokens), torch.arange(7).expand(2, -1)
+    with pytest.raises(ValueError, match=r"has 2 tensors beside its tokens, and the model names 1 \(attention_mask\)"):
+        layers((tokens, mask, positions))
 
 
 def test_a_tensor_of_another_shape_or_a_missing_expert_is_named(tmp_path: Path) -> None:

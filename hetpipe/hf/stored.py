@@ -80,4 +80,3 @@ class StoredTensors:
                                  f"{len(keys) - 1} more: {text}", 600)) from error  # fmt: skip
         whole: Tensor = found[0] if isinstance(found, list) else found
         return whole
-

@@ -18,6 +18,10 @@ from hetpipe.hf.replay.trace import EXTRAS, CannotCutError, anatomy_of
 import transformers  # isort: skip
 
 ROUNDING = 1e-6  # by which sums in another order may differ, of the largest
+REFUSED = {
+    **dict.fromkeys(("layerdrop", "decoder_layerdrop"), "layers would be left out at random"),
+    "output_router_logits": "the loss that balances experts is none of the chain's: it would be dropped",
+}
 _ALIKE = set[tuple[str, str]]()  # types and configurations that were compared
 
 
@@ -39,8 +43,8 @@ def build(
         config: keys of its configuration in the place of the folder's or the defaults.
 
     Raises:
-        InputError: there is no such type, it cannot be cut into layers, and why, or small layers of it do not compute what
-            transformers' own do.
+        InputError: there is no such type, its configuration asks for what a chain does not do, it cannot be cut into layers,
+            and why, or small layers of it do not compute what transformers' own do.
     """
     if (weights is None) == (type is None):
         raise InputError("causal_lm: give either weights, a folder of save_pretrained, or type, as in type: qwen3")
@@ -54,6 +58,9 @@ def build(
                          f"{nearest(kind, list(classes))}")  # fmt: skip
     kind_of_config = transformers.CONFIG_MAPPING[kind]
     settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, weights, attention, config)
+    for key, reason in REFUSED.items():
+        if getattr(settings, key, None):
+            raise InputError(f"causal_lm: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")
     model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[kind_of_config]
     model = empty_model(model_class, settings, folder)
     try:

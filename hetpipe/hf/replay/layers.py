@@ -55,7 +55,12 @@ class Part(HFLayer):
                 module.training = training
 
     def named(self, extras: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What comes beside tokens or features, by name."""
+        """What comes beside tokens or features, by name. ValueError where there is more than has a name."""
+        if len(extras) > len(self.extras):
+            raise ValueError(
+                f"a sample has {len(extras)} tensors beside its tokens, and the model names {len(self.extras)} "
+                f"({', '.join(self.extras)}): name all in extras, in their order"
+            )
         return dict(zip(self.extras, extras, strict=False))
 
 
