@@ -129,13 +129,14 @@ class Pipeline:
         monkeypatch.setattr(transfers, "dist", self.network)
         parts = split_rows(inputs, sizes)
         boundaries = [trace_boundaries(layers, part) for part in parts]
+        self.ends = [list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in pair), strict=True))
+                     for pair in pairwise(cuts)]  # fmt: skip
         self.meters = [MemoryMeter() for _ in cuts[1:]]
         names: Any = ("down", "up", "hosts" if one_by_one else None)  # of the groups in `Network`
         self.runs = [
             StageRun(
                 make_stage(layers, lo, hi), index=s, stages=len(cuts) - 1, peers=((s - 1,), (s + 1,)), lanes=Lanes(*names),
                 sizes=sizes, depths=depths, recorder=Recorder(torch.device("cpu"), meter=self.meters[s]),
-                ends=list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in (lo, hi)), strict=True)),
                 loss=(lambda output, wanted: LOSS.share(output, wanted.targets, sum(sizes), wanted.weight)),
                 last_backward=lambda: None,
             )
@@ -153,7 +154,7 @@ class Pipeline:
                 if last and targets is not None:
                     wanted = [Wanted(t, n) for t, n in zip(split_rows(targets, self.sizes), self.sizes, strict=True)]
                 with torch.set_grad_enabled(targets is not None):
-                    found[s] = self.runs[s].run(inputs, wanted, on_output if last else None)
+                    found[s] = self.runs[s].run(self.ends[s], inputs, wanted, on_output if last else None)
             except BaseException as error:
                 found[s] = error
 
@@ -266,14 +267,16 @@ def test_several_peers_have_a_part_each_of_a_message(monkeypatch: pytest.MonkeyP
 
     def one() -> None:
         out = transfers.Outgoing((1, 2), "down")  # type: ignore[arg-type]
-        back = transfers.Incoming([specs(x.shape, y.shape)], (1, 2), "up", x.device, None)  # type: ignore[arg-type]
+        back = transfers.Incoming((1, 2), "up", x.device, None)  # type: ignore[arg-type]
+        back.begin([specs(x.shape, y.shape)])
         out.send([x, y])
         back.post()
         found[0] = list(back.take())
         out.settle(1)
 
     def of_two(rank: int, *shapes: tuple[int, ...]) -> None:
-        comes = transfers.Incoming([specs(*shapes)], (0,), "down", x.device, None)  # type: ignore[arg-type]
+        comes = transfers.Incoming((0,), "down", x.device, None)  # type: ignore[arg-type]
+        comes.begin([specs(*shapes)])
         back = transfers.Outgoing((0,), "up")  # type: ignore[arg-type]
         comes.post()
         found[rank] = [t.clone() for t in comes.take()]

@@ -106,6 +106,17 @@ CASES = {
         Case(name="emulated, unused output", net="unused output", plan=UNEVEN, emulated=True),
         Case(name="emulated, in place", net="in place", plan=(THREE, TWO), emulated=True),
     ],
+    "lengths": [
+        Case(name="lengths", net="tied", plan=BOTH, lengths=(6, 2, 5, 6, 1)),
+        Case(name="lengths, recompute, AdamW, evaluate", net="tied", plan=({**THREE, "recompute": True}, ONE), optimizer="AdamW",
+             lengths=(3, 6, 2), clip=0.05, evaluate=(13, 5)),
+        Case(name="lengths, three replicas, cut short", net="tied", plan=(THREE, TWO, ONE), lengths=(2, 6, 4, 3),
+             shares=((24, 8, 8), (9, 8, 3), (24, 0, 8)), evaluate=(13, 0, 5)),
+        Case(name="lengths, unequal micro-batches, class weights, gpipe", net="tied", plan=UNEVEN, class_weights=True,
+             lengths=(5, 6, 3), schedule="gpipe"),
+        Case(name="lengths, emulated", net="tied", plan=BOTH, emulated=True, lengths=(6, 2, 5), evaluate=(7, 11)),
+        Case(name="lengths of pictures", net="pictures", plan=({**THREE, "sizes": [4, 4]}, ONE), lengths=(7, 5, 8)),
+    ],
     "evaluation": [
         Case(name="evaluate between steps", plan=BOTH, evaluate=(37, 12)),
         Case(name="evaluate tokens, one replica without samples", net="tied", plan=BOTH, evaluate=(13, 0), clip=0.05),

@@ -47,6 +47,14 @@ def batch_size(value: Tensors) -> int:
     return int(as_tuple(value)[0].shape[0])
 
 
+RowShapes = tuple[tuple[int, ...], ...]  # of each tensor of a batch, without dimension 0
+
+
+def row_shapes(value: Tensors) -> RowShapes:
+    """The shapes of one sample's tensors."""
+    return tuple(tuple(t.shape[1:]) for t in as_tuple(value))
+
+
 def select(value: Tensors, index: slice | Tensor) -> Tensors:
     """Rows of every tensor of a batch."""
     return as_value([t[index] for t in as_tuple(value)])
@@ -141,11 +149,14 @@ class Loss:
         if count is None:
             count = self.count(targets)
         if count == 0:
-            empty = [
-                t.reshape(-1)[:0].sum() for t in as_tuple(output) if t.is_floating_point()
-            ]  # not 0 · output: that may be infinite
-            return sum(empty, torch.zeros((), device=empty[0].device if empty else None))
+            return self.nothing(output)
         return self.function(output, targets) * (count / denominator)
+
+    def nothing(self, output: Tensors) -> Tensor:
+        """Zero, with zero gradients."""
+        # not 0 · output: that may be infinite
+        empty = [t.reshape(-1)[:0].sum() for t in as_tuple(output) if t.is_floating_point()]
+        return sum(empty, torch.zeros((), device=empty[0].device if empty else None))
 
     def lost(self, output: Tensors, targets: Tensors) -> str | None:
         """What is said of a batch without weight whose mean is a number beside 0: its share is zero, so what it sums is lost."""
@@ -269,6 +280,12 @@ class Model:
         """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""
         rows = torch.arange(size) % batch_size(self.inputs)
         return select(self.inputs, rows), select(self.targets, rows)
+
+    def shaped(self, size: int, shapes: RowShapes) -> Tensors:
+        """Inputs of `size` samples of these shapes: the sample's, or zeros where it has others."""
+        if shapes == row_shapes(self.inputs):
+            return self.sample(size)[0]
+        return as_value([t.new_zeros(size, *shape) for t, shape in zip(as_tuple(self.inputs), shapes, strict=True)])
 
 
 FEW_INSIDE = 4  # modules of a layer that is an nn.Sequential, up to which it is taken for a block

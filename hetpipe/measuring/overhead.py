@@ -109,13 +109,12 @@ def _stage_run(
 
     ends, recorder = trace_boundaries(layers, inputs, device), Recorder(device)
     run = StageRun(make_stage(layers, 0, len(layers), device), index=0, stages=1, peers=((), ()), lanes=ALONE, sizes=[1] * count,
-                   depths=[depth], ends=[(ends[0], ends[-1])] * count, recorder=recorder, loss=loss,
-                   last_backward=lambda: None)  # fmt: skip
+                   depths=[depth], recorder=recorder, loss=loss, last_backward=lambda: None)  # fmt: skip
     nothing: Sequence[Wanted] = [None] * count  # type: ignore[list-item]
 
     def train(microbatches: Sequence[Tensors]) -> None:
         recorder.begin_step()
-        run.run(microbatches, nothing)
+        run.run([(ends[0], ends[-1])] * count, microbatches, nothing)
         recorder.end_step()
 
     return train

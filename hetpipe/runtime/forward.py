@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, as_value, evaluating
+from hetpipe.layers.model import (
+    Model,
+    RowShapes,
+    Tensors,
+    Wanted,
+    as_tuple,
+    as_value,
+    batch_size,
+    evaluating,
+    row_shapes,
+)
 from hetpipe.layers.numbers import callers_autocast, computing
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.untouched.randomness import drawing
@@ -46,7 +56,9 @@ class ForwardEngine(Holder, ABC):
         super().__init__(model, plan, world)
         self.loss = model.loss
         self.seed = 0  # of what layers draw: with the rank and the step
-        self._outputs: dict[bool, tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training and in evaluation
+        self._like = row_shapes(model.inputs)
+        self._shapes = self._like  # of the batch's inputs in this replica
+        self._outputs: dict[tuple[RowShapes, bool], tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training or not
         self._called = 0  # steps of this engine
         self._faults: list[str] = []  # of this rank, found in the midst of a step
 
@@ -86,6 +98,8 @@ class ForwardEngine(Holder, ABC):
             yield
 
     def _mean_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
+        if self._faults:  # the step is refused at its end; this loss may not even run
+            return self.loss.nothing(output)
         if wanted.weight == 0 and (lost := self.loss.lost(output, wanted.targets)) is not None:
             if not torch.is_grad_enabled():
                 raise InputError(lost)
@@ -106,12 +120,14 @@ class ForwardEngine(Holder, ABC):
                 self._trained.check()
             if self.is_first:
                 given[self.replica] = self._given.rows(inputs, "inputs")
-                if inputs is not None and given[self.replica] and not self.is_last:
-                    self._given.check_inputs(inputs)
+                if inputs is not None and given[self.replica]:
+                    self._given.check_shapes(inputs, training=training)
+                    if not self.is_last:
+                        self._given.check_types(inputs)
             if self.is_last:
                 counted[self.replica] = self._given.rows(targets, "targets")
                 if targets is not None and counted[self.replica]:
-                    row.weight = self._weigh(targets, training=training)
+                    row.weight = self._weigh(targets)
             most = self._replica_plan.samples
             if training and given[self.replica] > most:
                 raise InputError(
@@ -140,18 +156,37 @@ class ForwardEngine(Holder, ABC):
         if 0 < total.adding < len(self.world.ranks):
             raise InputError("some ranks are in 'with engine.accumulate():', and others are not: every rank must enter it")
 
-    def _weigh(self, targets: Tensors, *, training: bool) -> float:
-        """What the loss of these targets weighs, once they and it are known to do."""
-        rows = self._replica_plan.microbatch_sizes[0]
+    def _weigh(self, targets: Tensors) -> float:
+        """What the loss of these targets weighs, once they are known to do."""
         self._given.check_targets(targets)
-        if training not in self._outputs:
-            try:
-                self._outputs[training] = self.boundaries.of(rows, training=training)[-1]
-            except InputError:  # told where it matters: a stage of all layers need not know what leaves them
-                self._outputs[training] = None
-        if (output := self._outputs[training]) is not None:
-            self._given.check_loss(output, rows, targets, self._devices[-1], again=training and self._looks)
+        if (output := self._output(self._like, training=True)) is not None:
+            self._given.check_labels(output, self._rows_traced, targets)
         return self.loss.count(targets)
+
+    @property
+    def _rows_traced(self) -> int:
+        return self._replica_plan.microbatch_sizes[0]
+
+    def _output(self, shapes: RowShapes, *, training: bool) -> tuple[TensorSpec, ...] | None:
+        """What the last layer gives for `_rows_traced` samples of these shapes."""
+        key = shapes, training
+        if key not in self._outputs:
+            try:
+                self._outputs[key] = self.boundaries.of(self._rows_traced, training=training, shapes=shapes)[-1]
+            except InputError:  # told where it matters: a stage of all layers need not know what leaves them
+                self._outputs[key] = None
+        return self._outputs[key]
+
+    def _faults_of_loss(self, targets: Tensors | None, *, training: bool) -> list[str]:
+        """What is wrong with the loss of such targets."""
+        if targets is None or not self.is_last or batch_size(targets) == 0:
+            return []
+        if (output := self._output(self._shapes, training=training)) is not None:
+            try:
+                self._given.check_loss(output, self._rows_traced, targets, self._devices[-1], again=training and self._looks)
+            except InputError as error:
+                return [str(error)]
+        return []
 
     def _begin_step(self) -> None:
         for recorder in self.recorders:
@@ -190,6 +225,20 @@ class ForwardEngine(Holder, ABC):
             self._forward(sizes, inputs, lambda output, _: found.append(as_tuple(output)))
         return as_value([torch.cat(column) for column in zip(*found, strict=True)]) if found else None
 
+    def _in_replica(self, row: Statement, inputs: Tensors | None, *, training: bool) -> tuple[Statement, list[str]]:
+        """What the ranks of this replica were given, and what all of them find wrong with it. By the shapes of its inputs each of
+        them knows what it will be sent."""
+        told = row_shapes(inputs) if inputs is not None and self.is_first and row.given[self.replica] and not row.faults else None
+        total, self._shapes = Statement.of_shaped(self._sum_of_replica(row.shaped(told, self._like)), self._like)
+        faults = self._other_autocasts(total)
+        alone = self.is_first and self.is_last
+        if not faults and not alone and total.given[self.replica] and not total.faults and self._shapes != self._like:
+            try:
+                self.boundaries.of(self._rows_traced, training=training, shapes=self._shapes)
+            except InputError as error:
+                faults.append(f"replica {self.replica}: {error}")
+        return total, faults
+
     def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:
         """The sum over the ranks of this replica."""
         return numbers
@@ -206,8 +255,12 @@ class ForwardEngine(Holder, ABC):
 
     def _agree(self, inputs: Tensors | None, targets: Tensors | None) -> Statement:
         """What all ranks were given. Collective."""
+        self._faults.clear()
         row, own = self._told(inputs, targets, training=False)
-        for fault in self._other_autocasts(Statement.of(self._sum_of_replica(row.numbers()))):
+        replica, faults = self._in_replica(row, inputs, training=False)
+        if not faults and not replica.faults and replica.given[self.replica]:
+            faults += self._faults_of_loss(targets, training=False)
+        for fault in faults:
             row.faults, own = 1.0, replace(own, fault=own.fault or fault)
         total = Statement.of(self.world.sum(row.numbers()))
         pipelines = [given > 0 and len(r.stages) > 1 for given, r in zip(total.given, self.plan.replicas, strict=True)]

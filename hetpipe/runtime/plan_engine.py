@@ -111,7 +111,9 @@ class PlanEngine(ForwardEngine):
         before = sum(self._weights or ())
         self._divisor = self._agreed_divisor(row.weight, before)
         self._faults[:] = [gone] if gone is not None else []
-        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row))
+        sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row, inputs))
+        if sizes:
+            self._faults += self._faults_of_loss(targets, training=True)
         if sizes and self._looks and self._model.coupled_layers is None:
             self.recorders[0].note("the trial of the layers", waits=False)
             self._faults += self._given.faults_of_layers(self._try_layers(inputs, sum(sizes)))
@@ -172,12 +174,12 @@ class PlanEngine(ForwardEngine):
         if scaled and not again:
             self.loss_scale.update(overflow=odd)
 
-    def _own_share(self, row: Statement) -> int:
+    def _own_share(self, row: Statement, inputs: Tensors | None) -> int:
         """The samples that this replica trains, by what its ranks were given in total; none if any of that is wrong, as all are
         told at the end of the step."""
-        total = Statement.of(self._sum_of_replica(row.numbers()))
-        self._faults += (others := self._other_autocasts(total))
-        if others or (total.ends == 2 and total.digest):
+        total, faults = self._in_replica(row, inputs, training=True)
+        self._faults += faults
+        if faults or (total.ends == 2 and total.digest):
             row.faults = total.faults = 1.0
         given, counted = total.given[self.replica], total.counted[self.replica]
         return int(given) if given == counted and not total.faults else 0

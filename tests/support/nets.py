@@ -205,6 +205,29 @@ def partly_in_full() -> nn.Sequential:
     return nn.Sequential(*[InFull() if index % 3 == 1 else Block() for index in range(LAYERS)])
 
 
+class Rows(nn.Module):
+    """[b, rows, 8] and a mask [b, rows] → the same, each row seeing all that the mask leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, given: Tensors) -> Tensors:
+        x, mask = as_tuple(given)
+        seen = (x * mask.unsqueeze(-1)).sum(1, keepdim=True) / (1 + mask.sum(1)).view(-1, 1, 1)
+        return self.block(x) + 0.1 * seen, mask
+
+
+class Mean(nn.Module):
+    def forward(self, given: Tensors) -> Tensor:
+        return as_tuple(given)[0].mean(1)
+
+
+def pictures() -> nn.Sequential:
+    """Of any number of rows, with a mask: targets have the same shape whatever these are."""
+    return nn.Sequential(*[Rows() for _ in range(LAYERS - 1)], Mean())
+
+
 NETS: dict[str, Callable[[], nn.Sequential]] = {
     "blocks": blocks,
     "partly in full": partly_in_full,
@@ -223,6 +246,7 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
     "declared in place": declared_in_place,
     "dropout and BatchNorm": with_dropout_and_batch_norm,
     "identities": bare_parameters,
+    "pictures": pictures,
 }
 
 
@@ -246,6 +270,9 @@ def batch(net: str, size: int, step: int, dtype: torch.dtype = torch.float64) ->
         return words[:, :-1], labels
     if net == "tuples":
         return (x, torch.rand(size, WIDTH, generator=draw) < 0.7), targets
+    if net == "pictures":
+        rows = torch.randn(size, 8, WIDTH, generator=draw).to(dtype)
+        return (rows, torch.rand(size, 8, generator=draw) < 0.7), targets
     if net == "transposed":
         return torch.randn(size, 4, WIDTH, generator=draw).to(dtype), torch.randn(
             size, 4, WIDTH, generator=draw

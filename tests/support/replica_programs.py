@@ -88,6 +88,9 @@ def refusals(world: World, plan: Plan) -> dict[str, Any]:
     )
     short = inputs[mine, :-1] if engine.replica == 0 else inputs[mine]
     attempt("other shapes", lambda: engine.evaluate(short, targets[mine]))
+    attempt("more dimensions", lambda: engine.step(inputs[mine, None] if engine.replica == 0 else inputs[mine], targets[mine]))
+    long = torch.nn.functional.pad(inputs[mine], (0, 1)) if engine.replica == 1 else inputs[mine]
+    attempt("a larger sample", lambda: engine.step(long, targets[mine]))
     heard["loss"] = engine.step(inputs[mine], targets[mine])
     rows = [{"cuts": [10], "sizes": [2, 1], "devices": [device]} for device in ("n0/0", "n0/1", "n0/2", "n1/0", "n1/1")]
     whole = open_engine(world, make_plan(rows), build("blocks"), *data, loss)

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 from bench.reference import ReferenceEngine
 from hetpipe.building.build import build_metric
 from hetpipe.layers.device import Emulation, one_thread
-from hetpipe.layers.model import Loss, Model, Tensors, class_weight, cross_entropy, mse, select, split_rows
+from hetpipe.layers.model import (
+    Loss,
+    Model,
+    Tensors,
+    as_tuple,
+    as_value,
+    class_weight,
+    cross_entropy,
+    mse,
+    select,
+    split_rows,
+)
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends, gradients
@@ -35,7 +46,7 @@ CLASS_WEIGHTS = tuple(0.0 if word % 4 == 3 else 0.1 + word / 7 for word in range
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """`plan`: one row a replica (see `make_plan`). `shares`: samples of each replica, step by step (default: all that the plan
-    gives). `evaluate`: samples of each replica in an evaluation before each step."""
+    gives). `evaluate`: samples of each replica in an evaluation before each step. `lengths`: of samples, step by step."""
 
     name: str
     plan: tuple[dict[str, Any], ...]
@@ -45,6 +56,7 @@ class Case:
     clip: float | None = None
     shares: tuple[tuple[int, ...], ...] | None = None
     evaluate: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] = ()
     zero_grad: bool = False
     reference_in_microbatches: bool = False
     class_weights: bool = False
@@ -64,6 +76,17 @@ class Case:
             if self.shares
             else tuple(sum(row["sizes"]) for row in self.plan)
         )
+
+    def batch(self, samples: int, step: int) -> tuple[Tensors, Tensors]:
+        """Inputs and targets of a step, of the step's length."""
+        whole = batch(self.net, samples, step, self.dtype)
+        if not self.lengths:
+            return whole
+        length = self.lengths[step % len(self.lengths)]
+        inputs, targets = whole
+        if self.net != "pictures":
+            targets = as_value([t[:, :length] for t in as_tuple(targets)])
+        return as_value([t[:, :length] for t in as_tuple(inputs)]), targets
 
     def loss(self) -> Loss:
         if self.class_weights:
@@ -118,13 +141,13 @@ def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: in
     meter = engine.recorders[0].meter if isinstance(engine, PlanEngine) else None
     for step in range(max(1, case.steps)):
         if case.evaluate is not None:
-            whole = batch(case.net, sum(case.evaluate), 50 + step, case.dtype)
+            whole = case.batch(sum(case.evaluate), 50 + step)
             inputs, targets = part(*whole, case.evaluate)
             evaluations.append(engine.evaluate(inputs, targets, build_metric(case.loss())))
         if case.steps == 0:
             break
         shares = case.shares_of(step)
-        inputs, targets = batch(case.net, sum(shares), step, case.dtype)
+        inputs, targets = case.batch(sum(shares), step)
         losses.append(engine.step(*part(inputs, targets, shares)))
         if case.clip is not None:
             norms.append(engine.clip_grad_norm_(case.clip))

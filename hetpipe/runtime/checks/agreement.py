@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Tensors, as_tuple, batch_size
+from hetpipe.layers.model import RowShapes, Tensors, as_tuple, batch_size
 
 ROW_BYTES = 1 << 16  # of each tensor of a sample that are looked at in every step
 BATCH_BYTES, BATCH_BITS = 128, 20  # of each row of a batch that its mark looks at, about; and of a mark, so that sums are exact
@@ -57,6 +57,18 @@ class Statement:
         """The inverse of `numbers`."""
         replicas = (len(numbers) - len(fields(cls)) + 2) // 2
         return cls(list(numbers[:replicas]), list(numbers[replicas : 2 * replicas]), *numbers[2 * replicas :])
+
+    def shaped(self, shapes: RowShapes | None, like: RowShapes) -> list[float]:
+        """For a message within a replica: with the shapes of its inputs, from who was given them. `like`: those of the sample."""
+        lengths = [n for shape in shapes for n in shape] if shapes is not None else [0] * sum(map(len, like))
+        return [*self.numbers(), *map(float, lengths)]
+
+    @classmethod
+    def of_shaped(cls, numbers: Sequence[float], like: RowShapes) -> tuple[Statement, RowShapes]:
+        """The inverse of `shaped`."""
+        lengths = iter(numbers[len(numbers) - sum(map(len, like)) :])
+        shapes = tuple(tuple(int(next(lengths)) for _ in shape) for shape in like)
+        return cls.of(numbers[: len(numbers) - sum(map(len, like))]), shapes
 
     @property
     def batches_differ(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import may_normalise_batches, needs_a_choice, normalises_batches
-from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, batch_size
+from hetpipe.layers.model import Loss, Model, RowShapes, Tensors, as_tuple, batch_size, row_shapes
 from hetpipe.layers.numbers import type_name
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.trials.layer_check import Outcome
@@ -45,15 +46,23 @@ class Given:
             if normalises_batches(module):
                 raise InputError(f"{self._replica}: {needs_a_choice(name, module)}")
 
-    def check_inputs(self, inputs: Tensors) -> None:
-        """InputError if they have other shapes, or numbers of another type, than the sample: what crosses from stage to stage has
-        the sample's."""
-        if _shapes(inputs) != _shapes(self._model.inputs):
+    def check_shapes(self, inputs: Tensors, *, training: bool) -> None:
+        """InputError if they are other tensors than the sample's, whatever the lengths of their dimensions; in training, too, if
+        they are larger than those."""
+        found, wanted = row_shapes(inputs), row_shapes(self._model.inputs)
+        if [len(shape) for shape in found] != [len(shape) for shape in wanted]:
             raise InputError(
-                f"{self._replica}: its inputs have other shapes a sample than {_shapes(self._model.inputs)}, those of the sample "
-                "batch; what crosses from stage to stage has a fixed shape: pad every batch to those shapes"
+                f"{self._replica}: a sample of its inputs has the shapes {_told(found)}, of the sample batch {_told(wanted)}; "
+                "from step to step dimensions may have other lengths, but must be as many"
+            )
+        if training and any(prod(own) > prod(most) for own, most in zip(found, wanted, strict=True)):
+            raise InputError(
+                f"{self._replica}: a sample of its inputs has the shapes {_told(found)}, of the sample batch {_told(wanted)}, by "
+                "which memory was planned: wrap the model with a sample as large as any that it trains on, or cut the inputs"
             )
 
+    def check_types(self, inputs: Tensors) -> None:
+        """InputError if their numbers have other types than the sample's: what crosses from stage to stage has the sample's."""
         types, wanted = ([t.dtype for t in as_tuple(batch)] for batch in (inputs, self._model.inputs))
         for found, other in zip(types, wanted, strict=True) if not _autocast() else ():
             if found != other and found.is_floating_point and other.is_floating_point:
@@ -73,15 +82,19 @@ class Given:
                 "the loss function leaves no target out, give ignore_index a number that no target has"
             )
 
+    def check_labels(self, output: Sequence[TensorSpec], rows: int, targets: Tensors) -> None:
+        """InputError if a target is no class. `output` is what the last layer gives for so many rows of the sample."""
+        trial = Trial(model=self._model, loss=self._loss, output=output, rows=rows, targets=targets)
+        check_labels(trial, f"{self._replica}'s share of the batch")
+
     def check_loss(
         self, output: Sequence[TensorSpec], rows: int, targets: Tensors, device: torch.device, *, again: bool
     ) -> None:
-        """InputError if a target is no class or, the first time and `again`, if the loss does not do (see `loss_check`). `output`
-        is what the last layer gives for so many rows, on this device."""
-        trial = Trial(model=self._model, loss=self._loss, output=output, rows=rows, targets=targets)
-        check_labels(trial, f"{self._replica}'s share of the batch")
+        """InputError, the first time and `again`, if the loss does not do (see `loss_check`). `output` is what the last layer
+        gives for so many rows of this batch, on this device."""
         if self._tried and not again:
             return
+        trial = Trial(model=self._model, loss=self._loss, output=output, rows=rows, targets=targets)
         self._loss.count(targets)  # what it says of them is told, and not as a note of the trial
         self._tried = True
         note = check_loss(trial, list(dict.fromkeys([torch.device("cpu"), device])))
@@ -111,6 +124,5 @@ def _autocast() -> bool:
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
-def _shapes(batch: Tensors | None) -> list[tuple[int, ...]]:
-    """The shapes of one sample's tensors."""
-    return [tuple(t.shape[1:]) for t in as_tuple(batch)]
+def _told(shapes: RowShapes) -> str:
+    return ", ".join(map(str, shapes))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model, evaluating
+from hetpipe.layers.model import Model, RowShapes, evaluating, row_shapes
 from hetpipe.layers.numbers import StageTypes, stage_types
 from hetpipe.layers.split import TensorSpec, trace_boundaries
 from hetpipe.spec.number_types import NumberType, NumberTypes
@@ -28,7 +28,7 @@ class Boundaries:
         self._model, self._layers, self._types, self._device = model, layers, types, device
         self._bounds = [stage.layers for stage in replica.stages]
         self._autocast: NumberType | None = None
-        self._specs: dict[tuple[int, bool], list[tuple[TensorSpec, ...]]] = {}
+        self._specs: dict[tuple[int, RowShapes, bool], list[tuple[TensorSpec, ...]]] = {}
         self.stages: list[StageTypes] = stage_types(self._bounds, types)
 
     def follow(self, autocast: NumberType | None) -> bool:
@@ -55,11 +55,13 @@ class Boundaries:
                     f"torch.autocast of {self._autocast}: leave that out, since each device enters its own"
                 )
 
-    def of(self, size: int, *, training: bool) -> list[tuple[TensorSpec, ...]]:
-        """What crosses all boundaries between layers with a micro-batch of this size (see `trace_boundaries`)."""
-        if (size, training) not in self._specs:
+    def of(self, size: int, *, training: bool, shapes: RowShapes | None = None) -> list[tuple[TensorSpec, ...]]:
+        """What crosses all boundaries between layers with a micro-batch of this size (see `trace_boundaries`), whose samples have
+        these `shapes`; None: the sample's."""
+        key = size, shapes or row_shapes(self._model.inputs), training
+        if key not in self._specs:
             with nullcontext() if training else evaluating(self._layers):
-                self._specs[size, training] = trace_boundaries(
-                    self._layers, self._model.sample(size)[0], self._device, stages=self.stages
+                self._specs[key] = trace_boundaries(
+                    self._layers, self._model.shaped(size, key[1]), self._device, stages=self.stages
                 )
-        return self._specs[size, training]
+        return self._specs[key]

@@ -103,7 +103,7 @@ class TorchEngine(PlanEngine):
         return meter
 
     def _ends(self, sizes: Sequence[int], *, training: bool) -> list[Ends]:
-        rows = {size: self.boundaries.of(size, training=training) for size in set(sizes)}
+        rows = {size: self.boundaries.of(size, training=training, shapes=self._shapes) for size in set(sizes)}
         inputs, outputs = (joint_gradients([rows[size][at] for size in sizes]) for at in self._stage_plan.layers)
         return list(zip(inputs, outputs, strict=True))
 
@@ -126,7 +126,6 @@ class TorchEngine(PlanEngine):
                 lanes=self._lanes,
                 sizes=sizes,
                 depths=depths,
-                ends=self._ends(sizes, training=training),
                 recorder=self.recorder,
                 loss=self._mean_loss if training else None,
                 last_backward=self.sync.last_backward,
@@ -149,14 +148,15 @@ class TorchEngine(PlanEngine):
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
         wanted = self.loss.wanted(targets, sizes, self.device) if targets is not None and self.is_last else None
         self._last_size = sizes[-1]
-        losses = self._run(sizes, training=True).run(self._microbatches(sizes, inputs), wanted)
+        losses = self._run(sizes, training=True).run(self._ends(sizes, training=True), self._microbatches(sizes, inputs), wanted)
         return [loss.double() * w.weight for loss, w in zip(losses, wanted or (), strict=True)]
 
     def _microbatches(self, sizes: tuple[int, ...], inputs: Tensors | None) -> list[Tensors] | None:
         return split_rows(move(inputs, self.device), sizes) if inputs is not None and self.is_first else None
 
     def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
-        self._run(sizes, training=False).run(self._microbatches(sizes, inputs), None, on_output)
+        ends = self._ends(sizes, training=False)
+        self._run(sizes, training=False).run(ends, self._microbatches(sizes, inputs), None, on_output)
 
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         """What enters this stage, with the samples together and apart, comes through the stages before it."""
@@ -168,11 +168,11 @@ class TorchEngine(PlanEngine):
         cut = cut_to_try(inputs) if inputs is not None and self.is_first else None
         trying = Trying(self.stage, [leaves for _, leaves in ends])
         run = StageRun(trying, index=self.index, stages=len(self._replica_plan.stages), peers=self._peers, lanes=self._lanes,
-                       sizes=sizes, depths=None, ends=ends, recorder=Recorder(self.device), loss=None,
+                       sizes=sizes, depths=None, recorder=Recorder(self.device), loss=None,
                        last_backward=lambda: None)  # fmt: skip
         given = [move(as_value(rows), self.device) for rows in (cut.whole, *cut.parts)] if cut is not None else None
         with torch.no_grad(), kept(self.stage), norms_off(self.stage), drawing("trial"):
-            run.run(given, None, lambda *_: None)
+            run.run(ends, given, None, lambda *_: None)
         whole, *parts = ([t.requires_grad_(s.requires_grad) for t, s in zip(row, specs, strict=True)]
                          for row, (specs, _) in zip(trying.entered, ends, strict=True))  # fmt: skip
         sets = TrialRows(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:])

@@ -48,15 +48,14 @@ class _Flight(NamedTuple):
 
 class StageRun:
     """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given), or only forward.
-    `index` of so many `stages`; `peers` are the ranks with which it exchanges what enters, and what leaves; `ends` has what
-    enters and leaves with each micro-batch; `last_backward` is called before the last backward, and `seed` before the backward of
-    a loss, for the gradient of its target's."""
+    `index` of so many `stages`; `peers` are the ranks with which it exchanges what enters, and what leaves; `last_backward` is
+    called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's."""
 
     def __init__(self, module: Stage, *, index: int, stages: int, peers: tuple[Sequence[int], Sequence[int]], lanes: Lanes,
-                 sizes: Sequence[int], depths: Sequence[int] | None, ends: Sequence[Ends], recorder: Recorder,
+                 sizes: Sequence[int], depths: Sequence[int] | None, recorder: Recorder,
                  loss: Callable[[Tensors, Wanted], Tensor] | None, last_backward: Callable[[], None],
                  seed: Callable[[Wanted], float] = lambda _: 1.0) -> None:  # fmt: skip
-        self.module, self.index, self.sizes, self.ends = module, index, sizes, ends
+        self.module, self.index, self.sizes = module, index, sizes
         self.recorder, self.loss, self._last_backward, self._seed = recorder, loss, last_backward, seed
         self.is_first, self.is_last = index == 0, index == stages - 1
         self.trains, m = depths is not None, len(sizes)
@@ -70,23 +69,21 @@ class StageRun:
         else:
             self.order = early(index, stages, depths[index] if depths is not None else None, m)
         device, meter, (before, after) = recorder.device, recorder.meter, peers
-        back = [[[s for s in specs if s.requires_grad] for specs in pair] for pair in ends]
         self._inputs = self._gradients = self._outputs = self._returned = None
         if not self.is_first:
-            self._inputs = Incoming([e[0] for e in ends], before, lanes.activations, device, meter)
+            self._inputs = Incoming(before, lanes.activations, device, meter)
             self._returned = Outgoing(before, lanes.gradients)
         if not self.is_last:
-            self._gradients = Incoming([b[1] for b in back], after, lanes.gradients, device, meter)
+            self._gradients = Incoming(after, lanes.gradients, device, meter)
             self._outputs = Outgoing(after, lanes.activations)
 
     def run(
-        self, inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None, on_output: Output | None = None
-    ) -> list[Tensor]:
-        """Run all micro-batches. The first stage takes `inputs`; the last one, where it trains, `targets`, and returns their
-        losses, and else calls `on_output` with each output."""
-        for lane in (self._inputs, self._gradients, self._outputs, self._returned):
-            if lane is not None:
-                lane.begin()
+        self, ends: Sequence[Ends], inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None,
+        on_output: Output | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """Run all micro-batches; `ends` has what enters and leaves with each. The first stage takes `inputs`; the last one, where
+        it trains, `targets`, and returns their losses, and else calls `on_output` with each output."""
+        self._begin(ends)
         self._flying: deque[_Flight] = deque()
         self._leaving: dict[str, deque[list[Tensor]]] = {"F": deque(), "B": deque()}
         self._losses: list[Tensor] = []
@@ -105,6 +102,16 @@ class StageRun:
             if out is not None:
                 out.settle(len(self.sizes))
         return self._losses
+
+    def _begin(self, ends: Sequence[Ends]) -> None:
+        self.ends = ends
+        for out in (self._outputs, self._returned):
+            if out is not None:
+                out.begin()
+        if self._inputs is not None:
+            self._inputs.begin([entering for entering, _ in ends])
+        if self._gradients is not None:
+            self._gradients.begin([[spec for spec in leaving if spec.requires_grad] for _, leaving in ends])
 
     def _forward(
         self, action: Action, inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None, on_output: Output | None

@@ -12,7 +12,7 @@ of `spec.seats`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,30 +26,31 @@ Message = Sequence[TensorSpec]  # the tensors of one micro-batch
 
 
 class Incoming:
-    """Messages from the neighbours `peers`. A buffer is in use from `post` to `release`, and then used again: there are as many
-    as were ever in use at once."""
+    """Messages from the neighbours `peers`. A buffer is in use from `post` to `release`, and then used again, in later steps,
+    too, where it has the room: there are as many as were ever in use at once."""
 
     def __init__(
-        self, messages: Sequence[Message], peers: Sequence[int], group: dist.ProcessGroup, device: torch.device,
-        meter: MemoryMeter | None,
-    ) -> None:  # fmt: skip
-        self._messages, self._peers, self._group = messages, peers, group
+        self, peers: Sequence[int], group: dist.ProcessGroup, device: torch.device, meter: MemoryMeter | None
+    ) -> None:
+        self._peers, self._group = peers, group
         self._device, self._meter = device, meter
         self._free: list[list[Tensor]] = []
-        self._most = [max(m[t].numel for m in messages) for t in range(len(messages[0]))]
-        self._all: list[Tensor] = []
-        self.begin()
+        self._all: dict[int, Tensor] = {}
+        self.begin([])
 
-    def begin(self) -> None:
-        """A new step."""
-        self.posted = 0
+    def begin(self, messages: Sequence[Message]) -> None:
+        """A new step, of these messages."""
+        self._messages, self.posted = messages, 0
         self._waiting: deque[tuple[list[dist.Work], tuple[Tensor, ...], list[Tensor]]] = deque()
         self._used: deque[list[Tensor]] = deque()
 
     def post(self) -> None:
         """Let the next message come."""
         message = self._messages[self.posted]
-        buffers = self._free.pop() if self._free else self._new()
+        buffers = self._free.pop() if self._free else []
+        if not _hold(buffers, message):
+            self._drop(buffers)
+            buffers = self._new()
         tensors = tuple(b[: s.numel].view(s.shape) for b, s in zip(buffers, message, strict=True))
         works = [_started(dist.irecv(part, peer, group=self._group)) for peer, part in _parts(tensors, self._peers)]
         self._waiting.append((works, tensors, buffers))
@@ -68,18 +69,24 @@ class Incoming:
         self._free.append(self._used.popleft())
 
     def _new(self) -> list[Tensor]:
-        buffers = [torch.empty(n, dtype=s.dtype, device=self._device) for n, s in zip(self._most, self._messages[0], strict=True)]
+        """Buffers that hold any message of this step."""
+        columns = zip(*self._messages, strict=True)
+        buffers = [torch.empty(max(s.numel for s in c), dtype=c[0].dtype, device=self._device) for c in columns]
         for buffer in buffers:
             if self._meter is not None and buffer.numel():
                 self._meter.own(buffer, "a receive buffer")
-        self._all += buffers
+        self._all |= {id(buffer): buffer for buffer in buffers}
         return buffers
+
+    def _drop(self, buffers: Iterable[Tensor]) -> None:
+        for buffer in buffers:
+            del self._all[id(buffer)]
+            if self._meter is not None and buffer.numel():
+                self._meter.disown(buffer)
 
     def close(self) -> None:
         """The buffers are no longer counted."""
-        for buffer in self._all:
-            if self._meter is not None and buffer.numel():
-                self._meter.disown(buffer)
+        self._drop(list(self._all.values()))
 
 
 class Outgoing:
@@ -106,6 +113,13 @@ class Outgoing:
                 for work, _ in self._sent.popleft():
                     work.wait()
             self._settled += 1
+
+
+def _hold(buffers: Sequence[Tensor], message: Message) -> bool:
+    """Whether there is room for a message in them."""
+    return len(buffers) == len(message) and all(
+        b.dtype == s.dtype and b.numel() >= s.numel for b, s in zip(buffers, message, strict=True)
+    )
 
 
 def _parts(tensors: Sequence[Tensor], peers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
