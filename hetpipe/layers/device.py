@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -15,7 +16,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
 from hetpipe.spec.cluster import DeviceType
 from hetpipe.spec.options import DEFAULT_RESERVE
-from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profile import LengthFactor, Measurement
 
 
 def usable_bytes(gpu: torch.device) -> int:
@@ -63,19 +64,27 @@ class Pacer:
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
     """An emulated device: every compute action lasts `slowdown` times what the host takes (`host`: measured once per layer,
-    action and micro-batch size), and its memory is `memory_bytes`. `transient_bytes` is what recomputing one layer takes."""
+    action and micro-batch size), and its memory is `memory_bytes`. `transient_bytes` is what recomputing one layer takes.
+    `lengths`: how steps differ whose samples have other lengths (see `Profile`)."""
 
     slowdown: float
     host: Measurement
     memory_bytes: int
     transient_bytes: int = 0
+    lengths: Sequence[LengthFactor] = ()
 
-    def seconds(self, kind: str, lo: int, hi: int, size: int, *, recompute: bool = False) -> float:
-        """How long an action ("F", "B" or "optimizer") of layers [lo, hi) lasts for `size` samples."""
+    def seconds(
+        self, kind: str, lo: int, hi: int, size: int, *, recompute: bool = False, numbers: int | None = None
+    ) -> float:
+        """How long an action ("F", "B" or "optimizer") of layers [lo, hi) lasts for `size` samples, whose inputs have so many
+        `numbers` (None: as many as in the mean step)."""
         if kind == "optimizer":
             return self.slowdown * sum(self.host.optimizer_seconds[lo:hi])
         forward, backward = (float(t[lo:hi].sum()) for t in self.host.times(size))
-        return self.slowdown * (forward if kind == "F" else backward + (forward if recompute else 0.0))
+        factor = self.slowdown
+        if self.lengths and numbers is not None:
+            factor *= float(np.interp(numbers, [x.numbers for x in self.lengths], [x.factor for x in self.lengths]))
+        return factor * (forward if kind == "F" else backward + (forward if recompute else 0.0))
 
 
 @dataclass

@@ -55,6 +55,11 @@ def row_shapes(value: Tensors) -> RowShapes:
     return tuple(tuple(t.shape[1:]) for t in as_tuple(value))
 
 
+def numbers_of(value: Tensors) -> int:
+    """Of one sample's tensors."""
+    return sum(math.prod(shape) for shape in row_shapes(value))
+
+
 def select(value: Tensors, index: slice | Tensor) -> Tensors:
     """Rows of every tensor of a batch."""
     return as_value([t[index] for t in as_tuple(value)])
@@ -246,11 +251,26 @@ def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tup
     return float(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
 
 
+class ShapedBatch(NamedTuple):
+    """A few samples of one shape, and which share of all steps has samples of this shape."""
+
+    inputs: Tensors
+    targets: Tensors
+    share: float
+
+    def rows(self, size: int) -> ShapedBatch:
+        """With so many samples: these, repeated as needed."""
+        rows = torch.arange(size) % batch_size(self.inputs)
+        return self._replace(inputs=select(self.inputs, rows), targets=select(self.targets, rows))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """Layers are the children of `layers`, the unit that is never split. `inputs` and `targets` are a small sample batch
-    (dimension 0 counts samples); only their shapes and types matter. `batch_norm` and `coupled_layers`: what the user chose for
-    BatchNorm (`batch_norm.py`), and for other layers that couple samples or keep state (`trials/layer_check.py`), if anything."""
+    (dimension 0 counts samples); only their shapes and types matter. Where samples have other shapes from step to step, these are
+    as large as any, since memory is planned by them, and `shorter` has a batch of each other shape that is measured. `batch_norm`
+    and `coupled_layers`: what the user chose for BatchNorm (`batch_norm.py`), and for other layers that couple samples or keep
+    state (`trials/layer_check.py`), if anything."""
 
     name: str
     layers: nn.Sequential
@@ -259,6 +279,7 @@ class Model:
     loss: Loss
     batch_norm: BatchNorm | None = None
     coupled_layers: CoupledLayers | None = None
+    shorter: tuple[ShapedBatch, ...] = ()
 
     def __post_init__(self) -> None:
         check_chain(self.name, self.layers)
@@ -278,8 +299,13 @@ class Model:
 
     def sample(self, size: int) -> tuple[Tensors, Tensors]:
         """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""
-        rows = torch.arange(size) % batch_size(self.inputs)
-        return select(self.inputs, rows), select(self.targets, rows)
+        inputs, targets, _ = ShapedBatch(self.inputs, self.targets, 1.0).rows(size)
+        return inputs, targets
+
+    def mix(self, size: int) -> list[ShapedBatch]:
+        """Batches of `size` samples of each shape, the largest first; their shares sum to 1."""
+        largest = ShapedBatch(self.inputs, self.targets, 1.0 - sum(batch.share for batch in self.shorter))
+        return [batch.rows(size) for batch in (largest, *self.shorter)]
 
     def shaped(self, size: int, shapes: RowShapes) -> Tensors:
         """Inputs of `size` samples of these shapes: the sample's, or zeros where it has others."""

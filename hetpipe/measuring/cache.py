@@ -15,7 +15,7 @@ from torch import nn
 import hetpipe
 from hetpipe.building.build import optimizer_factory
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model
+from hetpipe.layers.model import Model, row_shapes
 from hetpipe.layers.transforms import lineage_of
 from hetpipe.measuring.confirm import confirmed_links, unconfirmed_types
 from hetpipe.measuring.measure import measurers, profile_cluster
@@ -94,10 +94,10 @@ def cache_path(
     """Where the profile of this model and its loss, at these precisions, on these device types of these hosts, with these
     versions and flags of torch, is kept."""
     shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.layers.named_parameters()]
-    sample = [
+    sample: list[Any] = [
         (tuple(t.shape[1:]), str(t.dtype))
         for t in (model.inputs if isinstance(model.inputs, tuple) else (model.inputs,))
-    ]
+    ] + [(row_shapes(batch.inputs), row_shapes(batch.targets), batch.share) for batch in model.shorter]
     content: list[Any] = [
         model.name,
         repr(model.layers),

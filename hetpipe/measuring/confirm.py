@@ -120,21 +120,22 @@ def glance(model: Model, measurement: Measurement, device: torch.device) -> Glan
         if len(chosen) < 3 and (costs[index] <= left or (not chosen and costs[index] == min(costs))):
             chosen.append(index)
             left -= costs[index]
-    inputs, targets = model.sample(size)
-    specs, layers = trace_boundaries(model.layers, inputs), named_layers(model.layers)
+    layers = named_layers(model.layers)
+    mix = [(batch, trace_boundaries(model.layers, batch.inputs)) for batch in model.mix(size)]
     types = NumberTypes.at(measurement.precision)
     clock = Clock(device, stretch=stretch_of(device))
     least, median, factor = 0.0, 0.0, 1.0
     with one_thread(device), kept(model.layers):
         for index in sorted(chosen):
-            given = as_tuple(inputs) if index == 0 else tuple(spec.filled() for spec in specs[index])
-            last = loss_of(model, move(targets, device)) if index == len(layers) - 1 else None
             with layer_on(model.layers, layers[index][1], device, types) as layer:
-                run = LayerRun(layer, without_history([t.to(device) for t in given]), last)
-                times = _seconds(run, clock, index, size, repeats[index])
-                if index == chosen[0] and clock.stretch is None:
-                    factor = busy_factor(run, statistics.median(times), device)
-            least, median = least + min(times), median + statistics.median(times)
+                for number, (batch, specs) in enumerate(mix):
+                    given = as_tuple(batch.inputs) if index == 0 else tuple(spec.filled() for spec in specs[index])
+                    last = loss_of(model, move(batch.targets, device)) if index == len(layers) - 1 else None
+                    run = LayerRun(layer, without_history([t.to(device) for t in given]), last)
+                    times = _seconds(run, clock, index, size, repeats[index])
+                    if index == chosen[0] and number == 0 and clock.stretch is None:
+                        factor = busy_factor(run, statistics.median(times), device)
+                    least, median = least + batch.share * min(times), median + batch.share * statistics.median(times)
     names = tuple(layers[i][0] for i in sorted(chosen))
     return Glance(names, sum(then[i] for i in chosen), factor * least, factor * median)
 

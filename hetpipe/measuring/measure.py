@@ -104,6 +104,7 @@ def profile_cluster(
             [m.measurement for m in done],
             max(m.state_bytes_per_parameter_byte for m in done),
             hosts=[host.measurement for host in hosts.values()],
+            lengths=next((m.lengths for m in (*hosts.values(), *done) if m.lengths), ()),
             links=wires.links,
             adapters=wires.adapters,
             overheads=overheads,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.device import Emulation, one_thread, trained_bytes
-from hetpipe.layers.model import Model, as_tuple, as_value, move, named_layers
+from hetpipe.layers.model import Model, ShapedBatch, as_tuple, as_value, move, named_layers, numbers_of
 from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import CARRY, skipping_layers
 from hetpipe.layers.untouched.kept import kept
@@ -37,41 +37,64 @@ from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
 from hetpipe.spec.number_types import NumberTypes, Precision
-from hetpipe.spec.profile import DeviceOverhead, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import DeviceOverhead, LengthFactor, Measurement, OptimizerProfile, Profile
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
 HEAVIER = 1.5  # times as long as the heaviest layer before it
 
 
-class _SizeRun:
-    """One micro-batch size on its way through the layers: what enters the next one, and what was measured so far."""
+class _ShapeRun:
+    """A micro-batch of samples of one shape on its way through the layers: what enters the next one, seconds of all so far."""
 
-    def __init__(self, model: Model, device: torch.device, size: int) -> None:
-        inputs, targets = (move(x, device) for x in model.sample(size))
-        self.size, self.tensors, self.loss = size, as_tuple(inputs), loss_of(model, targets)
+    def __init__(self, model: Model, device: torch.device, batch: ShapedBatch) -> None:
+        self.share, self.numbers = batch.share, numbers_of(batch.inputs)
+        self.tensors, self.loss = as_tuple(move(batch.inputs, device)), loss_of(model, move(batch.targets, device))
+        self.seconds = 0.0
+        self.run: LayerRun
+
+    def measure(
+        self, layer: nn.Module, clock: Clock, index: int, size: int, repeats: int, *, last: bool
+    ) -> list[tuple[float, float]]:
+        """(forward, backward) seconds of each repeat of the next layer."""
+        received = without_history(self.tensors)
+        self.tensors = without_history(as_tuple(layer(as_value([t.clone() for t in received]))))
+        if clock.device.type == "cuda":
+            torch.cuda.synchronize(clock.device)  # a card says so later
+        self.run = LayerRun(layer, received, self.loss if last else None)
+        times = time_layer(self.run, clock, index, size, repeats)
+        self.seconds += statistics.median(f + b for f, b in times)
+        return times
+
+
+class _SizeRun:
+    """One micro-batch size on its way through the layers: samples of each shape, and what was measured so far, the mean over
+    their shares."""
+
+    def __init__(self, model: Model, device: torch.device, size: int, *, paced: bool) -> None:
+        batches = model.mix(size)
+        if paced:  # an action lasts as long as the mean would: what is run meanwhile must not take longer
+            batches = [min(batches, key=lambda batch: numbers_of(batch.inputs))._replace(share=1.0)]
+        self.size, self.shapes = size, [_ShapeRun(model, device, batch) for batch in batches]
         self.forward: list[float] = []
         self.backward: list[float] = []
         self.spreads: list[float] = []
-        self.run: LayerRun
+        self.latest_seconds = 0.0  # forward and backward of the layer that was measured last, with samples of the largest shape
+
+    @property
+    def run(self) -> LayerRun:
+        """The last layer that was measured, on samples of the largest shape."""
+        return self.shapes[0].run
 
     @property
     def text(self) -> str:
         """`1 sample`, `2 samples`."""
         return counted(self.size, "sample")
 
-    @property
-    def latest_seconds(self) -> float:
-        """Forward and backward of the layer that was measured last."""
-        return self.forward[-1] + self.backward[-1]
-
     def measure(self, name: str, layer: nn.Module, clock: Clock, index: int, repeats: int, *, last: bool) -> None:
         """Median forward and backward seconds of the next layer, and their relative spread."""
-        received = without_history(self.tensors)
         try:
-            self.tensors = without_history(as_tuple(layer(as_value([t.clone() for t in received]))))
-            if clock.device.type == "cuda":
-                torch.cuda.synchronize(clock.device)  # a card says so later
+            found = [shape.measure(layer, clock, index, self.size, repeats, last=last) for shape in self.shapes]
         except torch.OutOfMemoryError:
             raise
         except (ValueError, IndexError, TypeError, RuntimeError) as error:  # BatchNorm's of a single value; a word out of range
@@ -79,11 +102,11 @@ class _SizeRun:
                 f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, which a plan may have: "
                 f"{type(error).__name__}: {cut(str(error))}"
             ) from error
-        self.run = run = LayerRun(layer, received, self.loss if last else None)
-        times = time_layer(run, clock, index, self.size, repeats)
-        self.forward.append(statistics.median(f for f, _ in times))
-        self.backward.append(statistics.median(b for _, b in times))
-        totals = sorted(f + b for f, b in times)
+        for seconds, way in ((self.forward, 0), (self.backward, 1)):
+            medians = [statistics.median(pair[way] for pair in times) for times in found]
+            seconds.append(sum(shape.share * m for shape, m in zip(self.shapes, medians, strict=True)))
+        totals = sorted(f + b for f, b in found[0])
+        self.latest_seconds = totals[len(totals) // 2]
         self.spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
 
 
@@ -158,6 +181,7 @@ class Measured:
     state_bytes_per_parameter_byte: float
     spread: float
     stretch: float  # of processor seconds, see `Clock`
+    lengths: tuple[LengthFactor, ...] = ()
 
 
 def measure_device(
@@ -183,7 +207,8 @@ def measure_device(
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
     real = emulation is None and not processor_time
     clock = Clock(device, emulation, stretch_of(device) if real else 1.0 if processor_time else None)
-    heaviest, factor, runs, steps = 0.0, 1.0, [_SizeRun(model, device, size) for size in sizes], _OptimizerRun(optimizer)
+    heaviest, factor, steps = 0.0, 1.0, _OptimizerRun(optimizer)
+    runs = [_SizeRun(model, device, size, paced=emulation is not None) for size in sizes]
     begin_backward(device)
     with one_thread(device), kept(model.layers):
         for index, (name, layer) in enumerate(named_layers(model.layers)):
@@ -224,7 +249,16 @@ def measure_device(
         state_bytes_per_parameter_byte=steps.state_bytes / max(1, steps.parameter_bytes),
         spread=max(statistics.median(run.spreads) for run in runs),
         stretch=stretch,
+        lengths=_length_factors(runs[len(runs) // 2]),
     )
+
+
+def _length_factors(run: _SizeRun) -> tuple[LengthFactor, ...]:
+    """By how much a micro-batch takes longer, or shorter, than the mean one: by the numbers of a sample's inputs."""
+    mean = sum(shape.share * shape.seconds for shape in run.shapes)
+    if len(run.shapes) == 1 or mean <= 0:
+        return ()
+    return tuple(LengthFactor(numbers=s.numbers, factor=s.seconds / mean) for s in sorted(run.shapes, key=lambda s: s.numbers))
 
 
 def _with_bytes(measurement: Measurement, model: Model, device: torch.device, types: NumberTypes) -> Measurement:
@@ -265,6 +299,7 @@ def assemble(
     state: float,
     *,
     hosts: Sequence[Measurement] = (),
+    lengths: Sequence[LengthFactor] = (),
     links: Sequence[LinkBetween] = (),
     adapters: Sequence[AdapterOf] = (),
     overheads: Sequence[DeviceOverhead] = (),
@@ -287,6 +322,7 @@ def assemble(
         input_bytes_per_sample=input_bytes,
         host=host,
         hosts=tuple(m for m in hosts if m is not host) or None,
+        lengths=tuple(lengths) or None,
         provenance=notes or {},
     )
 
@@ -313,6 +349,7 @@ def profile_model(
         model,
         [measured.measurement],
         measured.state_bytes_per_parameter_byte,
+        lengths=measured.lengths,
         notes=provenance(repeats, measured.spread),
         device=device,
     )

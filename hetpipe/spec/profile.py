@@ -176,9 +176,17 @@ class DeviceOverhead(Strict):
     relative_spread: dict[Name, Factor] = {}
 
 
+class LengthFactor(Strict):
+    """How many times as long as in the mean a step takes whose samples have so many numbers in their inputs (tokens, pixels)."""
+
+    numbers: Annotated[int, Field(strict=True, ge=0)]
+    factor: Factor
+
+
 class Profile(Document):
-    """A measured model. `host` holds the plain speed of the machine that emulates devices, from which they are paced: in fp32, or
-    as the model is built; `hosts` at each other precision at which devices were measured."""
+    """A measured model. Where samples have other lengths from step to step, seconds are means over all steps, bytes those of the
+    longest samples, and `lengths` says how steps differ. `host` holds the plain speed of the machine that emulates devices, from
+    which they are paced: in fp32, or as the model is built; `hosts` at each other precision at which devices were measured."""
 
     format: Literal["hetpipe.profile/1"]
     model: Name
@@ -191,6 +199,7 @@ class Profile(Document):
     input_bytes_per_sample: Bytes = 0
     host: Measurement | None = None
     hosts: tuple[Measurement, ...] | None = None
+    lengths: tuple[LengthFactor, ...] | None = None
     provenance: dict[str, Any] = {}
 
     @model_validator(mode="after")

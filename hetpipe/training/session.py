@@ -355,4 +355,5 @@ def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -
         host=profile.host_at(precision),
         memory_bytes=spec.memory,
         transient_bytes=round(memory.backward_per_sample * largest),
+        lengths=profile.lengths or (),
     )

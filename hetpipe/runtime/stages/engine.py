@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,7 @@ class TorchEngine(PlanEngine):
         self.recorders = [self.recorder]
         if emulation is not None:
             self.recorder.seconds = lambda kind, size: emulation.seconds(
-                kind, lo, hi, size, recompute=self._stage_plan.recompute
+                kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self._numbers
             )
             self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
         self._runs: dict[tuple[tuple[int, ...], bool], StageRun] = {}
@@ -85,8 +86,9 @@ class TorchEngine(PlanEngine):
         """An emulated device has made these gradients no sooner than its slower backward would."""
         lo, hi = self._stage_plan.layers
         at = min(i for i, layer in enumerate(self.stage) if not set(parameters).isdisjoint(layer.parameters()))
-        recompute = self._stage_plan.recompute
-        self.recorder.pacer.reach(emulation.seconds("B", lo + at, hi, self._last_size, recompute=recompute))
+        recompute, numbers = self._stage_plan.recompute, self._numbers
+        seconds = emulation.seconds("B", lo + at, hi, self._last_size, recompute=recompute, numbers=numbers)
+        self.recorder.pacer.reach(seconds)
 
     def _meter(self, emulation: Emulation | None) -> MemoryMeter | None:
         if emulation is None:
@@ -106,6 +108,11 @@ class TorchEngine(PlanEngine):
         rows = {size: self.boundaries.of(size, training=training, shapes=self._shapes) for size in set(sizes)}
         inputs, outputs = (joint_gradients([rows[size][at] for size in sizes]) for at in self._stage_plan.layers)
         return list(zip(inputs, outputs, strict=True))
+
+    @property
+    def _numbers(self) -> int:
+        """Of the inputs of a sample of this step."""
+        return sum(map(prod, self._shapes))
 
     @property
     def _own_types(self) -> StageTypes:
