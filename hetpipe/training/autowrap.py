@@ -34,7 +34,8 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
          seed: int | None = None) -> PlanEngine:  # fmt: skip
     """Measure every layer on every type of device, plan for `global_batch` samples a step, and wrap the model by that plan.
 
-    `sample` is a small batch (inputs, targets), like those of the training: shapes and types matter, and token counts.
+    `sample` is a small batch (inputs, targets), like those of the training: shapes and types matter, and token counts. Steps may
+    have samples of other lengths, but none that are larger.
     `loss_fn`, `loss_weight`, `ignore_index`, `batch_norm`, `coupled_layers`, `precision` and `seed` are as in `hetpipe.wrap`;
     `precision` "auto" is on each type of device the fastest that is safe, of those that it can compute in. `optimizer`
     names the class of torch.optim that will be used, whose time and memory are measured too. Every rank builds the same model

@@ -48,7 +48,8 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
     replica (fairscale, torchgpipe; each on one host, in the order of the plan).
 
-    `sample` is an input batch (any number of samples; shapes and types matter). `loss_fn(output, targets)` returns a mean,
+    `sample` is an input batch (any number of samples; types and the number of dimensions matter; other lengths of these may come
+    from step to step, but no larger samples, since memory is planned by it). `loss_fn(output, targets)` returns a mean,
     over samples, (loss_weight "tokens") over the targets that differ from `ignore_index`, or a weighted one: `loss_weight` is
     then a function of targets that returns the number which the loss of these divides by. In the first step the loss is tried
     on two parts of its targets against the whole: InputError if it is no such mean. Every rank must build the same model (seed
