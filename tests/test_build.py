@@ -119,7 +119,7 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"model": {"target": USER + "not_sequential"}}, "expected an nn.Sequential whose children are the layers, found Linear"),
         ({"model": {"target": USER + "refuses", "args": {"width": 3}}}, "refuses its arguments {'width': 3}: width 3 is odd"),
         ({"model": {"target": USER + "refuses"}}, "refuses its arguments {}: "),
-        ({"data": {"name": "txt"}}, "unknown data 'txt'; did you mean 'text'? known: cifar10, function_docs, random_classif"),
+        ({"data": {"name": "txt"}}, "unknown data 'txt'; did you mean 'text'? known: chat, cifar10, function_docs, instructio"),
         ({"data": {"name": "cifar10", "args": {"folder": "/nowhere"}}}, "cannot read the folder /nowhere: No such file"),
         ({"data": {"name": "text", "args": {"files": 5}}}, "data 'text' refuses its arguments {'files': 5}: "),
         ({"data": {"target": USER + "stream"}}, "of type _Stream, which has no length or no index: give a map-style dataset"),

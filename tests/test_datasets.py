@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hetpipe.building.data import fetch
-from hetpipe.building.datasets import Samples, cifar10, random_classification, text
+from hetpipe.building.datasets import Samples, cifar10, random_classification
+from hetpipe.building.language.documents import text
 from hetpipe.files.messages import InputError
 from tests.support.external import NEEDS_CIFAR10
 

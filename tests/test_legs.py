@@ -39,7 +39,7 @@ def three_legs(job: Job, plans: list[Plan], profile: Profile) -> dict[str, Any]:
     done, carried, losses, groups = 0, None, list[float](), [_groups()]
     for plan, end in zip(plans, ENDS, strict=True):
         part = {"train": job.train.model_copy(update={"steps": end})} | ({"checkpoint": None} if end != ENDS[-1] else {})
-        session = replace(session, model=build_model(job, session.data.train))
+        session = replace(session, model=build_model(job, session.data.train, session.data.names))
         with leg(session, plan, profile) as engine:
             loop = Loop(job.model_copy(update=part), session, engine) if engine is not None else None
             if end != ENDS[0]:

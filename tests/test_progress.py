@@ -114,3 +114,13 @@ def test_devices_in_a_table_of_any_width() -> None:
         assert all(len(line) <= width for line in text.splitlines())
         assert re.search(r"r0 s0 +box/0 slow +3–4 +95% .* 30.0 MiB +of 100 MiB +0F0 of", text)
         assert re.search(r"r0 s1 +box/1 slow +3–4 +1F0 of", text)
+
+
+def test_an_activity_within_another_is_told_as_what_that_one_does() -> None:
+    """Of a data function that reads for long, while the job starts: one line, not two."""
+    with Activity("starting") as outer, Activity("reading x.jsonl", 40, inner=True) as inner:
+        assert inner._log is None
+        inner.advance("30 records")
+        assert outer.line().startswith("starting: reading x.jsonl: 1 of 40, 30 records; ")
+    with Activity("reading x.jsonl", inner=True) as alone:
+        assert alone._log is not None

@@ -65,7 +65,7 @@ def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
     ("keys", "message"),
     [
         ({"model": {"name": "gtp"}}, "unknown model 'gtp'; did you mean 'gpt'? known: alexnet, "),
-        ({"data": {"name": "txt"}}, "unknown data 'txt'; did you mean 'text'? known: cifar10, "),
+        ({"data": {"name": "txt"}}, "unknown data 'txt'; did you mean 'text'? known: chat, cifar10, "),
         ({"plan": {"partitioner": "autos"}}, "unknown partitioner 'autos'; did you mean 'auto'? known: "),
     ],
 )

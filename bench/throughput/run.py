@@ -75,7 +75,8 @@ def trained(
     session, found = open_session(job), dict[str, list[Ran]]()
     for _ in range(rounds):
         for name, plan in plans.items():
-            session = replace(session, model=build_model(job, session.data.train))  # as before the last plan trained
+            model = build_model(job, session.data.train, session.data.names)  # as before the last plan trained
+            session = replace(session, model=model)
             engine = join(session, plan, profile)
             if engine is None:
                 continue

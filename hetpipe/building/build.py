@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetpipe.building.data import MapDataset, fetch
+from hetpipe.building.data import MapDataset, Ragged, check_lengths, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.batch_norm import check_batch_norm
@@ -84,9 +84,23 @@ def build_data(job: Job) -> DataSplits:
                 f"data {job.data.label!r}: the {part} samples are of type {type(samples).__name__}, which has no "
                 "length or no index: give a map-style dataset, or a list of (inputs, target)"
             )
+        if samples is not None:
+            check_lengths(samples, f"data {job.data.label!r}, {part} samples")
     if len(splits.train) == 0:  # type: ignore[arg-type]
         raise InputError(f"data {job.data.label!r} has no training samples")
+    _refuse_larger(splits, job)
     return splits
+
+
+def _refuse_larger(splits: DataSplits, job: Job) -> None:
+    """InputError if test samples are padded to more than memory is planned for."""
+    train: Any = splits.train
+    test: Any = splits.test
+    if isinstance(train, Ragged) and isinstance(test, Ragged) and test.sizes[-1] > train.sizes[-1]:
+        raise InputError(
+            f"data {job.data.label!r}: the largest size of the test samples is {test.sizes[-1]}, and that of the training "
+            f"samples, for which memory is planned, {train.sizes[-1]}: give both the same sizes"
+        )
 
 
 def build_loss(section: LossSection) -> Loss:
@@ -158,17 +172,42 @@ def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, s
                          f"{type(error).__name__}: {cut(str(error))}{hint}") from error  # fmt: skip
 
 
-def build_layers(job: Job) -> Any:
-    """What the job's model function returns: an nn.Sequential, if it is right."""
+def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
+    """What the job's model function returns: an nn.Sequential, if it is right. `names`: what the tensors of a sample's inputs
+    are. A function with an argument `extras` is told those behind the first, unless the job says otherwise."""
     function, theirs = _function(job.model, registry.model), job.model.target is not None
+    arguments, takes = dict(job.model.args), "extras" in inspect.signature(function).parameters
+    if names is not None and takes:
+        arguments.setdefault("extras", list(names[1:]))
     with drawing(job.train.seed):
-        layers = _call(function, job.model.args, f"model {job.model.label!r}", theirs=theirs)
+        layers = _call(function, arguments, f"model {job.model.label!r}", theirs=theirs)
     if not isinstance(layers, nn.Sequential):
         return layers
+    if names is not None:
+        _refuse_other_inputs(job, layers, names[1:], named=takes)
     layers.to(torch_type(job.train.dtype))
     if job.train.frozen_dtype != "float32":
         _hold_frozen(layers, job)
     return layers
+
+
+def _refuse_other_inputs(job: Job, layers: nn.Sequential, extras: Sequence[str], *, named: bool) -> None:
+    """InputError if the model takes one of the data's tensors for another: a mask for positions, say. A model of ours takes a
+    mask behind the tokens, if anything, where neither its function nor its layers name what they take."""
+    every = (getattr(layer, "extras", None) for layer in layers)
+    found: tuple[str, ...] | None = next((own for own in every if isinstance(own, tuple)), None)
+    if found is None and (named or job.model.target is not None):
+        return
+    own = ("attention_mask",) if found is None else found
+    if own[: len(extras)] == tuple(extras):
+        return
+    advice = f"write extras: [{', '.join(extras)}] in its args, or leave extras out there"
+    if found is None:
+        advice = "take model causal_lm, or data without them (pack: false)"
+    raise InputError(
+        f"data {job.data.label!r} gives {', '.join(extras)} beside tokens, but model {job.model.label!r} takes "
+        f"{', '.join(own) or 'nothing'}: {advice}"
+    )
 
 
 def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
@@ -183,10 +222,11 @@ def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
         parameter.data = parameter.data.to(torch_type(job.train.frozen_dtype))
 
 
-def build_model(job: Job, data: MapDataset) -> Model:
-    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first; a few others
-    are looked at, too, so that what does not fit together is known before anything is measured."""
-    layers = build_layers(job)
+def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) -> Model:
+    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first; a few
+    others are looked at, too, so that what does not fit together is known before anything is measured. `names`: as in
+    DataSplits."""
+    layers = build_layers(job, names)
     numbers = sorted({round(i * (len(data) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})  # type: ignore[arg-type]
     try:
         inputs, targets = (as_type(x, job.train.dtype) for x in fetch(data, torch.tensor(numbers), job.train.seed, 0))
@@ -195,6 +235,12 @@ def build_model(job: Job, data: MapDataset) -> Model:
     first, section = slice(0, ROWS), job.model
     model = Model(name=section.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
                   loss=build_loss(job.loss), batch_norm=section.batch_norm, coupled_layers=section.coupled_layers)  # fmt: skip
+    if model.loss.skips_samples(targets):
+        raise InputError(
+            f"data {job.data.label!r}: targets hold {model.loss.ignore_index}, which is to be ignored, but the loss is weighed "
+            "by samples: write 'weight: tokens' in the job's loss section; where the loss function leaves no target out, give "
+            "ignore_index a number that no target has"
+        )
     check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
     output = trace_boundaries(model.layers, model.inputs, backward=True)[-1]
     check_sample(model, output, f"data {job.data.label!r}", targets, numbers)

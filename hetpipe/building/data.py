@@ -6,7 +6,7 @@ disagree; and what a data set draws for a sample, it draws under a seed of that 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -125,14 +125,62 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def fetch(dataset: MapDataset, indices: Tensor, *place: int | str) -> tuple[Any, Any]:
+@runtime_checkable
+class Ragged(Protocol):
+    """A map-style dataset whose samples are of different lengths, of which it knows how to make batches. A batch is padded to the
+    least of its `sizes` that holds the longest sample of the whole global batch, so that all ranks know it without asking.
+
+    Attributes:
+        lengths: of the samples, int64 [n].
+        sizes: to which batches are padded, rising; the last is at least the longest sample's length.
+    """
+
+    @property
+    def lengths(self) -> Tensor: ...
+
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+    def padded(self, samples: Sequence[Any], size: int) -> tuple[Any, Any]:
+        """(inputs, targets) of samples as `[]` gives them, padded to `size` and stacked along dimension 0."""
+        ...
+
+
+def size_for(dataset: MapDataset, numbers: Tensor) -> int | None:
+    """The size to which a global batch of int64 [b] numbers is padded; None where samples are all of one shape."""
+    if not isinstance(dataset, Ragged):
+        return None
+    longest = int(dataset.lengths[numbers].max()) if len(numbers) else 0
+    return next(size for size in dataset.sizes if size >= longest)
+
+
+def check_lengths(dataset: MapDataset, what: str) -> None:
+    """InputError unless lengths and sizes, if there are any, are as `Ragged` says."""
+    if not isinstance(dataset, Ragged):
+        return
+    lengths, sizes, count = dataset.lengths, list(dataset.sizes), len(dataset)  # type: ignore[arg-type]
+    if not isinstance(lengths, Tensor) or lengths.dtype != torch.int64 or lengths.shape != (count,):
+        found = f"{lengths.dtype} of shape {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise InputError(f"{what}: its lengths must be int64 [{count}], one for each sample, found {found}")
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes) or sorted(set(sizes)) != sizes:
+        raise InputError(f"{what}: its sizes must be whole numbers of at least 1, each larger than the one before, found {sizes}")
+    if count and int(lengths.max()) > sizes[-1]:
+        raise InputError(
+            f"{what}: the largest of its sizes is {sizes[-1]}, but sample {int(lengths.argmax())} has length {int(lengths.max())}"
+        )
+
+
+def fetch(dataset: MapDataset, indices: Tensor, *place: int | str, size: int | None = None) -> tuple[Any, Any]:
     """The samples of int64 [b] indices as (inputs, targets), collated by torch's rules along dimension 0. What the data set draws
     for a sample from torch's, numpy's or Python's generator is decided by `place` (seed, epoch) and the sample's index.
 
-    For no indices the tensors have the shapes and types of sample 0 but zero samples.
+    For no indices the tensors have the shapes and types of sample 0 but zero samples. Those of a Ragged data set are padded to
+    `size`, by default to its largest.
     """
     numbers: list[int] = indices.tolist()
-    wanted = numbers or [0]
+    wanted = numbers or [int(dataset.lengths.argmin()) if isinstance(dataset, Ragged) else 0]
     samples = _read(dataset, wanted, place)
     for number, sample in zip(wanted, samples, strict=False):
         if not isinstance(sample, tuple | list) or len(sample) != 2:
@@ -140,8 +188,15 @@ def fetch(dataset: MapDataset, indices: Tensor, *place: int | str) -> tuple[Any,
                 f"sample {number} of {type(dataset).__name__} is not a pair (inputs, target) but {_describe(sample)}"
             )
     try:
-        inputs, targets = default_collate(samples)
+        if isinstance(dataset, Ragged):
+            inputs, targets = dataset.padded(samples, dataset.sizes[-1] if size is None else size)
+        else:
+            inputs, targets = default_collate(samples)
+    except InputError:
+        raise
     except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(dataset, Ragged):
+            raise InputError(f"samples of {type(dataset).__name__} cannot be padded to {size}: {cut(str(error))}") from error
         raise InputError(_differing(type(dataset).__name__, wanted, samples) or f"samples cannot be batched: {error}") from error
     return (inputs, targets) if numbers else (emptied(inputs), emptied(targets))
 

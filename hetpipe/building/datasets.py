@@ -1,12 +1,10 @@
-"""Data to train on: text files byte by byte, CIFAR-10's binary folder, and random samples for tests.
+"""Data to train on: CIFAR-10's binary folder, and random samples for tests.
 
 Each function returns a DataSplits of map-style datasets. A sample is (inputs, target), both tensors;
 `__getitems__` gets many at once, by the convention of torch's DataLoader.
 """
 
-import glob
 import os
-import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,25 +42,12 @@ class Samples(Dataset[Sample], ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSplits:
-    """What a data function returns: samples to train on, and some held out, or None."""
+    """What a data function returns: samples to train on, and some held out, or None. `names`: what the tensors of a sample's
+    inputs are, as a model of transformers calls them (input_ids, attention_mask, position_ids); None where that is not known."""
 
     train: Dataset[Sample]
     test: Dataset[Sample] | None = None
-
-
-class ByteWindows(Samples):
-    """Consecutive windows of a text's bytes: inputs int64 [context], and targets, one byte later."""
-
-    def __init__(self, text: Tensor, context: int) -> None:
-        self.text, self.context = text, context  # text: uint8 [bytes]
-
-    def __len__(self) -> int:
-        return max(0, (len(self.text) - 1) // self.context)
-
-    def gather(self, indices: Tensor) -> Sample:
-        positions = indices[:, None] * self.context + torch.arange(self.context + 1)  # [b, context + 1]
-        windows = self.text[positions].long()
-        return windows[:, :-1], windows[:, 1:]
+    names: tuple[str, ...] | None = None
 
 
 class Images(Samples):
@@ -91,88 +76,6 @@ class Vectors(Samples):
 
     def gather(self, indices: Tensor) -> Sample:
         return self.inputs[indices], self.targets[indices]
-
-
-def text(
-    context: int = 128,
-    files: str | Sequence[str] | None = None,
-    test_fraction: float = 0.1,
-    limit_bytes: int | None = None,
-) -> DataSplits:
-    """Next-byte prediction over text files: int64 [context] bytes, and the same one byte later.
-
-    Args:
-        context: bytes in a sample; windows do not overlap.
-        files: paths and glob patterns (`**` goes into folders), read in sorted order. The default is real
-            text that every machine has: the source of Python's standard library (its top level).
-        test_fraction: part of the text, at its end, that is held out; 0 for none.
-        limit_bytes: use this many bytes from the start; None for all.
-    """
-    require_count("context", context)
-    if limit_bytes is not None:
-        require_count("limit_bytes", limit_bytes)
-    if not 0 <= test_fraction < 1:
-        raise InputError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
-    paths = _standard_library() if files is None else _expand([files] if isinstance(files, str) else files)
-    corpus = _read(paths, limit_bytes)
-    test_bytes = round(len(corpus) * test_fraction)
-    train = _windows("training", corpus[: len(corpus) - test_bytes], context)
-    return DataSplits(
-        train=train,
-        test=_windows("test", corpus[len(corpus) - test_bytes :], context) if test_fraction else None,
-    )
-
-
-def _windows(name: str, part: Tensor, context: int) -> ByteWindows:
-    if len(part) <= context:
-        raise InputError(
-            f"text: the {name} part has {len(part)} bytes, one sample of context {context} needs "
-            f"{context + 1}: give more text, a shorter context or another test_fraction"
-        )
-    return ByteWindows(part, context)
-
-
-def _standard_library() -> list[Path]:
-    """Modules at the top level of the standard library, but for generated ones that describe the machine."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_sysconfigdata"))
-    if not paths:
-        raise InputError(f"text: no Python source in the standard library's folder {folder}; name `files`")
-    return paths
-
-
-def _expand(patterns: Sequence[str]) -> list[Path]:
-    """The files that paths and patterns name, sorted, each once."""
-    found: set[Path] = set()
-    for pattern in patterns:
-        matches = [Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True)]
-        if not matches:
-            raise InputError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
-        here = {match for match in matches if match.is_file()}
-        if not here:
-            raise InputError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
-        found |= here
-    if not found:
-        raise InputError("text: files is an empty list: name at least one file, or leave it out")
-    return sorted(found)
-
-
-def _read(paths: Sequence[Path], limit_bytes: int | None) -> Tensor:
-    """The files one after the other, a line feed between two, as uint8 [bytes]."""
-    parts: list[bytes] = []
-    size = 0
-    for path in paths:
-        try:
-            parts.append(path.read_bytes())
-        except OSError as error:
-            raise InputError(f"text: cannot read {path}: {error.strerror}") from error
-        size += len(parts[-1]) + 1
-        if limit_bytes is not None and size > limit_bytes:
-            break
-    corpus = bytearray(b"\n".join(parts)[:limit_bytes])
-    if not corpus:
-        raise InputError(f"text: the {len(paths)} files are empty, the first is {paths[0]}")
-    return torch.frombuffer(corpus, dtype=torch.uint8)
 
 
 CIFAR10_FOLDER = "cifar-10-batches-bin"
@@ -266,7 +169,13 @@ def random_classification(
     )
 
 
-def require_count(name: str, value: object, function: str = "text") -> None:
+def require_count(name: str, value: object, function: str) -> None:
     """InputError unless the value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{function}: {name} must be an integer of at least 1, got {value!r}")
+
+
+def held_out(count: int, fraction: float) -> Tensor:
+    """Which samples are held out, spread evenly: bool [count]."""
+    numbers = torch.arange(count)
+    return ((numbers + 1) * fraction).floor() > (numbers * fraction).floor()

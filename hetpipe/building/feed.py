@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hetpipe.building.data import EpochSampler, MapDataset, SamplerState, fetch
+from hetpipe.building.data import EpochSampler, MapDataset, SamplerState, fetch, size_for
 from hetpipe.files.messages import InputError
 from hetpipe.processes.ranks.report import line_of, trace_of
 from hetpipe.processes.whereabouts import during
@@ -46,26 +46,30 @@ class Raised(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Samples by their numbers (none: nothing is read), and what decides, with a sample's number, what is drawn for it."""
+    """Samples by their numbers (none: nothing is read), what decides, with a sample's number, what is drawn for it, and the size
+    to which the global batch is padded, where samples are of different lengths (see `data.Ragged`)."""
 
     numbers: list[int]
     place: tuple[int | str, ...]
+    size: int | None = None
 
     @classmethod
-    def of(cls, numbers: Tensor | None, *place: int | str) -> Ask:
+    def of(cls, numbers: Tensor | None, *place: int | str, size: int | None = None) -> Ask:
         """Of int64 [b] numbers (None: nothing is read)."""
-        return cls(numbers.tolist() if numbers is not None else [], place)
+        return cls(numbers.tolist() if numbers is not None else [], place, size)
 
 
 class Batch(NamedTuple):
-    """What a step is given: the numbers of the samples of the whole global batch, their epoch, this rank's part, and for how many
-    seconds the step has waited for it."""
+    """What a step is given: the numbers of the samples of the whole global batch, their epoch, this rank's part, for how many
+    seconds the step has waited for it, and the size to which the whole batch is padded, on ranks that read nothing, too (None:
+    samples are of one shape)."""
 
     numbers: Tensor
     epoch: int
     inputs: Any
     targets: Any
     seconds: float
+    size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,7 @@ class _Samples:
     def __getitem__(self, ask: Ask) -> Rows:
         if not ask.numbers:
             return None, None
-        inputs, targets = fetch(self.dataset, torch.tensor(ask.numbers), *ask.place)
+        inputs, targets = fetch(self.dataset, torch.tensor(ask.numbers), *ask.place, size=ask.size)
         return self.convert(inputs), self.convert(targets)
 
 
@@ -202,23 +206,23 @@ class Feed:
     @contextmanager
     def open(self, steps: int, what: Callable[[], str]) -> Iterator[Iterator[Batch]]:
         """The batches of the next `steps`. `what` says which is fetched now, for messages."""
-        drawn = deque[tuple[Tensor, SamplerState]]()
+        drawn = deque[tuple[Tensor, SamplerState, int | None]]()
         try:
             with self.reading.open(self.dataset, self._ask(steps, drawn), what) as reader:
                 yield self._batches(drawn, reader)
         finally:
             self.sampler.load_state_dict(self._state)  # of what was read ahead, nothing was given
 
-    def _ask(self, steps: int, drawn: deque[tuple[Tensor, SamplerState]]) -> Iterator[Ask]:
+    def _ask(self, steps: int, drawn: deque[tuple[Tensor, SamplerState, int | None]]) -> Iterator[Ask]:
         for numbers in islice(self.sampler.forever(), steps):
-            state = self.sampler.state_dict()
-            drawn.append((numbers, state))
-            yield Ask.of(self.share(numbers), state["seed"], state["epoch"])
+            state, size = self.sampler.state_dict(), size_for(self.dataset, numbers)
+            drawn.append((numbers, state, size))
+            yield Ask.of(self.share(numbers), state["seed"], state["epoch"], size=size)
 
-    def _batches(self, drawn: deque[tuple[Tensor, SamplerState]], reader: Reader) -> Iterator[Batch]:
+    def _batches(self, drawn: deque[tuple[Tensor, SamplerState, int | None]], reader: Reader) -> Iterator[Batch]:
         for inputs, targets in reader:
-            numbers, self._state = drawn.popleft()
-            yield Batch(numbers, self._state["epoch"], inputs, targets, reader.seconds)
+            numbers, self._state, size = drawn.popleft()
+            yield Batch(numbers, self._state["epoch"], inputs, targets, reader.seconds, size)
 
 
 def _as_it_is(value: Any) -> Any:

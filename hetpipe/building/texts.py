@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hetpipe.building.datasets import DataSplits, require_count
+from hetpipe.building.datasets import DataSplits, held_out, require_count
 from hetpipe.files.messages import InputError
 
 PAD, END, UNKNOWN, FIRST = 0, 1, 2, 3  # T5's own: padding (and the start of the target), end of text
@@ -91,7 +91,7 @@ def source_packages(
         step = max(1, len(found) // samples)
         texts += found[::step][:samples]
         labels += [label] * len(found[::step][:samples])
-    held = _held_out(len(texts), test_fraction)
+    held = held_out(len(texts), test_fraction)
     known = Vocabulary([t for t, out in zip(texts, held.tolist(), strict=True) if not out], vocabulary)
     words = known.encode(texts, length, first=True)
     return _split((words, (words != PAD).long()), torch.tensor(labels), held)
@@ -131,7 +131,7 @@ def function_docs(
         (words_of(a), words_of(b))
         for a, b in list(pairs)[:: max(1, len(pairs) // (samples or len(pairs)))][:samples]
     ]
-    held = _held_out(len(chosen), test_fraction)
+    held = held_out(len(chosen), test_fraction)
     known = Vocabulary(
         [a + b for (a, b), out in zip(chosen, held.tolist(), strict=True) if not out], vocabulary
     )
@@ -158,12 +158,6 @@ def _left_out(parts: Sequence[str]) -> bool:
         p in ("test", "tests", "site-packages", "dist-packages") or p.startswith("_sysconfigdata")
         for p in parts
     )
-
-
-def _held_out(count: int, fraction: float) -> Tensor:
-    """Which samples are held out, spread evenly: bool [count]."""
-    numbers = torch.arange(count)
-    return ((numbers + 1) * fraction).floor() > (numbers * fraction).floor()
 
 
 def _split(inputs: tuple[Tensor, ...], targets: Tensor, held: Tensor) -> DataSplits:

@@ -41,6 +41,7 @@ if LOG.level == logging.NOTSET:
 
 
 _said: float | None = None  # when something was said last
+_shown: list[Activity] = []  # activities that are shown, the innermost last
 
 
 def say(message: str, level: int = logging.INFO) -> None:
@@ -118,21 +119,25 @@ class Activity:
     """Something that takes a while: a context. `total`: of how many parts (steps, layers), `done` of which were done before;
     without it nobody knows how long it takes. `lasting`: its last line stays on the screen, and is in a log however short it was.
     `shown`: false on ranks that leave speaking to another; these say it with their signs of life. `devices`: looks at the devices
-    that are at work, for who watches."""
+    that are at work, for who watches. `inner`: within another that is shown, it is told as what that one does."""
 
     def __init__(
         self, title: str, total: int | None = None, *, done: int = 0, lasting: bool = False, shown: bool = True,
-        devices: Callable[[], Sequence[Seen]] | None = None,
+        devices: Callable[[], Sequence[Seen]] | None = None, inner: bool = False,
     ) -> None:  # fmt: skip
         self.title, self.total, self.start, self.done = title, total, done, done
         self.text, self.devices, self.shown = "", devices, shown
         self.lasting, self._began = lasting, time.monotonic()
-        self._bar = bars(self) if shown and bars is not None and sys.stderr.isatty() else None
-        self._log = _Log(self) if shown and self._bar is None else None
+        self._outer = _shown[-1] if shown and inner and _shown else None
+        alone = shown and self._outer is None
+        self._bar = bars(self) if alone and bars is not None and sys.stderr.isatty() else None
+        self._log = _Log(self) if alone and self._bar is None else None
 
     def __enter__(self) -> Activity:
         self._began = time.monotonic()
         begin_activity(self.what)
+        if self.shown:
+            _shown.append(self)
         for shown in (self._bar, self._log):
             if shown is not None:
                 shown.start()
@@ -140,6 +145,8 @@ class Activity:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         end_activity(self.what)
+        if self in _shown:
+            _shown.remove(self)
         if self._bar is not None:
             self._bar.stop()
         if self._log is not None:
@@ -150,6 +157,8 @@ class Activity:
         self.text = text
         if self._bar is not None:
             self._bar.update()
+        if self._outer is not None:
+            self._outer.say(self.what())
 
     def advance(self, text: str = "") -> None:
         """One part more is done."""

@@ -15,7 +15,7 @@ from hetpipe.building.build import (
     build_scheduler,
     optimizer_factory,
 )
-from hetpipe.building.data import EpochSampler
+from hetpipe.building.data import EpochSampler, size_for
 from hetpipe.building.feed import Ask, Batch, Feed, Reading
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.layers.numbers import as_type
@@ -175,7 +175,8 @@ class Loop:
         metric = build_metric(self.session.model.loss)
         losses, weight, hits, counted = 0.0, 0.0, 0.0, 0.0
         batches = torch.split(torch.arange(count), self.section.global_batch)
-        asked = (Ask.of(self._own(batch), self.feed.sampler.seed, "test") for batch in batches)
+        seed = self.feed.sampler.seed
+        asked = (Ask.of(self._own(batch), seed, "test", size=size_for(test, batch)) for batch in batches)
         with (
             Activity("evaluating", len(batches), shown=self.engine.world.is_main) as activity,
             self.reading.open(test, asked, lambda: "test samples") as reader,

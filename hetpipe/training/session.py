@@ -136,7 +136,7 @@ def open_session(job: Job) -> Session:
         activity.say(f"building the data {job.data.label!r}")
         data = build_data(job)
         activity.say(f"building the model {job.model.label!r}")
-        model = build_model(job, data.train)
+        model = build_model(job, data.train, data.names)
         activity.say("waiting for the other ranks")
         with showing_others(activity):
             check_same_data(data.train, job.train.seed, world)

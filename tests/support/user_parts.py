@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +242,45 @@ def drawn(samples: int = 50, how: str = "each", together: bool = False) -> DataS
     """Points that are drawn, too, when the data are built."""
     kind = _DrawnTogether if together else _Drawn
     return DataSplits(train=kind(samples, how), test=kind(20, how))
+
+
+class Steps(Dataset[Any]):
+    """Samples of different lengths: sample i has i + 1 tokens, all i + 1."""
+
+    lengths = torch.arange(1, 7)
+    sizes: Sequence[int] = (4, 8)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.full((index + 1,), index + 1)
+        return tokens, tokens
+
+    def padded(self, samples: Sequence[tuple[Tensor, Tensor]], size: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = torch.zeros(len(samples), size, dtype=torch.int64), torch.full((len(samples), size), -100)
+        for row, (tokens, wanted) in enumerate(samples):
+            inputs[row, : len(tokens)], targets[row, : len(tokens)] = tokens, wanted
+        return inputs, targets
+
+
+def steps(largest: int = 8) -> DataSplits:
+    """With test samples that are padded to another size."""
+    test = Steps()
+    test.sizes = (4, largest)
+    return DataSplits(train=Steps(), test=test)
+
+
+class _TokensAndPlaces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(400, 8), nn.Embedding(64, 8)
+
+    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
+        found: Tensor = self.words(given[0]) + self.places(given[1])
+        return found
+
+
+def tokens_and_places() -> nn.Sequential:
+    """A model that takes tokens and positions."""
+    return nn.Sequential(_TokensAndPlaces(), nn.Linear(8, 400))

@@ -1,0 +1,128 @@
+"""Samples of different lengths, to be padded in each batch, or packed into rows of one length.
+
+Shapes: b samples, n tokens of a sample, t tokens of a row or of what a batch is padded to. A sample is its tokens but for the
+last, and as targets its tokens but for the first, IGNORED where a token is not learned.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+IGNORED = -100
+PARTS = (1, 2 / 3, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)  # of the longest sample: halvings, and thirds between them
+
+
+class Sequences:
+    """Samples one behind the other, int32: no object of Python's for each of them, which processes that are forked would copy.
+
+    Attributes:
+        lengths: of the samples, int64 [samples].
+    """
+
+    def __init__(self, tokens: Tensor, targets: Tensor, lengths: Tensor) -> None:
+        self.tokens, self.targets, self.lengths = tokens, targets, lengths  # [sum of lengths], the same, [samples]
+        self.ends = lengths.cumsum(0)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets, int64 [n]."""
+        end, length = int(self.ends[index]), int(self.lengths[index])
+        own = slice(end - length, end)
+        return self.tokens[own].long(), self.targets[own].long()
+
+    def select(self, chosen: Tensor) -> Sequences:
+        """Those that are chosen: bool [samples]."""
+        every = chosen.repeat_interleave(self.lengths)
+        return Sequences(self.tokens[every], self.targets[every], self.lengths[chosen])
+
+
+def default_sizes(lengths: Tensor) -> list[int]:
+    """At most eight sizes between the shortest and the longest sample, each at most a half more than the one before."""
+    longest, shortest = int(lengths.max()), int(lengths.min())
+    found = sorted({-int(-longest * part // 1) for part in PARTS})
+    return found[max(0, bisect_left(found, shortest)) :]
+
+
+class Padded(Dataset[Any]):
+    """Samples as long as they are, of which `padded` makes a batch; a `hetpipe.building.data.Ragged`. With `mask` inputs are
+    (tokens, mask), 1 for a token and 0 for padding: a causal model sees no padding at the end without it."""
+
+    def __init__(self, sequences: Sequences, sizes: Sequence[int], pad: int, *, mask: bool = False) -> None:
+        self.sequences, self.sizes, self.pad, self.mask = sequences, tuple(sizes), pad, mask
+
+    @property
+    def lengths(self) -> Tensor:
+        """Of the samples, int64 [samples]."""
+        return self.sequences.lengths
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.sequences[index]
+
+    def padded(self, samples: Sequence[tuple[Tensor, Tensor]], size: int) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor]:
+        """Tokens (and mask) and targets, int64 [b, size]."""
+        tokens, targets = torch.full((len(samples), size), self.pad), torch.full((len(samples), size), IGNORED)
+        mask = torch.zeros(len(samples), size, dtype=torch.int64)
+        for row, (own, wanted) in enumerate(samples):
+            tokens[row, : len(own)], targets[row, : len(own)], mask[row, : len(own)] = own, wanted, 1
+        return ((tokens, mask) if self.mask else tokens), targets
+
+
+class Packed(Dataset[Any]):
+    """Rows of `length` tokens, each of whole samples: inputs (tokens, positions), int64 [t], and targets. Positions begin anew at
+    each sample, and at the padding behind the last, by which models tell samples apart."""
+
+    def __init__(self, sequences: Sequences, length: int, pad: int) -> None:
+        self.sequences, self.length, self.pad = sequences, length, pad
+        rows = pack(sequences.lengths.tolist(), length)
+        self.samples = torch.tensor([number for row in rows for number in row], dtype=torch.int64)  # row by row
+        self.ends = torch.tensor([len(row) for row in rows], dtype=torch.int64).cumsum(0)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        index %= len(self)
+        begin = int(self.ends[index - 1]) if index else 0
+        parts = [self.sequences[number] for number in self.samples[begin : int(self.ends[index])].tolist()]
+        if left := self.length - sum(len(tokens) for tokens, _ in parts):
+            parts.append((torch.full((left,), self.pad), torch.full((left,), IGNORED)))
+        positions = torch.cat([torch.arange(len(tokens)) for tokens, _ in parts])
+        return (torch.cat([tokens for tokens, _ in parts]), positions), torch.cat([targets for _, targets in parts])
+
+
+def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """The numbers of the samples in each row, by best fit decreasing (Johnson et al. 1974): the longest first, each into the
+    fullest row that has room for it, in O(n log n + n · capacities)."""
+    rows, open_rows, rooms = list[list[int]](), dict[int, list[int]](), list[int]()  # rooms: sorted, each with open rows
+    for number in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
+        length = lengths[number]
+        assert 0 < length <= capacity
+        at = bisect_left(rooms, length)
+        if at < len(rooms):
+            room = rooms[at]
+            row = open_rows[room].pop()
+            if not open_rows[room]:
+                del open_rows[room], rooms[at]
+        else:
+            room, row = capacity, len(rows)
+            rows.append([])
+        rows[row].append(number)
+        if left := room - length:
+            if left not in open_rows:
+                open_rows[left] = []
+                insort(rooms, left)
+            open_rows[left].append(row)
+    return rows

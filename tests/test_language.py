@@ -1,0 +1,406 @@
+"""Data for language models (hetpipe/building/language): which tokens are learned, what is told of files, and that packed rows
+train what single samples do. What batches of samples of different lengths are is in test_ragged.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import types
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hetpipe.building.data import fetch
+from hetpipe.building.language import reading
+from hetpipe.building.language.conversations import chat, instructions
+from hetpipe.building.language.documents import text
+from hetpipe.building.language.samples import pack
+from hetpipe.building.language.tokenizer import PARALLEL
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, cross_entropy
+from hetpipe.layers.weights import materialise
+from hetpipe.planning import registry
+from tests.support import chats
+from tests.support.chats import chat_of, lines, tokenizer
+
+from transformers import AutoTokenizer  # isort: skip  # offline, as tests.support.chats sets it
+
+TALK = ("What is 🦆?", "A duck, Übermut!", "And then?", " Yes.\n\nNo. ")
+Segments = list[tuple[str, bool]]
+
+BY_HAND: dict[str, tuple[str, dict[str, Any], Segments]] = {
+    "chatml": (chats.CHATML, {}, [
+        ("<|im_start|>user\nWhat is 🦆?<|im_end|>\n<|im_start|>assistant\n", False), ("A duck, Übermut!<|im_end|>", True),
+        ("\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n", False), (" Yes.\n\nNo. <|im_end|>", True),
+        ("\n", False)]),
+    "generation": (chats.GENERATION, {}, [
+        ("<|im_start|>user\nWhat is 🦆?<|im_end|>\n<|im_start|>assistant\n", False), ("A duck, Übermut!<|im_end|>", True),
+        ("\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n", False), (" Yes.\n\nNo. <|im_end|>", True),
+        ("\n", False)]),
+    "llama3": (chats.LLAMA3, {"eos_token": "<|eot_id|>"}, [
+        ("<s><|start_header_id|>user<|end_header_id|>\n\nWhat is 🦆?<|eot_id|>", False),
+        ("<|start_header_id|>assistant<|end_header_id|>\n\n", False),
+        ("A duck, Übermut!<|eot_id|>", True),
+        ("<|start_header_id|>user<|end_header_id|>\n\nAnd then?<|eot_id|>", False),
+        ("<|start_header_id|>assistant<|end_header_id|>\n\n", False),
+        ("Yes.\n\nNo.<|eot_id|>", True)]),
+    "mistral": (chats.MISTRAL, {}, [
+        ("<s>[INST] What is 🦆? [/INST]", False), (" A duck, Übermut!</s>", True), ("[INST] And then? [/INST]", False),
+        ("  Yes.\n\nNo. </s>", True)]),
+    "gemma": (chats.GEMMA, {}, [
+        ("<s><start_of_turn>user\nWhat is 🦆?<end_of_turn>\n<start_of_turn>model\n", False),
+        ("A duck, Übermut!<end_of_turn>", True),
+        ("\n<start_of_turn>user\nAnd then?<end_of_turn>\n<start_of_turn>model\n", False), ("Yes.\n\nNo.<end_of_turn>", True),
+        ("\n", False)]),
+    "phi": (chats.PHI, {"eos_token": "<|endoftext|>"}, [
+        ("<|user|>\nWhat is 🦆?<|end|>\n<|assistant|>\n", False), ("A duck, Übermut!<|end|>", True),
+        ("\n<|user|>\nAnd then?<|end|>\n<|assistant|>\n", False), (" Yes.\n\nNo. <|end|>", True), ("\n<|endoftext|>", False)]),
+}  # fmt: skip
+
+
+def by_hand(folder: str, segments: Segments) -> tuple[list[int], list[int]]:
+    """Inputs and targets of these parts."""
+    its, numbers, wanted = AutoTokenizer.from_pretrained(folder), list[int](), list[int]()
+    for part, learned in segments:
+        own = its(part, add_special_tokens=False)["input_ids"]
+        numbers += own
+        wanted += own if learned else [-100] * len(own)
+    return numbers[:-1], wanted[1:]
+
+
+def plain(pair: Any) -> tuple[list[int], list[int]]:
+    return pair[0].tolist(), pair[1].tolist()
+
+
+def refusal(function: Any, **arguments: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        function(**arguments)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def chatml(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tokenizer(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_the_assistant_says_is_learned_with_the_end_of_each_turn(name: str, tmp_path: Path) -> None:
+    template, options, segments = BY_HAND[name]
+    folder = tokenizer(tmp_path / "tokenizer", template, **options)
+    file = lines(tmp_path / "chats.jsonl", [chat_of(*TALK)])
+    (sample,) = [chat(file, folder, test_fraction=0).train[0]]
+    assert plain(sample) == by_hand(folder, segments)
+    learned = [i for i, (_, counts) in enumerate(segments) if counts]
+    only_last = [(part, i == learned[-1]) for i, (part, _) in enumerate(segments)]
+    assert plain(chat(file, folder, turns="last", test_fraction=0).train[0]) == by_hand(folder, only_last)
+
+
+def test_a_template_that_writes_earlier_turns_otherwise_is_refused(tmp_path: Path) -> None:
+    """The mask would be that of another text."""
+    folder = tokenizer(tmp_path / "tokenizer", chats.THINKING)
+    file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes."), chat_of("And?", "<think>hm</think>Yes.", "No?", "No.")])
+    said = refusal(chat, file=file, tokenizer=folder)
+    assert said.startswith("1 of 2 records cannot be used:\n")
+    assert f"{file}, line 2: turn 2: the template writes it otherwise when more follows (some leave out earlier thinking)" in said
+    assert "give turns: last" in said
+    assert len(chat(file, folder, turns="last", test_fraction=0).train) == 2  # type: ignore[arg-type]
+
+
+def test_other_keys_tools_and_chats_without_an_answer(chatml: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain_chat, tools = chat_of("Hello", "Yes."), [{"type": "function", "function": {"name": "look"}}]
+    other = {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Yes."}], "tools": json.dumps(tools)}
+    parts = chat_of("Hello", "Yes.")
+    parts["messages"][0]["name"] = None
+    file = lines(tmp_path / "chats.jsonl", [plain_chat, other, parts, chat_of("Hello")])
+    with heard(caplog):
+        data = chat(file, chatml, test_fraction=0).train
+    assert len(data) == 3  # type: ignore[arg-type]
+    assert plain(data[0]) == plain(data[1]) == plain(data[2])
+    assert caplog.messages == [f"note: of 4 records of {file}, 1 have no token to learn and were left out"]
+    folder = tokenizer(tmp_path / "with-tools", "{% if tools %}{{ tools | tojson }}{% endif %}" + chats.CHATML)
+    first, second = (chat(file, folder, test_fraction=0).train[i][0] for i in (0, 1))
+    said = str(AutoTokenizer.from_pretrained(folder).decode(second))
+    assert said.startswith('[{"type": "function", "function": {"name": "look"}}]<')
+    assert len(first) < len(second)
+
+
+class heard:  # noqa: N801
+    """What the logger of hetpipe says is heard."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.caplog, self.logger = caplog, logging.getLogger("hetpipe")
+
+    def __enter__(self) -> None:
+        self.logger.addHandler(self.caplog.handler)
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.removeHandler(self.caplog.handler)
+
+
+@pytest.mark.parametrize("record", [
+    {"prompt": "And then? ", "completion": "Yes."}, {"instruction": "And then?", "output": "Yes."},
+    {"instruction": "And", "input": "then?", "output": "Yes."}, {"instruction": "And then?", "input": "", "output": "Yes."},
+])  # fmt: skip
+def test_a_completion_and_the_end_are_learned(record: dict[str, str], chatml: str, tmp_path: Path) -> None:
+    file = lines(tmp_path / "pairs.jsonl", [record])
+    (sample,) = [instructions(file, chatml, test_fraction=0).train[0]]
+    prompt = record.get("prompt", "And then?\n\n" if record.get("input", "") == "" else "And\n\nthen?\n\n")
+    assert plain(sample) == by_hand(chatml, [(prompt, False), ("Yes.</s>", True)])
+
+
+def test_a_token_that_begins_a_text_is_that_of_the_tokenizer(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tokenizer(tmp_path / "tokenizer")
+    its = AutoTokenizer.from_pretrained(folder)
+    its.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    its.save_pretrained(tmp_path / "both")
+    file = lines(tmp_path / "pairs.jsonl", [{"prompt": "And then? ", "completion": "Yes."}, {"prompt": "No", "completion": ""}])
+    data = instructions(file, str(tmp_path / "both"), test_fraction=0).train
+    assert plain(data[0]) == by_hand(folder, [("<s>And then? ", False), ("Yes.</s>", True)])
+    assert plain(data[1]) == by_hand(folder, [("<s>No", False), ("</s>", True)])
+
+
+def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: str, tmp_path: Path) -> None:
+    good = chat_of("Hello", "Yes.")
+    file = lines(tmp_path / "chats.jsonl", [
+        good, "", '{"messages": [', {"text": "Hello"}, {"messages": []}, {"messages": [{"role": "oracle", "content": "Hm"}]},
+        {"messages": [{"role": "user"}]}, [1], {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        {"messages": ["Hello"]}, good,
+    ])  # fmt: skip
+    said = refusal(chat, file=file, tokenizer=chatml).splitlines()
+    assert said == [
+        "9 of 11 records cannot be used:",
+        f"  {file}, line 2: the line is empty",
+        f"  {file}, line 3: not valid JSON: column 15: Expecting value",
+        f"  {file}, line 4: it has no key messages (nor conversations); its keys: ['text']",
+        f"  {file}, line 5: messages must be a list of turns, found []",
+        f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, function",
+        f"  {file}, line 7: turn 1 has no content that is text: None",
+        f"  {file}, line 8: expected a mapping with the key messages, found a list",
+        f"  {file}, line 9: turn 1 has no content that is text: [{{'type': 'image'}}]",
+        "  … and 1 more",
+    ]
+    file = lines(tmp_path / "pairs.jsonl", [{"prompt": "a"}, {"instruction": 1, "output": "b"}, {"text": "c"}, 5])
+    assert refusal(instructions, file=file, tokenizer=chatml).splitlines() == [
+        "4 of 4 records cannot be used:",
+        f"  {file}, line 1: it has no key completion; its keys: ['prompt']",
+        f"  {file}, line 2: instruction must be a text, found 1",
+        f"  {file}, line 3: it has no prompt and completion (nor instruction and output); its keys: ['text']",
+        f"  {file}, line 4: expected a mapping with the keys prompt and completion, found a int",
+    ]
+    (tmp_path / "bytes.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a", "completion": "b"}\r\n{"prompt": "\xff"}\n')
+    found = refusal(instructions, file=str(tmp_path / "bytes.jsonl"), tokenizer=chatml)
+    assert found.startswith("1 of 2 records cannot be used:\n")
+    assert found.endswith("bytes.jsonl, line 2: byte 12 is not UTF-8")
+    template = lines(tmp_path / "twice.jsonl", [{"messages": [{"role": "user", "content": "a"}] * 2}])
+    folder = tokenizer(tmp_path / "mistral", chats.MISTRAL)
+    assert "line 1: the template does not take it: roles must alternate user" in refusal(chat, file=template, tokenizer=folder)
+
+
+def test_what_is_too_long_is_cut_left_out_or_refused_and_told_once(
+    chatml: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "TOGETHER", 2)
+    short, long = {"prompt": "a", "completion": "b"}, {"prompt": "a ", "completion": "b " * 50}
+    file = lines(tmp_path / "pairs.jsonl", [short, long, short, long, {"prompt": "a " * 50, "completion": "b"}])
+    with heard(caplog):
+        data = instructions(file, chatml, 8, test_fraction=0).train
+    assert [len(data[i][0]) for i in range(len(data))] == [2, 8, 2, 8]  # type: ignore[arg-type]
+    assert int(data[1][1][-1]) != -100, "the last token is a target still"
+    assert re.fullmatch(rf"note: of 5 records of {re.escape(file)}, 3 are longer than 8 tokens and were cut \(the first: "
+                        rf"{re.escape(file)}, line 2: \d+ tokens\); 1 have no token to learn within these and were left out",
+                        "\n".join(caplog.messages))  # fmt: skip
+    caplog.clear()
+    with heard(caplog):
+        assert len(instructions(file, chatml, 8, too_long="drop", test_fraction=0).train) == 2  # type: ignore[arg-type]
+    assert "3 are longer than 8 tokens and were left out" in "\n".join(caplog.messages)
+    said = refusal(instructions, file=file, tokenizer=chatml, length=8, too_long="refuse")
+    assert said.startswith("3 of 5 records are longer than length: 8; too_long: truncate cuts such, drop leaves them out:\n")
+    assert f"{file}, line 2: " in said
+    file = lines(tmp_path / "long.jsonl", [{"prompt": "a " * 50, "completion": "b"}])
+    said = refusal(instructions, file=file, tokenizer=chatml, length=8)
+    assert "none of 1 records has a token to learn within the first 8" in said
+
+
+def test_files_folders_and_lists_are_read_in_order(chatml: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    records = [{"prompt": letter, "completion": "b"} for letter in "abcd"]
+    one = lines(tmp_path / "data" / "2.jsonl", records[2:])
+    (tmp_path / "data" / "1.json").write_text(json.dumps(records[:2]))
+    (tmp_path / "data" / "README.md").write_text("not read")
+    its = AutoTokenizer.from_pretrained(chatml)
+
+    def prompts(file: Any, **options: Any) -> str:
+        data = instructions(file, chatml, test_fraction=0, **options).train
+        return "".join(str(its.decode(data[i][0][:1])) for i in range(len(data)))  # type: ignore[arg-type]
+
+    assert prompts(str(tmp_path / "data")) == "abcd"
+    assert prompts([one, str(tmp_path / "data" / "1.json")]) == "cdab"
+    assert prompts(str(tmp_path / "data"), limit=3) == "abc"
+    splits = instructions(str(tmp_path / "data"), chatml, test_fraction=0.5)
+    assert (len(splits.train), len(splits.test)) == (2, 2)  # type: ignore[arg-type]
+
+
+def test_a_data_set_of_the_hub_is_had_by_the_library_for_them(
+    chatml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, library = list[Any](), types.ModuleType("datasets")
+
+    def load_dataset(name: str, subset: str | None, *, split: str) -> list[dict[str, Any]]:
+        asked.append((name, subset, split))
+        if split == "nope":
+            raise ValueError('Unknown split "nope".\nShould be one of [train]')
+        return [{"prompt": "a", "completion": "b", "messages": None}, {"prompt": None, "completion": "b"}]
+
+    library.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    monkeypatch.chdir(tmp_path)
+    data = instructions("them/pairs", chatml, limit=1, subset="en", test_fraction=0).train
+    assert plain(data[0]) == by_hand(chatml, [("a", False), ("b</s>", True)])
+    assert asked == [("them/pairs", "en", "train")]
+    said = refusal(instructions, file="them/pairs", tokenizer=chatml)
+    assert "them/pairs, split train, record 2: it has no key prompt; its keys: ['completion']" in said
+    said = refusal(instructions, file="them/pairs", tokenizer=chatml, split="nope")
+    assert "as a data set of the hub, split 'nope', it cannot be had: Unknown split \"nope\". Should be one of [train]" in said
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    said = refusal(instructions, file="them/pairs", tokenizer=chatml)
+    assert said.startswith("there is no file or folder 'them/pairs' (from ")
+    assert said.endswith("for a data set of this name of the hub, pip install 'hetpipe[text]'")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    assert "a.parquet needs pyarrow to be read: pip install 'hetpipe[text]'" in refusal(
+        instructions, file=str(tmp_path), tokenizer=chatml)  # fmt: skip
+
+
+def test_wrong_arguments_are_named(chatml: str, tmp_path: Path) -> None:
+    file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes.")])
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "whole.json").write_text('[{"prompt": 1},')
+    good: dict[str, Any] = {"file": file, "tokenizer": chatml}
+    faults: list[tuple[dict[str, Any], str]] = [
+        ({"file": str(tmp_path / "chat.jsonl")}, f"cannot read {tmp_path / 'chat.jsonl'}: No such file or directory"),
+        ({"file": str(tmp_path / "none")}, f"the folder {tmp_path / 'none'} holds no file that ends in .jsonl, .json, .parquet"),
+        ({"file": str(tmp_path / "empty.jsonl")}, f"{tmp_path / 'empty.jsonl'} holds no records"),
+        ({"file": str(tmp_path / "whole.json")}, f"{tmp_path / 'whole.json'} is not valid JSON: line 1, column 16"),
+        ({"file": 5}, "file must be a file, a folder, a data set of the hub, or a list of files, found 5"),
+        ({"tokenizer": str(tmp_path / "nowhere")}, f"there is no folder '{tmp_path / 'nowhere'}' with a tokenizer (from "),
+        ({"tokenizer": str(tmp_path / "none")}, f"cannot load the tokenizer '{tmp_path / 'none'}': "),
+        ({"tokenizer": 3}, "tokenizer must be a folder of save_pretrained, or a name on the hub, found 3"),
+        ({"tokenizer": tokenizer(tmp_path / "plain", None)}, "has no template of chats: Cannot use chat template functions"),
+        ({"length": 0}, "chat: length must be an integer of at least 1, got 0"),
+        ({"limit": 0}, "chat: limit must be an integer of at least 1, got 0"),
+        ({"too_long": "cut"}, "unknown too_long 'cut'"),
+        ({"turns": "first"}, "unknown turns 'first'"),
+        ({"test_fraction": 1}, "test_fraction must be from 0 to below 1, got 1"),
+        ({"pack": True, "mask": True}, "pack: true does not go with mask: true, with which models do not tell the"),
+        ({"pack": True, "sizes": [8]}, "pack: true makes rows of length: 2048; it takes no sizes"),
+        ({"sizes": [0]}, "chat: each of sizes must be an integer of at least 1, got 0"),
+        ({"sizes": [4, 2]}, "the largest of sizes is 4, and the longest sample has "),
+        ({"sizes": []}, "the largest of sizes is missing, and the longest sample has "),
+    ]
+    for changes, said in faults:
+        assert said in refusal(chat, **{**good, **changes}), changes
+    ends = tokenizer(tmp_path / "endless", eos_token=None)
+    assert "names no token that ends a text (eos_token)" in refusal(instructions, file=file, tokenizer=ends)
+
+
+def test_text_in_windows_of_tokens(chatml: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Yes. the quick brown fox")
+    (tmp_path / "b.txt").write_text("No. a river 🦆")
+    found = text(context=3, files=str(tmp_path / "*.txt"), test_fraction=0, tokenizer=chatml)
+    numbers, _ = by_hand(chatml, [("Yes. the quick brown fox</s>No. a river 🦆</s>", True)])
+    inputs, targets = fetch(found.train, torch.arange(len(found.train)))  # type: ignore[arg-type]
+    count = (len(numbers) - 1) // 3 * 3
+    assert (inputs.flatten().tolist(), targets.flatten().tolist()) == (numbers[:count], numbers[1 : count + 1])
+    assert (found.names, text(limit_bytes=5000).names) == (("input_ids",), ("input_ids",))
+    cut = text(context=3, files=str(tmp_path / "b.txt"), test_fraction=0, tokenizer=chatml, limit_bytes=14)
+    assert len(cut.train) == (len(by_hand(chatml, [("No. a river </s>", True)])[0]) - 1) // 3  # type: ignore[arg-type]
+    (tmp_path / "b.txt").write_bytes(b"No\xff")
+    assert "b.txt is not UTF-8 at byte 2" in refusal(text, files=str(tmp_path / "b.txt"), tokenizer=chatml)
+
+
+def test_threads_of_the_tokenizer_are_off_in_processes_that_are_forked_later(chatml: str, tmp_path: Path) -> None:
+    file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes.")] * 3)
+    chat(file, chatml)
+    assert os.environ.get(PARALLEL) == "false"
+
+
+def test_best_fit_decreasing() -> None:
+    """Lengths 5, 3, 4, 2, 6 in rows of 8: 6 and 2 fill one, 5 and 3 another."""
+    assert pack([5, 3, 4, 2, 6], 8) == [[4, 3], [0, 1], [2]]
+    lengths = torch.randint(1, 300, (2000,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = pack(lengths, 512)
+    assert sorted(number for row in rows for number in row) == list(range(2000))
+    assert max(sum(lengths[number] for number in row) for row in rows) <= 512
+    assert len(rows) <= 1.01 * sum(lengths) / 512 + 1
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    said = chats.WORDS.split()
+    talks = [chat_of("Hello " * (i % 5), *(" ".join(said[i : i + 3 + j]) for j in range(1 + 2 * (i % 3)))) for i in range(14)]
+    return lines(tmp_path_factory.mktemp("talks") / "chats.jsonl", talks)
+
+
+def test_a_row_is_made_of_whole_samples_and_padding(chatml: str, talks: str) -> None:
+    single = chat(talks, chatml, test_fraction=0).train
+    rows = chat(talks, chatml, length=100, pack=True, test_fraction=0)
+    assert rows.names == ("input_ids", "position_ids")
+    wanted = sorted(plain(single[i]) for i in range(len(single)))  # type: ignore[arg-type]
+    found, padded = list[Any](), 0
+    for (tokens, positions), targets in (rows.train[i] for i in range(len(rows.train))):  # type: ignore[arg-type]
+        assert tokens.shape == positions.shape == targets.shape == (100,)
+        starts = [*(positions == 0).nonzero().flatten().tolist(), 100]
+        for begin, end in pairwise(starts):
+            assert positions[begin:end].tolist() == list(range(end - begin))
+            if bool((targets[begin:end] == -100).all()):
+                assert end == 100
+                padded += 1
+            else:
+                found.append((tokens[begin:end].tolist(), targets[begin:end].tolist()))
+    assert sorted(found) == wanted
+    assert padded > 0
+    with pytest.raises(IndexError, match=f"row {len(rows.train)} of {len(rows.train)}"):  # type: ignore[arg-type]
+        rows.train[len(rows.train)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_packed_rows_have_the_loss_and_gradients_of_single_samples(kind: str, chatml: str, talks: str) -> None:
+    """In float64. One after the other, padded to one length, and packed: no token sees another sample. (transformers' own eager
+    attention has its softmax in float32.)"""
+    config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+              "num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 256, "use_cache": False}  # fmt: skip
+    layers = registry.model("causal_lm")(type=kind, attention="sdpa", extras=["position_ids"], **config)
+    layers.to(torch.float64)
+    torch.manual_seed(0)
+    materialise(layers)
+    loss = Loss(function=cross_entropy, weight="tokens")
+
+    def whole(*batches: Any) -> tuple[Tensor, list[Tensor]]:
+        layers.zero_grad()
+        total = sum((loss.share(layers(inputs), targets, 1.0) for inputs, targets in batches), torch.zeros(()))
+        total.backward()
+        return total.detach(), [p.grad.clone() for p in layers.parameters() if p.grad is not None]
+
+    single = chat(talks, chatml, test_fraction=0).train
+    rows = chat(talks, chatml, length=100, pack=True, test_fraction=0).train
+    every = torch.arange(len(single))  # type: ignore[arg-type]
+    truth, gradients = whole(*((tokens[None], targets[None]) for tokens, targets in (single[i] for i in every.tolist())))
+    assert len(rows) < len(single)  # type: ignore[arg-type]
+    padded = fetch(single, every)
+    packed = fetch(rows, torch.arange(len(rows)))  # type: ignore[arg-type]
+    for found, own in (whole(padded), whole((tuple(packed[0]), packed[1]))):
+        assert abs(float(found - truth)) < 1e-12 * float(truth)
+        largest = max(float(g.abs().max()) for g in gradients)
+        assert max(float((a - b).abs().max()) for a, b in zip(own, gradients, strict=True)) < 1e-12 * largest
+    others = (packed[0][0], torch.arange(100).expand_as(packed[0][1]))
+    assert abs(float(whole((others, packed[1]))[0] - truth)) > 1e-6 * float(truth), "positions tell samples apart"
