@@ -12,6 +12,7 @@ from torch import nn
 
 from hetpipe.building.data import MapDataset, Ragged, check_lengths, fetch
 from hetpipe.building.datasets import DataSplits
+from hetpipe.building.lengths import shorter_batches
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
@@ -234,7 +235,8 @@ def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) 
         raise InputError(f"data {job.data.label!r}: {error}") from error
     first, section = slice(0, ROWS), job.model
     model = Model(name=section.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
-                  loss=build_loss(job.loss), batch_norm=section.batch_norm, coupled_layers=section.coupled_layers)  # fmt: skip
+                  loss=build_loss(job.loss), batch_norm=section.batch_norm, coupled_layers=section.coupled_layers,
+                  shorter=shorter_batches(data, job.train))  # fmt: skip
     if model.loss.skips_samples(targets):
         raise InputError(
             f"data {job.data.label!r}: targets hold {model.loss.ignore_index}, which is to be ignored, but the loss is weighed "
