@@ -28,7 +28,7 @@ def configure(
     kind: type[PreTrainedConfig],
     sizes: Mapping[str, Mapping[str, Any]],
     size: str | None,
-    weights: str | None,
+    weights: str | WeightFolder | None,
     attention: str | None,
     changes: Mapping[str, Any],
 ) -> tuple[PreTrainedConfig, WeightFolder | None]:
@@ -47,9 +47,9 @@ def configure(
         return _settings(preset, lambda: kind(**preset), f"{name}: {shown(dict(changes))}"), None
     if size is not None:
         raise ValueError(
-            f"{name}: give size {size!r} or weights {weights!r}, whose config.json says the size, and not both"
+            f"{name}: give size {size!r} or weights {str(weights)!r}, whose config.json says the size, and not both"
         )
-    folder = WeightFolder(weights)
+    folder = weights if isinstance(weights, WeightFolder) else WeightFolder(weights)
     if folder.config.get("model_type") != kind.model_type:
         raise InputError(f"{name}: {folder.path} holds a model of type {shown(folder.config.get('model_type'))}, expected "
                          f"{kind.model_type!r}")  # fmt: skip

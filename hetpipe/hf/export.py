@@ -21,19 +21,13 @@ from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
 from hetpipe.hf.chain import HFLayer
 from hetpipe.hf.folder import INDEX, WEIGHTS, WeightFolder
+from hetpipe.hf.hub import COMPANIONS
 from hetpipe.hf.stored import as_stored
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import tensors_of, uncompiled, written_names
 
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 SHARD_BYTES = 1 << 30  # a process that writes holds so much, and one layer
-# What a folder may hold beside config and weights, and what its trained successor needs too: all that transformers' tokenizers
-# write (their `vocab_files_names`, and the templates of chats).
-COMPANIONS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "additional_chat_templates", "vocab*",
-    "*vocab.json", "merges.txt", "*.model", "*.spm", "*.tokenizer", "bpe.codes", "dict.txt", "normalizer.json", "emoji.json",
-    "word_shape.json", "word_pronunciation.json", "byte_maps.json", "generation_config.json",
-)  # fmt: skip
 
 
 def check_new_folder(folder: str | Path) -> None:

@@ -36,7 +36,8 @@ def build(
     """A model on the meta device: int64 [b, t], or a tuple of this and the `extras`, to logits [b, t, v].
 
     Args:
-        weights: a folder that `save_pretrained` wrote; its configuration and values are used.
+        weights: a folder that `save_pretrained` wrote, or a name on Hugging Face (`Qwen/Qwen3-0.6B`, `name@revision`); its
+            configuration and values are used.
         type: of a model without one, which is drawn anew: transformers' `model_type`, `qwen3`.
         attention: sdpa, or eager; by default transformers chooses.
         extras: what a sample may have beside its tokens, in this order: attention_mask, position_ids.
@@ -47,17 +48,19 @@ def build(
             and why, or small layers of it do not compute what transformers' own do.
     """
     if (weights is None) == (type is None):
-        raise InputError("causal_lm: give either weights, a folder of save_pretrained, or type, as in type: qwen3")
+        raise InputError("causal_lm: give either weights, a folder of save_pretrained or a name on Hugging Face, or type, as in "
+                         "type: qwen3")  # fmt: skip
     for name in extras:
         if name not in EXTRAS:
             raise InputError(f"causal_lm: unknown extra {name!r}{nearest(name, EXTRAS)}; known: {', '.join(EXTRAS)}")
-    kind = str(WeightFolder(weights).config.get("model_type") if weights is not None else type)
+    given = WeightFolder(weights) if weights is not None else None
+    kind = str(given.config.get("model_type") if given is not None else type)
     classes = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if kind not in classes:
         raise InputError(f"causal_lm: transformers {transformers.__version__} has no causal language model of type {shown(kind)}"
                          f"{nearest(kind, list(classes))}")  # fmt: skip
     kind_of_config = transformers.CONFIG_MAPPING[kind]
-    settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, weights, attention, config)
+    settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, given, attention, config)
     for key, reason in REFUSED.items():
         if getattr(settings, key, None):
             raise InputError(f"causal_lm: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")
