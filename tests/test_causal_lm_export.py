@@ -20,7 +20,7 @@ from hetpipe.processes.world import alone
 from tests.support.zoo import WORDS
 from tests.test_causal_lm import tiny
 
-TYPES = ("deepseek_v3", "gemma2", "gpt_neox", "gpt_oss", "mixtral", "olmo2", "phi3", "qwen2_moe", "qwen3_moe")
+TYPES = ("deepseek_v3", "diffllama", "gemma2", "gpt_neox", "gpt_oss", "mixtral", "olmo2", "phi3", "qwen2_moe", "qwen3_moe")
 
 
 def saved_model(folder: Path, kind: str) -> tuple[Any, Path]:

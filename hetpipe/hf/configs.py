@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hetpipe.files.limits import MOST_LABELS, MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.hf.folder import WeightFolder
+from hetpipe.layers.weights import replace_tensors
 
 try:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -101,11 +102,19 @@ def _without_special_tokens(kind: type[PreTrainedConfig], changes: Mapping[str, 
     return {key: None for key in keys if isinstance(size, int) and getattr(defaults, key) >= size}
 
 
+def _emptied(tensor: Tensor) -> Tensor:
+    empty = tensor.detach().to("meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
 def empty_model(model: type[M], config: PreTrainedConfig, folder: WeightFolder | None) -> M:
     """The model of transformers on the meta device. What it ties but the folder has as two different tensors is untied."""
     source = str(folder.path / "config.json") if folder is not None else f"these arguments of {model.__name__}"
     with torch.device("meta"):
         built = _tried(lambda: model(config), f"{source}: no model can be built")
+    stored = built.state_dict(keep_vars=True)
+    real = [t for t in stored.values() if not t.is_meta and (folder is not None or isinstance(t, nn.Parameter))]
+    replace_tensors(built, {id(t): _emptied(t) for t in real})  # torch.normal heeds no torch.device
     for target, source in list(built.all_tied_weights_keys.items()):
         both = folder is not None and target in folder and source in folder
         if folder is not None and both and not torch.equal(folder.read(target), folder.read(source)):
