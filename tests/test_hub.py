@@ -18,7 +18,7 @@ from hetpipe.layers.weights import materialise
 from hetpipe.models import bert, causal_lm, gpt2, t5
 from hetpipe.processes.world import alone
 from tests.support.commands import hetpipe
-from tests.support.hub import FIRST, SECOND, cache_here, put, qwen
+from tests.support.hub import FIRST, SECOND, cache_here, put, qwen, tokenizer
 from tests.support.jobs import Folder, train
 from tests.support.zoo import ZOO, transformers_model
 
@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def two(cache: Path, tmp_path: Path) -> Path:
     """The cache with a model of two revisions, of which `main` is the second and `old` the first."""
     put(cache, NAME, FIRST, qwen(tmp_path / "a", 1), "old")
-    put(cache, NAME, SECOND, qwen(tmp_path / "b", 2))
+    put(cache, NAME, SECOND, tokenizer(qwen(tmp_path / "b", 2)))
     return cache
 
 
@@ -159,8 +159,10 @@ def test_a_run_keeps_its_revision(two: Path, tmp_path: Path) -> None:
     more = ("train", str(file), "--json", "--set", "train.steps=2")
     ended = hetpipe(*more, folder=tmp_path)
     assert ended.code == 2, ended.err
-    assert f"model.revision was {SECOND}, is {FIRST}: write model.args.weights: {NAME}@{SECOND}" in ended.err
     assert "Traceback" not in ended.err
+    assert f"model.revision was {SECOND}, is {FIRST}: write model.args.weights: {NAME}@{SECOND}" in ended.err
+    ended = hetpipe("generate", str(tmp_path / "saved"), "w1 w2", "--tokens", "4", folder=tmp_path)
+    assert (ended.code, len(ended.out.split())) == (0, 4), ended.err  # that revision has a tokenizer, and main none
     ended = hetpipe(*more, "--set", f"model.args.weights={NAME}@{SECOND}", folder=tmp_path)
     assert ended.code == 0, ended.err
     assert f"model.args.weights was {NAME!r}, is '{NAME}@{SECOND}'" in ended.err

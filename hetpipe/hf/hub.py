@@ -62,8 +62,8 @@ def _told(error: Exception, name: str, revision: str | None) -> str:
     if constants.HF_HUB_OFFLINE:
         return (f"{which} is not (or not whole) in huggingface_hub's cache {constants.HF_HUB_CACHE}; HF_HUB_OFFLINE is set, so "
                 f"that nothing is downloaded: hf download {name} where there is a network")  # fmt: skip
-    return f"{which} could not be had from Hugging Face: {_line(error)}"
+    return f"{which} could not be had from Hugging Face: {_line(error.__cause__ or error)}"
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return cut(" ".join(str(error).split()) or type(error).__name__, 300)
