@@ -54,8 +54,8 @@ def configure(
     if folder.config.get("model_type") != kind.model_type:
         raise InputError(f"{name}: {folder.path} holds a model of type {shown(folder.config.get('model_type'))}, expected "
                          f"{kind.model_type!r}")  # fmt: skip
-    # what begins with _ is transformers' own, and may name code to be fetched
-    config = {key: value for key, value in folder.config.items() if not key.startswith("_")}
+    # what begins with _ is transformers' own, and may name code to be fetched, as auto_map does
+    config = {key: value for key, value in folder.config.items() if not key.startswith("_") and key != "auto_map"}
     source = str(folder.path / "config.json")
     return _settings({**config, **options}, lambda: kind.from_dict(config, **options), source), folder
 

@@ -65,13 +65,14 @@ def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str,
     origin, target = _own(layers[0]).origin, make_folder(folder)
     origin.write_config(target, _write_shards(shards, saved, target, lambda tensors: as_stored(origin.model, tensors)))
     if origin.folder is not None:
-        copy_companions(origin.folder, target)
+        code = ("*.py",) if getattr(origin.model.config, "auto_map", None) else ()
+        copy_companions(origin.folder, target, (*COMPANIONS, *code))
     return target
 
 
-def copy_companions(source: WeightFolder, target: Path) -> None:
+def copy_companions(source: WeightFolder, target: Path, patterns: Sequence[str] = COMPANIONS) -> None:
     """What lies beside the weights and is not changed by training: the tokenizer, above all."""
-    for path in sorted({p for pattern in COMPANIONS for p in source.path.glob(pattern)}):
+    for path in sorted({p for pattern in patterns for p in source.path.glob(pattern)}):
         if path.is_dir():
             shutil.copytree(path, target / path.name)
         else:
