@@ -132,7 +132,7 @@ def build(
 
     Args:
         size: one of SIZES, if no weights are given; t5-small by default.
-        weights: a folder that `save_pretrained` wrote; its configuration and values are used.
+        weights: a folder that `save_pretrained` wrote, or a name on Hugging Face; its configuration and values are used.
         attention: sdpa, or eager.
         config: keys of T5Config in the place of the preset's or the folder's, such as num_layers or dropout_rate.
     """

@@ -115,7 +115,7 @@ def test_a_layer_that_is_computed_again_draws_the_same_dropout(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({}, "give either weights, a folder of save_pretrained, or type"),
+    ({}, "give either weights, a folder of save_pretrained or a name on Hugging Face, or type"),
     ({"type": "qwen33"}, r"has no causal language model of type 'qwen33'; did you mean 'qwen3'\?"),
     ({"type": "qwen3", "extras": ["mask"]}, "unknown extra 'mask'"),
     ({"type": "qwen3", "hidden_sise": 3}, "has no 'hidden_sise'; did you mean 'hidden_size'"),

@@ -15,6 +15,8 @@ from hetpipe.building.build import optimizer_factory
 from hetpipe.building.data import SamplerState
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.revision import KEY as REVISION
+from hetpipe.checkpoints.revision import is_another, pinned, to_set_back
 from hetpipe.checkpoints.schedule import plain, scheduled
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import FolderStore
@@ -58,6 +60,8 @@ def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint:
     scheduled = any(key.startswith("train.scheduler.") for key in own)
     refused = [key for key in changed if _binds(key, scheduled)]
     told = {key: f"{key} was {shown(saved.get(key))}, is {shown(own.get(key))}" for key in changed}
+    if is_another(saved, own):
+        refused, told[REVISION] = [*refused, REVISION], to_set_back(saved, own)
     if refused:
         raise InputError(
             f"checkpoint {checkpoint} is of another job; set these back, or name another checkpoint.folder to start anew:\n"
@@ -170,7 +174,10 @@ class Saved:
                     "same one, or name another checkpoint.folder to start anew"
                 )
         state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), newest.source)
-        return compare(state.job, identity(self.job), newest)
+        return compare(state.job, self._identity(), newest)
+
+    def _identity(self) -> dict[str, Any]:
+        return identity(self.job) | pinned(self.run.engine.layers)
 
     def save(self, step: int, loss: float) -> Stored | None:
         """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are: None instead.
@@ -182,7 +189,7 @@ class Saved:
             return None
         extra = {
             "loss": loss if math.isfinite(loss) else None,
-            "job": identity(self.job),
+            "job": self._identity(),
             **self.run.plain(),
         }
         begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world, engine.shard)

@@ -15,6 +15,7 @@ from hetpipe import __version__
 from hetpipe.cli import exits
 from hetpipe.cli.exchange import export_command, import_command
 from hetpipe.cli.fastspeed import app as convert
+from hetpipe.cli.generate import generate
 from hetpipe.cli.guesses import instead
 from hetpipe.cli.terminal import install_watching, nothing_else
 from hetpipe.cli.weights import export_weights_command
@@ -43,6 +44,7 @@ from hetpipe.whatif.cards import Cards
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(convert, name="convert")
 app.command(name="export-weights")(export_weights_command)
+app.command()(generate)
 app.command(name="export")(export_command)
 app.command(name="import")(import_command)
 app.command()(show)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _TRAIN = "hetpipe train job.yaml"
+_GENERATE = "to read what a trained language model writes: hetpipe generate job.yaml 'Once upon a time'"
 COMMANDS = {
     "run": f"to train a job: {_TRAIN}",
     "fit": f"to train a job: {_TRAIN}",
@@ -15,7 +16,8 @@ COMMANDS = {
     "evaluate": f"the test samples are evaluated when training has ended: {_TRAIN} --set train.evaluate_samples=all",
     "eval": f"the test samples are evaluated when training has ended: {_TRAIN} --set train.evaluate_samples=all",
     "test": f"the test samples are evaluated when training has ended: {_TRAIN} --set train.evaluate_samples=all",
-    "generate": "it is not there yet; hetpipe export-weights job.yaml -o FOLDER writes a model that from_pretrained loads",
+    "chat": f"{_GENERATE} --chat",
+    "sample": f"{_GENERATE} --temperature 0.8",
     "predict": "to predict a step of a plan: hetpipe simulate --plan plan.json --profile profile.json --cluster cluster.yaml",
     "measure": "to measure a job's model: hetpipe profile job.yaml -o profile.json",
     "benchmark": "to measure a job's model: hetpipe profile job.yaml -o profile.json",
@@ -69,6 +71,12 @@ OPTIONS: dict[str, dict[str, str]] = {
         "--cluster": "it stands in the job, and can be changed from here: hetpipe profile job.yaml --set cluster=cluster.yaml",
         "--model": "it stands in the job, and can be changed from here: hetpipe profile job.yaml --set model.name=gpt",
         "--job": "the job is an argument: hetpipe profile job.yaml -o profile.json",
+    },
+    "generate": {
+        "--max-new-tokens": "it is called --tokens",
+        "--max-tokens": "it is called --tokens",
+        "--prompt": "the prompt is an argument: hetpipe generate job.yaml 'Once upon a time'",
+        "--checkpoint": "it is an argument, in the place of the job: hetpipe generate checkpoints/NAME 'Once upon a time'",
     },
     "show": {"--plan": "the plan is an argument: hetpipe show plan.json"},
     "what-if": {

@@ -29,15 +29,15 @@ def export_weights_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write the weights of a checkpoint as safetensors files: a model of transformers (gpt2, bert, llama, t5) as a folder for
-    `from_pretrained`, any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
+    """Write the weights of a checkpoint as safetensors files: a model of transformers (causal_lm, gpt2, bert, llama, t5) as a
+    folder for `from_pretrained`, any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.trained import find_checkpoint
     from hetpipe.hf.export import check_new_folder, export_weights
 
     check_new_folder(output)
     job = Job.read(job_file, settings or ()) if job_file is not None else None
-    found = find_checkpoint(checkpoint if checkpoint is not None else _of_job(job, job_file))
+    found = find_checkpoint(checkpoint if checkpoint is not None else of_job(job, job_file))
     export_weights(build_layers(job) if job is not None else None, found, output)
     if as_json:
         sys.stdout.write(json.dumps({"checkpoint": str(found), "folder": str(output)}, indent=1) + "\n")
@@ -45,8 +45,8 @@ def export_weights_command(
         sys.stdout.write(f"weights of {found} written to {output}\n")
 
 
-def _of_job(job: Job | None, job_file: Path | None) -> str:
-    """The folder in which the job has saved."""
+def of_job(job: Job | None, job_file: Path | None) -> str:
+    """The folder in which the job has saved. InputError where it saves nothing, or has not yet."""
     from hetpipe.checkpoints.checkpoint import list_checkpoints
 
     if job is None:

@@ -112,8 +112,8 @@ def builder(name: str) -> Callable[..., nn.Sequential]:
 
         Args:
             size: one of the family's, if no weights are given; the first by default.
-            weights: a folder that `save_pretrained` wrote; its configuration and values are used. What fine-tuning adds and the
-                folder lacks is drawn anew, with a warning.
+            weights: a folder that `save_pretrained` wrote, or a name on Hugging Face; its configuration and values are used. What
+                fine-tuning adds and the folder lacks is drawn anew, with a warning.
             attention: sdpa, or eager.
             config: keys of its configuration in the place of the preset's or the folder's.
         """

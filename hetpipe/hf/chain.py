@@ -36,6 +36,11 @@ class HFLayer(nn.Module):
     hf_names: dict[str, str]
     stored_names: dict[str, str]
 
+    @property
+    def revision(self) -> str | None:
+        """The hash of the commit on Hugging Face that its configuration and values are of; None where they are of a folder."""
+        return self.origin.folder.revision if self.origin.folder is not None else None
+
     def values(self, names: Collection[str]) -> dict[str, Tensor]:
         """These tensors, read from the folder, or drawn. InputError for those that the model of transformers does not have."""
         wanted = {own: self.hf_names.get(_without_wrappers(own), "") for own in names}

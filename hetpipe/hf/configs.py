@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hetpipe.files.limits import MOST_LABELS, MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.hf.folder import WeightFolder
+from hetpipe.layers.weights import replace_tensors
 
 try:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -28,7 +29,7 @@ def configure(
     kind: type[PreTrainedConfig],
     sizes: Mapping[str, Mapping[str, Any]],
     size: str | None,
-    weights: str | None,
+    weights: str | WeightFolder | None,
     attention: str | None,
     changes: Mapping[str, Any],
 ) -> tuple[PreTrainedConfig, WeightFolder | None]:
@@ -47,14 +48,14 @@ def configure(
         return _settings(preset, lambda: kind(**preset), f"{name}: {shown(dict(changes))}"), None
     if size is not None:
         raise ValueError(
-            f"{name}: give size {size!r} or weights {weights!r}, whose config.json says the size, and not both"
+            f"{name}: give size {size!r} or weights {str(weights)!r}, whose config.json says the size, and not both"
         )
-    folder = WeightFolder(weights)
+    folder = weights if isinstance(weights, WeightFolder) else WeightFolder(weights)
     if folder.config.get("model_type") != kind.model_type:
         raise InputError(f"{name}: {folder.path} holds a model of type {shown(folder.config.get('model_type'))}, expected "
                          f"{kind.model_type!r}")  # fmt: skip
-    # what begins with _ is transformers' own, and may name code to be fetched
-    config = {key: value for key, value in folder.config.items() if not key.startswith("_")}
+    # what begins with _ is transformers' own, and may name code to be fetched, as auto_map does
+    config = {key: value for key, value in folder.config.items() if not key.startswith("_") and key != "auto_map"}
     source = str(folder.path / "config.json")
     return _settings({**config, **options}, lambda: kind.from_dict(config, **options), source), folder
 
@@ -101,11 +102,19 @@ def _without_special_tokens(kind: type[PreTrainedConfig], changes: Mapping[str, 
     return {key: None for key in keys if isinstance(size, int) and getattr(defaults, key) >= size}
 
 
+def _emptied(tensor: Tensor) -> Tensor:
+    empty = tensor.detach().to("meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
 def empty_model(model: type[M], config: PreTrainedConfig, folder: WeightFolder | None) -> M:
     """The model of transformers on the meta device. What it ties but the folder has as two different tensors is untied."""
     source = str(folder.path / "config.json") if folder is not None else f"these arguments of {model.__name__}"
     with torch.device("meta"):
         built = _tried(lambda: model(config), f"{source}: no model can be built")
+    stored = built.state_dict(keep_vars=True)
+    real = [t for t in stored.values() if not t.is_meta and (folder is not None or isinstance(t, nn.Parameter))]
+    replace_tensors(built, {id(t): _emptied(t) for t in real})  # torch.normal heeds no torch.device
     for target, source in list(built.all_tied_weights_keys.items()):
         both = folder is not None and target in folder and source in folder
         if folder is not None and both and not torch.equal(folder.read(target), folder.read(source)):

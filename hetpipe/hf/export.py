@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,13 @@ from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
 from hetpipe.hf.chain import HFLayer
 from hetpipe.hf.folder import INDEX, WEIGHTS, WeightFolder
+from hetpipe.hf.hub import COMPANIONS
+from hetpipe.hf.stored import as_stored
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import tensors_of, uncompiled, written_names
 
+Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 SHARD_BYTES = 1 << 30  # a process that writes holds so much, and one layer
-# What a folder may hold beside config and weights, and what its trained successor needs too: all that transformers' tokenizers
-# write (their `vocab_files_names`, and the templates of chats).
-COMPANIONS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "additional_chat_templates", "vocab*",
-    "*vocab.json", "merges.txt", "*.model", "*.spm", "*.tokenizer", "bpe.codes", "dict.txt", "normalizer.json", "emoji.json",
-    "word_shape.json", "word_pronunciation.json", "byte_maps.json", "generation_config.json",
-)  # fmt: skip
 
 
 def check_new_folder(folder: str | Path) -> None:
@@ -67,27 +63,29 @@ def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str,
         raise InputError(f"checkpoint {saved} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
                          "model are not in it): it was saved from another model")  # fmt: skip
     origin, target = _own(layers[0]).origin, make_folder(folder)
-    origin.write_config(target, _write_shards(shards, saved, target))
+    origin.write_config(target, _write_shards(shards, saved, target, lambda tensors: as_stored(origin.model, tensors)))
     if origin.folder is not None:
-        copy_companions(origin.folder, target)
+        code = ("*.py",) if getattr(origin.model.config, "auto_map", None) else ()
+        copy_companions(origin.folder, target, (*COMPANIONS, *code))
     return target
 
 
-def copy_companions(source: WeightFolder, target: Path) -> None:
+def copy_companions(source: WeightFolder, target: Path, patterns: Sequence[str] = COMPANIONS) -> None:
     """What lies beside the weights and is not changed by training: the tokenizer, above all."""
-    for path in sorted({p for pattern in COMPANIONS for p in source.path.glob(pattern)}):
+    for path in sorted({p for pattern in patterns for p in source.path.glob(pattern)}):
         if path.is_dir():
             shutil.copytree(path, target / path.name)
         else:
             shutil.copy2(path, target / path.name)
 
 
-def _write_shards(shards: Sequence[Mapping[str, str]], saved: Stored, target: Path) -> torch.dtype:
-    """The files and, for more than one, their index; returns the type of the largest numbers in them."""
+def _write_shards(shards: Sequence[Mapping[str, str]], saved: Stored, target: Path, stored: Convert = dict) -> torch.dtype:
+    """The files and, for more than one, their index; returns the type of the largest numbers in them. `stored`: from what a
+    file's tensors are called and look like in the model to how they are stored."""
     weight_map, total, dtypes = dict[str, str](), 0, set[torch.dtype]()
     for number, shard in enumerate(shards, start=1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {stored: saved.read_one(key) for stored, key in shard.items()}
+        tensors = stored({name: saved.read_one(key) for name, key in shard.items()})
         save_file(tensors, target / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
         total += sum(t.numel() * t.element_size() for t in tensors.values())
@@ -117,7 +115,7 @@ def _stored_tensors(name: str, layer: HFLayer) -> dict[str, Tensor]:
 
 
 def _shards(layers: nn.Sequential) -> Iterator[dict[str, str]]:
-    """Name in the folder → key in the checkpoint, one mapping a file; a tied parameter once."""
+    """Name in the model of transformers → key in the checkpoint, one mapping a file; a tied parameter once."""
     shard, size, seen = dict[str, str](), 0, set[str]()
     for name, layer in [(name, _own(layer)) for name, layer in named_layers(layers)]:
         tensors = _stored_tensors(name, layer)

@@ -1,4 +1,4 @@
-"""Folders of `save_pretrained`: their config.json, and single tensors out of their safetensors files."""
+"""Folders of `save_pretrained`, here or on Hugging Face: their config.json, and single tensors out of their safetensors files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from hetpipe.checkpoints.stores.pieces import TensorFiles, names_in
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.hf.hub import folder_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -22,13 +23,15 @@ def plain_mapping(file: Path) -> dict[str, Any]:
 
 
 class WeightFolder(TensorFiles):
-    """A folder that `save_pretrained` wrote; `config` is what its config.json holds."""
+    """A folder that `save_pretrained` wrote, or a model by its name on Hugging Face (see `folder_of`); `config` is what its
+    config.json holds, `revision` the hash of its commit there."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.path = Path(os.path.expanduser(folder))
+    def __init__(self, folder: str | Path, *, code: bool = False) -> None:
+        self.path, self.revision = folder_of(folder, code=code)
         file = self.path / "config.json"
         if not os.path.isfile(file):
-            raise InputError(f"{cut(str(self.path), 200)} is no folder of save_pretrained: it has no config.json")
+            more = "" if self.revision or os.path.isdir(self.path) else ", and no name of a model on Hugging Face (owner/name)"
+            raise InputError(f"{cut(str(self.path), 200)} is no folder of save_pretrained: it has no config.json{more}")
         self.config = plain_mapping(file)
         super().__init__(self._find())
 

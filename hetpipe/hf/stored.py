@@ -1,11 +1,13 @@
-"""Which tensors of a folder a model's are made of, by transformers' own conversions: files hold older names, experts one by one,
-or several projections in one tensor."""
+"""Which tensors of a folder a model's are made of, and back, by transformers' own conversions: files hold older names, experts
+one by one, or several projections in one tensor."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from hetpipe.files.messages import InputError, cut, shown
@@ -80,3 +82,24 @@ class StoredTensors:
                                  f"{len(keys) - 1} more: {text}", 600)) from error  # fmt: skip
         whole: Tensor = found[0] if isinstance(found, list) else found
         return whole
+
+
+def as_stored(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole layers' tensors by the model's names, as `save_pretrained` writes them: by the names of files, each in memory of its
+    own. InputError where transformers cannot turn its conversion of this model around."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    kept = {name: tensor for name, tensor in tensors.items() if name not in (model._keys_to_ignore_on_save or ())}
+    try:
+        found = revert_weight_conversion(model, kept)
+    except Exception as error:  # whatever transformers says
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(cut(f"transformers cannot write the weights of a {type(model).__name__} as save_pretrained does: {text}",
+                             600)) from error  # fmt: skip
+    return {name: _apart(tensor) for name, tensor in found.items()}
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """In memory of its own, all of which it fills."""
+    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)

@@ -15,6 +15,7 @@ from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.same_data import check_same_data
 from hetpipe.checkpoints.resume import flat
+from hetpipe.checkpoints.revision import check_same_revision
 from hetpipe.files.formats import Document
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
@@ -139,6 +140,7 @@ def open_session(job: Job) -> Session:
         model = build_model(job, data.train, data.names)
         activity.say("waiting for the other ranks")
         with showing_others(activity):
+            check_same_revision(model.layers, world)
             check_same_data(data.train, job.train.seed, world)
     return Session(
         job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed,

@@ -3,5 +3,5 @@ left out, so that masks, rotary angles, scales and caps are computed by transfor
 
 skeleton (a model whose layers are left out, and what its forward does in their place), trace (one run without values, which finds
 what belongs where, or why a model cannot be cut), layers (the chain), compare (of a chain with transformers' own model, on a tiny
-configuration), build (from a folder or a type of transformers to a chain).
+configuration), classes (of a model and its configuration), build (from a folder or a type of transformers to a chain).
 """

@@ -11,18 +11,17 @@ from torch import nn
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.hf.configs import configure, empty_model
 from hetpipe.hf.folder import WeightFolder
+from hetpipe.hf.replay.classes import classes_of
 from hetpipe.hf.replay.compare import compare, tiny
 from hetpipe.hf.replay.layers import chain
 from hetpipe.hf.replay.trace import EXTRAS, CannotCutError, anatomy_of
-
-import transformers  # isort: skip
 
 ROUNDING = 1e-6  # by which sums in another order may differ, of the largest
 REFUSED = {
     **dict.fromkeys(("layerdrop", "decoder_layerdrop"), "layers would be left out at random"),
     "output_router_logits": "the loss that balances experts is none of the chain's: it would be dropped",
 }
-_ALIKE = set[tuple[str, str]]()  # types and configurations that were compared
+_ALIKE = set[tuple[Any, str]]()  # classes and configurations that were compared
 
 
 def build(
@@ -31,15 +30,19 @@ def build(
     type: str | None = None,
     attention: str | None = None,
     extras: Sequence[str] = ("attention_mask",),
+    trust_remote_code: bool | None = None,
     **config: Any,
 ) -> nn.Sequential:
     """A model on the meta device: int64 [b, t], or a tuple of this and the `extras`, to logits [b, t, v].
 
     Args:
-        weights: a folder that `save_pretrained` wrote; its configuration and values are used.
+        weights: a folder that `save_pretrained` wrote, or a name on Hugging Face (`Qwen/Qwen3-0.6B`, `name@revision`); its
+            configuration and values are used.
         type: of a model without one, which is drawn anew: transformers' `model_type`, `qwen3`.
         attention: sdpa, or eager; by default transformers chooses.
         extras: what a sample may have beside its tokens, in this order: attention_mask, position_ids.
+        trust_remote_code: whether code that lies in the folder runs (its config.json names it in auto_map); false: transformers'
+            own class is used instead.
         config: keys of its configuration in the place of the folder's or the defaults.
 
     Raises:
@@ -47,21 +50,19 @@ def build(
             and why, or small layers of it do not compute what transformers' own do.
     """
     if (weights is None) == (type is None):
-        raise InputError("causal_lm: give either weights, a folder of save_pretrained, or type, as in type: qwen3")
+        raise InputError("causal_lm: give either weights, a folder of save_pretrained or a name on Hugging Face, or type, as in "
+                         "type: qwen3")  # fmt: skip
     for name in extras:
         if name not in EXTRAS:
             raise InputError(f"causal_lm: unknown extra {name!r}{nearest(name, EXTRAS)}; known: {', '.join(EXTRAS)}")
-    kind = str(WeightFolder(weights).config.get("model_type") if weights is not None else type)
-    classes = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if kind not in classes:
-        raise InputError(f"causal_lm: transformers {transformers.__version__} has no causal language model of type {shown(kind)}"
-                         f"{nearest(kind, list(classes))}")  # fmt: skip
-    kind_of_config = transformers.CONFIG_MAPPING[kind]
-    settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, weights, attention, config)
+    given = WeightFolder(weights, code=trust_remote_code is True) if weights is not None else None
+    kind, kind_of_config, model_class, code = classes_of(given, type, trust_remote_code)
+    settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, given, attention, config)
+    if code is not None:
+        settings.auto_map = code
     for key, reason in REFUSED.items():
         if getattr(settings, key, None):
             raise InputError(f"causal_lm: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")
-    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[kind_of_config]
     model = empty_model(model_class, settings, folder)
     try:
         anatomy = anatomy_of(lambda: model_class(copy.deepcopy(settings)), extras)
@@ -74,7 +75,7 @@ def build(
 def _check_alike(kind: str, model_class: Any, settings: Any) -> None:
     """A chain of small layers computes what transformers' own model does. InputError where it does not, or where that cannot be
     found out."""
-    key = kind, settings.to_json_string(use_diff=False)
+    key = model_class, settings.to_json_string(use_diff=False)
     if key in _ALIKE:
         return
     try:

@@ -1,0 +1,186 @@
+"""`hetpipe generate RUN "prompt"`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetpipe.cli.weights import of_job
+from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.processes.progress import Activity
+from hetpipe.spec.job import Job
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hetpipe.checkpoints.stores.store import Stored
+
+
+def generate(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A job's file, its folder of checkpoints, of which the newest is taken, or one.")
+    ],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the model goes on from.")],
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="At most so many are written.")] = 40,
+    temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="0: always the likeliest.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn, above temperature 0.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="The prompt is a message: use the tokenizer's template of chats.")] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="A folder or a name on Hugging Face; that of the job's data, or of its weights, by default."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Print what a trained language model (causal_lm, gpt2, llama) writes behind a prompt, from its newest checkpoint, on one
+    device."""
+    from hetpipe.building.build import build_layers
+    from hetpipe.checkpoints.trained import find_checkpoint
+
+    job = Job.read(run) if not run.is_dir() else None
+    found = find_checkpoint(of_job(job, run) if job is not None else run)
+    said = _said(found) or (_keys(job) if job is not None else {})
+    with Activity("reading the checkpoint"):
+        text, count = _written(
+            build_layers(_job_of(said, found)), found, prompt, tokenizer or said.get("data.args.tokenizer"), tokens=tokens,
+            temperature=temperature, seed=seed, chat=chat, code=said.get("model.args.trust_remote_code") is True,
+        )  # fmt: skip
+    if as_json:
+        shape = {"checkpoint": str(found), "prompt": prompt, "text": text, "tokens": count}
+        sys.stdout.write(json.dumps(shape, indent=1) + "\n")
+    else:
+        sys.stdout.write(f"{text}\n")
+
+
+def _said(found: Stored) -> Mapping[str, Any]:
+    """What the checkpoint says that its run depended on."""
+    from hetpipe.checkpoints.training_state import read_saved
+
+    return getattr(read_saved(found), "job", None) or {}
+
+
+def _keys(job: Job) -> Mapping[str, Any]:
+    from hetpipe.checkpoints.resume import identity
+
+    return identity(job)
+
+
+def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
+    """A job with the model of what a checkpoint says. InputError where it says none."""
+    from hetpipe.checkpoints.revision import KEY, WEIGHTS
+
+    model: dict[str, Any] = {}
+    for key, value in said.items():
+        first, *path = key.split(".")
+        if first == "model" and key != KEY and value is not None:
+            place = model
+            for part in path[:-1]:
+                place = place.setdefault(part, {})
+            place[path[-1]] = value
+    if not model:
+        raise InputError(
+            f"checkpoint {found} does not say of which model it is, as those of one's own loop: hetpipe export-weights "
+            "--checkpoint writes its weights"
+        )
+    if KEY in said:
+        model["args"]["weights"] = f"{str(said[WEIGHTS]).partition('@')[0]}@{said[KEY]}"
+    train = {"global_batch": 1, "steps": 1}
+    return Job.parse({"format": "hetpipe.job/1", "model": model, "data": {"name": "text"}, "train": train}, str(found))
+
+
+def _written(
+    layers: nn.Sequential, found: Stored, prompt: str, tokenizer: str | None, *, tokens: int, temperature: float, seed: int,
+    chat: bool, code: bool,
+) -> tuple[str, int]:  # fmt: skip
+    """What the model adds, and how many tokens that is."""
+    import torch
+
+    from hetpipe.hf.chain import HFLayer
+    from hetpipe.hf.export import export_weights
+    from hetpipe.layers.transforms import uncompiled
+
+    first = uncompiled(layers[0])
+    model: Any = first.origin.model if isinstance(first, HFLayer) else first
+    if not isinstance(first, HFLayer) or not model.can_generate() or model.config.is_encoder_decoder:
+        raise InputError(
+            f"checkpoint {found} is of no causal language model (it is a {type(model).__name__}), so it writes no text"
+        )
+    with TemporaryDirectory(prefix="hetpipe-") as place:
+        folder = export_weights(layers, found, Path(place, "model"))
+        words = _tokenizer(tokenizer, folder, code)
+        ids = _ids(words, prompt, chat)
+        _check_ids(ids, tokens, model.config.get_text_config())
+        model = type(model).from_pretrained(folder, dtype="auto").eval()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(seed)
+    given = torch.tensor([ids], device=device)
+    drawn = {"do_sample": True, "temperature": temperature} if temperature else {
+        "do_sample": False, "temperature": None, "top_p": None, "top_k": None,
+    }  # fmt: skip
+    try:
+        out = model.to(device).generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, pad_token_id=words.pad_token_id, **drawn
+        )
+    except Exception as error:  # whatever transformers says of a model that it cannot let write
+        raise InputError(f"a {type(model).__name__} cannot write with these settings: {_line(error)}") from error
+    new = out[0, len(ids) :].tolist()
+    return str(words.decode(new, skip_special_tokens=True)), len(new)
+
+
+def _tokenizer(name: str | None, folder: Path, code: bool) -> Any:
+    """Of this name, or of the folder that was written. InputError where there is none."""
+    from hetpipe.hf.hub import COMPANIONS, folder_of
+
+    import transformers  # isort: skip
+
+    transformers.utils.logging.disable_progress_bar()
+    if name is not None:
+        folder, _ = folder_of(name)
+    if not any(path for pattern in COMPANIONS for path in folder.glob(pattern) if path.name != "generation_config.json"):
+        where = "the model's weights came from no folder with a tokenizer" if name is None else f"{folder} holds no tokenizer"
+        raise InputError(f"{where}: name one with --tokenizer, a folder or a name on Hugging Face")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=code)
+    except Exception as error:  # whatever transformers and tokenizers say
+        where = "beside the model's weights" if name is None else f"of {folder}"
+        raise InputError(f"the tokenizer {where} cannot be read: {_line(error)}") from error
+
+
+def _ids(words: Any, prompt: str, chat: bool) -> list[int]:
+    if not chat:
+        found: list[int] = words(prompt)["input_ids"]
+        return found
+    if not words.chat_template:
+        raise InputError("this tokenizer has no template of chats: leave --chat out")
+    try:
+        message = [{"role": "user", "content": prompt}]
+        found = words.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+    except Exception as error:  # whatever the template says
+        raise InputError(f"the tokenizer's template of chats does not take the prompt: {_line(error)}") from error
+    return found
+
+
+def _check_ids(ids: list[int], tokens: int, config: Any) -> None:
+    """InputError where they are not of this model."""
+    if not ids:
+        raise InputError("the prompt has no tokens: write some words")
+    if max(ids) >= config.vocab_size:
+        raise InputError(
+            f"the tokenizer is another model's: it makes token {max(ids)} of the prompt, and the model has {config.vocab_size} "
+            "of them; name the right one with --tokenizer"
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and 0 < longest < len(ids) + tokens:
+        raise InputError(
+            f"the prompt has {len(ids)} tokens, and --tokens is {tokens}: together more than the model's {longest} positions "
+            f"(max_position_embeddings); at most {shown(max(longest - len(ids), 0))} can be written"
+        )
+
+
+def _line(error: Exception) -> str:
+    return cut(" ".join(str(error).split()) or type(error).__name__, 400)

@@ -1,0 +1,83 @@
+"""The classes of a model and of its configuration: transformers' own, or those of code that lies in its folder."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock
+
+from hetpipe.files.messages import InputError, cut, nearest, shown
+from hetpipe.hf.folder import WeightFolder
+
+import transformers  # isort: skip
+
+CONFIG, MODEL = "AutoConfig", "AutoModelForCausalLM"  # keys of a config.json's auto_map
+
+
+class Classes(NamedTuple):
+    """Of a causal language model. `code`: where a folder says that they lie, where they are its own."""
+
+    kind: str
+    config: Any
+    model: Any
+    code: dict[str, str] | None = None
+
+
+def classes_of(folder: WeightFolder | None, kind: str | None, trust_remote_code: bool | None) -> Classes:
+    """Those of a folder, or of transformers' type. Code of the folder runs only where it is trusted. InputError where there are
+    none, or where a folder has code and nobody says whether it is trusted."""
+    if trust_remote_code not in (True, False, None):
+        raise InputError(f"causal_lm: trust_remote_code is {shown(trust_remote_code)}: write true or false")
+    kind = str(folder.config.get("model_type") if folder is not None else kind)
+    code = folder.config.get("auto_map") if folder is not None else None
+    known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if folder is not None and code is not None and trust_remote_code is not False:
+        return _own(folder, kind, code, trust_remote_code, kind in known)
+    if kind not in known:
+        more = "" if code is None else "; its folder has code for it, which runs only under trust_remote_code: true"
+        raise InputError(f"causal_lm: transformers {transformers.__version__} has no causal language model of type {shown(kind)}"
+                         f"{nearest(kind, list(known))}{more}")  # fmt: skip
+    config = transformers.CONFIG_MAPPING[kind]
+    return Classes(kind, config, transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config])
+
+
+def _own(folder: WeightFolder, kind: str, code: Any, trusted: bool | None, known: bool) -> Classes:
+    file = folder.path / "config.json"
+    if not isinstance(code, dict) or not all(isinstance(where, str) for where in (code.get(MODEL), code.get(CONFIG, ""))):
+        raise InputError(f"{file}: auto_map is {cut(shown(code), 200)}, which names no class for {MODEL}")
+    if not trusted:
+        instead = f", or false, to use transformers' own model of type {shown(kind)}" if known else ""
+        raise InputError(
+            f"causal_lm: {file} names code of its own (auto_map: {cut(code[MODEL], 200)}), which runs with your rights: read it, "
+            f"and write trust_remote_code: true in the model's args{instead}"
+        )
+    config: Any = transformers.CONFIG_MAPPING.get(kind)
+    if CONFIG in code:
+        config = _loaded(folder, code[CONFIG], transformers.PreTrainedConfig)
+    elif config is None:
+        raise InputError(f"{file}: auto_map names no class for {CONFIG}, and transformers knows no type {shown(kind)}")
+    return Classes(kind, config, _loaded(folder, code[MODEL], transformers.PreTrainedModel), dict(code))
+
+
+def _loaded(folder: WeightFolder, where: str, kind: type) -> Any:
+    """The class of this name in a file of the folder. Ranks of one host copy these files one after the other."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    from transformers.utils.hub import HF_MODULES_CACHE
+
+    if "--" in where:
+        raise InputError(f"{folder.path / 'config.json'}: {shown(where)} (auto_map) lies in another repository; only code in the "
+                         "folder itself is run")  # fmt: skip
+    try:
+        Path(HF_MODULES_CACHE).mkdir(parents=True, exist_ok=True)
+        with FileLock(Path(HF_MODULES_CACHE, ".hetpipe.lock")):
+            importlib.invalidate_caches()
+            found = get_class_from_dynamic_module(where, folder.path)
+        if not issubclass(found, kind):
+            raise TypeError(f"it is no {kind.__name__}")
+    except Exception as error:  # whatever that code says
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(cut(f"{folder.path}: {shown(where)} (auto_map) cannot be loaded: {type(error).__name__}: {text}", 600)
+                         ) from error  # fmt: skip
+    return found

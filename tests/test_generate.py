@@ -1,0 +1,130 @@
+"""`hetpipe generate`: what transformers' own model with the checkpoint's weights writes, or one line that says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from hetpipe.checkpoints import checkpoint
+from hetpipe.layers.weights import materialise
+from hetpipe.planning import registry
+from hetpipe.processes.world import alone
+from tests.support.commands import Command
+from tests.support.hub import TEXT_WORDS, cache_here, qwen, tokenizer
+from tests.support.jobs import STATE
+from tests.support.zoo import ZOO, transformers_model
+
+import transformers  # isort: skip  # offline, as tests.support.zoo sets it
+
+PROMPT = [3, 5, 9]
+
+
+def saved(folder: Path, name: str, args: dict[str, Any], **more: Any) -> Path:
+    """A checkpoint as a job's run leaves one."""
+    layers = registry.model(name)(**args)
+    materialise(layers)
+    job = {"model.name": name, **{f"model.args.{key}": value for key, value in args.items()}, **more}
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    return checkpoint.save(folder, 1, layers, optimizer, {**STATE, "job": job}, alone(), keep=1)
+
+
+def text(ids: list[int]) -> str:
+    return " ".join(f"w{i}" for i in ids)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Path, Path]:
+    """The weights' folder, which has a tokenizer, and a folder of checkpoints."""
+    source = tokenizer(qwen(tmp_path / "source"))
+    saved(tmp_path / "saved", "causal_lm", {"weights": str(source)})
+    return source, tmp_path / "saved"
+
+
+@pytest.mark.parametrize("where", ["saved", "saved/step-00000001", "job.yaml"])
+def test_it_writes_what_transformers_does(where: str, trained: tuple[Path, Path], tmp_path: Path, run: Command) -> None:
+    source, folder = trained
+    job = {"format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": str(source)}}, "data": {"name": "text"},
+           "train": {"global_batch": 2, "steps": 1}, "checkpoint": {"folder": str(folder)}}  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    model: Any = transformers.Qwen3ForCausalLM.from_pretrained(source)
+    out = model.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False)[0, 3:].tolist()
+    ended = run("generate", tmp_path / where, text(PROMPT), "--tokens", 6)
+    assert (ended.code, ended.out) == (0, f"{text(out)}\n"), ended.err
+    found = json.loads(run("generate", tmp_path / where, text(PROMPT), "--tokens", 6, "--json").out)
+    assert found == {"checkpoint": str(folder / "step-00000001"), "prompt": text(PROMPT), "text": text(out), "tokens": 6}
+
+
+def test_a_chat_and_what_is_drawn(trained: tuple[Path, Path], run: Command) -> None:
+    source, folder = trained
+    model: Any = transformers.Qwen3ForCausalLM.from_pretrained(source)
+    out = model.generate(torch.tensor([[1, *PROMPT, 2]]), max_new_tokens=6, do_sample=False)[0, 5:].tolist()
+    assert run("generate", folder, text(PROMPT), "--tokens", 6, "--chat").out == f"{text(out)}\n"
+    drawn = [run("generate", folder, text(PROMPT), "--temperature", 2, "--seed", seed).out for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0].split()) == 40
+
+
+def test_gpt2_does_and_its_words_may_come_from_elsewhere(tmp_path: Path, run: Command) -> None:
+    saved(tmp_path / "saved", "gpt2", ZOO["gpt2"].config)
+    words = tokenizer(tmp_path / "words", 64)
+    ended = run("generate", tmp_path / "saved", "w3 w4", "--tokens", 5, "--tokenizer", words)
+    assert (ended.code, len(ended.out.split())) == (0, 5), ended.err
+    saved(tmp_path / "other", "gpt2", ZOO["gpt2"].config, **{"data.args.tokenizer": str(words)})
+    assert run("generate", tmp_path / "other", "w3 w4", "--tokens", 5).out == ended.out
+
+
+def refusal(run: Command, *words: object) -> str:
+    ended = run("generate", *words)
+    assert (ended.code, ended.out) == (2, ""), ended.err
+    assert "Traceback" not in ended.err
+    return ended.err.splitlines()[-1]
+
+
+def test_a_tokenizer_that_is_missing_damaged_or_anothers(
+    trained: tuple[Path, Path], tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, folder = trained
+    cache_here(tmp_path / "cache", monkeypatch)
+    wrong = tokenizer(tmp_path / "wrong", 2 * TEXT_WORDS)
+    assert "makes token 300 of the prompt, and the model has 256 of them; name the right" in refusal(
+        run, folder, "w3 w300", "--tokenizer", wrong)  # fmt: skip
+    assert f"{tmp_path} holds no tokenizer: name one with --tokenizer" in refusal(run, folder, "w3", "--tokenizer", tmp_path)
+    assert "tiny/none is no folder here, and it is not" in refusal(run, folder, "w3", "--tokenizer", "tiny/none")
+    (source / "tokenizer.json").write_text("{")
+    assert "the tokenizer beside the model's weights cannot be read: " in refusal(run, folder, "w3")
+    for file in source.glob("*"):
+        if file.name not in ("config.json", "model.safetensors", "generation_config.json"):
+            file.unlink()
+    assert "the model's weights came from no folder with a tokenizer: name one with --tokenizer" in refusal(run, folder, "w3")
+
+
+def test_a_prompt_that_is_none_too_long_or_no_chat(trained: tuple[Path, Path], run: Command) -> None:
+    source, folder = trained
+    assert "the prompt has no tokens: write some words" in refusal(run, folder, "")
+    assert "the prompt has 3 tokens, and --tokens is 62: together more than the model's 64 positions" in refusal(
+        run, folder, text(PROMPT), "--tokens", 62)  # fmt: skip
+    (source / "chat_template.jinja").write_text("{{ raise_exception('no user here') }}")
+    assert "template of chats does not take the prompt: no user here" in refusal(run, folder, "w3", "--chat")
+    (source / "chat_template.jinja").unlink()
+    assert "this tokenizer has no template of chats: leave --chat out" in refusal(run, folder, "w3", "--chat")
+
+
+def test_what_is_no_language_model_or_no_run(tmp_path: Path, run: Command) -> None:
+    mlp = {"layers": 2, "width": 4, "inputs": 3, "outputs": 2}
+    saved(tmp_path / "mlp", "mlp", mlp)
+    assert "is of no causal language model" in refusal(run, tmp_path / "mlp", "w3")
+    transformers_model("t5", ZOO["t5"].config).save_pretrained(tmp_path / "source")
+    saved(tmp_path / "t5", "t5", {"weights": str(tmp_path / "source")})
+    assert "is of no causal language model (it is a T5ForConditionalGeneration)" in refusal(run, tmp_path / "t5", "w3")
+    (tmp_path / "empty").mkdir()
+    assert "empty is no checkpoint, and holds none" in refusal(run, tmp_path / "empty", "w3")
+    assert "nowhere" in refusal(run, tmp_path / "nowhere", "w3")
+    loop = registry.model("mlp")(**mlp)
+    own = {key: value for key, value in STATE.items() if key in ("scheduler", "scheduler_state", "scheduled")}
+    checkpoint.save(tmp_path / "loop", 1, loop, torch.optim.SGD(loop.parameters(), lr=0.1), own, alone(), keep=1)
+    assert "does not say of which model it is, as those of one's own loop" in refusal(run, tmp_path / "loop", "w3")
