@@ -10,12 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetpipe.building.data import MapDataset, Ragged, check_lengths, fetch
+from hetpipe.building.data import MapDataset, Ragged, check_lengths, fetch, shares_of_sizes
 from hetpipe.building.datasets import DataSplits
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
-from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
+from hetpipe.layers.model import (
+    LOSSES,
+    Loss,
+    Model,
+    ShapedBatch,
+    accuracy,
+    class_weight,
+    cross_entropy,
+    select,
+)
 from hetpipe.layers.numbers import as_type, torch_type
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.layer_check import ROWS
@@ -234,7 +243,8 @@ def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) 
         raise InputError(f"data {job.data.label!r}: {error}") from error
     first, section = slice(0, ROWS), job.model
     model = Model(name=section.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
-                  loss=build_loss(job.loss), batch_norm=section.batch_norm, coupled_layers=section.coupled_layers)  # fmt: skip
+                  loss=build_loss(job.loss), batch_norm=section.batch_norm, coupled_layers=section.coupled_layers,
+                  shorter=_shorter(job, data))  # fmt: skip
     if model.loss.skips_samples(targets):
         raise InputError(
             f"data {job.data.label!r}: targets hold {model.loss.ignore_index}, which is to be ignored, but the loss is weighed "
@@ -245,6 +255,20 @@ def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) 
     output = trace_boundaries(model.layers, model.inputs, backward=True)[-1]
     check_sample(model, output, f"data {job.data.label!r}", targets, numbers)
     return model
+
+
+def _shorter(job: Job, data: MapDataset) -> tuple[ShapedBatch, ...]:
+    """Samples of each size but the largest that steps have, and the share of these steps."""
+    if not isinstance(data, Ragged):
+        return ()
+    found, lengths = [], data.lengths
+    for size, share in list(shares_of_sizes(data, job.train.global_batch, job.train.seed).items())[:-1]:
+        longest = lengths.where(lengths <= size, -1).topk(min(ROWS, len(lengths)))
+        if share:
+            numbers = longest.indices[longest.values >= 0]
+            inputs, targets = (as_type(x, job.train.dtype) for x in fetch(data, numbers, job.train.seed, 0, size=size))
+            found.append(ShapedBatch(inputs, targets, share))
+    return tuple(found)
 
 
 def _torch_class(module: Any, base: type, name: str, what: str) -> type:

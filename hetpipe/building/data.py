@@ -156,6 +156,13 @@ def size_for(dataset: MapDataset, numbers: Tensor) -> int | None:
     return next(size for size in dataset.sizes if size >= longest)
 
 
+def shares_of_sizes(dataset: Ragged, global_batch: int, seed: int) -> dict[int, float]:
+    """Which share of the steps of the first epoch has which size."""
+    order = EpochSampler(len(dataset.lengths), global_batch, seed=seed).order(0)
+    sizes = [size_for(dataset, numbers) for numbers in order.split(global_batch)]
+    return {size: sizes.count(size) / len(sizes) for size in dataset.sizes}
+
+
 def check_lengths(dataset: MapDataset, what: str) -> None:
     """InputError unless lengths and sizes, if there are any, are as `Ragged` says."""
     if not isinstance(dataset, Ragged):

@@ -13,6 +13,7 @@ import torch
 
 from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.building.datasets import DataSplits
+from hetpipe.building.language.apart import refuse_mixing
 from hetpipe.building.same_data import check_same_data
 from hetpipe.checkpoints.resume import flat
 from hetpipe.files.formats import Document
@@ -137,6 +138,8 @@ def open_session(job: Job) -> Session:
         data = build_data(job)
         activity.say(f"building the model {job.model.label!r}")
         model = build_model(job, data.train, data.names)
+        if "position_ids" in (data.names or ()):
+            _refuse_mixing(model)
         activity.say("waiting for the other ranks")
         with showing_others(activity):
             check_same_data(data.train, job.train.seed, world)
@@ -144,6 +147,15 @@ def open_session(job: Job) -> Session:
         job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed,
         held=job.train.dtype,
     )  # fmt: skip
+
+
+def _refuse_mixing(model: Model) -> None:
+    """InputError if a model of transformers does not tell samples in a row apart by their positions."""
+    whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
+    if whole is not None:
+        from hetpipe.hf.replay.compare import tiny  # which imports transformers
+
+        refuse_mixing(type(whole), tiny(whole.config))
 
 
 def prepare(
