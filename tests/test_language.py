@@ -19,17 +19,20 @@ from torch import Tensor
 
 from hetpipe.building.data import fetch
 from hetpipe.building.language import reading
+from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing
 from hetpipe.building.language.conversations import chat, instructions
 from hetpipe.building.language.documents import text
 from hetpipe.building.language.samples import pack
 from hetpipe.building.language.tokenizer import PARALLEL
 from hetpipe.files.messages import InputError
+from hetpipe.hf.replay.compare import tiny
 from hetpipe.layers.model import Loss, cross_entropy
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
 from tests.support import chats
 from tests.support.chats import chat_of, lines, tokenizer
 
+import transformers  # isort: skip
 from transformers import AutoTokenizer  # isort: skip  # offline, as tests.support.chats sets it
 
 TALK = ("What is 🦆?", "A duck, Übermut!", "And then?", " Yes.\n\nNo. ")
@@ -404,3 +407,28 @@ def test_packed_rows_have_the_loss_and_gradients_of_single_samples(kind: str, ch
         assert max(float((a - b).abs().max()) for a, b in zip(own, gradients, strict=True)) < 1e-12 * largest
     others = (packed[0][0], torch.arange(100).expand_as(packed[0][1]))
     assert abs(float(whole((others, packed[1]))[0] - truth)) > 1e-6 * float(truth), "positions tell samples apart"
+
+
+@pytest.mark.parametrize(("kind", "apart"), [
+    ("qwen3", True), ("gemma2", True), ("mamba", False), ("bloom", False), ("opt", False),
+])  # fmt: skip
+def test_a_model_that_does_not_tell_samples_in_a_row_apart_is_refused(kind: str, apart: bool) -> None:
+    """They would be trained on each other, without a word."""
+    config = transformers.CONFIG_MAPPING[kind]
+    model_class, small = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config], tiny(config())
+    if apart:
+        refuse_mixing(model_class, small)
+        return
+    said = refusal(refuse_mixing, model_class=model_class, config=small)
+    assert f"a model of type '{kind}' does not tell such apart: with small layers, logits differ by " in said
+
+
+@pytest.mark.parametrize(("kind", "causal"), [("qwen3", True), ("mamba", True), ("bert", False)])
+def test_padding_without_a_mask_is_for_causal_models(kind: str, causal: bool) -> None:
+    config = transformers.CONFIG_MAPPING[kind]
+    model_class, small = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config], tiny(config())
+    if causal:
+        refuse_looking_ahead(model_class, small)
+        return
+    said = refusal(refuse_looking_ahead, model_class=model_class, config=small)
+    assert "which only a causal model does not see, and a model of type 'bert' is none: with small layers, logits of a " in said

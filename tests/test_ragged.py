@@ -105,6 +105,13 @@ def test_data_of_ones_own_of_different_lengths(tmp_path: Path) -> None:
     data = build_data(job)
     model = build_model(job, data.train, data.names)
     assert model.inputs.shape == (4, 8)  # type: ignore[union-attr]
+    sizes = [size_for(data.train, batch) for batch in EpochSampler(6, 4, seed=0)]
+    assert [(batch.inputs.shape[1], batch.share) for batch in model.shorter] == (  # type: ignore[union-attr]
+        [(4, sizes.count(4) / 2)] if 4 in sizes else [])
+    single = own_job(tmp_path, "steps", train={"global_batch": 1, "steps": 1})
+    (shorter,) = build_model(single, data.train, data.names).shorter
+    assert shorter.inputs.tolist() == [[4] * 4, [3, 3, 3, 0], [2, 2, 0, 0], [1, 0, 0, 0]]  # type: ignore[union-attr]
+    assert shorter.share == pytest.approx(4 / 6)
     check_same_data(data.train, 0, alone())
     assert fetch(data.train, torch.tensor([0, 1]), size=4)[0].tolist() == [[1, 0, 0, 0], [2, 2, 0, 0]]
 

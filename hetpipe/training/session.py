@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from hetpipe.building.build import build_data, build_model, check_training
+from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
+from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing
 from hetpipe.building.same_data import check_same_data
 from hetpipe.checkpoints.resume import flat
 from hetpipe.checkpoints.revision import check_same_revision
@@ -138,6 +140,7 @@ def open_session(job: Job) -> Session:
         data = build_data(job)
         activity.say(f"building the model {job.model.label!r}")
         model = build_model(job, data.train, data.names)
+        _refuse_unseen(model, data)
         activity.say("waiting for the other ranks")
         with showing_others(activity):
             check_same_revision(model.layers, world)
@@ -146,6 +149,21 @@ def open_session(job: Job) -> Session:
         job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed,
         held=job.train.dtype,
     )  # fmt: skip
+
+
+def _refuse_unseen(model: Model, data: DataSplits) -> None:
+    """InputError if a model of transformers would see samples beside one in its row, or padding behind it."""
+    names = data.names or ("attention_mask",)
+    packed, padded = "position_ids" in names, isinstance(data.train, Ragged) and "attention_mask" not in names
+    whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
+    if whole is None or not (packed or padded):
+        return
+    from hetpipe.hf.replay.compare import tiny  # which imports transformers
+
+    if packed:
+        refuse_mixing(type(whole), tiny(whole.config))
+    else:
+        refuse_looking_ahead(type(whole), tiny(whole.config))
 
 
 def prepare(

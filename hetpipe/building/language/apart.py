@@ -1,0 +1,65 @@
+"""Whether a model sees only what it should of a row of tokens, found on a small one of its kind: no padding behind a sample, no
+sample beside it in a packed row. Some of transformers do see it, without a word: they look ahead, or their masks, their slopes
+or their states go on from one sample to the next."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.device import one_thread
+
+LENGTHS = (5, 7)  # of two samples in a row
+ROUNDING = 1e-4  # by which sums in another order may differ, of the largest
+
+
+def refuse_mixing(model_class: Any, config: Any) -> None:
+    """InputError if a small causal language model of transformers, of this configuration, gives other logits for two samples in a
+    row, whose positions begin anew, than for each by itself."""
+    with _small(model_class, config) as (model, words):
+        tokens = [torch.randint(words // 2, words, (1, length)) for length in LENGTHS]
+        places = [torch.arange(length)[None] for length in LENGTHS]
+        alone = [model(input_ids=own, position_ids=at, use_cache=False).logits for own, at in zip(tokens, places, strict=True)]
+        row = model(input_ids=torch.cat(tokens, 1), position_ids=torch.cat(places, 1), use_cache=False).logits
+    if not (difference := _difference(row, torch.cat(alone, 1))) < ROUNDING:
+        raise InputError(
+            f"the data gives positions, which begin anew where samples are packed into a row, and a model of type "
+            f"{config.model_type!r} does not tell such apart: with small layers, logits differ by {difference:.1e} of the "
+            "largest from those of single samples. Take data with pack: false"
+        )
+
+
+def refuse_looking_ahead(model_class: Any, config: Any) -> None:
+    """InputError if a small causal language model of transformers, of this configuration, gives other logits for a sample with
+    other tokens behind it."""
+    with _small(model_class, config) as (model, words):
+        tokens = torch.randint(words // 2, words, (1, sum(LENGTHS)))
+        other = tokens.clone()
+        other[:, LENGTHS[0] :] -= words // 2
+        seen = [model(input_ids=given, use_cache=False).logits[:, : LENGTHS[0]] for given in (tokens, other)]
+    if not (difference := _difference(*seen)) < ROUNDING:
+        raise InputError(
+            f"the data pads samples without a mask, which only a causal model does not see, and a model of type "
+            f"{config.model_type!r} is none: with small layers, logits of a sample differ by {difference:.1e} of the largest by "
+            "what is behind it. Take data with mask: true"
+        )
+
+
+@contextmanager
+def _small(model_class: Any, config: Any) -> Iterator[tuple[Any, int]]:
+    """A model of random values, and how many words it knows."""
+    with warnings.catch_warnings(), one_thread(torch.device("cpu")), torch.random.fork_rng(devices=[]), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        model = model_class(copy.deepcopy(config)).eval()
+        yield model, int(model.get_input_embeddings().weight.shape[0])
+
+
+def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).abs().max() / wanted.abs().max())
