@@ -90,6 +90,10 @@ class Origin:
     ) -> None:
         self.model, self.folder, self.new = model, folder, new
         self.stored = StoredTensors(model, folder) if folder is not None else None
+        if self.stored is not None and (unused := self.stored.unused()):
+            kind = type(model).__name__
+            warnings.warn(f"{self.stored.folder.path}: {kind} with this configuration has no place for {unused[0]!r} "
+                          f"({len(unused)} such): they are left out", stacklevel=2)  # fmt: skip
         self._buffer_types = dict[torch.dtype, dict[str, torch.dtype]]()
         self.seed = int(torch.randint(1 << 31, (), device="cpu"))  # torch.manual_seed decides
 
