@@ -8,10 +8,11 @@ from a seed of its own, so that a layer's values do not depend on which other la
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 import zlib
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,21 @@ class HFLayer(nn.Module):
     def revision(self) -> str | None:
         """The hash of the commit on Hugging Face that its configuration and values are of; None where they are of a folder."""
         return self.origin.folder.revision if self.origin.folder is not None else None
+
+    def buffer_type(self, name: str, held: torch.dtype) -> torch.dtype:
+        """As `from_pretrained(dtype=held)` has it: rotary frequencies, say, in float32 whatever the parameters are."""
+        return self.origin.buffer_types(held).get(self.hf_names.get(_without_wrappers(name), ""), held)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HFLayer:
+        """What `to`, `float`, `half`, … do: where they change the parameters' type, buffers are of what it says above."""
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in self.named_buffers():
+            dtype = self.buffer_type(name, buffer.dtype) if buffer.dtype != before[name].dtype else buffer.dtype
+            if dtype != buffer.dtype:
+                path, _, last = name.rpartition(".")
+                self.get_submodule(path)._buffers[last] = before[name].to(buffer.device, dtype)
+        return self
 
     def values(self, names: Collection[str]) -> dict[str, Tensor]:
         """These tensors, read from the folder, or drawn. InputError for those that the model of transformers does not have."""
@@ -74,6 +90,11 @@ class Origin:
     ) -> None:
         self.model, self.folder, self.new = model, folder, new
         self.stored = StoredTensors(model, folder) if folder is not None else None
+        if self.stored is not None and (unused := self.stored.unused()):
+            kind = type(model).__name__
+            warnings.warn(f"{self.stored.folder.path}: {kind} with this configuration has no place for {unused[0]!r} "
+                          f"({len(unused)} such): they are left out", stacklevel=2)  # fmt: skip
+        self._buffer_types = dict[torch.dtype, dict[str, torch.dtype]]()
         self.seed = int(torch.randint(1 << 31, (), device="cpu"))  # torch.manual_seed decides
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
@@ -96,6 +117,22 @@ class Origin:
         assert {id(p) for p in self.model.parameters()} <= {id(p) for p in layers.parameters()}
         self.model = copy.deepcopy(self.model)  # as it is, whatever is put into the layers' modules (adapters)
         return layers
+
+    def buffer_types(self, dtype: torch.dtype) -> dict[str, torch.dtype]:
+        """The type of each floating-point buffer that is not of it, in a model of transformers with parameters of this type."""
+        if dtype not in self._buffer_types:
+            default = torch.get_default_dtype()
+            try:
+                torch.set_default_dtype(dtype)
+                with torch.device("meta"):
+                    model = type(self.model)(copy.deepcopy(self.model.config))
+            finally:
+                torch.set_default_dtype(default)
+            kept = [re.compile(pattern) for pattern in model._get_dtype_plan(dtype)]  # those in float32
+            types = {name: torch.float32 if any(pattern.search(name) for pattern in kept) else buffer.dtype
+                     for name, buffer in model.named_buffers() if buffer.is_floating_point()}  # fmt: skip
+            self._buffer_types[dtype] = {name: found for name, found in types.items() if found != dtype}
+        return self._buffer_types[dtype]
 
     def values(self, wanted: Mapping[str, str]) -> dict[str, Tensor]:
         """Own name → tensor, for own name → name in the model of transformers."""
@@ -142,8 +179,8 @@ class Origin:
     def _initialised(self, unit: str) -> dict[str, Tensor]:
         module = self.model.get_submodule(unit)
         keep: dict[int, Any] = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
-        for tensor in tensors_of(module).values():
-            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        for name, tensor in tensors_of(module).items():
+            dtype = self._drawn_type(f"{unit}.{name}", tensor)
             real = torch.zeros(tensor.shape, dtype=dtype, device="cpu")
             keep[id(tensor)] = nn.Parameter(real) if isinstance(tensor, nn.Parameter) else real
         module = copy.deepcopy(module, keep)
@@ -151,6 +188,14 @@ class Origin:
             torch.manual_seed(self.seed ^ zlib.crc32(unit.encode()))
             _initialise(module, self.model)
         return {name: tensor.detach() for name, tensor in tensors_of(module).items()}
+
+    def _drawn_type(self, name: str, tensor: Tensor) -> torch.dtype:
+        """Parameters are drawn in float32, whatever they are held in; buffers that are in float64 where these are, in that."""
+        if not tensor.is_floating_point():
+            return tensor.dtype
+        doubled = self._buffer_types.get(torch.float64)  # known where somebody wanted it
+        precise = doubled is not None and not isinstance(tensor, nn.Parameter) and name not in doubled
+        return torch.float64 if precise else torch.float32
 
     def write_config(self, folder: Path, dtype: torch.dtype) -> None:
         """config.json, as `save_pretrained` writes it."""

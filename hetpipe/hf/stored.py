@@ -4,6 +4,7 @@ one by one, or several projections in one tensor."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,17 @@ class StoredTensors:
 
     def __contains__(self, name: str) -> bool:
         return name in self._source or name in self._group
+
+    def unused(self) -> list[str]:
+        """Names in the folder of what the model has no tensor for, but for what transformers, too, leaves out without a word."""
+        own = {*self.shapes, *(name for name, _ in self.model.named_buffers())}
+        ignored = [re.compile(pattern) for pattern in self.model._keys_to_ignore_on_load_unexpected or ()]
+        found = {key: name for name, key in self._source.items() if name not in own}
+        found |= {key: name for name, keys in self._made_of.items() if not own & set(self._made_with(name)) for key, _ in keys}
+        return sorted(key for key, name in found.items() if not any(p.search(text) for p in ignored for text in (key, name)))
+
+    def _made_with(self, first: str) -> list[str]:
+        return [name for name, group in self._group.items() if group == first]
 
     def read(self, name: str) -> Tensor:
         """One tensor. InputError where the folder's has another shape, or cannot be converted."""

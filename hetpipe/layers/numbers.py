@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from hetpipe.layers.transforms import tensors_of
 from hetpipe.spec.number_types import AS_BUILT, PRECISION_OF, NumberType, NumberTypes
 
 
@@ -55,6 +56,25 @@ def held_type(tensor: Tensor, types: NumberTypes) -> torch.dtype:
     if name not in get_args(NumberType):
         return tensor.dtype
     return torch_type(types.holds(cast(NumberType, name), trained=tensor.requires_grad))
+
+
+@runtime_checkable
+class TypedBuffers(Protocol):
+    """A layer with buffers whose number type is not that of the parameters, such as rotary frequencies."""
+
+    def buffer_type(self, name: str, held: torch.dtype) -> torch.dtype:
+        """In which type this buffer is (named as in `named_buffers`) where parameters are held in `held`."""
+        ...
+
+
+def held_types(layer: nn.Module, types: NumberTypes) -> dict[Tensor, torch.dtype]:
+    """In which type a device holds each of a layer's tensors."""
+    found = {tensor: held_type(tensor, types) for tensor in tensors_of(layer).values()}
+    for module in layer.modules():
+        if isinstance(module, TypedBuffers) and types.held is not None:
+            for name, buffer in module.named_buffers():
+                found[buffer] = module.buffer_type(name, torch_type(types.held)) if buffer.is_floating_point() else buffer.dtype
+    return found
 
 
 def frozen_low(layers: nn.Module) -> set[NumberType]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.numbers import StageTypes, computing, held_type, types_alone
+from hetpipe.layers.numbers import StageTypes, computing, held_types, types_alone
 from hetpipe.layers.stage import Stage
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import give_values, replace_tensors
@@ -78,8 +78,8 @@ def layer_on(
 def _hold(layer: nn.Module, types: NumberTypes) -> list[tuple[Tensor, Tensor]]:
     """Let the layer's tensors, the same objects, be of the number type that the device holds them in; what was in each of those
     that were of another."""
-    others = [t for t in dict.fromkeys(tensors_of(layer).values()) if t.dtype != held_type(t, types)]
+    others = {tensor: dtype for tensor, dtype in held_types(layer, types).items() if tensor.dtype != dtype}
     before = [(tensor, tensor.data) for tensor in others]
-    for tensor in others:
-        tensor.data = tensor.data.to(held_type(tensor, types))
+    for tensor, dtype in others.items():
+        tensor.data = tensor.data.to(dtype)
     return before

@@ -15,13 +15,12 @@ from torch.func import functional_call
 
 from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
-from hetpipe.layers.numbers import StageTypes, computing, held_type, type_name, types_alone
+from hetpipe.layers.numbers import StageTypes, computing, held_types, type_name, types_alone
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.untouched.fakes import Fakes, fake_tensors
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly
-from hetpipe.spec.number_types import NumberTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def _traced(
         given = tensors_of(layer)
         home = device or next((t.device for t in given.values() if not t.is_meta), None)
         place = home or tensors[0].device
-        fakes_of = {t: _fake(t, place, stage.types) for t in set(given.values())}
+        fakes_of = {t: _fake(t, place, dtype) for t, dtype in held_types(layer, stage.types).items()}
         fake_of = {id(t): f for t, f in fakes_of.items() if t.is_meta or t.device != home or t.dtype != f.dtype}
         instead = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
         parameters += [p for p in (instead.get(n, t) for n, t in given.items()) if p.requires_grad]
@@ -164,9 +163,9 @@ def _check_backward(outputs: Sequence[Tensor], parameters: Sequence[Tensor], ove
             ) from error
 
 
-def _fake(tensor: Tensor, device: torch.device, types: NumberTypes) -> Tensor:
-    """What stands for a layer's tensor, as a device of such types has it, while fake tensors are in use."""
-    fake = torch.empty(tensor.shape, dtype=held_type(tensor, types), device=device)
+def _fake(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What stands for a layer's tensor, as a device has it that holds it in this type, while fake tensors are in use."""
+    fake = torch.empty(tensor.shape, dtype=dtype, device=device)
     return fake.requires_grad_(tensor.requires_grad)
 
 
