@@ -3,6 +3,7 @@ reads which part of it; and what the tensors of a sample are is what the model t
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hetpipe.layers.numbers import as_type
 from hetpipe.processes.world import alone
 from hetpipe.spec.job import Job
 from tests.support.chats import chat_of, lines, tokenizer
+from tests.support.commands import Command
 from tests.support.user_parts import Steps
 
 LENGTHS = (3, 9, 1, 12, 6, 2, 4, 5)
@@ -195,3 +197,24 @@ def test_sizes_are_those_of_training_and_test_samples(talk: dict[str, Any]) -> N
     given = chat(**talk, sizes=[64, 16, 128]).train
     assert isinstance(given, Padded)
     assert given.sizes == (16, 64, 128)
+
+
+def test_a_run_trains_packed_rows_and_ends_where_a_model_would_mix_their_samples(
+    talk: dict[str, Any], tmp_path: Path, run: Command
+) -> None:
+    """Before anything is measured."""
+    for arguments in (QWEN, {"type": "mamba", "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 400}):
+        document = {
+            "format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": arguments}, "loss": {"weight": "tokens"},
+            "data": {"name": "chat", "args": {**talk, "length": 40, "pack": True}}, "train": {"global_batch": 2, "steps": 1},
+            "profiler": {"microbatch_sizes": [1, 2], "repeats": 1},
+        }  # fmt: skip
+        (tmp_path / "job.json").write_text(json.dumps(document))
+        ended = run("train", str(tmp_path / "job.json"))
+        if arguments["type"] == "qwen3":
+            assert ended.code == 0, ended.err
+            continue
+        assert ended.code == 2
+        assert "a model of type 'mamba' does not tell such apart: with small layers, logits differ by " in ended.err
+        assert "Traceback" not in ended.err
+        assert "measuring" not in ended.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -126,28 +127,29 @@ def _tell(source: Source, shape: Shape, count: int, long: Faults, left_out: int)
 
 
 class Gathered:
-    """Samples as they come, a tensor for each. `left_out`: how many had nothing to learn in their first `length` tokens."""
+    """Samples as they come. `left_out`: how many had nothing to learn in their first `length` tokens."""
 
     def __init__(self, length: int) -> None:
         self.length, self.left_out = length, 0
-        self.tokens, self.targets, self.lengths = list[Tensor](), list[Tensor](), list[int]()
+        self.tokens, self.targets, self.lengths = array("i"), array("i"), array("q")
 
     def add(self, tokens: Tokens) -> None:
         """One more, or its beginning."""
-        numbers = torch.tensor(tokens.numbers[: self.length + 1], dtype=torch.int32)
-        targets = torch.full_like(numbers, IGNORED)
+        numbers = tokens.numbers[: self.length + 1]
+        targets = [IGNORED] * len(numbers)
         for begin, end in tokens.learned:
             targets[begin:end] = numbers[begin:end]
-        if not bool((targets[1:] != IGNORED).any()):
+        if targets[1:].count(IGNORED) >= len(numbers) - 1:
             self.left_out += 1
             return
-        self.tokens.append(numbers[:-1])
-        self.targets.append(targets[1:])
+        self.tokens.extend(numbers[:-1])
+        self.targets.extend(targets[1:])
         self.lengths.append(len(numbers) - 1)
 
     def sequences(self) -> Sequences:
         """All of them."""
-        return Sequences(torch.cat(self.tokens), torch.cat(self.targets), torch.tensor(self.lengths))
+        tokens, targets = (torch.frombuffer(numbers, dtype=torch.int32) for numbers in (self.tokens, self.targets))
+        return Sequences(tokens, targets, torch.frombuffer(self.lengths, dtype=torch.int64))
 
 
 def splits(source: Source, name: str, shape: Shape, marks: Callable[[Tokenizer], tuple[Any, Any]]) -> DataSplits:
