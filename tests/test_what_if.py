@@ -266,3 +266,73 @@ def test_unknown_cards_are_listed_whole() -> None:
     with pytest.raises(InputError) as error:
         known_cards().find("voodoo")
     assert all(card in str(error.value) for card in CARDS)
+
+
+# ---- models of transformers by type, folder, file and name ----
+
+
+def counted(kind: str) -> tuple[int, int]:
+    """Parameters of one layer, and of all, as transformers builds the type by default."""
+    import torch
+    import transformers
+
+    config: Any = transformers.CONFIG_MAPPING[kind]
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config())
+    layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
+    return sum(p.numel() for p in layers[0].parameters()), sum(p.numel() for p in {*model.parameters()})
+
+
+@pytest.mark.parametrize(("kind", "family"), [
+    ("qwen3", "llama"), ("glm", "llama"), ("exaone4", "llama"), ("gpt_neox", "gpt"), ("arcee", "gpt"),
+])  # fmt: skip
+def test_a_type_of_transformers_has_the_sizes_that_it_builds(kind: str, family: str) -> None:
+    found = find_model(kind)
+    layer, whole = counted(kind)
+    assert found.family == family
+    assert found.source.startswith("the defaults of transformers' ")
+    assert found.sizes.layer_parameters == pytest.approx(layer, rel=0.01)
+    sizes = found.sizes
+    untied = sizes.layers * sizes.layer_parameters + sizes.embedding_parameters + sizes.head_parameters
+    assert min(abs(untied - whole), abs(untied - sizes.head_parameters - whole)) < 0.01 * whole  # whose head may be tied
+
+
+def test_a_file_of_any_dense_decoder_is_priced(tmp_path: Path, run: Command) -> None:
+    values = {"model_type": "seed_oss", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 64,
+              "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 1000}  # fmt: skip
+    file = tmp_path / "any.json"
+    file.write_text(json.dumps(values))
+    found = find_model(str(file))
+    assert (found.family, found.vocabulary, found.source) == ("llama", 1000, "its config.json, model type seed_oss")
+    assert found.sizes.layer_parameters == 2 * 512 * 64 * 10 + 3 * 512 * 1024 + 2 * 512
+    ended = run("what-if", file, "--gpus", "3090", "--json", *QUICK)
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.parametrize(("kind", "more", "message"), [
+    ("mixtral", {"num_local_experts": 8}, "num_local_experts is 8: which experts a token passes is not known"),
+    ("mamba", {"state_size": 16}, "state_size is 16: states in the place of attention were not measured"),
+    ("minicpm3", {"kv_lora_rank": 256}, "kv_lora_rank is 256: projections of low rank in attention were not measured"),
+    ("bart", {"is_encoder_decoder": True}, "is_encoder_decoder is True: it has an encoder beside the decoder"),
+    ("gemma3", {"text_config": {"model_type": "gemma3_text"}}, r"it holds several models \(text_config\)"),
+    ("hunyuan_v1_moe", {}, "they have experts"),
+    ("seed_oss", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types has 'linear_attention', which is priced"),
+    ("nonsense", {}, "models of type 'nonsense' are not known; known: bert, "),
+    (["x"], {}, r"models of type \['x'\] are not known; known: bert, "),
+])  # fmt: skip
+def test_what_is_no_dense_decoder_is_refused_by_name(kind: Any, more: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "hidden_size": 64, **more}))
+    with pytest.raises(InputError, match=message) as caught:
+        find_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_with_a_revision_is_looked_up_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.hub import FIRST, SECOND, cache_here, put, qwen
+
+    cache = cache_here(tmp_path / "cache", monkeypatch)
+    put(cache, "tiny/qwen", FIRST, qwen(tmp_path / "a"), "old")
+    put(cache, "tiny/qwen", SECOND, qwen(tmp_path / "b", num_hidden_layers=5))
+    assert [find_model(f"tiny/qwen{more}").sizes.layers for more in ("", "@old", f"@{SECOND}")] == [5, 3, 5]
+    with pytest.raises(InputError, match="unknown model 'tiny/qwen@v3'"):
+        find_model("tiny/qwen@v3")

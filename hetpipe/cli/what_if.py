@@ -30,7 +30,7 @@ Texts = list[str]
 
 
 def what_if(
-    model: Annotated[str, typer.Argument(help="llama-tiny, gpt2-xl, …, a Hugging Face config.json or name, or a shared one's.")],
+    model: Annotated[str, typer.Argument(help="llama-tiny, qwen3, …, a Hugging Face config.json or name, or one of --profiles.")],
     gpus: Annotated[Texts, typer.Option(help="The cards of a machine: '3090,2x1080ti'. Once for each machine.")],
     add: Annotated[Texts | None, typer.Option(help="Cards to buy: '5060ti'. May be repeated; each is a row.")] = None,
     without: Annotated[Texts | None, typer.Option(help="A card to leave out. May be repeated; each is a row.")] = None,

@@ -1,13 +1,15 @@
-"""Sizes of a transformer of layers that are alike, from its config.json. No torch, and no transformers."""
+"""Sizes of a transformer of layers that are alike, from its config.json. No torch; of types that no description names,
+transformers says what their layers are like, where it is installed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
-from hetpipe.files.messages import InputError, shown
+from hetpipe.files.messages import InputError, cut, shown
 
 Kind = Literal["llama", "gpt", "bert"]  # of a layer: with a gate and no positions of its own; without; and seeing all tokens
 
@@ -38,15 +40,83 @@ def read_config(path: Path) -> Config:
     return Config(path, config["model_type"], config)
 
 
+def default_config(model_type: str) -> Config | None:
+    """The configuration that transformers gives this type of causal language model where nothing is said of it."""
+    found = _config_class(model_type)
+    if found is None:
+        return None
+    source = f"the defaults of transformers' {found.__name__}"
+    try:
+        return Config(Path(source), model_type, found().to_dict())
+    except Exception as error:  # whatever transformers says of its own
+        raise InputError(cut(f"{source} make no model: {' '.join(str(error).split())}", 300)) from error
+
+
+def _config_class(model_type: str) -> Any:
+    """transformers' own; None where it knows no causal language model of this type, or is not installed."""
+    try:
+        from transformers import CONFIG_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    except ImportError:
+        return None
+    return CONFIG_MAPPING[model_type] if model_type in list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) else None
+
+
+def dense_kind(config: Config) -> Kind | None:
+    """What the layers of a dense decoder are like, by the projections that transformers says can be cut (`base_model_tp_plan`);
+    None where it does not say. InputError, with the key, where not each token passes all of every layer, or layers do something
+    else than attention to keys and values of their own."""
+    told = _refusal(config)
+    if told is not None:
+        raise InputError(f"{config.path}: {_UNLIKE.format(shown(config.model_type))}: {told}")
+    found = _config_class(config.model_type)
+    plan = getattr(found, "base_model_tp_plan", None) or {}
+    if not any(name.startswith("layers.") for name in plan):
+        return None
+    if any("expert" in name for name in plan):
+        raise InputError(f"{config.path}: {_UNLIKE.format(shown(config.model_type))}: they have experts")
+    return "llama" if any(name.endswith(("gate_proj", "gate_up_proj")) for name in plan) else "gpt"
+
+
+def _refusal(config: Config) -> str | None:
+    """What of a configuration cannot be priced, and why; None where nothing is known against it."""
+    for key, value in config.values.items():
+        words = key.split("_")
+        if isinstance(value, Mapping) and "model_type" in value:
+            return f"it holds several models ({key})"
+        if value in (None, False, 0, "", []) or not {*words} & _UNPRICED.keys():
+            continue
+        return f"{key} is {shown(value)}: {next(_UNPRICED[word] for word in words if word in _UNPRICED)}"
+    kinds = config.values.get("layer_types")
+    others = sorted({str(kind) for kind in kinds} - _ATTENTION) if isinstance(kinds, list) else []
+    if others:
+        return f"layer_types has {shown(others[0])}, which is priced as nothing that was measured"
+    return None
+
+
+_UNLIKE = "models of type {} are no chains of equal dense layers"
+_EXPERTS = "which experts a token passes is not known"
+_STATE = "states in the place of attention were not measured"
+_UNPRICED = {
+    **dict.fromkeys(("expert", "experts", "moe"), _EXPERTS),
+    **dict.fromkeys(("mamba", "ssm", "state", "conv", "conv1d", "linear"), _STATE),
+    "lora": "projections of low rank in attention were not measured",
+    "encoder": "it has an encoder beside the decoder",
+}
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
 def cached_config(name: str) -> Path | None:
-    """A repository's config.json in the local cache of huggingface_hub, which comes with transformers. Nothing is downloaded."""
+    """A repository's config.json (of `name@revision` that of the revision) in the local cache of huggingface_hub, which comes
+    with transformers. Nothing is downloaded."""
+    name, _, revision = name.partition("@")
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        found = try_to_load_from_cache(name, "config.json", revision=revision or None)
     except HFValidationError:  # no name that a repository could have
         return None
     return Path(found) if isinstance(found, str) else None
@@ -62,7 +132,8 @@ def config_sizes(config: Config, kind: Kind) -> tuple[TransformerSizes, int]:
     width = _count(config, MOST_WIDTH, "head_dim", default=max(hidden // heads, 1))
     words = _count(config, MOST_WIDTH, "vocab_size")
     layer = 2 * hidden * width * (heads + pairs) + (3 if kind == "llama" else 2) * hidden * inner + 2 * hidden
-    learned = 0 if kind == "llama" else _count(
+    turned = kind == "llama" or any(key.startswith(("rope_", "rotary_")) for key in config.values)  # positions, by angles
+    learned = 0 if turned else _count(
         config, MOST_WIDTH, "max_position_embeddings", "n_positions", "n_ctx", "seq_length", default=1
     )  # fmt: skip
     return TransformerSizes(hidden, layers, layer, (words + learned + 1) * hidden, words * hidden), words

@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.hf.families import family, known_kinds
-from hetpipe.hf.sizes import Kind, TransformerSizes, cached_config, config_sizes, read_config
+from hetpipe.hf.sizes import (
+    Config,
+    Kind,
+    TransformerSizes,
+    cached_config,
+    config_sizes,
+    default_config,
+    dense_kind,
+    read_config,
+)
 from hetpipe.whatif.shipped import shipped_layers
 
 
@@ -53,8 +62,8 @@ def listed_models() -> list[str]:
 
 
 def find_model(name: str) -> NamedModel:
-    """A model by its name, by the path of a config.json or its folder, or by its name on Hugging Face, where that is in the local
-    cache. InputError with near names and all that are known."""
+    """A model by its name, by the path of a config.json or its folder, by its name on Hugging Face, where that is in the local
+    cache, or by transformers' type (its default sizes). InputError with near names and all that are known."""
     if name in shipped_layers().models:
         return measured_model(name)
     if name in (zoo := _zoo()):
@@ -67,14 +76,26 @@ def find_model(name: str) -> NamedModel:
         raise InputError(f"cannot read {shown(name)}: {error.strerror}") from None
     if "/" in name and (cached := cached_config(name)) is not None:
         return config_model(cached, name)
-    more = "or the path of a Hugging Face config.json, or a name on Hugging Face that is in the local cache"
+    if "/" not in name and (defaults := default_config(name)) is not None:
+        return named_model(defaults, name, str(defaults.path))
+    more = "or the path of a Hugging Face config.json, a name on Hugging Face that is in the local cache, or a type (qwen3)"
     raise InputError(f"unknown model {shown(name)}{nearest(name, listed_models())}; {more}")
 
 
 def config_model(path: Path, name: str) -> NamedModel:
     """The sizes that a config.json says. InputError for architectures that are not chains of layers alike."""
-    config, kinds = read_config(path), known_kinds()
-    if config.model_type not in list(kinds):  # whatever stands there
-        raise InputError(f"{path}: models of type {shown(config.model_type)} are not known; known: {', '.join(sorted(kinds))}")
-    family = kinds[config.model_type]
-    return NamedModel(name, family, *config_sizes(config, family), f"its config.json, model type {config.model_type}")
+    config = read_config(path)
+    return named_model(config, name, f"its config.json, model type {config.model_type}")
+
+
+def named_model(config: Config, name: str, source: str) -> NamedModel:
+    """The sizes of a configuration. InputError for architectures that are not chains of layers alike."""
+    kinds = known_kinds()
+    known = isinstance(config.model_type, str) and config.model_type in kinds  # whatever stands there
+    family = kinds[config.model_type] if known else dense_kind(config)
+    if family is None:
+        raise InputError(
+            f"{config.path}: models of type {shown(config.model_type)} are not known; known: {', '.join(sorted(kinds))}, and "
+            "dense decoders of transformers whose configuration says how their projections can be cut"
+        )
+    return NamedModel(name, family, *config_sizes(config, family), source)
