@@ -1,8 +1,9 @@
 """hetpipe: unequal pipeline and data parallelism for unequal devices.
 
 Measure (`profile_model`), plan (`make_plan`; `make_front` over a catalogue), predict (`simulate`), train (`Trainer`,
-or `wrap` for one's own loop, with `save_checkpoint` and `load_checkpoint`; `auto` measures, plans and wraps), and use what
-was trained (`load_weights`). Each name is imported when it is first used, so that planning and simulating need no torch.
+or `wrap` for one's own loop, with `save_checkpoint` and `load_checkpoint`; `auto` measures, plans and wraps;
+`fused_cross_entropy` is the loss of large vocabularies), and use what was trained (`load_weights`).
+Each name is imported when it is first used, so that planning and simulating need no torch.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from hetpipe.checkpoints.own_checkpoint import load_checkpoint, save_checkpoint
     from hetpipe.checkpoints.trained import load_weights
     from hetpipe.files.messages import InputError
+    from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
     from hetpipe.measuring.profiler import profile_model
     from hetpipe.planning.pareto import make_front
     from hetpipe.planning.partition import PartitionError
@@ -43,6 +45,8 @@ __all__ = [
     "UnusedRank",
     "__version__",
     "auto",
+    "fused_accuracy",
+    "fused_cross_entropy",
     "load_checkpoint",
     "load_weights",
     "make_front",
@@ -75,6 +79,8 @@ _HOMES = {
     "Trainer": "hetpipe.training.trainer",
     "UnusedRank": "hetpipe.training.autowrap",
     "auto": "hetpipe.training.autowrap",
+    "fused_accuracy": "hetpipe.layers.losses.fused",
+    "fused_cross_entropy": "hetpipe.layers.losses.fused",
     "load_checkpoint": "hetpipe.checkpoints.own_checkpoint",
     "load_weights": "hetpipe.checkpoints.trained",
     "make_front": "hetpipe.planning.pareto",

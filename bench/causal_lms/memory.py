@@ -116,11 +116,13 @@ def table(found: Sequence[Loaded]) -> str:
     """A row a rank."""
     rows = []
     for rank, one in enumerate(found):
-        held, own = one.after_bytes - one.before_bytes, one.own_bytes + one.sums_bytes
-        rows.append([str(rank), str(list(one.layers)), _mib(one.own_bytes), _mib(one.sums_bytes), _mib(held),
-                     f"{held / own - 1:+.1%}", _mib(one.peak_bytes), f"{one.build_seconds:.1f}", f"{one.load_seconds:.1f}"])  # fmt: skip
-    header = ["rank", "layers", "its layers, MiB", "room for sums of gradients, MiB", "held more than before, MiB", "beside both",
-              "most of all memory at any time, MiB", "seconds to build", "seconds to load"]  # fmt: skip
+        held = one.after_bytes - one.before_bytes
+        own = one.own_bytes + one.sums_bytes
+        sizes = (one.own_bytes, one.sums_bytes, held)
+        rows.append([str(rank), str(list(one.layers)), *map(_mib, sizes), f"{held / own - 1:+.1%}", _mib(one.peak_bytes),
+                     f"{one.build_seconds:.1f}", f"{one.load_seconds:.1f}"])  # fmt: skip
+    header = ["rank", "layers", "its layers, MiB", "room for sums of gradients, MiB", "held more than before, MiB",
+              "beside both", "most of all memory at any time, MiB", "seconds to build", "seconds to load"]  # fmt: skip
     return markdown(header, rows, words=2)
 
 

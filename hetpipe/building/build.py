@@ -12,10 +12,12 @@ from torch import nn
 
 from hetpipe.building.data import MapDataset, Ragged, check_lengths, fetch
 from hetpipe.building.datasets import DataSplits
+from hetpipe.building.fused import fused_loss, labels_of, with_labels
 from hetpipe.building.lengths import shorter_batches
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
+from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
 from hetpipe.layers.numbers import as_type, torch_type
 from hetpipe.layers.split import trace_boundaries
@@ -90,7 +92,11 @@ def build_data(job: Job) -> DataSplits:
     if len(splits.train) == 0:  # type: ignore[arg-type]
         raise InputError(f"data {job.data.label!r} has no training samples")
     _refuse_larger(splits, job)
-    return splits
+    return with_labels(splits, job.loss) if _labels(job) else splits
+
+
+def _labels(job: Job) -> dict[str, Any]:
+    return labels_of(job, _function(job.model, registry.model))
 
 
 def _refuse_larger(splits: DataSplits, job: Job) -> None:
@@ -125,9 +131,9 @@ def build_loss(section: LossSection) -> Loss:
 
 def build_metric(loss: Loss) -> Metric | None:
     """What to count in an evaluation beside the loss: for cross-entropy, the correct predictions."""
-    if getattr(loss.function, "func", loss.function) is not cross_entropy:
-        return None
-    return partial(accuracy, ignore_index=loss.ignore_index)
+    of: Any = getattr(loss.function, "func", loss.function)
+    counts = {cross_entropy: accuracy, fused_cross_entropy: fused_accuracy}.get(of)
+    return partial(counts, ignore_index=loss.ignore_index) if counts is not None else None
 
 
 def check_training(job: Job) -> None:
@@ -181,7 +187,7 @@ def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
     if names is not None and takes:
         arguments.setdefault("extras", list(names[1:]))
     with drawing(job.train.seed):
-        layers = _call(function, arguments, f"model {job.model.label!r}", theirs=theirs)
+        layers = _call(function, {**arguments, **_labels(job)}, f"model {job.model.label!r}", theirs=theirs)
     if not isinstance(layers, nn.Sequential):
         return layers
     if names is not None:
@@ -234,8 +240,9 @@ def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) 
     except (TypeError, ValueError) as error:
         raise InputError(f"data {job.data.label!r}: {error}") from error
     first, section = slice(0, ROWS), job.model
-    model = Model(name=section.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first),
-                  loss=build_loss(job.loss), batch_norm=section.batch_norm, coupled_layers=section.coupled_layers,
+    loss = fused_loss(job.loss, layers) if _labels(job) else build_loss(job.loss)
+    model = Model(name=section.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first), loss=loss,
+                  batch_norm=section.batch_norm, coupled_layers=section.coupled_layers,
                   shorter=shorter_batches(data, job.train))  # fmt: skip
     if model.loss.skips_samples(targets):
         raise InputError(

@@ -119,7 +119,7 @@ class Loss:
         if self.weight == "samples":
             return batch_size(targets)
         if self.weight == "tokens":
-            return int(_counted(targets, self.ignore_index).sum())
+            return int(counted(targets, self.ignore_index).sum())
         try:
             weight = self.weight(targets)
         except InputError:
@@ -132,7 +132,7 @@ class Loss:
         """The targets of each micro-batch, moved, and their weights, counted before they are moved."""
         counts: list[float] = list(sizes)
         if self.weight == "tokens":
-            rows = _counted(targets, self.ignore_index).reshape(sum(sizes), -1).sum(1).cpu()
+            rows = counted(targets, self.ignore_index).reshape(sum(sizes), -1).sum(1).cpu()
             counts = [int(part.sum()) for part in torch.split(rows, list(sizes))]
         elif callable(self.weight):
             counts = [self.count(part) for part in split_rows(targets, sizes)]
@@ -143,7 +143,7 @@ class Loss:
         whole numbers equal to `ignore_index`."""
         labels = as_tuple(targets)[0]
         whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-        return self.weight == "samples" and whole and not bool(_counted(targets, self.ignore_index).all())
+        return self.weight == "samples" and whole and not bool(counted(targets, self.ignore_index).all())
 
     def share(
         self, output: Tensors, targets: Tensors, denominator: float, count: float | None = None
@@ -182,7 +182,7 @@ class Loss:
         )
 
 
-def _counted(targets: Tensors, ignore_index: int) -> Tensor:
+def counted(targets: Tensors, ignore_index: int) -> Tensor:
     """Which targets (of the first tensor) are not ignored."""
     labels = as_tuple(targets)[0]
     if labels.dtype == torch.uint8:  # a byte would compare -100 as 156
@@ -219,7 +219,7 @@ def cross_entropy(output: Tensors, targets: Tensors, ignore_index: int = -100,
 
 def class_weight(targets: Tensors, class_weights: tuple[float, ...], ignore_index: int = -100) -> float:
     """The sum of the weights of a batch's classes, but for those to be ignored."""
-    labels = as_tuple(targets)[0][_counted(targets, ignore_index)].long()
+    labels = as_tuple(targets)[0][counted(targets, ignore_index)].long()
     wrong = (labels < 0) | (labels >= len(class_weights))
     if bool(wrong.any()):
         raise InputError(f"a target is {int(labels[wrong][0])}, and class_weights has {len(class_weights)} entries")
@@ -247,8 +247,8 @@ LOSSES: dict[str, LossFunction] = {"cross_entropy": cross_entropy, "mse": mse}
 def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tuple[float, int]:
     """(correct predictions, predictions) of logits [..., classes] against class indices [...]; `ignore_index` is ignored."""
     (logits,), (labels,) = as_tuple(output), as_tuple(targets)
-    counted = _counted(targets, ignore_index)
-    return float(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
+    known = counted(targets, ignore_index)
+    return float(((logits.argmax(-1) == labels) & known).sum()), int(known.sum())
 
 
 class ShapedBatch(NamedTuple):

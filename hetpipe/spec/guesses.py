@@ -127,6 +127,8 @@ DATA: Guesses = _all(
     ("batch_size", _BATCH), ("num_workers", _WORKERS), ("shuffle drop_last", _SHUFFLE),
 )  # fmt: skip
 LOSS: Guesses = _all(
+    ("chunked liger fused_cross_entropy linear_cross_entropy cut_cross_entropy fused_linear_cross_entropy",
+     "write 'loss: {name: cross_entropy, fused: auto}', which computes the logits of a large vocabulary a chunk at a time"),
     ("label_smoothing reduction", "write a loss of your own, a mean: 'loss: {target: \"losses:smooth\"}'"),
 )
 PLAN: Guesses = _all(

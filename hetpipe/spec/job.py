@@ -95,7 +95,8 @@ class LossSection(Strict):
     """A loss of the registry, or a function (output, targets) → mean; `weight` says over what it is the mean: the samples, or the
     targets that are not `ignore_index` (tokens). A weighted mean has a `weight_fn` instead: a function, as
     `package.module:function`, of targets → what the loss of these divides by. `class_weights`: of cross_entropy, one number a
-    class; it is then the mean weighted by them."""
+    class; it is then the mean weighted by them. `fused`: whether the model's head computes the cross-entropy of each token, so
+    that the logits of a large vocabulary are never there at once; "auto": where the model can."""
 
     guesses = guesses.LOSS
     name: Name | None = None
@@ -104,11 +105,21 @@ class LossSection(Strict):
     weight_fn: Name | None = None
     ignore_index: Annotated[int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = -100
     class_weights: tuple[Annotated[Number, Field(ge=0)], ...] | None = None
+    fused: Flag | Literal["auto"] = False
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if self.name is not None and self.target is not None:
             raise ValueError("give either 'name' or 'target' (package.module:function), and not both")
+        return self
+
+    @model_validator(mode="after")
+    def _head_computes(self) -> Self:
+        if self.fused and (self.target is not None or self.name not in (None, "cross_entropy")):
+            raise ValueError("'fused' is for name: cross_entropy; another loss is computed of what the last layer gives")
+        own = next((key for key in ("weight_fn", "class_weights") if getattr(self, key) is not None), None)
+        if self.fused and own is not None:
+            raise ValueError(f"'fused' weighs samples or tokens alike: leave {own!r} out, or 'fused'")
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -31,6 +31,7 @@ def build(
     attention: str | None = None,
     extras: Sequence[str] = ("attention_mask",),
     trust_remote_code: bool | None = None,
+    labels: bool | Literal["auto"] = False,
     **config: Any,
 ) -> nn.Sequential:
     """A model on the meta device: int64 [b, t], or a tuple of this and the `extras`, to logits [b, t, v].
@@ -43,6 +44,9 @@ def build(
         extras: what a sample may have beside its tokens, in this order: attention_mask, position_ids.
         trust_remote_code: whether code that lies in the folder runs (its config.json names it in auto_map); false: transformers'
             own class is used instead.
+        labels: whether the head computes the loss, for `fused_cross_entropy`, a chunk of tokens at a time: inputs then end with
+            labels [b, t] (-100 is not counted), and the head gives the loss of each token and whether it was predicted, both
+            [b, t]. "auto": of all logits at once where they are not the very output of a linear layer; True is refused there.
         config: keys of its configuration in the place of the folder's or the defaults.
 
     Raises:
@@ -69,7 +73,11 @@ def build(
     except CannotCutError as error:
         raise InputError(f"causal_lm: a model of type {kind!r} cannot be cut into layers: {error}") from None
     _check_alike(kind, model_class, settings)
-    return chain(model, anatomy, folder, extras)
+    if labels is True and anatomy.logits is None:
+        raise InputError(f"causal_lm: the loss of a model of type {kind!r} cannot be computed a chunk of tokens at a time: its "
+                         "logits are not the very output of a linear layer (a cap or a scale comes after it, say). Leave 'fused' "
+                         "out, or write 'loss: {name: cross_entropy, fused: auto}'")  # fmt: skip
+    return chain(model, anatomy, folder, extras, labels=bool(labels))
 
 
 def _check_alike(kind: str, model_class: Any, settings: Any) -> None:

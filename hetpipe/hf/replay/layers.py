@@ -2,7 +2,7 @@
 
 Shapes: b samples, t tokens, w features, v words. Inputs are int64 [b, t] tokens, or a tuple of these and what else the model's
 forward is given, as `extras` names it: a mask [b, t] of 1 (token) and 0 (padding), positions [b, t]. These travel with the
-features; without them nothing but the features crosses a boundary.
+features; without them nothing but the features crosses a boundary. Labels [b, t], where the head computes the loss, come last.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.replay.skeleton import Anatomy, Call, Skeleton, Stop
 from hetpipe.hf.replay.trace import skeleton_of
+from hetpipe.layers.losses.chunked import losses_of_logits, token_losses
 from hetpipe.layers.model import Tensors, as_tuple, as_value
 
 _CALLS = "_hetpipe_calls"
@@ -27,10 +28,11 @@ class Part(HFLayer):
     """A layer of the chain, which holds these modules of the model, by their paths, and runs the rest of it around them."""
 
     def __init__(
-        self, model: nn.Module, anatomy: Anatomy, paths: Sequence[str], extras: Sequence[str], layer: int | None = None
-    ) -> None:
+        self, model: nn.Module, anatomy: Anatomy, paths: Sequence[str], extras: Sequence[str], layer: int | None = None, *,
+        labels: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.extras, self.number = tuple(extras), layer
+        self.extras, self.number, self.labels = tuple(extras), layer, labels
         self.paths = _own_names(paths)
         for own, path in self.paths.items():
             self.add_module(own, model.get_submodule(path))
@@ -54,6 +56,16 @@ class Part(HFLayer):
             if id(module) not in own:
                 module.training = training
 
+    def parts(self, given: Tensors) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """(tokens or features, what comes beside them, labels or nothing). ValueError where labels are missing."""
+        first, *extras = as_tuple(given)
+        at = len(extras) - self.labels
+        if at < 0 or any(t.is_floating_point() or t.dtype == torch.bool for t in extras[at:]):
+            raise ValueError(
+                "the last tensor of a sample's inputs must be its labels, whole numbers, since the model was built with labels"
+            )
+        return first, extras[:at], extras[at:]
+
     def named(self, extras: Sequence[Tensor]) -> dict[str, Tensor]:
         """What comes beside tokens or features, by name. ValueError where there is more than has a name."""
         if len(extras) > len(self.extras):
@@ -68,7 +80,7 @@ class Embedding(Part):
     """Tokens, and what else there is, to [b, t, w], and that."""
 
     def forward(self, given: Tensors) -> Tensors:
-        tokens, *extras = as_tuple(given)
+        tokens, extras, labels = self.parts(given)
         extras = [extra.bool() if name == "attention_mask" else extra for name, extra in self.named(extras).items()]
         found: list[Tensor] = []
 
@@ -79,14 +91,14 @@ class Embedding(Part):
         skeleton = self.ready()
         self.mode(self.training)
         skeleton.run(act, input_ids=tokens, **self.named(extras))
-        return as_value([found[0], *extras])
+        return as_value([found[0], *extras, *labels])
 
 
 class Block(Part):
     """One of the layers that are alike: [b, t, w], and what else there is, to the same."""
 
     def forward(self, given: Tensors) -> Tensors:
-        hidden, *extras = as_tuple(given)
+        hidden, extras, labels = self.parts(given)
         calls: list[Call] | None = getattr(hidden, _CALLS, None)
         if calls is None:
             calls = self.ready().calls(hidden, self.named(extras))
@@ -95,15 +107,25 @@ class Block(Part):
         out = out[0] if isinstance(out, tuple) else out
         if not torch.compiler.is_compiling():
             setattr(out, _CALLS, calls)  # for the next layer, where it is on this device
-        return as_value([out, *extras])
+        return as_value([out, *extras, *labels])
 
 
 class Head(Part):
-    """What comes after the last layer: [b, t, w], and what else there is, to logits [b, t, v]."""
+    """What comes after the last layer: [b, t, w], and what else there is, to logits [b, t, v]; or, with labels, to the loss of
+    each token [b, t] (0 where its label is -100) and whether its greatest logit is its label's [b, t]. Where the logits are the
+    very output of a `linear` layer, at this path, they are then never there at once."""
+
+    words: int
+    linear: str | None = None
 
     def forward(self, given: Tensors) -> Tensors:
-        hidden, *extras = as_tuple(given)
-        skeleton = self.ready()
+        hidden, extras, labels = self.parts(given)
+        if labels and self.linear is not None:
+            return self._losses(self.linear, hidden, extras, labels[0])
+        logits: Tensor = self._run(self.ready(), hidden, extras).logits
+        return losses_of_logits(logits, labels[0]) if labels else logits
+
+    def _run(self, skeleton: Skeleton, hidden: Tensor, extras: Sequence[Tensor]) -> Any:
         last = len(skeleton.slots) - 1
 
         def act(number: int, call: Call) -> Tensor:
@@ -113,16 +135,41 @@ class Head(Part):
             return hidden
 
         self.mode(False)
-        logits: Tensor = skeleton.dry(hidden, self.named(extras), act).logits
-        return logits
+        return skeleton.dry(hidden, self.named(extras), act)
+
+    def _losses(self, path: str, hidden: Tensor, extras: Sequence[Tensor], labels: Tensor) -> Tensors:
+        """Without the linear layer, whose input is taken."""
+        skeleton, found = self.ready(), list[Tensor]()
+        linear = skeleton.model.get_submodule(path)
+        if type(linear) is not nn.Linear:  # an adapter, say
+            raise ValueError(
+                f"the loss is computed with the weight of {path!r}, which must be a plain nn.Linear and is of type "
+                f"{type(linear).__name__}: build the model without labels, or leave its head as it is"
+            )
+
+        def stop(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            found.append(args[0])
+            raise Stop
+
+        handle = linear.register_forward_pre_hook(stop)
+        try:
+            self._run(skeleton, hidden, extras)
+        finally:
+            handle.remove()
+        return token_losses(found[0], linear.weight, linear.bias, labels)
 
 
-def chain(model: Any, anatomy: Anatomy, folder: WeightFolder | None, extras: Sequence[str]) -> nn.Sequential:
+def chain(
+    model: Any, anatomy: Anatomy, folder: WeightFolder | None, extras: Sequence[str], *, labels: bool = False
+) -> nn.Sequential:
     """The model, on the meta device, as a chain."""
-    children: OrderedDict[str, HFLayer] = OrderedDict(embed=Embedding(model, anatomy, anatomy.embed, extras))
+    first = Embedding(model, anatomy, anatomy.embed, extras, labels=labels)
+    children: OrderedDict[str, HFLayer] = OrderedDict(embed=first)
     for number in range(len(model.get_submodule(anatomy.layers))):
-        children[f"layer{number}"] = Block(model, anatomy, anatomy.shared, extras, number)
-    children["head"] = Head(model, anatomy, list(dict.fromkeys([*anatomy.shared, *anatomy.head])), extras)
+        children[f"layer{number}"] = Block(model, anatomy, anatomy.shared, extras, number, labels=labels)
+    paths = list(dict.fromkeys([*anatomy.shared, *anatomy.head]))
+    children["head"] = head = Head(model, anatomy, paths, extras, labels=labels)
+    head.words, head.linear = anatomy.words, anatomy.logits
     return Origin(model, folder).assemble(children)
 
 

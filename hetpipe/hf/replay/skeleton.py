@@ -113,6 +113,8 @@ class Anatomy:
         absent: which run there, too, but whose outputs reach later layers through the first only; with the shapes that they give.
         features: the width of what takes the place of embedded tokens.
         takes: what the forward takes.
+        words: how many logits there are of a token.
+        logits: the linear layer whose output they are, untouched; None where there is no such.
     """
 
     layers: str
@@ -123,6 +125,8 @@ class Anatomy:
     absent: Mapping[str, tuple[int | str, ...]]
     features: int
     takes: frozenset[str]
+    words: int
+    logits: str | None
 
 
 class Skeleton(nn.Module):

@@ -129,8 +129,13 @@ class Trace:
         self._check_all_placed([*embed, *head], owners)
         return Anatomy(
             layers=self.path, width=self.widths.pop(), embed=_topmost(embed), head=_topmost(head), shared=_topmost(shared),
-            absent=absent, features=embedded.shape[-1], takes=takes,
+            absent=absent, features=embedded.shape[-1], takes=takes, words=logits.shape[-1], logits=self._gives(logits),
         )  # fmt: skip
+
+    def _gives(self, logits: Tensor) -> str | None:
+        """The linear layer whose very output these are."""
+        found = [path for path, output in self.called["after"].items() if output is logits]
+        return next((path for path in found if type(self.model.get_submodule(path)) is nn.Linear), None)
 
     def _before(self) -> tuple[list[str], dict[str, tuple[int | str, ...]]]:
         """Modules that run before the first layer: without trained parameters; and with them, with the shapes that they give."""

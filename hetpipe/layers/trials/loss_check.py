@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, cut
+from hetpipe.layers.losses.fused import fused_cross_entropy
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, batch_size, cross_entropy, select
 from hetpipe.layers.numbers import type_name
 from hetpipe.layers.split import REENTRANT, TensorSpec, gradient_leaves, is_reentrant
@@ -116,6 +117,8 @@ def _classes(trial: Trial) -> tuple[int, int, Tensor | None] | None:
     shape = trial.output[0].shape
     if not shape:
         return None
+    if function is fused_cross_entropy:
+        return (words, keywords["ignore_index"], None) if (words := keywords.get("words")) is not None else None
     if function is cross_entropy:
         return shape[-1], keywords.get("ignore_index", -100), None
     if getattr(type(function), "forward", None) in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward):
