@@ -136,15 +136,20 @@ class Origin:
 
     def _initialised(self, unit: str) -> dict[str, Tensor]:
         module = self.model.get_submodule(unit)
+        alone = any(isinstance(child, nn.ModuleList) for child in module.children())  # it holds the layers, which have their own units
         keep: dict[int, Any] = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
-        for tensor in tensors_of(module).values():
+        keep |= {id(tensor): tensor for tensor in tensors_of(module).values()}
+        for tensor in [*module.parameters(recurse=not alone), *module.buffers(recurse=not alone)]:
             dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
             real = torch.zeros(tensor.shape, dtype=dtype, device="cpu")
             keep[id(tensor)] = nn.Parameter(real) if isinstance(tensor, nn.Parameter) else real
         module = copy.deepcopy(module, keep)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(self.seed ^ zlib.crc32(unit.encode()))
-            _initialise(module, self.model)
+            if alone:
+                self.model._init_weights(module)
+            else:
+                _initialise(module, self.model)
         return {name: tensor.detach() for name, tensor in tensors_of(module).items()}
 
     def write_config(self, folder: Path, dtype: torch.dtype) -> None:

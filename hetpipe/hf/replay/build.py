@@ -8,12 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from hetpipe.files.messages import InputError, cut, nearest, shown
+from hetpipe.files.messages import InputError, nearest, one_line, shown
 from hetpipe.hf.configs import configure, empty_model
 from hetpipe.hf.folder import WeightFolder
-from hetpipe.hf.replay.compare import compare, tiny
+from hetpipe.hf.replay.anatomy import EXTRAS, anatomy_of
+from hetpipe.hf.replay.compare import compare
 from hetpipe.hf.replay.layers import chain
-from hetpipe.hf.replay.trace import EXTRAS, CannotCutError, anatomy_of
+from hetpipe.hf.replay.tiny import tiny
+from hetpipe.hf.replay.trace import CannotCutError
 
 import transformers  # isort: skip
 
@@ -58,10 +60,10 @@ def build(
                          f"{nearest(kind, list(classes))}")  # fmt: skip
     kind_of_config = transformers.CONFIG_MAPPING[kind]
     settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, weights, attention, config)
+    model_class, settings = causal_lm_of(settings)
     for key, reason in REFUSED.items():
         if getattr(settings, key, None):
             raise InputError(f"causal_lm: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")
-    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[kind_of_config]
     model = empty_model(model_class, settings, folder)
     try:
         anatomy = anatomy_of(lambda: model_class(copy.deepcopy(settings)), extras)
@@ -71,6 +73,14 @@ def build(
     return chain(model, anatomy, folder, extras)
 
 
+def causal_lm_of(config: Any) -> tuple[Any, Any]:
+    """The class of the causal language model of a configuration, and what it is made of: of a configuration for text and images
+    the part for text, where the model is of that alone, as transformers' own AutoModelForCausalLM has it."""
+    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    parts = [getattr(config, name, None) for name in type(config).sub_configs]
+    return model_class, next((part for part in parts if type(part) is model_class.config_class), config)
+
+
 def _check_alike(kind: str, model_class: Any, settings: Any) -> None:
     """A chain of small layers computes what transformers' own model does. InputError where it does not, or where that cannot be
     found out."""
@@ -78,13 +88,10 @@ def _check_alike(kind: str, model_class: Any, settings: Any) -> None:
     if key in _ALIKE:
         return
     try:
-        found = compare(model_class, tiny(settings))
+        found = compare(model_class, tiny(model_class, settings))
     except Exception as error:  # whatever transformers says of so small a configuration
-        text = cut(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
-        raise InputError(
-            f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a small "
-            f"configuration: {text}"
-        ) from error
+        raise InputError(f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a "
+                         f"small configuration: {one_line(error)}") from error  # fmt: skip
     if max(found) > ROUNDING:
         raise InputError(
             f"causal_lm: a chain of type {kind!r} computes something else than transformers does: logits differ by "
