@@ -136,7 +136,7 @@ class Origin:
 
     def _initialised(self, unit: str) -> dict[str, Tensor]:
         module = self.model.get_submodule(unit)
-        alone = any(isinstance(child, nn.ModuleList) for child in module.children())  # it holds the layers, which have their own units
+        alone = any(isinstance(child, nn.ModuleList) for child in module.children())  # the layers in it are units themselves
         keep: dict[int, Any] = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
         keep |= {id(tensor): tensor for tensor in tensors_of(module).values()}
         for tensor in [*module.parameters(recurse=not alone), *module.buffers(recurse=not alone)]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
-from hetpipe.hf.replay.skeleton import Anatomy, Call, own_tensors, skeleton_of, without_cache
-from hetpipe.hf.replay.trace import SAMPLES, TOKENS, CannotCutError, Trace, logits_of, reasons
+from hetpipe.hf.replay.skeleton import Anatomy, Call, Form, own_tensors, skeleton_of, without_cache
+from hetpipe.hf.replay.trace import SAMPLES, TOKENS, CannotCutError, Trace, logits_of, reasons, traced
 from hetpipe.layers.untouched.fakes import fake_tensors
 
 EXTRAS = ("attention_mask", "position_ids")
@@ -20,8 +20,9 @@ EXTRAS = ("attention_mask", "position_ids")
 Shapes = Mapping[str, tuple[int | str, ...]]
 
 
-def anatomy_of(make: Callable[[], nn.Module], extras: Sequence[str] = EXTRAS) -> Anatomy:
-    """Of a model, which `make` makes, with each of the extras and without. CannotCutError says why there is none."""
+def anatomy_of(make: Callable[[], nn.Module], form: Form, extras: Sequence[str] = EXTRAS) -> Anatomy:
+    """Of a model, which `make` makes, with each of the extras and without; `form` is of what its layers return. CannotCutError
+    says why there is none."""
     with fake_tensors():
         with no_init_weights():  # values are not needed, and some ways to draw them ask for values
             model = make().eval()
@@ -33,7 +34,7 @@ def anatomy_of(make: Callable[[], nn.Module], extras: Sequence[str] = EXTRAS) ->
         known = _extras()
         for more in ({}, *({name: known[name]} for name in extras)):
             given = {"input_ids": torch.zeros(SAMPLES, TOKENS, dtype=torch.long), **more}
-            trace, logits = _traced(model, given)
+            trace, logits = traced(model, given, form)
             own = Reading(trace, given, logits).anatomy()
             if found is not None and replace(own, absent=found.absent) != found:
                 raise CannotCutError(f"it computes in another way with {' and '.join(more)}")
@@ -42,20 +43,6 @@ def anatomy_of(make: Callable[[], nn.Module], extras: Sequence[str] = EXTRAS) ->
         assert found is not None
         _check_idle(model, found)
     return found
-
-
-def _traced(model: nn.Module, given: Mapping[str, Tensor]) -> tuple[Trace, Tensor]:
-    """The run, and its logits. The layers are the list with most parameters of those that are called, and are in no other."""
-    lists = dict[str, int]()
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{other}.") for other in lists):
-            lists[path] = sum(p.numel() for p in module.parameters())
-    for path in sorted(lists, key=lambda path: -lists[path]):
-        trace = Trace(model, path)
-        logits = trace.run(given)
-        if trace.order:
-            return trace, logits
-    raise CannotCutError("it has no list of layers through which tokens come")
 
 
 class Reading:
@@ -88,8 +75,9 @@ class Reading:
         for path in [*embed, *head]:
             if trace.holds_layers(path):
                 raise CannotCutError(f"{path or 'the model'!r} holds parameters of its own beside the layers")
+        assert trace.form is not None
         return Anatomy(
-            layers=trace.path, form=trace.forms.pop(), embed=_topmost(embed), head=_topmost(head), shared=_topmost(shared),
+            layers=trace.path, form=trace.form, embed=_topmost(embed), head=_topmost(head), shared=_topmost(shared),
             tables=self._tables(), idle=self._idle({*embed, *head}), absent=absent, features=embedded.shape[-1],
             takes=trace.takes,
         )  # fmt: skip
@@ -111,8 +99,6 @@ class Reading:
         trace = self.trace
         if len(trace.order) != len(trace.layers):
             raise CannotCutError("not all of its layers are called")
-        if len(trace.forms) > 1:
-            raise CannotCutError("its layers return tuples of several lengths")
         if "between" in trace.called:
             raise CannotCutError(f"{next(iter(trace.called['between']))!r} is called between layers")
         leaves = {id(output) for output in trace.outputs}

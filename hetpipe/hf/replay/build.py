@@ -15,7 +15,7 @@ from hetpipe.hf.replay.anatomy import EXTRAS, anatomy_of
 from hetpipe.hf.replay.compare import compare
 from hetpipe.hf.replay.layers import chain
 from hetpipe.hf.replay.tiny import tiny
-from hetpipe.hf.replay.trace import CannotCutError
+from hetpipe.hf.replay.trace import CannotCutError, form_of
 
 import transformers  # isort: skip
 
@@ -66,10 +66,13 @@ def build(
             raise InputError(f"causal_lm: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")
     model = empty_model(model_class, settings, folder)
     try:
-        anatomy = anatomy_of(lambda: model_class(copy.deepcopy(settings)), extras)
+        small = tiny(model_class, settings)
+        anatomy = anatomy_of(lambda: model_class(copy.deepcopy(settings)), form_of(model_class(copy.deepcopy(small))), extras)
     except CannotCutError as error:
         raise InputError(f"causal_lm: a model of type {kind!r} cannot be cut into layers: {error}") from None
-    _check_alike(kind, model_class, settings)
+    except InputError as error:
+        raise InputError(f"causal_lm: a model of type {kind!r} is not cut into layers: {error}") from None
+    _check_alike(kind, model_class, small)
     return chain(model, anatomy, folder, extras)
 
 
@@ -81,14 +84,14 @@ def causal_lm_of(config: Any) -> tuple[Any, Any]:
     return model_class, next((part for part in parts if type(part) is model_class.config_class), config)
 
 
-def _check_alike(kind: str, model_class: Any, settings: Any) -> None:
+def _check_alike(kind: str, model_class: Any, small: Any) -> None:
     """A chain of small layers computes what transformers' own model does. InputError where it does not, or where that cannot be
     found out."""
-    key = kind, settings.to_json_string(use_diff=False)
+    key = kind, small.to_json_string(use_diff=False)
     if key in _ALIKE:
         return
     try:
-        found = compare(model_class, tiny(model_class, settings))
+        found = compare(model_class, small)
     except Exception as error:  # whatever transformers says of so small a configuration
         raise InputError(f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a "
                          f"small configuration: {one_line(error)}") from error  # fmt: skip

@@ -14,6 +14,7 @@ from hetpipe.hf.chain import HFLayer
 from hetpipe.hf.replay.anatomy import EXTRAS, anatomy_of
 from hetpipe.hf.replay.layers import chain
 from hetpipe.hf.replay.tiny import TOKENS, WORDS
+from hetpipe.hf.replay.trace import form_of
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.transforms import tensors_of
 
@@ -37,9 +38,9 @@ def compare(model_class: Any, config: Any) -> Difference:
     positions that begin anew. CannotCutError where it is no chain."""
     with warnings.catch_warnings(), one_thread(torch.device("cpu")), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        anatomy = anatomy_of(lambda: model_class(copy.deepcopy(config)))
         torch.manual_seed(0)
         reference = model_class(copy.deepcopy(config)).eval()
+        anatomy = anatomy_of(lambda: model_class(copy.deepcopy(config)), form_of(reference))
         found = []
         for name, given in _inputs(min(WORDS, config.get_text_config(decoder=True).vocab_size)).items():
             with torch.device("meta"):

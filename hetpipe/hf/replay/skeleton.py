@@ -56,16 +56,18 @@ class _Shared:
 
 
 class Form(NamedTuple):
-    """What a layer returns: features (`kind` is Tensor), or a tuple or list of items, of which features are the first."""
+    """What a layer returns: features (`kind` is Tensor), or a tuple or list of items, of which features are the first. `alone`:
+    whether the others are None."""
 
     kind: type
     items: int = 1
+    alone: bool = True
 
     @classmethod
     def of(cls, output: Any) -> Form:
         """LookupError where it gives no features."""
         if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-            return cls(list if isinstance(output, list) else tuple, len(output))
+            return cls(list if isinstance(output, list) else tuple, len(output), all(item is None for item in output[1:]))
         if not isinstance(output, Tensor):
             raise LookupError
         return cls(Tensor)

@@ -1,12 +1,14 @@
-"""One run of a causal language model's own forward, layers included, on tensors without values, and what was seen in it."""
+"""One run of a causal language model's own forward, and what was seen in it."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
@@ -21,10 +23,11 @@ class CannotCutError(InputError):
 
 
 class Trace:
-    """One forward. CannotCutError says why a model is no chain."""
+    """One forward. CannotCutError says why a model is no chain. `form`: of what its layers return. If that is features alone,
+    they are not run: what happens within them, which may ask for values, or take long, changes nothing of what they are given."""
 
-    def __init__(self, model: nn.Module, layers: str) -> None:
-        self.model, self.path = model, layers
+    def __init__(self, model: nn.Module, layers: str, form: Form | None = None) -> None:
+        self.model, self.path, self.form = model, layers, form
         self.layers = list(model.get_submodule(layers).children())
         self.calls: list[Call] = []
         self.outputs: list[Tensor] = []
@@ -48,12 +51,16 @@ class Trace:
         for number, layer in enumerate(self.layers):
             handles.append(layer.register_forward_pre_hook(self._enter(number), with_kwargs=True))
             handles.append(layer.register_forward_hook(self._leave(number)))
+            if self.form is not None and self.form.alone:
+                layer.forward = partial(_left_out, self.form)
         before = {name: p._version for name, p in self.model.named_parameters()}
         try:
             logits = logits_of(self.model, self.takes, given)
         finally:
             for handle in handles:
                 handle.remove()
+            for layer in self.layers:
+                layer.__dict__.pop("forward", None)
         for name, parameter in self.model.named_parameters():
             if parameter._version != before.get(name):
                 raise CannotCutError(f"its forward changes the values of {name!r}")
@@ -104,6 +111,33 @@ class Trace:
             return leaf if isinstance(output, Tensor) else form.kind([leaf, *output[1:]])
 
         return leave
+
+
+def _left_out(form: Form, *args: Any, **kwargs: Any) -> Any:
+    return form.holding(Call.of(args, kwargs).hidden)
+
+
+def traced(model: nn.Module, given: Mapping[str, Tensor], form: Form | None = None) -> tuple[Trace, Tensor]:
+    """The run, and its logits. The layers are the list with most parameters of those that are called, and are in no other."""
+    lists = dict[str, int]()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{other}.") for other in lists):
+            lists[path] = sum(p.numel() for p in module.parameters())
+    for path in sorted(lists, key=lambda path: -lists[path]):
+        trace = Trace(model, path, form)
+        logits = trace.run(given)
+        if trace.order:
+            return trace, logits
+    raise CannotCutError("it has no list of layers through which tokens come")
+
+
+def form_of(model: nn.Module) -> Form:
+    """Of what the layers of a small model, with values, return. CannotCutError where there is no such form."""
+    with torch.random.fork_rng(devices=[]):
+        trace, _ = traced(model.eval(), {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long)})
+    if len({(form.kind, form.items) for form in trace.forms}) > 1:
+        raise CannotCutError("its layers return tuples of several lengths")
+    return min(trace.forms, key=lambda form: form.alone)
 
 
 def logits_of(model: nn.Module, takes: frozenset[str], given: Mapping[str, Tensor]) -> Tensor:
