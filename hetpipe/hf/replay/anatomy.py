@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
-from hetpipe.hf.replay.skeleton import Anatomy, Call, Form, own_tensors, skeleton_of, without_cache
+from hetpipe.hf.replay.skeleton import Anatomy, Call, Form, own_tensors, skeleton_of
 from hetpipe.hf.replay.trace import SAMPLES, TOKENS, CannotCutError, Trace, logits_of, reasons, traced
 from hetpipe.layers.untouched.fakes import fake_tensors
 
@@ -27,9 +27,6 @@ def anatomy_of(make: Callable[[], nn.Module], form: Form, extras: Sequence[str] 
         with no_init_weights():  # values are not needed, and some ways to draw them ask for values
             model = make().eval()
         _choose_experts(model)
-        for module in model.modules():
-            if hasattr(module, "config"):
-                without_cache(module.config)
         found = None
         known = _extras()
         for more in ({}, *({name: known[name]} for name in extras)):

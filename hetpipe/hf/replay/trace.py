@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from hetpipe.files.messages import InputError, one_line
-from hetpipe.hf.replay.skeleton import Call, Form, features_of, options, own_tensors
+from hetpipe.hf.replay.skeleton import Call, Form, features_of, options, own_tensors, without_cache
 
 SAMPLES, TOKENS = 41, 37  # of the run: sizes by which those of the batch are told in shapes
 
@@ -121,6 +121,8 @@ def traced(model: nn.Module, given: Mapping[str, Tensor], form: Form | None = No
     """The run, and its logits. The layers are the list with most parameters of those that are called, and are in no other."""
     lists = dict[str, int]()
     for path, module in model.named_modules():
+        if hasattr(module, "config"):
+            without_cache(module.config)
         if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{other}.") for other in lists):
             lists[path] = sum(p.numel() for p in module.parameters())
     for path in sorted(lists, key=lambda path: -lists[path]):
@@ -157,7 +159,7 @@ def reasons() -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException):
         raise CannotCutError("its forward asks for values of tensors, and its layers are found by a run without values") from None
     except Exception as error:  # whatever transformers says
-        raise CannotCutError(f"its forward does not run without values or without its first layers: {one_line(error)}") from error
+        raise CannotCutError(f"its forward does not run where its layers are left out: {one_line(error)}") from error
 
 
 def _embedding(model: Any) -> str:
