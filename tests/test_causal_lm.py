@@ -4,6 +4,8 @@ the chains do over unequal stages and replicas is in test_zoo.py."""
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,13 @@ import torch
 
 from hetpipe.files.messages import InputError
 from hetpipe.hf.chain import HFLayer
-from hetpipe.hf.replay import compare
-from hetpipe.hf.replay.trace import CannotCutError, anatomy_of
+from hetpipe.hf.replay.anatomy import anatomy_of
+from hetpipe.hf.replay.classes import causal_lm_of
+from hetpipe.hf.replay.compare import compare
+from hetpipe.hf.replay.layers import chain
+from hetpipe.hf.replay.skeleton import Anatomy
+from hetpipe.hf.replay.tiny import tiny as small
+from hetpipe.hf.replay.trace import CannotCutError, form_of
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import materialise
@@ -22,36 +29,47 @@ from tests.support.zoo import WORDS
 
 import transformers  # isort: skip  # offline, as tests.support.zoo sets it
 
-TYPES = ("bloom", "cohere", "falcon", "gemma2", "gemma3_text", "gpt_neo", "gpt_neox", "gpt_oss", "granite", "mamba", "mixtral",
-         "mpt", "olmoe", "phi3", "qwen3_moe", "smollm3", "whisper")  # fmt: skip
+TYPES = ("bloom", "cohere", "falcon", "gemma2", "gemma3_text", "git", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "granite",
+         "jetmoe", "mamba", "mamba2", "mixtral", "modernbert-decoder", "mpt", "olmoe", "openai-gpt", "phi3", "qwen3_5",
+         "qwen3_moe", "recurrent_gemma", "smollm3", "whisper")  # fmt: skip
 
 
 def tiny(kind: str) -> tuple[Any, Any]:
     """A model's class, and a small configuration of it."""
-    config = transformers.CONFIG_MAPPING[kind]
-    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config], compare.tiny(config())
+    model_class, config = causal_lm_of(transformers.CONFIG_MAPPING[kind]())
+    return model_class, small(model_class, config)
+
+
+def cut(make: Callable[[], Any]) -> Anatomy:
+    """What belongs where in a model that is small itself."""
+    return anatomy_of(make, form_of(make()))
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_logits_and_gradients_are_transformers_own_bits(kind: str) -> None:
     """Plain, with a mask, with positions that begin anew: scales of embeddings, positions by slopes, sliding windows, caps,
-    experts, tied heads, states in place of attention."""
-    assert compare.compare(*tiny(kind)).none
+    experts, tied heads, states in place of attention, tables beside the list of layers, layers that return lists, ways to draw
+    values that ask for values, towers for images, the part of a model that is for text."""
+    assert compare(*tiny(kind)).none
 
 
 @pytest.mark.parametrize(("kind", "reason"), [
     ("hrm_text", "its layers are not called once each, in their order"),
     ("glm_moe_dsa", "what layer 1 is given depends on values of the layers before"),
     ("deepseek_v4", r"layer 0 is given more than features that depend on values \(input_ids\)"),
-    ("recurrent_gemma", "'model' holds parameters of its own beside the layers"),
+    ("blt", "its forward asks for values of tensors, and its layers are found by a run without values"),
+    ("inkling2_text", r"layer 1 is given more than features that depend on values \(argument 1\)"),
+    ("mllama", "not all of its layers are called"),
+    ("rwkv", "its forward changes the values of 'rwkv.blocks.0.attention.output.weight'"),
 ])  # fmt: skip
 def test_what_is_no_chain_is_refused_with_the_reason(kind: str, reason: str) -> None:
     model_class, config = tiny(kind)
     with pytest.raises(CannotCutError, match=reason):
-        anatomy_of(lambda: model_class(config))
+        cut(lambda: model_class(config))
 
 
 @pytest.mark.parametrize(("change", "reason"), [
+    ("beside", "a parameter of 'model' is in no layer, and neither before nor after them"),
     ("between", "something is computed between layers 0 and 1"),
     ("memory", "what it computes after the last layer depends on more than that layer gives"),
     ("skipped", "not all of its layers are called"),
@@ -72,9 +90,65 @@ def test_a_forward_that_does_more_is_noticed(change: str, reason: str, monkeypat
         hidden = hidden + first if change == "memory" else hidden
         return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(self.model.norm(hidden)))
 
+    def make() -> Any:
+        model = model_class(copy.deepcopy(config))
+        if change == "beside":
+            model.model.more = torch.nn.Parameter(torch.zeros(3))
+        return model
+
     monkeypatch.setattr(model_class, "forward", forward)
     with pytest.raises(CannotCutError, match=reason):
-        anatomy_of(lambda: model_class(copy.deepcopy(config)))
+        cut(make)
+
+
+@pytest.mark.parametrize("training_only", [False, True])
+def test_what_no_token_comes_through_is_kept_and_not_trained(training_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless training calls it."""
+    model_class, config = tiny("llama")
+    forward = model_class.forward
+
+    def make() -> Any:
+        model = model_class(copy.deepcopy(config))
+        model.model.tower = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
+        return model
+
+    @functools.wraps(forward)
+    def calling(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training:
+            self.model.tower(torch.zeros(3))
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(model_class, "forward", calling if training_only else forward)
+    if training_only:
+        with pytest.raises(CannotCutError, match=r"'model.tower' is called in training only"):
+            cut(make)
+        return
+    anatomy = cut(make)
+    assert anatomy.idle == ("model.tower",)
+    with torch.device("meta"):
+        layers = list(chain(make(), anatomy, None, []))
+    assert {name for name, p in layers[0].named_parameters() if not p.requires_grad} == {
+        f"tower.{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias")
+    }
+    assert all(p.requires_grad for layer in layers[1:] for p in layer.parameters())
+
+
+def test_drawing_a_table_draws_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that holds it holds the whole model, which may be larger than a machine."""
+    sizes = {"hidden_size": 32, "lru_width": 32, "intermediate_size": 48, "head_dim": 8, "num_attention_heads": 4}
+    layers: Any = registry.model("causal_lm")(type="recurrent_gemma", num_hidden_layers=3, vocab_size=WORDS, **sizes)
+    drawn = list[str]()
+    model_class = type(layers[0].origin.model)
+    own = model_class._init_weights
+
+    def drawing(self: Any, module: Any) -> None:
+        drawn.append(type(module).__name__)
+        own(self, module)
+
+    monkeypatch.setattr(model_class, "_init_weights", drawing)
+    value = layers[1].values(["normalizer"])["normalizer"]
+    assert drawn == ["RecurrentGemmaModel"]
+    assert value == pytest.approx(layers[0].origin.model.config.hidden_size**0.5)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "mixtral", "qwen3_moe", "granite", "gpt2"])
@@ -121,6 +195,7 @@ def test_a_layer_that_is_computed_again_draws_the_same_dropout(tmp_path: Path) -
     ({"type": "qwen3", "hidden_sise": 3}, "has no 'hidden_sise'; did you mean 'hidden_size'"),
     ({"type": "opt", "layerdrop": 0.1}, "layerdrop is 0.1, which is not supported: layers would be left out at random"),
     ({"type": "mixtral", "output_router_logits": True}, "output_router_logits is True, which is not supported: the loss"),
+    ({"type": "xmod", "is_decoder": True}, "'xmod' is not cut into layers: .*: Input language unknown"),
     ({"type": "hrm_text"}, "a model of type 'hrm_text' cannot be cut into layers: its layers are not called once each"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -154,5 +229,5 @@ def test_a_tensor_of_another_shape_or_a_missing_expert_is_named(tmp_path: Path) 
     with pytest.raises(InputError, match=r"cannot be made of|has shape"):
         materialise(registry.model("causal_lm")(weights=str(tmp_path)))
     save_file({**whole, "model.norm.weight": whole["model.norm.weight"][:-1].clone()}, file, {"format": "pt"})
-    with pytest.raises(InputError, match=r"'model.norm.weight' has shape \(31,\), and the model's .* for \(32,\)"):
+    with pytest.raises(InputError, match=r"'model.norm.weight' has shape \(63,\), and the model's .* for \(64,\)"):
         materialise(registry.model("causal_lm")(weights=str(tmp_path)))

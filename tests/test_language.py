@@ -25,7 +25,7 @@ from hetpipe.building.language.documents import text
 from hetpipe.building.language.samples import pack
 from hetpipe.building.language.tokenizer import PARALLEL
 from hetpipe.files.messages import InputError
-from hetpipe.hf.replay.compare import tiny
+from hetpipe.hf.replay.tiny import tiny
 from hetpipe.layers.model import Loss, cross_entropy
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
@@ -415,7 +415,8 @@ def test_packed_rows_have_the_loss_and_gradients_of_single_samples(kind: str, ch
 def test_a_model_that_does_not_tell_samples_in_a_row_apart_is_refused(kind: str, apart: bool) -> None:
     """They would be trained on each other, without a word."""
     config = transformers.CONFIG_MAPPING[kind]
-    model_class, small = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config], tiny(config())
+    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config]
+    small = tiny(model_class, config())
     if apart:
         refuse_mixing(model_class, small)
         return
@@ -426,7 +427,8 @@ def test_a_model_that_does_not_tell_samples_in_a_row_apart_is_refused(kind: str,
 @pytest.mark.parametrize(("kind", "causal"), [("qwen3", True), ("mamba", True), ("bert", False)])
 def test_padding_without_a_mask_is_for_causal_models(kind: str, causal: bool) -> None:
     config = transformers.CONFIG_MAPPING[kind]
-    model_class, small = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config], tiny(config())
+    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config]
+    small = tiny(model_class, config())
     if causal:
         refuse_looking_ahead(model_class, small)
         return

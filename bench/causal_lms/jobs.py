@@ -34,7 +34,7 @@ from hetpipe.building.datasets import DataSplits
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.cli.exits import main
 from hetpipe.files.messages import InputError, nearest
-from hetpipe.hf.replay.compare import WORDS, tiny
+from hetpipe.hf.replay.tiny import WORDS, tiny
 
 README = Path(__file__).parent / "README.md"
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,7 +81,7 @@ class Trial:
         classes: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         self.model_class = classes[config]
         torch.manual_seed(0)
-        self.model_class(tiny(config(**KINDS[kind][1]))).save_pretrained(self.start)
+        self.model_class(tiny(self.model_class, config(**KINDS[kind][1]))).save_pretrained(self.start)
         self._write("cluster.yaml", {
             "format": "hetpipe.cluster/1", "device_types": {"cpu": {"memory": "1 GiB"}}, "link": {"bandwidth": "1 GB/s"},
             "nodes": [{"name": "n0", "devices": {"cpu": 3}}, {"name": "n1", "devices": {"cpu": 1}}],

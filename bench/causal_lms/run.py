@@ -19,10 +19,12 @@ from rich.console import Console
 
 from bench.tables import markdown, replace_table
 from hetpipe.cli.exits import main
-from hetpipe.files.messages import InputError, cut, nearest
+from hetpipe.files.messages import InputError, cut, nearest, one_line
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.hf.replay.build import ROUNDING
-from hetpipe.hf.replay.compare import compare, tiny
+from hetpipe.hf.replay.classes import causal_lm_of
+from hetpipe.hf.replay.compare import compare
+from hetpipe.hf.replay.tiny import tiny
 from hetpipe.hf.replay.trace import CannotCutError
 
 README = Path(__file__).parent / "README.md"
@@ -45,16 +47,19 @@ class Outcome(NamedTuple):
 
 def outcome(name: str) -> Outcome:
     """Of a type."""
-    config = transformers.CONFIG_MAPPING[name]
     try:
-        small = tiny(config())
-        if hasattr(small, "is_decoder"):
-            small.is_decoder = True  # of an encoder's family the decoder
-        found = compare(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config], small)
-    except CannotCutError as error:
-        return Outcome("refused", str(error))
+        model_class, config = causal_lm_of(transformers.CONFIG_MAPPING[name]())
+        if hasattr(config, "is_decoder"):
+            config.is_decoder = True  # of an encoder's family the decoder
+        small = tiny(model_class, config)
     except Exception as error:  # whatever transformers says of so small a configuration
-        return Outcome("untried", cut(f"{type(error).__name__}: {' '.join(str(error).split())}", 160))
+        return Outcome("untried", cut(one_line(error), 200))
+    try:
+        found = compare(model_class, small)
+    except CannotCutError as error:
+        return Outcome("refused", cut(str(error), 200))
+    except Exception as error:  # whatever transformers says
+        return Outcome("untried", cut(one_line(error), 200))
     if found.none:
         return Outcome("bits")
     reason = f"logits differ by {found.logits:.0e}, gradients by {found.gradients:.0e}"

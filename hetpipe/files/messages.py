@@ -64,6 +64,11 @@ def shown(value: Any) -> str:
         return "a number of thousands of digits"
 
 
+def one_line(error: BaseException) -> str:
+    """What another library's exception says, without line breaks; or of what type it is, where it says nothing."""
+    return cut(" ".join(str(error).split()) or type(error).__name__, 600)
+
+
 def told(wrong: Sequence[T], tell: Callable[[T], str]) -> list[str]:
     """A fault for each of them, worded only as far as a message shows it."""
     return [tell(item) for item in wrong[:MOST_LINES]] + [""] * (len(wrong) - MOST_LINES)

@@ -178,15 +178,21 @@ class Origin:
 
     def _initialised(self, unit: str) -> dict[str, Tensor]:
         module = self.model.get_submodule(unit)
+        alone = any(isinstance(child, nn.ModuleList) for child in module.children())  # the layers in it are units themselves
         keep: dict[int, Any] = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
-        for name, tensor in tensors_of(module).items():
-            dtype = self._drawn_type(f"{unit}.{name}", tensor)
+        keep |= {id(tensor): tensor for tensor in tensors_of(module).values()}
+        drawn = [*module.named_parameters(recurse=not alone), *module.named_buffers(recurse=not alone)]
+        for name, tensor in drawn:
+            dtype = self._drawn_type(f"{unit}.{name}" if unit else name, tensor)
             real = torch.zeros(tensor.shape, dtype=dtype, device="cpu")
             keep[id(tensor)] = nn.Parameter(real) if isinstance(tensor, nn.Parameter) else real
         module = copy.deepcopy(module, keep)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(self.seed ^ zlib.crc32(unit.encode()))
-            _initialise(module, self.model)
+            if alone:
+                self.model._init_weights(module)
+            else:
+                _initialise(module, self.model)
         return {name: tensor.detach() for name, tensor in tensors_of(module).items()}
 
     def _drawn_type(self, name: str, tensor: Tensor) -> torch.dtype:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.limits import MOST_LABELS, MOST_LAYERS, MOST_WIDTH
-from hetpipe.files.messages import InputError, cut, nearest, shown
+from hetpipe.files.messages import InputError, nearest, one_line, shown
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.layers.weights import replace_tensors
 
@@ -88,7 +88,7 @@ def _tried(make: Callable[[], T], failure: str) -> T:
     try:
         return make()
     except Exception as error:  # whatever transformers and torch say of a value
-        raise InputError(cut(f"{failure}: {' '.join(str(error).split()) or type(error).__name__}", 600)) from error
+        raise InputError(f"{failure}: {one_line(error)}") from error
 
 
 def _without_special_tokens(kind: type[PreTrainedConfig], changes: Mapping[str, Any]) -> dict[str, None]:

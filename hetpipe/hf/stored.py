@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.files.messages import InputError, one_line, shown
 from hetpipe.hf.folder import WeightFolder
 
 if TYPE_CHECKING:
@@ -89,9 +89,8 @@ class StoredTensors:
         except InputError:
             raise
         except Exception as error:  # whatever transformers says of tensors that do not fit together
-            text = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(cut(f"{self.folder.path}: {shown(name)} cannot be made of {shown(keys[0][0])} and "
-                                 f"{len(keys) - 1} more: {text}", 600)) from error  # fmt: skip
+            raise InputError(f"{self.folder.path}: {shown(name)} cannot be made of {shown(keys[0][0])} and {len(keys) - 1} more: "
+                             f"{one_line(error)}") from error  # fmt: skip
         whole: Tensor = found[0] if isinstance(found, list) else found
         return whole
 
@@ -105,9 +104,9 @@ def as_stored(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str
     try:
         found = revert_weight_conversion(model, kept)
     except Exception as error:  # whatever transformers says
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(cut(f"transformers cannot write the weights of a {type(model).__name__} as save_pretrained does: {text}",
-                             600)) from error  # fmt: skip
+        raise InputError(
+            f"transformers cannot write the weights of a {type(model).__name__} as save_pretrained does: {one_line(error)}"
+        ) from error
     return {name: _apart(tensor) for name, tensor in found.items()}
 
 

@@ -158,12 +158,12 @@ def _refuse_unseen(model: Model, data: DataSplits) -> None:
     whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
     if whole is None or not (packed or padded):
         return
-    from hetpipe.hf.replay.compare import tiny  # which imports transformers
+    from hetpipe.hf.replay.tiny import tiny  # which imports transformers
 
     if packed:
-        refuse_mixing(type(whole), tiny(whole.config))
+        refuse_mixing(type(whole), tiny(type(whole), whole.config))
     else:
-        refuse_looking_ahead(type(whole), tiny(whole.config))
+        refuse_looking_ahead(type(whole), tiny(type(whole), whole.config))
 
 
 def prepare(

@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 from torch import nn
 
-from hetpipe.files.messages import InputError, cut, nearest, shown
+from hetpipe.files.messages import InputError, nearest, one_line, shown
 from hetpipe.hf.configs import configure, empty_model
 from hetpipe.hf.folder import WeightFolder
-from hetpipe.hf.replay.classes import classes_of
-from hetpipe.hf.replay.compare import compare, tiny
+from hetpipe.hf.replay.anatomy import EXTRAS, anatomy_of
+from hetpipe.hf.replay.classes import classes_of, text_part
+from hetpipe.hf.replay.compare import compare
 from hetpipe.hf.replay.layers import chain
-from hetpipe.hf.replay.trace import EXTRAS, CannotCutError, anatomy_of
+from hetpipe.hf.replay.tiny import tiny
+from hetpipe.hf.replay.trace import CannotCutError, form_of
 
 ROUNDING = 1e-6  # by which sums in another order may differ, of the largest
 REFUSED = {
@@ -62,6 +64,7 @@ def build(
     given = WeightFolder(weights, code=trust_remote_code is True) if weights is not None else None
     kind, kind_of_config, model_class, code = classes_of(given, type, trust_remote_code)
     settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, given, attention, config)
+    settings = text_part(model_class, settings)
     if code is not None:
         settings.auto_map = code
     for key, reason in REFUSED.items():
@@ -69,10 +72,13 @@ def build(
             raise InputError(f"causal_lm: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")
     model = empty_model(model_class, settings, folder)
     try:
-        anatomy = anatomy_of(lambda: model_class(copy.deepcopy(settings)), extras)
+        small = tiny(model_class, settings)
+        anatomy = anatomy_of(lambda: model_class(copy.deepcopy(settings)), form_of(model_class(copy.deepcopy(small))), extras)
     except CannotCutError as error:
         raise InputError(f"causal_lm: a model of type {kind!r} cannot be cut into layers: {error}") from None
-    _check_alike(kind, model_class, settings)
+    except InputError as error:
+        raise InputError(f"causal_lm: a model of type {kind!r} is not cut into layers: {error}") from None
+    _check_alike(kind, model_class, small)
     if labels is True and anatomy.logits is None:
         raise InputError(f"causal_lm: the loss of a model of type {kind!r} cannot be computed a chunk of tokens at a time: its "
                          "logits are not the very output of a linear layer (a cap or a scale comes after it, say). Leave 'fused' "
@@ -80,20 +86,17 @@ def build(
     return chain(model, anatomy, folder, extras, labels=bool(labels))
 
 
-def _check_alike(kind: str, model_class: Any, settings: Any) -> None:
+def _check_alike(kind: str, model_class: Any, small: Any) -> None:
     """A chain of small layers computes what transformers' own model does. InputError where it does not, or where that cannot be
     found out."""
-    key = model_class, settings.to_json_string(use_diff=False)
+    key = model_class, small.to_json_string(use_diff=False)
     if key in _ALIKE:
         return
     try:
-        found = compare(model_class, tiny(settings))
+        found = compare(model_class, small)
     except Exception as error:  # whatever transformers says of so small a configuration
-        text = cut(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
-        raise InputError(
-            f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a small "
-            f"configuration: {text}"
-        ) from error
+        raise InputError(f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a "
+                         f"small configuration: {one_line(error)}") from error  # fmt: skip
     if max(found) > ROUNDING:
         raise InputError(
             f"causal_lm: a chain of type {kind!r} computes something else than transformers does: logits differ by "

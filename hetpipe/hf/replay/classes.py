@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock
 
-from hetpipe.files.messages import InputError, cut, nearest, shown
+from hetpipe.files.messages import InputError, cut, nearest, one_line, shown
 from hetpipe.hf.folder import WeightFolder
 
 import transformers  # isort: skip
@@ -41,6 +41,19 @@ def classes_of(folder: WeightFolder | None, kind: str | None, trust_remote_code:
                          f"{nearest(kind, list(known))}{more}")  # fmt: skip
     config = transformers.CONFIG_MAPPING[kind]
     return Classes(kind, config, transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config])
+
+
+def text_part(model_class: Any, config: Any) -> Any:
+    """Of a configuration for text and images that of the text, where the model is of that alone, as transformers' own
+    AutoModelForCausalLM has it; else the configuration itself."""
+    parts = [getattr(config, name, None) for name in type(config).sub_configs]
+    return next((part for part in parts if type(part) is model_class.config_class), config)
+
+
+def causal_lm_of(config: Any) -> tuple[Any, Any]:
+    """The class of transformers' causal language model of a configuration, and that of which it is made."""
+    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return model_class, text_part(model_class, config)
 
 
 def _own(folder: WeightFolder, kind: str, code: Any, trusted: bool | None, known: bool) -> Classes:
@@ -77,7 +90,6 @@ def _loaded(folder: WeightFolder, where: str, kind: type) -> Any:
         if not issubclass(found, kind):
             raise TypeError(f"it is no {kind.__name__}")
     except Exception as error:  # whatever that code says
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(cut(f"{folder.path}: {shown(where)} (auto_map) cannot be loaded: {type(error).__name__}: {text}", 600)
+        raise InputError(f"{folder.path}: {shown(where)} (auto_map) cannot be loaded: {type(error).__name__}: {one_line(error)}"
                          ) from error  # fmt: skip
     return found

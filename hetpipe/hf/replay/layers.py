@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.folder import WeightFolder
-from hetpipe.hf.replay.skeleton import Anatomy, Call, Skeleton, Stop
-from hetpipe.hf.replay.trace import skeleton_of
+from hetpipe.hf.replay.skeleton import Anatomy, Call, Skeleton, Stop, features_of, skeleton_of
 from hetpipe.layers.losses.chunked import losses_of_logits, token_losses
 from hetpipe.layers.model import Tensors, as_tuple, as_value
 
@@ -33,19 +32,33 @@ class Part(HFLayer):
     ) -> None:  # fmt: skip
         super().__init__()
         self.extras, self.number, self.labels = tuple(extras), layer, labels
-        self.paths = _own_names(paths)
+        names = _own_names([*paths, *anatomy.tables])
+        self.paths = {own: path for own, path in names.items() if path not in anatomy.tables}
+        self.tables = {own: path for own, path in names.items() if path in anatomy.tables}
         for own, path in self.paths.items():
             self.add_module(own, model.get_submodule(path))
+        for own, path in self.tables.items():
+            self._hold(own, model, path)
         if layer is not None:
             self.layer = model.get_submodule(anatomy.layers)[layer]  # type: ignore[index]
         held = {path: getattr(self, own) for own, path in self.paths.items()}
         self.__dict__["skeleton"] = skeleton_of(model, anatomy, held)  # no module of this one: its tensors have no values
+
+    def _hold(self, own: str, model: nn.Module, path: str) -> None:
+        owner, _, name = path.rpartition(".")
+        module = model.get_submodule(owner)
+        if name in module._parameters:
+            self.register_parameter(own, module._parameters[name])
+        else:
+            self.register_buffer(own, module._buffers[name], persistent=name not in module._non_persistent_buffers_set)
 
     def ready(self) -> Skeleton:
         """The rest of the model, with the modules that this layer holds now."""
         skeleton: Skeleton = self.__dict__["skeleton"]
         for own, path in self.paths.items():
             skeleton.put(path, self._modules[own])  # type: ignore[arg-type]
+        for own, path in self.tables.items():
+            skeleton.put_tensor(path, getattr(self, own))
         return skeleton
 
     def mode(self, training: bool) -> None:
@@ -103,8 +116,7 @@ class Block(Part):
         if calls is None:
             calls = self.ready().calls(hidden, self.named(extras))
         assert self.number is not None
-        out = calls[self.number].on(self.layer, hidden)
-        out = out[0] if isinstance(out, tuple) else out
+        out = features_of(calls[self.number].on(self.layer, hidden))
         if not torch.compiler.is_compiling():
             setattr(out, _CALLS, calls)  # for the next layer, where it is on this device
         return as_value([out, *extras, *labels])
@@ -162,8 +174,10 @@ class Head(Part):
 def chain(
     model: Any, anatomy: Anatomy, folder: WeightFolder | None, extras: Sequence[str], *, labels: bool = False
 ) -> nn.Sequential:
-    """The model, on the meta device, as a chain."""
-    first = Embedding(model, anatomy, anatomy.embed, extras, labels=labels)
+    """The model, on the meta device, as a chain. What no token comes through is not trained."""
+    for path in anatomy.idle:
+        model.get_submodule(path).requires_grad_(False)
+    first = Embedding(model, anatomy, [*anatomy.embed, *anatomy.idle], extras, labels=labels)
     children: OrderedDict[str, HFLayer] = OrderedDict(embed=first)
     for number in range(len(model.get_submodule(anatomy.layers))):
         children[f"layer{number}"] = Block(model, anatomy, anatomy.shared, extras, number, labels=labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -54,16 +55,42 @@ class _Shared:
         return self
 
 
+class Form(NamedTuple):
+    """What a layer returns: features (`kind` is Tensor), or a tuple or list of items, of which features are the first. `alone`:
+    whether the others are None."""
+
+    kind: type
+    items: int = 1
+    alone: bool = True
+
+    @classmethod
+    def of(cls, output: Any) -> Form:
+        """LookupError where it gives no features."""
+        if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+            return cls(list if isinstance(output, list) else tuple, len(output), all(item is None for item in output[1:]))
+        if not isinstance(output, Tensor):
+            raise LookupError
+        return cls(Tensor)
+
+    def holding(self, features: Tensor) -> Any:
+        """These features in this form; what else layers return is left out."""
+        return features if self.kind is Tensor else self.kind([features, *[None] * (self.items - 1)])
+
+
+def features_of(output: Any) -> Any:
+    """Of what a layer returns."""
+    return output[0] if isinstance(output, tuple | list) else output
+
+
 class LeftOut(nn.Module):
-    """Stands where a layer stood, and has its attributes, which some forwards read. `width`: 0, or the length of the tuple that
-    the layer returns."""
+    """Stands where a layer stood, and has its attributes, which some forwards read. `form`: of what the layer returns."""
 
     act: Callable[[int, Call], Tensor]
 
-    def __init__(self, layer: nn.Module, number: int, width: int) -> None:
+    def __init__(self, layer: nn.Module, number: int, form: Form) -> None:
         super().__init__()
         self.__dict__["like"] = _Shared(layer)
-        self.number, self.width = number, width
+        self.number, self.form = number, form
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -73,17 +100,17 @@ class LeftOut(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `act` says."""
-        found = self.act(self.number, Call.of(args, kwargs))
-        return (found, *[None] * (self.width - 1)) if self.width else found
+        return self.form.holding(self.act(self.number, Call.of(args, kwargs)))
 
 
 class Zeros(nn.Module):
     """Stands where a module with parameters stood whose values a later layer does not have: gives zeros of the shape that it
-    gives. `shape`: a letter for the batch's samples and tokens."""
+    gives. `shape`: a letter for the batch's samples and tokens. Some forwards ask a model's first parameter for its type."""
 
     def __init__(self, shape: Sequence[int | str], dtype: torch.dtype, sizes: dict[str, Any]) -> None:
         super().__init__()
         self.shape, self.dtype, self.sizes = tuple(shape), dtype, sizes
+        self.empty = nn.Parameter(torch.empty(0, dtype=dtype, device="cpu"), requires_grad=False)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Tensor:
         """Zeros."""
@@ -102,14 +129,16 @@ class Stop(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """What belongs where in a model. Modules are given by their paths.
+    """What belongs where in a model. Modules and tensors are given by their paths.
 
     Args:
         layers: the list of layers.
-        width: 0, or the length of the tuple that a layer returns.
+        form: of what a layer returns.
         embed: modules of the first layer of the chain.
         head: of the last.
         shared: without trained parameters, which run before the first layer, and whose outputs later ones need.
+        tables: tensors that are not trained, of modules that hold the layers, which all layers may need.
+        idle: modules that no token comes through (a tower for images): the first layer keeps them as they are.
         absent: which run there, too, but whose outputs reach later layers through the first only; with the shapes that they give.
         features: the width of what takes the place of embedded tokens.
         takes: what the forward takes.
@@ -118,10 +147,12 @@ class Anatomy:
     """
 
     layers: str
-    width: int
+    form: Form
     embed: tuple[str, ...]
     head: tuple[str, ...]
     shared: tuple[str, ...]
+    tables: tuple[str, ...]
+    idle: tuple[str, ...]
     absent: Mapping[str, tuple[int | str, ...]]
     features: int
     takes: frozenset[str]
@@ -141,6 +172,13 @@ class Skeleton(nn.Module):
         """A module at a path of the model."""
         owner, _, name = path.rpartition(".")
         self.model.get_submodule(owner)._modules[name] = module
+
+    def put_tensor(self, path: str, tensor: Any) -> None:
+        """A tensor of a module that holds layers."""
+        owner, _, name = path.rpartition(".")
+        module = self.model.get_submodule(owner)
+        held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+        held[name] = tensor
 
     @property
     def slots(self) -> list[LeftOut]:
@@ -176,3 +214,30 @@ class Skeleton(nn.Module):
         with torch.no_grad():
             self.dry(hidden, extras, act)
         return found
+
+
+def without_cache(config: Any) -> Any:
+    """No forward keeps what a generation would go on from: it would be one for all layers."""
+    config.use_cache = False
+    return config
+
+
+def skeleton_of(model: nn.Module, anatomy: Anatomy, held: Mapping[str, nn.Module]) -> Skeleton:
+    """A copy of the model without its layers and with these modules, and, where they are not among these, zeros in place of what
+    the trained modules before the first layer give."""
+    layers = model.get_submodule(anatomy.layers)
+    memo: dict[int, Any] = {id(module): module for module in held.values()}
+    memo[id(layers)] = nn.ModuleList([LeftOut(layer, i, anatomy.form) for i, layer in enumerate(layers.children())])
+    memo |= {id(tensor): tensor for module in model.modules() for tensor in own_tensors(module).values()}
+    memo |= {id(m.config): without_cache(copy.copy(m.config)) for m in model.modules() if hasattr(m, "config")}
+    skeleton = Skeleton(copy.deepcopy(model, memo).eval(), anatomy)
+    for path, shape in anatomy.absent.items():
+        if path not in held:
+            dtype = next(p.dtype for p in model.get_submodule(path).parameters())
+            skeleton.put(path, Zeros(shape, dtype, skeleton.sizes))
+    return skeleton
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that a module itself holds."""
+    return {name: t for name, t in [*module._parameters.items(), *module._buffers.items()] if t is not None}
