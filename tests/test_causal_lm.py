@@ -203,6 +203,12 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         registry.model("causal_lm")(**arguments)
 
 
+def test_a_model_with_few_positions_is_a_chain() -> None:
+    """Fewer than the run without values has."""
+    registry.model("causal_lm")(type="opt", hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+                                 word_embed_proj_dim=32, vocab_size=WORDS, max_position_embeddings=16)  # fmt: skip
+
+
 def test_what_a_sample_has_and_nobody_names_is_told() -> None:
     """It was left out in silence."""
     layers = registry.model("causal_lm")(type="opt", hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
