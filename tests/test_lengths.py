@@ -15,6 +15,7 @@ from hetpipe.measuring.layer_run import LayerRun
 from hetpipe.measuring.profiler import measure_device, profile_model
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.profile import LengthFactor, Measurement
+from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
 from tests.support.nets import LENGTH, batch, build
 from tests.support.ranks import cluster_of
 
@@ -91,3 +92,10 @@ def test_an_emulated_step_lasts_as_its_length_does() -> None:
 def test_a_profile_of_other_lengths_is_another() -> None:
     paths = {cache_path(model(shares), cluster_of(1), ProfileSection(), "AdamW") for shares in ({}, SHARES, {4: 0.5})}
     assert len(paths) == 3
+
+
+def test_steps_that_differ_are_told_in_the_mean() -> None:
+    seconds = [9.0] * WARMUP_STEPS + [1.0, 1.0, 7.0]
+    alike, unlike = (TrainResult(plan=None, step_seconds=seconds, steps_differ=differ) for differ in (False, True))
+    assert (alike.usual_step_seconds, unlike.usual_step_seconds) == (1.0, 3.0)
+    assert TrainResult(plan=None, steps_differ=True).usual_step_seconds == 0.0

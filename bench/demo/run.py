@@ -68,8 +68,8 @@ def _one_way(
     row = {
         "samples_per_second": result.samples_per_second,
         "predicted_step_seconds": result.predicted.step_seconds,
-        "measured_step_seconds": result.median_step_seconds,
-        "measured_over_predicted": result.median_step_seconds / result.predicted.step_seconds,
+        "measured_step_seconds": result.usual_step_seconds,
+        "measured_over_predicted": result.usual_step_seconds / result.predicted.step_seconds,
         "steps_timed": len(result.steady_seconds),
         "fastest_step_seconds": min(result.steady_seconds),
         "slowest_step_seconds": max(result.steady_seconds),

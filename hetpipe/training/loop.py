@@ -15,7 +15,7 @@ from hetpipe.building.build import (
     build_scheduler,
     optimizer_factory,
 )
-from hetpipe.building.data import EpochSampler, size_for
+from hetpipe.building.data import EpochSampler, Ragged, size_for
 from hetpipe.building.feed import Ask, Batch, Feed, Reading
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.layers.numbers import as_type
@@ -60,7 +60,7 @@ class Loop:
         self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
         engine.sync.sent_as = torch.bfloat16 if job.train.gradient_sums == "bfloat16" else None
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
-        self.result = TrainResult(plan=engine.plan)
+        self.result = TrainResult(plan=engine.plan, steps_differ=isinstance(session.data.train, Ragged))
         self.metrics = Metrics(engine, self.result, job.log)
         self.saved = Saved(job=job, section=job.checkpoint, run=self.state) if job.checkpoint is not None else None
 
@@ -85,6 +85,7 @@ class Loop:
             job=self.job, plan=self.engine.plan, cluster=self.session.cluster, first_step=start, total_steps=self.total,
             predicted_step_seconds=predicted.step_seconds if predicted is not None else None,
             peak_bytes={device: peak for device, peak, _ in self.engine.usage()}, is_main=self.engine.world.is_main,
+            steps_differ=self.result.steps_differ,
         )  # fmt: skip
 
     def _train(self, start: int, stop: StopRequest, observers: Observers) -> None:

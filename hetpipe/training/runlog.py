@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from hetpipe.files.folders import claimed
@@ -33,7 +33,7 @@ WARMUP_STEPS = 2
 class TrainResult:
     """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01
     where an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of
-    the run that was resumed."""
+    the run that was resumed; `steps_differ`: whether they have samples of other lengths."""
 
     plan: Plan | None
     losses: list[float] = field(default_factory=list)
@@ -48,11 +48,12 @@ class TrainResult:
     predicted: Timeline | None = None
     overrun_fraction: float = 0.0
     peak_bytes: dict[str, int] = field(default_factory=dict)
+    steps_differ: bool = False
 
     @property
-    def median_step_seconds(self) -> float:
-        """Median of the steady steps."""
-        return steady_median(self.step_seconds)
+    def usual_step_seconds(self) -> float:
+        """Of the steady steps: the median, or, where these differ, the mean."""
+        return fmean(self.steady_seconds) if self.steps_differ and self.step_seconds else steady_median(self.step_seconds)
 
     @property
     def steady_seconds(self) -> list[float]:
@@ -61,9 +62,9 @@ class TrainResult:
 
     @property
     def samples_per_second(self) -> float:
-        """Whole global batches per median step."""
+        """Whole global batches per usual step."""
         batch = self.plan.global_batch if self.plan is not None else self.samples / max(1, len(self.losses))
-        return batch / self.median_step_seconds if self.step_seconds else 0.0
+        return batch / self.usual_step_seconds if self.step_seconds else 0.0
 
     def summary(self) -> dict[str, Any]:
         """The result as plain numbers."""
@@ -73,7 +74,7 @@ class TrainResult:
             "samples": self.samples,
             "first_loss": losses[0] if losses else None,
             "last_loss": losses[-1] if losses else self.loss_before,
-            "measured_step_seconds": self.median_step_seconds,
+            "measured_step_seconds": self.usual_step_seconds,
             "samples_per_second": self.samples_per_second,
             "overrun_fraction": self.overrun_fraction,
             "losses": losses,

@@ -21,11 +21,11 @@ def train_table(result: TrainResult) -> RenderableType:
         rows.append(("loss", f"{result.loss_before:.4f}"))
     if result.step_seconds:
         rows += [
-            ("measured step (median)", human_seconds(result.median_step_seconds)),
+            (f"measured step ({'mean' if result.steps_differ else 'median'})", human_seconds(result.usual_step_seconds)),
             ("samples per second", f"{result.samples_per_second:.2f}"),
         ]
         if result.predicted is not None:
-            difference = result.median_step_seconds / result.predicted.step_seconds - 1
+            difference = result.usual_step_seconds / result.predicted.step_seconds - 1
             rows.append(
                 (
                     "predicted step",

@@ -14,7 +14,8 @@ from hetpipe.spec.plan import Plan
 class RunRecord:
     """A run begins. `first_step` steps of its `total_steps` were done before, by a run from whose checkpoint it goes on.
     `predicted_step_seconds`: None where nothing is predicted, as on all ranks but the main one. `peak_bytes` has the devices of
-    this rank, and the most that each has held so far (None: not known)."""
+    this rank, and the most that each has held so far (None: not known). `steps_differ`: whether steps have samples of other
+    lengths, so that a step may take much longer than the one before; predicted are those in the mean."""
 
     job: Job
     plan: Plan
@@ -24,6 +25,7 @@ class RunRecord:
     predicted_step_seconds: float | None
     peak_bytes: Mapping[str, int | None]
     is_main: bool
+    steps_differ: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ class Outlook(Observer):
     def began(self, run: RunRecord) -> None:
         """What is predicted."""
         self._first, self._predicted, self._workers = run.first_step, run.predicted_step_seconds, run.job.data.workers
-        self._seconds, self._waited = list[float](), list[float]()
+        self._seconds, self._waited, self._alike = list[float](), list[float](), not run.steps_differ
         steps = run.total_steps - run.first_step
         if self._predicted is not None and steps:
             say(_outlook(steps, self._predicted))
@@ -36,7 +36,7 @@ class Outlook(Observer):
         if step.step - self._first == NOTED_STEP:
             measured = steady_median(self._seconds)
             self._note_waits(steady_median(self._waited), measured)
-            if self._predicted is not None and measured > (1 + DIFFERENT) * self._predicted:
+            if self._alike and self._predicted is not None and measured > (1 + DIFFERENT) * self._predicted:
                 times = f"{human_seconds(measured)}, predicted {human_seconds(self._predicted)}"
                 warn(
                     f"note: a step takes {times}: the profile no longer holds, or other work keeps the machines busy; 'hetpipe "
