@@ -133,6 +133,11 @@ def test_what_no_token_comes_through_is_kept_and_not_trained(training_only: bool
     assert all(p.requires_grad for layer in layers[1:] for p in layer.parameters())
 
 
+def test_a_chain_is_built_to_be_trained() -> None:
+    layers = registry.model("causal_lm")(type="gpt2", n_embd=32, n_head=4, n_layer=2, vocab_size=WORDS, n_positions=WORDS)
+    assert [name for name, module in layers.named_modules() if not module.training] == []
+
+
 def test_drawing_a_table_draws_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module that holds it holds the whole model, which may be larger than a machine."""
     sizes = {"hidden_size": 32, "lru_width": 32, "intermediate_size": 48, "head_dim": 8, "num_attention_heads": 4}

@@ -184,7 +184,7 @@ def chain(
     paths = list(dict.fromkeys([*anatomy.shared, *anatomy.head]))
     children["head"] = head = Head(model, anatomy, paths, extras, labels=labels)
     head.words, head.linear = anatomy.words, anatomy.logits
-    return Origin(model, folder).assemble(children)
+    return Origin(model, folder).assemble(children).train()  # what a layer shares with a skeleton was set to evaluation
 
 
 def _own_names(paths: Sequence[str]) -> dict[str, str]:
