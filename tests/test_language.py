@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hetpipe.building.data import fetch
 from hetpipe.building.language import reading
-from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing
+from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
 from hetpipe.building.language.conversations import chat, instructions
 from hetpipe.building.language.documents import text
 from hetpipe.building.language.samples import pack
@@ -118,8 +118,9 @@ def test_a_template_that_writes_earlier_turns_otherwise_is_refused(tmp_path: Pat
 
 def test_other_keys_tools_and_chats_without_an_answer(chatml: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain_chat, tools = chat_of("Hello", "Yes."), [{"type": "function", "function": {"name": "look"}}]
-    other = {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Yes."}], "tools": json.dumps(tools)}
+    other = {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Yes."}]}
     parts = chat_of("Hello", "Yes.")
+    parts["messages"][1]["content"] = [{"type": "text", "text": "Ye"}, {"type": "text", "text": "s."}]
     parts["messages"][0]["name"] = None
     file = lines(tmp_path / "chats.jsonl", [plain_chat, other, parts, chat_of("Hello")])
     with heard(caplog):
@@ -127,6 +128,9 @@ def test_other_keys_tools_and_chats_without_an_answer(chatml: str, tmp_path: Pat
     assert len(data) == 3  # type: ignore[arg-type]
     assert plain(data[0]) == plain(data[1]) == plain(data[2])
     assert caplog.messages == [f"note: of 4 records of {file}, 1 have no token to learn and were left out"]
+    file = lines(tmp_path / "tools.jsonl", [plain_chat, {**other, "tools": json.dumps(tools)}])
+    said = refusal(chat, file=file, tokenizer=chatml)
+    assert f"{file}, line 2: the template writes nothing of the tool 'look', which would not be learned; take a tokenizer" in said
     folder = tokenizer(tmp_path / "with-tools", "{% if tools %}{{ tools | tojson }}{% endif %}" + chats.CHATML)
     first, second = (chat(file, folder, test_fraction=0).train[i][0] for i in (0, 1))
     said = str(AutoTokenizer.from_pretrained(folder).decode(second))
@@ -434,3 +438,36 @@ def test_padding_without_a_mask_is_for_causal_models(kind: str, causal: bool) ->
         return
     said = refusal(refuse_looking_ahead, model_class=model_class, config=small)
     assert "which only a causal model does not see, and a model of type 'bert' is none: with small layers, logits of a " in said
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"pack": "no"}, "pack is 'no': write true or false, without quotes"),
+    ({"mask": 1}, "mask is 1: write true or false, without quotes"),
+    ({"sizes": "64"}, "sizes must be a list of whole numbers, such as [256, 1024], got '64'"),
+    ({"sizes": 64}, "sizes must be a list of whole numbers, such as [256, 1024], got 64"),
+    ({"test_fraction": "0.1"}, "test_fraction must be a number from 0 to below 1, got '0.1'"),
+])  # fmt: skip
+def test_arguments_of_other_types_are_told(chatml: str, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes.")])
+    assert refusal(chat, file=file, tokenizer=chatml, **arguments) == message
+
+
+@pytest.mark.parametrize(("begin", "kind"), [(b"\x1f\x8b", "packed by gzip"), ("{}".encode("utf-16"), "UTF-16")])
+def test_files_that_are_packed_or_encoded_otherwise_are_told(chatml: str, tmp_path: Path, begin: bytes, kind: str) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_bytes(begin + b"\n" * 50)
+    assert refusal(chat, file=str(file), tokenizer=chatml) == f"{file} is {kind}: give it as plain UTF-8"
+
+
+def test_words_and_positions_that_the_model_does_not_know_are_told(chatml: str, tmp_path: Path) -> None:
+    file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes. " * 30)] * 3)
+    single, rows = (chat(file, chatml, 200, pack=pack, test_fraction=0).train for pack in (False, True))
+    longest, words = int(single.lengths.max()), single.words  # type: ignore[attr-defined]
+    assert (single.positions, rows.positions, rows.words) == (longest, longest, words)  # type: ignore[attr-defined]
+    assert words == 1 + max(int(single[0][0].max()), single.pad)  # type: ignore[attr-defined]
+    for data in (single, rows):
+        refuse_strange(transformers.Qwen3Config(vocab_size=words, max_position_embeddings=longest), data)
+        said = refusal(refuse_strange, config=transformers.Qwen3Config(vocab_size=words - 1), data=data)
+        assert f"gives numbers up to {words - 1} (that of padding among them), and the model of type 'qwen3' knows " in said
+        said = refusal(refuse_strange, config=transformers.GPT2Config(n_positions=longest - 1), data=data)
+        assert f"samples are {longest} tokens long, and the model of type 'gpt2' has positions for {longest - 1}" in said

@@ -23,7 +23,7 @@ from tests.support.runs import assert_same, reference, trained
 
 QWEN = {"name": "causal_lm", "args": {
     "type": "qwen3", "vocab_size": 512, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "head_dim": 8,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True, "attention": "eager"}}  # fmt: skip
+    "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}}  # fmt: skip
 PLAN = [{"cuts": [2, 2, 1], "sizes": [2, 1, 2]}, {"cuts": [5], "sizes": [2]}]
 TRAIN = train_section(global_batch=7, steps=8, evaluate_samples="all", optimizer={"name": "SGD", "lr": 0.3})
 

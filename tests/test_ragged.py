@@ -123,6 +123,7 @@ def test_data_of_ones_own_of_different_lengths(tmp_path: Path) -> None:
     ({"lengths": torch.ones(6)}, "its lengths must be int64 [6], one for each sample, found torch.float32 of shape (6,)"),
     ({"sizes": [8, 4]}, "its sizes must be whole numbers of at least 1, each larger than the one before, found [8, 4]"),
     ({"sizes": []}, "each larger than the one before, found []"),
+    ({"sizes": 20}, "its sizes must be a list of whole numbers, found 20"),
     ({"sizes": [2, 4]}, "the largest of its sizes is 4, but sample 5 has length 6"),
 ])  # fmt: skip
 def test_lengths_and_sizes_are_checked(changes: dict[str, Any], message: str, tmp_path: Path,
@@ -218,3 +219,26 @@ def test_a_run_trains_packed_rows_and_ends_where_a_model_would_mix_their_samples
         assert "a model of type 'mamba' does not tell such apart: with small layers, logits differ by " in ended.err
         assert "Traceback" not in ended.err
         assert "measuring" not in ended.err
+
+
+@pytest.mark.parametrize(("found", "message"), [
+    (None, "Steps.padded must give a pair (inputs, targets), found of type NoneType"),
+    ((torch.ones(1, 4), torch.ones(2)), "Steps.padded gives inputs shape (1, 4) for 2 samples: dimension 0 of each of their"),
+    ((torch.ones(2, 4), [torch.ones(2), 3]), "Steps.padded gives targets (shape (2,), int) for 2 samples"),
+])  # fmt: skip
+def test_batches_that_are_none_are_told(found: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = build_data(own_job(tmp_path, "steps")).train
+    monkeypatch.setattr(Steps, "padded", lambda *_: found)
+    with pytest.raises(InputError) as caught:
+        fetch(data, torch.tensor([0, 1]), size=4)
+    assert message in str(caught.value)
+
+
+def test_what_a_data_set_raises_where_it_pads_is_told_with_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def padded(*_: Any) -> Any:
+        raise KeyError("oops")
+
+    data = build_data(own_job(tmp_path, "steps")).train
+    monkeypatch.setattr(Steps, "padded", padded)
+    with pytest.raises(InputError, match="samples of Steps cannot be padded to 4: KeyError: 'oops'"):
+        fetch(data, torch.tensor([0, 1]), size=4)

@@ -40,17 +40,21 @@ def chunked(features: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return token_losses(features, weight, None, labels)[0].sum()
 
 
-def of_torch(features: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def of_torch(reduction: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """torch's own, in chunks."""
-    options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK)
-    found: Tensor = nn.functional.linear_cross_entropy(features, weight, labels, reduction="sum", options=options)
-    return found
+
+    def loss(features: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK)
+        return nn.functional.linear_cross_entropy(features, weight, labels, reduction=reduction, options=options).sum()
+
+    return loss
 
 
 WAYS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "plain": ("all logits at once", plain),
     "chunked": ("`fused: true`", chunked),
-    "torch": ("torch's `linear_cross_entropy`", of_torch),
+    "torch": ("torch's `linear_cross_entropy`, of each token", of_torch("none")),
+    "torch-sum": ("torch's, their sum", of_torch("sum")),
 }
 
 

@@ -160,6 +160,8 @@ def check_lengths(dataset: MapDataset, what: str) -> None:
     """InputError unless lengths and sizes, if there are any, are as `Ragged` says."""
     if not isinstance(dataset, Ragged):
         return
+    if not isinstance(dataset.sizes, list | tuple):
+        raise InputError(f"{what}: its sizes must be a list of whole numbers, found {dataset.sizes!r}")
     lengths, sizes, count = dataset.lengths, list(dataset.sizes), len(dataset)  # type: ignore[arg-type]
     if not isinstance(lengths, Tensor) or lengths.dtype != torch.int64 or lengths.shape != (count,):
         found = f"{lengths.dtype} of shape {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else type(lengths).__name__
@@ -189,16 +191,34 @@ def fetch(dataset: MapDataset, indices: Tensor, *place: int | str, size: int | N
             )
     try:
         if isinstance(dataset, Ragged):
-            inputs, targets = dataset.padded(samples, dataset.sizes[-1] if size is None else size)
+            inputs, targets = _padded(dataset, samples, dataset.sizes[-1] if size is None else size)
         else:
             inputs, targets = default_collate(samples)
     except InputError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
-        if isinstance(dataset, Ragged):
-            raise InputError(f"samples of {type(dataset).__name__} cannot be padded to {size}: {cut(str(error))}") from error
         raise InputError(_differing(type(dataset).__name__, wanted, samples) or f"samples cannot be batched: {error}") from error
     return (inputs, targets) if numbers else (emptied(inputs), emptied(targets))
+
+
+def _padded(dataset: Ragged, samples: Sequence[Any], size: int) -> tuple[Any, Any]:
+    """A batch that is one."""
+    kind = type(dataset).__name__
+    try:
+        found = dataset.padded(samples, size)
+    except InputError:
+        raise
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"samples of {kind} cannot be padded to {size}: {type(error).__name__}: {cut(str(error))}") from error
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise InputError(f"{kind}.padded must give a pair (inputs, targets), found {_describe(found)}")
+    for part, what in zip(found, ("inputs", "targets"), strict=True):
+        every = part if isinstance(part, tuple | list) else [part]
+        if any(not isinstance(t, Tensor) or t.ndim == 0 or len(t) != len(samples) for t in every) or not every:
+            raise InputError(f"{kind}.padded gives {what} {_shape(part)} for {len(samples)} samples: dimension 0 of each of "
+                             "their tensors must count samples")  # fmt: skip
+    inputs, targets = (tuple(part) if isinstance(part, list) else part for part in found)
+    return inputs, targets
 
 
 def _read(dataset: MapDataset, numbers: Sequence[int], place: tuple[int | str, ...]) -> list[Any]:

@@ -178,12 +178,14 @@ class ForwardEngine(Holder, ABC):
         return self._outputs[key]
 
     def _faults_of_loss(self, targets: Tensors | None, *, training: bool) -> list[str]:
-        """What is wrong with the loss of such targets."""
+        """What is wrong with the loss of such targets, the first time, and in steps in which all is looked at."""
         if targets is None or not self.is_last or batch_size(targets) == 0:
+            return []
+        if self._given.tried_loss and not (training and self._looks):
             return []
         if (output := self._output(self._shapes, training=training)) is not None:
             try:
-                self._given.check_loss(output, self._rows_traced, targets, self._devices[-1], again=training and self._looks)
+                self._given.check_loss(output, self._rows_traced, targets, self._devices[-1])
             except InputError as error:
                 return [str(error)]
         return []

@@ -14,7 +14,7 @@ import torch
 from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
-from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing
+from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
 from hetpipe.building.same_data import check_same_data
 from hetpipe.checkpoints.resume import flat
 from hetpipe.checkpoints.revision import check_same_revision
@@ -152,11 +152,15 @@ def open_session(job: Job) -> Session:
 
 
 def _refuse_unseen(model: Model, data: DataSplits) -> None:
-    """InputError if a model of transformers would see samples beside one in its row, or padding behind it."""
+    """InputError if a model of transformers would see samples beside one in its row, or padding behind it, or if it does not know
+    the words that there are."""
     names = data.names or ("attention_mask",)
     packed, padded = "position_ids" in names, isinstance(data.train, Ragged) and "attention_mask" not in names
     whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
-    if whole is None or not (packed or padded):
+    if whole is None:
+        return
+    refuse_strange(whole.config, getattr(data.train, "samples", data.train))
+    if not (packed or padded):
         return
     from hetpipe.hf.replay.tiny import tiny  # which imports transformers
 

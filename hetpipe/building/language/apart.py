@@ -51,6 +51,24 @@ def refuse_looking_ahead(model_class: Any, config: Any) -> None:
         )
 
 
+def refuse_strange(config: Any, data: Any) -> None:
+    """InputError if data has words, or is longer, than a causal language model of transformers of this configuration knows.
+    (Data that does not say what it has is not looked at.)"""
+    words, positions, own = getattr(data, "words", None), getattr(data, "positions", None), config.get_text_config()
+    if words is not None and words > own.vocab_size:
+        raise InputError(
+            f"the tokenizer gives numbers up to {words - 1} (that of padding among them), and the model of type "
+            f"{config.model_type!r} knows {own.vocab_size} words (vocab_size): take the tokenizer of the model, or a model with "
+            "as many words"
+        )
+    most = getattr(own, "max_position_embeddings", None)
+    if positions is not None and isinstance(most, int) and positions > most > 0:
+        raise InputError(
+            f"samples are {positions} tokens long, and the model of type {config.model_type!r} has positions for {most} "
+            "(max_position_embeddings): give the data a smaller length, or the model more in its args, where it can do with more"
+        )
+
+
 @contextmanager
 def _small(model_class: Any, config: Any) -> Iterator[tuple[Any, int]]:
     """A model of random values, and how many words it knows."""

@@ -25,6 +25,7 @@ class Windows(Samples):
 
     def __init__(self, text: Tensor, context: int) -> None:
         self.text, self.context = text, context  # text: uint8 [bytes], or int32 [tokens]
+        self.words, self.positions = 1 + int(text.max()), context  # that a model must know
 
     def __len__(self) -> int:
         return max(0, (len(self.text) - 1) // self.context)

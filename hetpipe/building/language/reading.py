@@ -15,7 +15,7 @@ from hetpipe.building.datasets import DataSplits, held_out, require_count
 from hetpipe.building.language.records import Faults, Record, Source, UnusableError
 from hetpipe.building.language.samples import IGNORED, Packed, Padded, Sequences, default_sizes
 from hetpipe.building.language.tokenizer import Marked, Tokenizer, Tokens
-from hetpipe.files.messages import InputError, counted, nearest
+from hetpipe.files.messages import InputError, counted, nearest, shown
 from hetpipe.processes.environment import own_rank
 from hetpipe.processes.progress import Activity, warn
 
@@ -37,6 +37,13 @@ class Shape:
 
     def __post_init__(self) -> None:
         require_count("length", self.length, self.what)
+        for name, flag in (("pack", self.pack), ("mask", self.mask)):
+            if not isinstance(flag, bool):
+                raise InputError(f"{name} is {shown(flag)}: write true or false, without quotes")
+        if isinstance(self.test_fraction, bool) or not isinstance(self.test_fraction, int | float):
+            raise InputError(f"test_fraction must be a number from 0 to below 1, got {self.test_fraction!r}")
+        if self.sizes is not None and not isinstance(self.sizes, list | tuple):
+            raise InputError(f"sizes must be a list of whole numbers, such as [256, 1024], got {self.sizes!r}")
         if self.too_long not in TOO_LONG:
             raise InputError(f"unknown too_long {self.too_long!r}{nearest(str(self.too_long), TOO_LONG)}")
         if not 0 <= self.test_fraction < 1:

@@ -14,6 +14,7 @@ from hetpipe.files.parsing import ParseError, checked, parse_json
 
 KINDS = (".jsonl", ".json", ".parquet")
 HUB = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+PACKED = {b"\x1f\x8b": "packed by gzip", b"PK\x03\x04": "a zip file", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 TEXT_EXTRA = "pip install 'hetpipe[text]'"
 
 
@@ -97,6 +98,9 @@ def _file(path: Path) -> Iterator[Record]:
         with path.open("rb") as stream:
             first = stream.read(3).removeprefix(b"\xef\xbb\xbf") + stream.read(4_000)
             stream.seek(0)
+            for begin, kind in PACKED.items():
+                if first.startswith(begin):
+                    raise InputError(f"{path} is {kind}: give it as plain UTF-8")
             if path.suffix == ".parquet":
                 yield from _parquet(path)
             elif path.suffix == ".json" and first.lstrip().startswith(b"["):

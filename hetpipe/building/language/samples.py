@@ -32,6 +32,10 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def words(self, pad: int) -> int:
+        """How many words a model must know: one more than the greatest token, that of padding among them."""
+        return 1 + max(pad, int(self.tokens.max()), int(self.targets.max()))
+
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets, int64 [n]."""
         end, length = int(self.ends[index]), int(self.lengths[index])
@@ -57,6 +61,7 @@ class Padded(Dataset[Any]):
 
     def __init__(self, sequences: Sequences, sizes: Sequence[int], pad: int, *, mask: bool = False) -> None:
         self.sequences, self.sizes, self.pad, self.mask = sequences, tuple(sizes), pad, mask
+        self.words, self.positions = sequences.words(pad), self.sizes[-1]  # that a model must know
 
     @property
     def lengths(self) -> Tensor:
@@ -84,6 +89,7 @@ class Packed(Dataset[Any]):
 
     def __init__(self, sequences: Sequences, length: int, pad: int) -> None:
         self.sequences, self.length, self.pad = sequences, length, pad
+        self.words, self.positions = sequences.words(pad), int(sequences.lengths.max())  # that a model must know
         rows = pack(sequences.lengths.tolist(), length)
         self.samples = torch.tensor([number for row in rows for number in row], dtype=torch.int64)  # row by row
         self.ends = torch.tensor([len(row) for row in rows], dtype=torch.int64).cumsum(0)

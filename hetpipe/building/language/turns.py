@@ -30,7 +30,10 @@ class Chats:
 
     def marked(self, record: Any) -> Marked:
         """UnusableError says why a record is no chat, or where the template's text of it cannot be told apart."""
-        turns, tools = turns_of(record)
+        text, learned = self._learned(*turns_of(record))
+        return Marked(text, tuple(learned[-1:] if self.turns == "last" else learned))
+
+    def _learned(self, turns: Sequence[Turn], tools: Any) -> tuple[str, list[tuple[int, int]]]:
         its = self.tokenizer.its
         template = its.get_chat_template(tools=tools)
         if self.says_itself and GENERATION.search(template) is not None:
@@ -38,7 +41,11 @@ class Chats:
             learned = [(begin, end) for begin, end in parts if begin < end]
         else:
             text, learned = self._by_prefixes(turns, tools, template)
-        return Marked(text, tuple(learned[-1:] if self.turns == "last" else learned))
+        for name in _tool_names(turns, tools):
+            if name not in text:
+                raise UnusableError(f"the template writes nothing of the tool {shown(name)}, which would not be learned; take a "
+                                    "tokenizer whose template has tools, or leave them out")  # fmt: skip
+        return text, learned
 
     def _by_prefixes(self, turns: Sequence[Turn], tools: Any, template: str) -> tuple[str, list[tuple[int, int]]]:
         """What the template writes behind the chat up to a turn of the assistant is that turn, if it goes on from there."""
@@ -146,4 +153,13 @@ def _turn(turn: Any, number: int) -> Turn:
     )
     if not plain:
         raise UnusableError(f"turn {number} has no content that is text: {shown(content)}")
+    if isinstance(content, list):  # many templates would write the list as Python does
+        content = "".join(part["text"] for part in content)
     return {**turn, "role": role, "content": content}
+
+
+def _tool_names(turns: Sequence[Turn], tools: Any) -> list[str]:
+    """Of the functions that a chat has, or calls."""
+    calls = [call for turn in turns for call in (turn.get("tool_calls") or ()) if isinstance(call, dict)]
+    functions = [each.get("function", each) for each in [*(tools or ()), *calls]]
+    return [f["name"] for f in functions if isinstance(f, dict) and isinstance(f.get("name"), str)]

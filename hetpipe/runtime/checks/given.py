@@ -87,13 +87,14 @@ class Given:
         trial = Trial(model=self._model, loss=self._loss, output=output, rows=rows, targets=targets)
         check_labels(trial, f"{self._replica}'s share of the batch")
 
-    def check_loss(
-        self, output: Sequence[TensorSpec], rows: int, targets: Tensors, device: torch.device, *, again: bool
-    ) -> None:
-        """InputError, the first time and `again`, if the loss does not do (see `loss_check`). `output` is what the last layer
-        gives for so many rows of this batch, on this device."""
-        if self._tried and not again:
-            return
+    @property
+    def tried_loss(self) -> bool:
+        """Whether it was tried."""
+        return self._tried
+
+    def check_loss(self, output: Sequence[TensorSpec], rows: int, targets: Tensors, device: torch.device) -> None:
+        """InputError if the loss does not do (see `loss_check`). `output` is what the last layer gives for so many rows of this
+        batch, on this device."""
         trial = Trial(model=self._model, loss=self._loss, output=output, rows=rows, targets=targets)
         self._loss.count(targets)  # what it says of them is told, and not as a note of the trial
         self._tried = True
