@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTED = ("torch._subclasses", "torch.utils._python_dispatch", "._version", "torch._dynamo", "torch.ops.aten._to_copy")
+OTHERS = ("._get_dtype_plan",)  # of transformers, which has no public name for what it keeps in float32
 PRIVATE = re.compile(
     r"(?:torch|nn|dist|functional|autograd|optim|cuda)(?:\.\w+)*\._(?!_)\w+"  # torch.x._y
     r"|from torch[\w.]*\._\w+"
@@ -25,7 +26,7 @@ def test_no_private_name_of_torch() -> None:
         for folder in ("hetpipe", "partitioners", "models", "examples")
         for path in (ROOT / folder).rglob("*.py")
         for match in PRIVATE.finditer(path.read_text())
-        if not match[0].endswith(DOCUMENTED)
+        if not match[0].endswith((*DOCUMENTED, *OTHERS))
     }
     assert found == set()
 

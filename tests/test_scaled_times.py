@@ -259,7 +259,8 @@ class TestModels:
         ("config", "message"),
         [
             ({}, "no 'model_type' in it"),
-            ({"model_type": "mixtral"}, "models of type 'mixtral' are not known; known: bert, bloom"),
+            ({"model_type": "mixtral"}, "models of type 'mixtral' are no chains of equal dense layers: they have experts"),
+            ({"model_type": "nonesuch"}, "models of type 'nonesuch' are not known"),
             ({"model_type": "llama"}, "expected hidden_size or n_embd or d_model, a whole number from 1 to"),
             ({"model_type": "llama", "hidden_size": -1}, "found -1"),
         ],
@@ -275,13 +276,13 @@ class TestModels:
         (tmp_path / "config.json").write_text(json.dumps(config))
         asked = []
 
-        def cached(name: str, file: str) -> str:
-            asked.append((name, file))
+        def cached(name: str, file: str, revision: str | None) -> str:
+            asked.append((name, file, revision))
             return str(tmp_path / "config.json")
 
         monkeypatch.setattr(hub, "try_to_load_from_cache", cached)
         found = find_model("somebody/small-gpt")
-        assert asked == [("somebody/small-gpt", "config.json")]
+        assert asked == [("somebody/small-gpt", "config.json", None)]
         assert (found.name, found.family) == ("somebody/small-gpt", "gpt")
         assert found.sizes == (64, 3, 12 * 64**2 + 2 * 64, (100 + 32 + 1) * 64, 100 * 64)
 

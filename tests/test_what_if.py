@@ -82,7 +82,7 @@ class TestPrecisions:
     """Each card's own, and one for all."""
 
     def test_a_mixed_box_beside_each_single_precision(self) -> None:
-        found = ask(("v100-16", "3090", "p40"), model=find_model("llama-tiny"), global_batch=64)
+        found = ask(("v100-16", "3090", "p40"), model=find_model("llama-tiny"), global_batch=64, seconds=30.0)
         (row,) = found.rows
         assert found.precisions == row.precisions == {"v100-16": "fp16", "3090": "bf16", "p40": "fp32"}
         cards = tuple(row.precisions)

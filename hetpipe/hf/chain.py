@@ -176,9 +176,16 @@ class Origin:
                 return ".".join(path[: depth + 1])
         return name.rpartition(".")[0]
 
+    def _holds_units(self, unit: str) -> bool:
+        """Whether a list of layers is within it, which are units themselves."""
+        path = unit.split(".")
+        above = (self.model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path)))
+        lists = (isinstance(module, nn.ModuleList) for module in self.model.get_submodule(unit).modules())
+        return not any(isinstance(module, nn.ModuleList) for module in above) and any(lists)
+
     def _initialised(self, unit: str) -> dict[str, Tensor]:
         module = self.model.get_submodule(unit)
-        alone = any(isinstance(child, nn.ModuleList) for child in module.children())  # the layers in it are units themselves
+        alone = self._holds_units(unit)
         keep: dict[int, Any] = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
         keep |= {id(tensor): tensor for tensor in tensors_of(module).values()}
         drawn = [*module.named_parameters(recurse=not alone), *module.named_buffers(recurse=not alone)]
