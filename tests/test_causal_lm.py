@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hetpipe.hf.replay.skeleton import Anatomy
 from hetpipe.hf.replay.tiny import tiny as small
 from hetpipe.hf.replay.trace import CannotCutError, form_of
 from hetpipe.layers.device import one_thread
+from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
@@ -242,3 +244,36 @@ def test_a_tensor_of_another_shape_or_a_missing_expert_is_named(tmp_path: Path) 
     save_file({**whole, "model.norm.weight": whole["model.norm.weight"][:-1].clone()}, file, {"format": "pt"})
     with pytest.raises(InputError, match=r"'model.norm.weight' has shape \(63,\), and the model's .* for \(64,\)"):
         materialise(registry.model("causal_lm")(weights=str(tmp_path)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_experts_are_traced_and_computed_in_each_type(dtype: torch.dtype) -> None:
+    """Torch has a grouped product of neither float64 nor tensors without values."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_local_experts": 4}
+    layers = registry.model("causal_lm")(type="mixtral", num_key_value_heads=2, vocab_size=WORDS, **sizes)
+    layers.to(dtype)
+    tokens = torch.randint(WORDS, (2, 9))
+    assert trace_boundaries(layers, tokens)[-1][0].shape == (2, 9, WORDS)
+    materialise(layers)
+    reference = type(layers[0].origin.model)(copy.deepcopy(layers[0].origin.model.config)).to(dtype)
+    reference.set_experts_implementation("eager")
+    theirs = tensors_of(reference)
+    with torch.no_grad():
+        for layer in layers:
+            for own, value in tensors_of(layer).items():
+                theirs[layer.hf_names[own]].copy_(value)
+        found, wanted = layers.eval()(tokens), reference.eval()(tokens, use_cache=False).logits
+    assert float((found - wanted).abs().max()) < (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_how_a_folder_says_it_is_computed_is_nobodys_word(tmp_path: Path) -> None:
+    """Some such names fetch code that was compiled elsewhere."""
+    config = transformers.Qwen3Config(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, head_dim=8, vocab_size=WORDS)  # fmt: skip
+    transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    told = {**json.loads((tmp_path / "config.json").read_text()), "attn_implementation": "flex_attention",
+            "experts_implementation": "nobodys/kernel"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    own = registry.model("causal_lm")(weights=str(tmp_path))[0].origin.model.config
+    plain = transformers.Qwen3ForCausalLM(config).config
+    assert (own._attn_implementation, own._experts_implementation) == (plain._attn_implementation, plain._experts_implementation)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hetpipe.layers.weights import materialise
 from hetpipe.models import causal_lm
@@ -80,6 +81,14 @@ def more_layers(folder: Path) -> None:
     rewrite(folder / "config.json", lambda c: c.update(num_hidden_layers=4, layer_types=["full_attention"] * 4))
 
 
+def quantised(folder: Path) -> None:
+    """One tensor, in numbers of 8 bits."""
+    file = shards(folder)[0]
+    tensors = load_file(file)
+    name = next(name for name, tensor in tensors.items() if tensor.ndim == 2)
+    save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, file, metadata={"format": "pt"})
+
+
 def no_type(folder: Path) -> None:
     rewrite(folder / "config.json", lambda c: c.pop("model_type"))
 
@@ -98,6 +107,8 @@ FAULTS: list[tuple[Callable[[Path], None], str]] = [
     (more_layers, r"has no 'model.layers.3.\S+': it does not hold the weights"),
     (other_config("model_type", "qwen99"), r"has no causal language model of type 'qwen99'"),
     (other_config("model_type", "vit"), r"has no causal language model of type 'vit'"),
+    (quantised, r"'model\S+' is torch.float8_e4m3fn, and the model has floating-point numbers of 16 bits or more there: "),
+    (other_config("quantization_config", {"quant_method": "fp8"}), r"its weights are quantised \('fp8'\), which are no numbers"),
     (no_type, r"has no causal language model of type 'None'"),
 ]
 

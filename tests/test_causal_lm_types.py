@@ -42,7 +42,7 @@ def in_bfloat16(folder: Path, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "mpt", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "mpt", "deepseek_v3", "bloom", "modernbert-decoder"])
 def test_values_are_those_of_from_pretrained(kind: str, dtype: str, tmp_path: Path) -> None:
     """Rotary frequencies in float32 (rounded to bfloat16 they turn a far token by another angle), scales of embeddings as the
     parameters, the bias of DeepSeek's router in float32."""

@@ -148,5 +148,8 @@ def test_it_comes_from_a_cache_and_generates(tmp_path: Path, monkeypatch: pytest
     cache = cache_here(tmp_path / "cache", monkeypatch)
     put(cache, "tiny/mine", "1" * 40, tokenizer(folder_with_code(tmp_path / "source")))
     saved(tmp_path / "saved", "causal_lm", {"weights": "tiny/mine", "trust_remote_code": True})
-    ended = run("generate", tmp_path / "saved", "w3", "--tokens", 4)
+    ended = run("generate", tmp_path / "saved", "w3", "--tokens", 4)  # somebody else may have written the checkpoint
+    assert ended.code == 2
+    assert "says that code in tiny/mine is to be run (trust_remote_code), with your rights: read it, and give the" in ended.err
+    ended = run("generate", tmp_path / "saved", "w3", "--tokens", 4, "--trust-remote-code")
     assert (ended.code, len(ended.out.split())) == (0, 4), ended.err

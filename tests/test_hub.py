@@ -163,6 +163,9 @@ def test_a_run_keeps_its_revision(two: Path, tmp_path: Path) -> None:
     assert f"model.revision was {SECOND}, is {FIRST}: write model.args.weights: {NAME}@{SECOND}" in ended.err
     ended = hetpipe("generate", str(tmp_path / "saved"), "w1 w2", "--tokens", "4", folder=tmp_path)
     assert (ended.code, len(ended.out.split())) == (0, 4), ended.err  # that revision has a tokenizer, and main none
+    ended = hetpipe("export-weights", str(file), "-o", "out", folder=tmp_path)
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "out" / "tokenizer.json").exists(), "of the revision that was trained"
     ended = hetpipe(*more, "--set", f"model.args.weights={NAME}@{SECOND}", folder=tmp_path)
     assert ended.code == 0, ended.err
     assert f"model.args.weights was {NAME!r}, is '{NAME}@{SECOND}'" in ended.err

@@ -39,7 +39,7 @@ def job(folder: Folder, *, fused: bool = False, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"mask": True, "fused": True}, {"pack": True, "length": 64}, {"pack": True, "length": 64, "fused": True},
+    {}, {"mask": True, "fused": True}, {"pack": True, "length": 64, "fused": True},
 ], ids=str)  # fmt: skip
 def test_chats_train_over_unequal_replicas_as_on_one_device(tmp_path: Path, options: dict[str, Any]) -> None:
     """The one device's batches are all padded to the largest size."""

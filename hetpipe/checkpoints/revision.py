@@ -10,6 +10,7 @@ from torch import nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.transforms import uncompiled
 from hetpipe.processes.world import World
+from hetpipe.spec.job import Job
 
 KEY, WEIGHTS = "model.revision", "model.args.weights"  # of what a run depends on
 
@@ -24,6 +25,15 @@ def pinned(layers: Iterable[nn.Module]) -> dict[str, Any]:
     """It, as one of the keys of what a run depends on."""
     revision = revision_of(layers)
     return {KEY: revision} if revision is not None else {}
+
+
+def at_revision(job: Job, saved: Mapping[str, Any]) -> Job:
+    """The job with the revision of the model that a checkpoint says."""
+    name = job.model.args.get("weights")
+    if KEY not in saved or name is None or name != str(saved.get(WEIGHTS)).partition("@")[0]:
+        return job
+    args = {**job.model.args, "weights": f"{name}@{saved[KEY]}"}
+    return job.model_copy(update={"model": job.model.model_copy(update={"args": args})})
 
 
 def check_same_revision(layers: Iterable[nn.Module], world: World) -> None:

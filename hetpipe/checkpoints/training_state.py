@@ -159,6 +159,11 @@ def take_over(
                 group[key] = value
 
 
+def said_of(checkpoint: Stored) -> Mapping[str, Any]:
+    """What a checkpoint says that its run depended on; nothing where it is of one's own loop."""
+    return getattr(read_saved(checkpoint), "job", None) or {}
+
+
 def read_saved(checkpoint: Stored) -> TrainerState | LoopState:
     """The plain part of a checkpoint, whosever it is."""
     data = checkpoint.describe()

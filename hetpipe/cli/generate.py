@@ -16,6 +16,8 @@ from hetpipe.files.messages import InputError, cut, shown
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.job import Job
 
+TRUST = "trust_remote_code"
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -35,20 +37,25 @@ def generate(
         str | None,
         typer.Option(help="A folder or a name on Hugging Face; that of the job's data, or of its weights, by default."),
     ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the code of the model's folder, if the run did.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Print what a trained language model (causal_lm, gpt2, llama) writes behind a prompt, from its newest checkpoint, on one
     device."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.trained import find_checkpoint
+    from hetpipe.checkpoints.training_state import said_of
 
     job = Job.read(run) if not run.is_dir() else None
     found = find_checkpoint(of_job(job, run) if job is not None else run)
-    said = _said(found) or (_keys(job) if job is not None else {})
+    said = said_of(found) or (_keys(job) if job is not None else {})
+    _check_trust(said, job, found, trusted=trust_remote_code)
     with Activity("reading the checkpoint"):
         text, count = _written(
             build_layers(_job_of(said, found)), found, prompt, tokenizer or said.get("data.args.tokenizer"), tokens=tokens,
-            temperature=temperature, seed=seed, chat=chat, code=said.get("model.args.trust_remote_code") is True,
+            temperature=temperature, seed=seed, chat=chat,
         )  # fmt: skip
     if as_json:
         shape = {"checkpoint": str(found), "prompt": prompt, "text": text, "tokens": count}
@@ -57,11 +64,14 @@ def generate(
         sys.stdout.write(f"{text}\n")
 
 
-def _said(found: Stored) -> Mapping[str, Any]:
-    """What the checkpoint says that its run depended on."""
-    from hetpipe.checkpoints.training_state import read_saved
-
-    return getattr(read_saved(found), "job", None) or {}
+def _check_trust(said: Mapping[str, Any], job: Job | None, found: Stored, *, trusted: bool) -> None:
+    """InputError where a checkpoint, and nobody here, says that code of the model's folder is to be run."""
+    ours = trusted or (job is not None and job.model.args.get(TRUST) is True)
+    if said.get(f"model.args.{TRUST}") is True and not ours:
+        raise InputError(
+            f"checkpoint {found} says that code in {cut(str(said.get('model.args.weights')), 200)} is to be run ({TRUST}), with "
+            "your rights: read it, and give the job's file, which says so, too, or --trust-remote-code"
+        )
 
 
 def _keys(job: Job) -> Mapping[str, Any]:
@@ -95,7 +105,7 @@ def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
 
 def _written(
     layers: nn.Sequential, found: Stored, prompt: str, tokenizer: str | None, *, tokens: int, temperature: float, seed: int,
-    chat: bool, code: bool,
+    chat: bool,
 ) -> tuple[str, int]:  # fmt: skip
     """What the model adds, and how many tokens that is."""
     import torch
@@ -112,7 +122,7 @@ def _written(
         )
     with TemporaryDirectory(prefix="hetpipe-") as place:
         folder = export_weights(layers, found, Path(place, "model"))
-        words = _tokenizer(tokenizer, folder, code)
+        words = _tokenizer(tokenizer, folder)
         ids = _ids(words, prompt, chat)
         _check_ids(ids, tokens, model.config.get_text_config())
         model = type(model).from_pretrained(folder, dtype="auto").eval()
@@ -132,8 +142,8 @@ def _written(
     return str(words.decode(new, skip_special_tokens=True)), len(new)
 
 
-def _tokenizer(name: str | None, folder: Path, code: bool) -> Any:
-    """Of this name, or of the folder that was written. InputError where there is none."""
+def _tokenizer(name: str | None, folder: Path) -> Any:
+    """Of this name, or of the folder that was written. InputError where there is none. No code of it is run."""
     from hetpipe.hf.hub import COMPANIONS, folder_of
 
     import transformers  # isort: skip
@@ -145,7 +155,7 @@ def _tokenizer(name: str | None, folder: Path, code: bool) -> Any:
         where = "the model's weights came from no folder with a tokenizer" if name is None else f"{folder} holds no tokenizer"
         raise InputError(f"{where}: name one with --tokenizer, a folder or a name on Hugging Face")
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=code)
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever transformers and tokenizers say
         where = "beside the model's weights" if name is None else f"of {folder}"
         raise InputError(f"the tokenizer {where} cannot be read: {_line(error)}") from error

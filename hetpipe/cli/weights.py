@@ -32,13 +32,15 @@ def export_weights_command(
     """Write the weights of a checkpoint as safetensors files: a model of transformers (causal_lm, gpt2, bert, llama, t5) as a
     folder for `from_pretrained`, any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
+    from hetpipe.checkpoints.revision import at_revision
     from hetpipe.checkpoints.trained import find_checkpoint
+    from hetpipe.checkpoints.training_state import said_of
     from hetpipe.hf.export import check_new_folder, export_weights
 
     check_new_folder(output)
     job = Job.read(job_file, settings or ()) if job_file is not None else None
     found = find_checkpoint(checkpoint if checkpoint is not None else of_job(job, job_file))
-    export_weights(build_layers(job) if job is not None else None, found, output)
+    export_weights(build_layers(at_revision(job, said_of(found))) if job is not None else None, found, output)
     if as_json:
         sys.stdout.write(json.dumps({"checkpoint": str(found), "folder": str(output)}, indent=1) + "\n")
     else:

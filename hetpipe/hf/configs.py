@@ -20,6 +20,7 @@ except ImportError as missing:
         "the models causal_lm, gpt2, bert, llama and t5 need transformers: pip install 'hetpipe[hf]'"
     ) from missing
 
+CHOICES = ("attn_implementation", "experts_implementation", "auto_map")
 M = TypeVar("M", bound=PreTrainedModel)
 T = TypeVar("T")
 
@@ -54,10 +55,21 @@ def configure(
     if folder.config.get("model_type") != kind.model_type:
         raise InputError(f"{name}: {folder.path} holds a model of type {shown(folder.config.get('model_type'))}, expected "
                          f"{kind.model_type!r}")  # fmt: skip
-    # what begins with _ is transformers' own, and may name code to be fetched, as auto_map does
-    config = {key: value for key, value in folder.config.items() if not key.startswith("_") and key != "auto_map"}
+    if folder.config.get("quantization_config") is not None:
+        method = folder.config["quantization_config"]
+        method = method.get("quant_method") if isinstance(method, dict) else method
+        raise InputError(f"{folder.path}: its weights are quantised ({shown(method)}), which are no numbers to train from: load "
+                         "it with transformers, dequantize it, and save it again")  # fmt: skip
+    config = _without_choices(folder.config)
     source = str(folder.path / "config.json")
     return _settings({**config, **options}, lambda: kind.from_dict(config, **options), source), folder
+
+
+def _without_choices(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what says how, and by whose code, a model is computed: what begins with _ is transformers' own, and
+    this, too, may name code to be fetched."""
+    kept = {key: value for key, value in config.items() if not key.startswith("_") and key not in CHOICES}
+    return {key: _without_choices(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _check_known(name: str, what: str, value: object, known: tuple[str, ...]) -> None:

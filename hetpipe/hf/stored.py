@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
 class StoredTensors:
     """The tensors of a model (on the meta device) by its own names, read from a folder."""
 
@@ -35,6 +38,7 @@ class StoredTensors:
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self.shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        self._numbers = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
         self._converter: dict[str, Any] = {pattern: rule for rule in converters for pattern in rule.source_patterns}
         self._source: dict[str, str] = {}  # own name → name in the folder
         self._group: dict[str, str] = {}  # own name → the first of those that are made together
@@ -67,13 +71,18 @@ class StoredTensors:
         return [name for name, group in self._group.items() if group == first]
 
     def read(self, name: str) -> Tensor:
-        """One tensor. InputError where the folder's has another shape, or cannot be converted."""
+        """One tensor. InputError where the folder's has another shape, is quantised, or cannot be converted."""
         found = self.folder.read(self._source[name]) if name in self._source else self._converted(name)
         wanted = self.shapes.get(name, tuple(found.shape))
         if tuple(found.shape) != wanted:
             raise InputError(
                 f"{self.folder.path}: {shown(name)} has shape {tuple(found.shape)}, and the model's configuration asks "
                 f"for {wanted}"
+            )
+        if name in self._numbers and found.dtype not in NUMBERS:
+            raise InputError(
+                f"{self.folder.path}: {shown(name)} is {found.dtype}, and the model has floating-point numbers of 16 bits or "
+                "more there: where it is quantised, dequantize it with transformers, and save it again"
             )
         return found
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.folder import WeightFolder
@@ -20,7 +21,8 @@ from hetpipe.hf.replay.skeleton import Anatomy, Call, Skeleton, Stop, features_o
 from hetpipe.layers.losses.chunked import losses_of_logits, token_losses
 from hetpipe.layers.model import Tensors, as_tuple, as_value
 
-_CALLS = "_hetpipe_calls"
+_CALLS, _CHOICE = "_hetpipe_calls", "_experts_implementation"
+GROUPED = ("grouped_mm", "batched_mm")  # transformers' names of the two ways to multiply by experts
 
 
 class Part(HFLayer):
@@ -41,6 +43,7 @@ class Part(HFLayer):
             self._hold(own, model, path)
         if layer is not None:
             self.layer = model.get_submodule(anatomy.layers)[layer]  # type: ignore[index]
+            self.experts = any(getattr(config, _CHOICE, None) in GROUPED for config in _configs(self.layer))
         held = {path: getattr(self, own) for own, path in self.paths.items()}
         self.__dict__["skeleton"] = skeleton_of(model, anatomy, held)  # no module of this one: its tensors have no values
 
@@ -116,6 +119,8 @@ class Block(Part):
         if calls is None:
             calls = self.ready().calls(hidden, self.named(extras))
         assert self.number is not None
+        if self.experts:
+            choose_experts(self.layer, hidden)
         out = features_of(calls[self.number].on(self.layer, hidden))
         if not torch.compiler.is_compiling():
             setattr(out, _CALLS, calls)  # for the next layer, where it is on this device
@@ -185,6 +190,19 @@ def chain(
     children["head"] = head = Head(model, anatomy, paths, extras, labels=labels)
     head.words, head.linear = anatomy.words, anatomy.logits
     return Origin(model, folder).assemble(children).train()  # what a layer shares with a skeleton was set to evaluation
+
+
+def choose_experts(layer: nn.Module, hidden: Tensor) -> None:
+    """Mixtures of experts are computed by a grouped product where there is one of such numbers: none is of float64, nor of
+    tensors without values, whatever their type. There each token's experts are multiplied for themselves."""
+    grouped = not isinstance(hidden, FakeTensor) and hidden.dtype != torch.float64
+    for config in _configs(layer):
+        if getattr(config, _CHOICE, None) in GROUPED:
+            setattr(config, _CHOICE, GROUPED[0] if grouped else GROUPED[1])
+
+
+def _configs(layer: nn.Module) -> list[Any]:
+    return [module.config for module in layer.modules() if hasattr(module, "config")]
 
 
 def _own_names(paths: Sequence[str]) -> dict[str, str]:

@@ -105,17 +105,23 @@ class LeftOut(nn.Module):
 
 class Zeros(nn.Module):
     """Stands where a module with parameters stood whose values a later layer does not have: gives zeros of the shape that it
-    gives. `shape`: a letter for the batch's samples and tokens. Some forwards ask a model's first parameter for its type."""
+    gives, of the type that features have. `shape`: a letter for the batch's samples and tokens. Some forwards ask a model's first
+    parameter for its type."""
 
-    def __init__(self, shape: Sequence[int | str], dtype: torch.dtype, sizes: dict[str, Any]) -> None:
+    def __init__(self, shape: Sequence[int | str], sizes: dict[str, Any]) -> None:
         super().__init__()
-        self.shape, self.dtype, self.sizes = tuple(shape), dtype, sizes
-        self.empty = nn.Parameter(torch.empty(0, dtype=dtype, device="cpu"), requires_grad=False)
+        self.shape, self.sizes = tuple(shape), sizes
+        self.empty = nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False)
+
+    def take_type(self, dtype: torch.dtype) -> None:
+        """That of the features that come."""
+        if self.empty.dtype != dtype:
+            self.empty = nn.Parameter(torch.empty(0, dtype=dtype, device="cpu"), requires_grad=False)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Tensor:
         """Zeros."""
         shape = [self.sizes[each] if isinstance(each, str) else each for each in self.shape]
-        return torch.zeros(shape, dtype=self.dtype, device=self.sizes["device"])
+        return torch.zeros(shape, dtype=self.empty.dtype, device=self.sizes["device"])
 
 
 def options(takes: Collection[str]) -> dict[str, bool]:
@@ -198,6 +204,9 @@ class Skeleton(nn.Module):
         """A run whose embedded tokens are zeros, as many as there are features."""
         samples, tokens = hidden.shape[:2]
         self.sizes.update(b=samples, t=tokens, device=hidden.device)
+        for module in self.model.modules():
+            if isinstance(module, Zeros):
+                module.take_type(hidden.dtype)
         zeros = torch.zeros(samples, tokens, self.anatomy.features, dtype=hidden.dtype, device=hidden.device)
         return self.run(act, inputs_embeds=zeros, **extras)
 
@@ -233,8 +242,7 @@ def skeleton_of(model: nn.Module, anatomy: Anatomy, held: Mapping[str, nn.Module
     skeleton = Skeleton(copy.deepcopy(model, memo).eval(), anatomy)
     for path, shape in anatomy.absent.items():
         if path not in held:
-            dtype = next(p.dtype for p in model.get_submodule(path).parameters())
-            skeleton.put(path, Zeros(shape, dtype, skeleton.sizes))
+            skeleton.put(path, Zeros(shape, skeleton.sizes))
     return skeleton
 
 
