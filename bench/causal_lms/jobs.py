@@ -55,12 +55,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 SAMPLES, LENGTH, BATCH, STEPS, KILLED = 30, 12, 7, 5, 3  # the run is killed when it has saved after step KILLED
 PATIENCE_SECONDS = 180.0
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9}
-# Three stages beside one, then one beside two. Layers are the embedding, three blocks and the head.
+# Three stages beside one, then one beside two: which layers each has of the embedding, a few blocks and the head (-1: up to
+# the head, END: with it).
+END = 0
 PLANS = (
-    [{"sizes": [2, 1, 2], "stages": [([0, 2], "n0/0"), ([2, 4], "n0/1"), ([4, 5], "n0/2")]},
-     {"sizes": [2], "stages": [([0, 5], "n1/0")]}],
-    [{"sizes": [1, 2], "stages": [([0, 5], "n0/1")]},
-     {"sizes": [2, 2], "stages": [([0, 3], "n1/0"), ([3, 5], "n0/2")]}],
+    [{"sizes": [2, 1, 2], "stages": [([0, 2], "n0/0"), ([2, -1], "n0/1"), ([-1, END], "n0/2")]},
+     {"sizes": [2], "stages": [([0, END], "n1/0")]}],
+    [{"sizes": [1, 2], "stages": [([0, END], "n0/1")]},
+     {"sizes": [2, 2], "stages": [([0, 3], "n1/0"), ([3, END], "n0/2")]}],
 )  # fmt: skip
 console = Console()
 
@@ -81,7 +83,9 @@ class Trial:
         classes: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         self.model_class = classes[config]
         torch.manual_seed(0)
-        self.model_class(tiny(self.model_class, config(**KINDS[kind][1]))).save_pretrained(self.start)
+        small = tiny(self.model_class, config(**KINDS[kind][1]))
+        self.layers = small.num_hidden_layers + 2
+        self.model_class(small).save_pretrained(self.start)
         self._write("cluster.yaml", {
             "format": "hetpipe.cluster/1", "device_types": {"cpu": {"memory": "1 GiB"}}, "link": {"bandwidth": "1 GB/s"},
             "nodes": [{"name": "n0", "devices": {"cpu": 3}}, {"name": "n1", "devices": {"cpu": 1}}],
@@ -101,9 +105,12 @@ class Trial:
         """Train by this plan from now on."""
         self._write("plan.json", {
             "format": "hetpipe.plan/1", "model": "causal_lm", "global_batch": BATCH, "schedule": "1f1b",
-            "replicas": [{"microbatch_sizes": r["sizes"], "stages": [{"layers": layers, "devices": [device]}
+            "replicas": [{"microbatch_sizes": r["sizes"], "stages": [{"layers": self._range(*layers), "devices": [device]}
                                                                      for layers, device in r["stages"]]} for r in replicas],
         })  # fmt: skip
+
+    def _range(self, begin: int, end: int) -> list[int]:
+        return [begin if begin >= 0 else self.layers + begin, end if end > 0 else self.layers + end]
 
     def command(self, *arguments: str) -> subprocess.Popen[str]:
         """`hetpipe arguments…`, in a session of its own."""
