@@ -277,3 +277,17 @@ def test_how_a_folder_says_it_is_computed_is_nobodys_word(tmp_path: Path) -> Non
     own = registry.model("causal_lm")(weights=str(tmp_path))[0].origin.model.config
     plain = transformers.Qwen3ForCausalLM(config).config
     assert (own._attn_implementation, own._experts_implementation) == (plain._attn_implementation, plain._experts_implementation)
+
+
+def test_a_model_that_sees_what_it_is_to_tell_is_refused() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": WORDS}
+    with pytest.raises(InputError, match="of type .bert. sees the tokens behind each one, .* write is_decoder: true"):
+        registry.model("causal_lm")(type="bert", **sizes)
+    registry.model("causal_lm")(type="bert", is_decoder=True, **sizes)
+
+
+def test_widths_like_the_sizes_of_the_run_are_no_sizes_of_a_batch() -> None:
+    layers = registry.model("causal_lm")(type="gpt2", n_embd=37, n_head=1, n_layer=2, vocab_size=41, n_positions=WORDS)
+    materialise(layers)
+    for shape in ((2, 10), (1, 1), (37, 41)):
+        assert layers(torch.zeros(shape, dtype=torch.int64)).shape == (*shape, 41)

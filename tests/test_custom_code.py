@@ -153,3 +153,23 @@ def test_it_comes_from_a_cache_and_generates(tmp_path: Path, monkeypatch: pytest
     assert "says that code in tiny/mine is to be run (trust_remote_code), with your rights: read it, and give the" in ended.err
     ended = run("generate", tmp_path / "saved", "w3", "--tokens", 4, "--trust-remote-code")
     assert (ended.code, len(ended.out.split())) == (0, 4), ended.err
+
+
+@pytest.mark.parametrize("trust", [1, 1.0, "yes"])
+def test_trust_is_true_or_false(tmp_path: Path, trust: Any) -> None:
+    with pytest.raises(InputError, match="trust_remote_code is .*: write true or false"):
+        causal_lm.build(weights=str(folder_with_code(tmp_path)), trust_remote_code=trust)
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    ({"model.name": None, "model.target": "os:system"}, "says that its model is made by os:system, with your rights: give"),
+    ({"model.args.trust_remote_code": 1}, "is to be run (trust_remote_code), with your rights"),
+])  # fmt: skip
+def test_a_checkpoint_alone_makes_nothing_run(tmp_path: Path, run: Command, said: dict[str, Any], message: str) -> None:
+    """Whoever wrote it."""
+    sizes = {"type": "llama", **LLAMA}
+    saved(tmp_path / "saved", "causal_lm", sizes, **said, **{"model.args.command": f"touch {tmp_path / 'ran'}"})
+    ended = run("generate", tmp_path / "saved", "w3")
+    assert ended.code == 2
+    assert message in ended.err
+    assert not (tmp_path / "ran").exists()

@@ -65,9 +65,16 @@ def generate(
 
 
 def _check_trust(said: Mapping[str, Any], job: Job | None, found: Stored, *, trusted: bool) -> None:
-    """InputError where a checkpoint, and nobody here, says that code of the model's folder is to be run."""
-    ours = trusted or (job is not None and job.model.args.get(TRUST) is True)
-    if said.get(f"model.args.{TRUST}") is True and not ours:
+    """InputError where a checkpoint, and nobody here, says that some code is to be run."""
+    own, args = (job.model.target, job.model.args) if job is not None else (None, {})
+    if (target := said.get("model.target")) is not None and target != own:
+        raise InputError(
+            f"checkpoint {found} says that its model is made by {cut(str(target), 200)}, with your rights: give the job's file, "
+            "which says so, too, in the place of the checkpoint"
+        )
+    weights = [str(name).partition("@")[0] for name in (args.get("weights"), said.get("model.args.weights"))]
+    ours = trusted or (args.get(TRUST) is True and weights[0] == weights[1])
+    if said.get(f"model.args.{TRUST}") not in (None, False) and not ours:
         raise InputError(
             f"checkpoint {found} says that code in {cut(str(said.get('model.args.weights')), 200)} is to be run ({TRUST}), with "
             "your rights: read it, and give the job's file, which says so, too, or --trust-remote-code"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,20 +81,21 @@ def copy_companions(source: WeightFolder, target: Path, patterns: Sequence[str] 
 
 
 def _write_shards(shards: Sequence[Mapping[str, str]], saved: Stored, target: Path, stored: Convert = dict) -> torch.dtype:
-    """The files and, for more than one, their index; returns the type of the largest numbers in them. `stored`: from what a
+    """The files and, for more than one, their index; returns the type of most of their numbers. `stored`: from what a
     file's tensors are called and look like in the model to how they are stored."""
-    weight_map, total, dtypes = dict[str, str](), 0, set[torch.dtype]()
+    weight_map, total, dtypes = dict[str, str](), 0, Counter[torch.dtype]()
     for number, shard in enumerate(shards, start=1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors = stored({name: saved.read_one(key) for name, key in shard.items()})
         save_file(tensors, target / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
         total += sum(t.numel() * t.element_size() for t in tensors.values())
-        dtypes |= {t.dtype for t in tensors.values() if t.is_floating_point()}
+        for tensor in filter(torch.is_floating_point, tensors.values()):
+            dtypes[tensor.dtype] += tensor.numel()
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         write_text(target / INDEX, json.dumps(index, indent=2) + "\n")
-    return max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
+    return max(dtypes, key=lambda dtype: dtypes[dtype], default=torch.float32)
 
 
 def _own(layer: nn.Module) -> HFLayer:

@@ -38,12 +38,7 @@ def refuse_mixing(model_class: Any, config: Any) -> None:
 def refuse_looking_ahead(model_class: Any, config: Any) -> None:
     """InputError if a small causal language model of transformers, of this configuration, gives other logits for a sample with
     other tokens behind it."""
-    with _small(model_class, config) as (model, words):
-        tokens = torch.randint(words // 2, words, (1, sum(LENGTHS)))
-        other = tokens.clone()
-        other[:, LENGTHS[0] :] -= words // 2
-        seen = [model(input_ids=given, use_cache=False).logits[:, : LENGTHS[0]] for given in (tokens, other)]
-    if not (difference := _difference(*seen)) < ROUNDING:
+    if not (difference := seen_ahead(model_class, config)) < ROUNDING:
         raise InputError(
             f"the data pads samples without a mask, which only a causal model does not see, and a model of type "
             f"{config.model_type!r} is none: with small layers, logits of a sample differ by {difference:.1e} of the largest by "
@@ -67,6 +62,16 @@ def refuse_strange(config: Any, data: Any) -> None:
             f"samples are {positions} tokens long, and the model of type {config.model_type!r} has positions for {most} "
             "(max_position_embeddings): give the data a smaller length, or the model more in its args, where it can do with more"
         )
+
+
+def seen_ahead(model_class: Any, config: Any) -> float:
+    """By how much, of the largest, logits of a small model differ that has other tokens behind them."""
+    with _small(model_class, config) as (model, words):
+        tokens = torch.randint(words // 2, words, (1, sum(LENGTHS)))
+        other = tokens.clone()
+        other[:, LENGTHS[0] :] -= words // 2
+        seen = [model(input_ids=given, use_cache=False).logits[:, : LENGTHS[0]] for given in (tokens, other)]
+    return _difference(*seen)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from hetpipe.hf.replay.skeleton import Anatomy, Call, Form, own_tensors, skeleton_of
-from hetpipe.hf.replay.trace import SAMPLES, TOKENS, CannotCutError, Trace, logits_of, reasons, traced
+from hetpipe.hf.replay.trace import CannotCutError, Trace, logits_of, reasons, traced
 from hetpipe.layers.untouched.fakes import fake_tensors
 
 EXTRAS = ("attention_mask", "position_ids")
@@ -28,9 +28,10 @@ def anatomy_of(make: Callable[[], nn.Module], form: Form, extras: Sequence[str] 
             model = make().eval()
         _choose_experts(model)
         found = None
-        known = _extras()
+        samples, tokens = telling_sizes(model)
+        known = _extras(samples, tokens)
         for more in ({}, *({name: known[name]} for name in extras)):
-            given = {"input_ids": torch.zeros(SAMPLES, TOKENS, dtype=torch.long), **more}
+            given = {"input_ids": torch.zeros(samples, tokens, dtype=torch.long), **more}
             trace, logits = traced(model, given, form)
             own = Reading(trace, given, logits).anatomy()
             if found is not None and replace(own, absent=found.absent) != found:
@@ -87,12 +88,13 @@ class Reading:
     def _before(self) -> tuple[list[str], dict[str, tuple[int | str, ...]]]:
         """Modules that run before the first layer: without trained parameters; and with them, with the shapes that they give."""
         shared, absent = list[str](), dict[str, tuple[int | str, ...]]()
+        samples, tokens = self.given["input_ids"].shape
         for path, output in self.trace.called["before"].items():
             module = self.model.get_submodule(path)
             if not any(p.requires_grad for p in module.parameters()):
                 shared.append(path)
             elif isinstance(output, Tensor):
-                absent[path] = tuple({SAMPLES: "b", TOKENS: "t"}.get(n, n) for n in output.shape)
+                absent[path] = tuple({samples: "b", tokens: "t"}.get(n, n) for n in output.shape)
             else:
                 raise CannotCutError(f"{path!r} gives a {type(output).__name__} before the first layer")
         return shared, {path: absent[path] for path in _topmost(absent)}
@@ -185,11 +187,18 @@ def _larger(one: Shapes, two: Shapes) -> Shapes:
     return {path: tuple(n if m == 1 else m for m, n in zip(one[path], two[path], strict=True)) for path in one}
 
 
-def _extras() -> dict[str, Tensor]:
+def _extras(samples: int, tokens: int) -> dict[str, Tensor]:
     return {
-        "attention_mask": torch.ones(SAMPLES, TOKENS, dtype=torch.bool),
-        "position_ids": torch.arange(TOKENS).expand(SAMPLES, -1),
+        "attention_mask": torch.ones(samples, tokens, dtype=torch.bool),
+        "position_ids": torch.arange(tokens).expand(samples, -1),
     }
+
+
+def telling_sizes(model: nn.Module) -> tuple[int, int]:
+    """Samples and tokens of the run, by which those of a batch are told in shapes: sizes that no tensor of the model has."""
+    own = {size for tensor in [*model.parameters(), *model.buffers()] for size in tensor.shape}
+    tokens, samples = [size for size in range(37, 37 + len(own) + 2) if size not in own][:2]
+    return samples, tokens
 
 
 def _check_dry(model: nn.Module, anatomy: Anatomy, trace: Trace, extras: Mapping[str, Tensor]) -> None:
@@ -211,7 +220,7 @@ def _check_idle(model: nn.Module, anatomy: Anatomy) -> None:
     for path in anatomy.idle:
         for module in filter(own_tensors, model.get_submodule(path).modules()):
             module.register_forward_pre_hook(lambda *_, path=path: called.append(path))
-    logits_of(model.train(), anatomy.takes, {"input_ids": torch.zeros(SAMPLES, TOKENS, dtype=torch.long)})
+    logits_of(model.train(), anatomy.takes, {"input_ids": torch.zeros(*telling_sizes(model), dtype=torch.long)})
     if called:
         raise CannotCutError(f"{called[0]!r} is called in training only")
 

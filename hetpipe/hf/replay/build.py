@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from hetpipe.building.language.apart import seen_ahead
 from hetpipe.files.messages import InputError, nearest, one_line, shown
 from hetpipe.hf.configs import configure, empty_model
 from hetpipe.hf.folder import WeightFolder
@@ -18,6 +19,7 @@ from hetpipe.hf.replay.layers import chain
 from hetpipe.hf.replay.tiny import tiny
 from hetpipe.hf.replay.trace import CannotCutError, form_of
 
+AHEAD = 1e-4  # likewise, of logits with other tokens behind them
 ROUNDING = 1e-6  # by which sums in another order may differ, of the largest
 REFUSED = {
     **dict.fromkeys(("layerdrop", "decoder_layerdrop"), "layers would be left out at random"),
@@ -101,5 +103,10 @@ def _check_alike(kind: str, model_class: Any, small: Any) -> None:
         raise InputError(
             f"causal_lm: a chain of type {kind!r} computes something else than transformers does: logits differ by "
             f"{found.logits:.1e}, gradients by {found.gradients:.1e} of the largest"
+        )
+    if not seen_ahead(model_class, small) < AHEAD:
+        raise InputError(
+            f"causal_lm: a model of type {kind!r} sees the tokens behind each one, and would learn to copy what it is to tell: "
+            "where its configuration has is_decoder, write is_decoder: true in the model's args"
         )
     _ALIKE.add(key)

@@ -28,7 +28,7 @@ class Classes(NamedTuple):
 def classes_of(folder: WeightFolder | None, kind: str | None, trust_remote_code: bool | None) -> Classes:
     """Those of a folder, or of transformers' type. Code of the folder runs only where it is trusted. InputError where there are
     none, or where a folder has code and nobody says whether it is trusted."""
-    if trust_remote_code not in (True, False, None):
+    if not (trust_remote_code is None or isinstance(trust_remote_code, bool)):
         raise InputError(f"causal_lm: trust_remote_code is {shown(trust_remote_code)}: write true or false")
     kind = str(folder.config.get("model_type") if folder is not None else kind)
     code = folder.config.get("auto_map") if folder is not None else None
@@ -66,7 +66,9 @@ def _own(folder: WeightFolder, kind: str, code: Any, trusted: bool | None, known
             f"causal_lm: {file} names code of its own (auto_map: {cut(code[MODEL], 200)}), which runs with your rights: read it, "
             f"and write trust_remote_code: true in the model's args{instead}"
         )
-    config: Any = transformers.CONFIG_MAPPING.get(kind)
+    config: Any = None
+    if kind in transformers.CONFIG_MAPPING:  # whose own get knows none of its types
+        config = transformers.CONFIG_MAPPING[kind]
     if CONFIG in code:
         config = _loaded(folder, code[CONFIG], transformers.PreTrainedConfig)
     elif config is None:

@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.hf.replay.skeleton import Call, Form, features_of, options, own_tensors, without_cache
 
-SAMPLES, TOKENS = 41, 37  # of the run: sizes by which those of the batch are told in shapes
 FEW = 8  # tokens where there are values: a model may have places for few
 
 
