@@ -19,20 +19,16 @@ from torch import Tensor
 
 from hetpipe.building.data import fetch
 from hetpipe.building.language import reading
-from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
 from hetpipe.building.language.conversations import chat, instructions
 from hetpipe.building.language.documents import text
 from hetpipe.building.language.samples import pack
 from hetpipe.building.language.tokenizer import PARALLEL
-from hetpipe.files.messages import InputError
-from hetpipe.hf.replay.tiny import tiny
 from hetpipe.layers.model import Loss, cross_entropy
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
 from tests.support import chats
-from tests.support.chats import chat_of, lines, tokenizer
+from tests.support.chats import chat_of, lines, refusal, tokenizer
 
-import transformers  # isort: skip
 from transformers import AutoTokenizer  # isort: skip  # offline, as tests.support.chats sets it
 
 TALK = ("What is 🦆?", "A duck, Übermut!", "And then?", " Yes.\n\nNo. ")
@@ -80,12 +76,6 @@ def by_hand(folder: str, segments: Segments) -> tuple[list[int], list[int]]:
 
 def plain(pair: Any) -> tuple[list[int], list[int]]:
     return pair[0].tolist(), pair[1].tolist()
-
-
-def refusal(function: Any, **arguments: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        function(**arguments)
-    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -287,39 +277,6 @@ def test_a_data_set_of_the_hub_is_had_by_the_library_for_them(
         instructions, file=str(tmp_path), tokenizer=chatml)  # fmt: skip
 
 
-def test_wrong_arguments_are_named(chatml: str, tmp_path: Path) -> None:
-    file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes.")])
-    (tmp_path / "empty.jsonl").write_text("")
-    (tmp_path / "none").mkdir()
-    (tmp_path / "whole.json").write_text('[{"prompt": 1},')
-    good: dict[str, Any] = {"file": file, "tokenizer": chatml}
-    faults: list[tuple[dict[str, Any], str]] = [
-        ({"file": str(tmp_path / "chat.jsonl")}, f"cannot read {tmp_path / 'chat.jsonl'}: No such file or directory"),
-        ({"file": str(tmp_path / "none")}, f"the folder {tmp_path / 'none'} holds no file that ends in .jsonl, .json, .parquet"),
-        ({"file": str(tmp_path / "empty.jsonl")}, f"{tmp_path / 'empty.jsonl'} holds no records"),
-        ({"file": str(tmp_path / "whole.json")}, f"{tmp_path / 'whole.json'} is not valid JSON: line 1, column 16"),
-        ({"file": 5}, "file must be a file, a folder, a data set of the hub, or a list of files, found 5"),
-        ({"tokenizer": str(tmp_path / "nowhere")}, f"there is no folder '{tmp_path / 'nowhere'}' with a tokenizer (from "),
-        ({"tokenizer": str(tmp_path / "none")}, f"cannot load the tokenizer '{tmp_path / 'none'}': "),
-        ({"tokenizer": 3}, "tokenizer must be a folder of save_pretrained, or a name on the hub, found 3"),
-        ({"tokenizer": tokenizer(tmp_path / "plain", None)}, "has no template of chats: Cannot use chat template functions"),
-        ({"length": 0}, "chat: length must be an integer of at least 1, got 0"),
-        ({"limit": 0}, "chat: limit must be an integer of at least 1, got 0"),
-        ({"too_long": "cut"}, "unknown too_long 'cut'"),
-        ({"turns": "first"}, "unknown turns 'first'"),
-        ({"test_fraction": 1}, "test_fraction must be from 0 to below 1, got 1"),
-        ({"pack": True, "mask": True}, "pack: true does not go with mask: true, with which models do not tell the"),
-        ({"pack": True, "sizes": [8]}, "pack: true makes rows of length: 2048; it takes no sizes"),
-        ({"sizes": [0]}, "chat: each of sizes must be an integer of at least 1, got 0"),
-        ({"sizes": [4, 2]}, "the largest of sizes is 4, and the longest sample has "),
-        ({"sizes": []}, "the largest of sizes is missing, and the longest sample has "),
-    ]
-    for changes, said in faults:
-        assert said in refusal(chat, **{**good, **changes}), changes
-    ends = tokenizer(tmp_path / "endless", eos_token=None)
-    assert "names no token that ends a text (eos_token)" in refusal(instructions, file=file, tokenizer=ends)
-
-
 def test_text_in_windows_of_tokens(chatml: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Yes. the quick brown fox")
     (tmp_path / "b.txt").write_text("No. a river 🦆")
@@ -411,63 +368,3 @@ def test_packed_rows_have_the_loss_and_gradients_of_single_samples(kind: str, ch
         assert max(float((a - b).abs().max()) for a, b in zip(own, gradients, strict=True)) < 1e-12 * largest
     others = (packed[0][0], torch.arange(100).expand_as(packed[0][1]))
     assert abs(float(whole((others, packed[1]))[0] - truth)) > 1e-6 * float(truth), "positions tell samples apart"
-
-
-@pytest.mark.parametrize(("kind", "apart"), [
-    ("qwen3", True), ("gemma2", True), ("mamba", False), ("bloom", False), ("opt", False),
-])  # fmt: skip
-def test_a_model_that_does_not_tell_samples_in_a_row_apart_is_refused(kind: str, apart: bool) -> None:
-    """They would be trained on each other, without a word."""
-    config = transformers.CONFIG_MAPPING[kind]
-    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config]
-    small = tiny(model_class, config())
-    if apart:
-        refuse_mixing(model_class, small)
-        return
-    said = refusal(refuse_mixing, model_class=model_class, config=small)
-    assert f"a model of type '{kind}' does not tell such apart: with small layers, logits differ by " in said
-
-
-@pytest.mark.parametrize(("kind", "causal"), [("qwen3", True), ("mamba", True), ("bert", False)])
-def test_padding_without_a_mask_is_for_causal_models(kind: str, causal: bool) -> None:
-    config = transformers.CONFIG_MAPPING[kind]
-    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config]
-    small = tiny(model_class, config())
-    if causal:
-        refuse_looking_ahead(model_class, small)
-        return
-    said = refusal(refuse_looking_ahead, model_class=model_class, config=small)
-    assert "which only a causal model does not see, and a model of type 'bert' is none: with small layers, logits of a " in said
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"pack": "no"}, "pack is 'no': write true or false, without quotes"),
-    ({"mask": 1}, "mask is 1: write true or false, without quotes"),
-    ({"sizes": "64"}, "sizes must be a list of whole numbers, such as [256, 1024], got '64'"),
-    ({"sizes": 64}, "sizes must be a list of whole numbers, such as [256, 1024], got 64"),
-    ({"test_fraction": "0.1"}, "test_fraction must be a number from 0 to below 1, got '0.1'"),
-])  # fmt: skip
-def test_arguments_of_other_types_are_told(chatml: str, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes.")])
-    assert refusal(chat, file=file, tokenizer=chatml, **arguments) == message
-
-
-@pytest.mark.parametrize(("begin", "kind"), [(b"\x1f\x8b", "packed by gzip"), ("{}".encode("utf-16"), "UTF-16")])
-def test_files_that_are_packed_or_encoded_otherwise_are_told(chatml: str, tmp_path: Path, begin: bytes, kind: str) -> None:
-    file = tmp_path / "chats.jsonl"
-    file.write_bytes(begin + b"\n" * 50)
-    assert refusal(chat, file=str(file), tokenizer=chatml) == f"{file} is {kind}: give it as plain UTF-8"
-
-
-def test_words_and_positions_that_the_model_does_not_know_are_told(chatml: str, tmp_path: Path) -> None:
-    file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes. " * 30)] * 3)
-    single, rows = (chat(file, chatml, 200, pack=pack, test_fraction=0).train for pack in (False, True))
-    longest, words = int(single.lengths.max()), single.words  # type: ignore[attr-defined]
-    assert (single.positions, rows.positions, rows.words) == (longest, longest, words)  # type: ignore[attr-defined]
-    assert words == 1 + max(int(single[0][0].max()), single.pad)  # type: ignore[attr-defined]
-    for data in (single, rows):
-        refuse_strange(transformers.Qwen3Config(vocab_size=words, max_position_embeddings=longest), data)
-        said = refusal(refuse_strange, config=transformers.Qwen3Config(vocab_size=words - 1), data=data)
-        assert f"gives numbers up to {words - 1} (that of padding among them), and the model of type 'qwen3' knows " in said
-        said = refusal(refuse_strange, config=transformers.GPT2Config(n_positions=longest - 1), data=data)
-        assert f"samples are {longest} tokens long, and the model of type 'gpt2' has positions for {longest - 1}" in said

@@ -41,7 +41,8 @@ from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.options import PrecisionChoice
-from hetpipe.spec.profile import DeviceOverhead, Profile
+from hetpipe.spec.overhead import DeviceOverhead
+from hetpipe.spec.profile import Profile
 
 HOST = "host"  # the tables by which emulated devices are paced
 Hosts = dict[Precision | None, Measured]

@@ -37,7 +37,8 @@ from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
 from hetpipe.spec.number_types import NumberTypes, Precision
-from hetpipe.spec.profile import DeviceOverhead, LengthFactor, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.overhead import DeviceOverhead
+from hetpipe.spec.profile import LengthFactor, Measurement, OptimizerProfile, Profile
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]

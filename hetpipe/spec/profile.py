@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Samples, Seconds, Strict
+from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Samples, Strict
 from hetpipe.files.limits import LEAST_MODEL_SECONDS, MOST_LAYERS, MOST_SECONDS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 from hetpipe.spec.number_types import Precision
+from hetpipe.spec.overhead import DeviceOverhead
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
@@ -160,20 +161,6 @@ class OptimizerProfile(Strict):
     """How many bytes of optimizer state a parameter byte that trains brings (AdamW 2, SGD with momentum 1, SGD 0)."""
 
     state_bytes_per_parameter_byte: Factor
-
-
-class DeviceOverhead(Strict):
-    """What the framework takes on one type of device, as it was measured (what is left out was not): seconds that it adds to a
-    forward or a backward; bytes of a card that its allocator does not have, and of each communicator; bytes that the
-    allocator holds over those in use; and which part of a transfer is hidden behind compute. `relative_spread`: of each."""
-
-    device_type: Name
-    action_seconds: Seconds | None = None
-    device_bytes: Bytes | None = None
-    communicator_bytes: Bytes | None = None
-    allocator_factor: Annotated[Factor, Field(ge=1)] | None = None
-    transfer_overlap: Annotated[Factor, Field(le=1)] | None = None
-    relative_spread: dict[Name, Factor] = {}
 
 
 class LengthFactor(Strict):

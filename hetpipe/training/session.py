@@ -14,6 +14,7 @@ import torch
 from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
+from hetpipe.building.fused import WithLabels
 from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
 from hetpipe.building.same_data import check_same_data
 from hetpipe.checkpoints.resume import flat
@@ -159,7 +160,7 @@ def _refuse_unseen(model: Model, data: DataSplits) -> None:
     whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
     if whole is None:
         return
-    refuse_strange(whole.config, getattr(data.train, "samples", data.train))
+    refuse_strange(whole.config, data.train.samples if isinstance(data.train, WithLabels) else data.train)
     if not (packed or padded):
         return
     from hetpipe.hf.replay.tiny import tiny  # which imports transformers

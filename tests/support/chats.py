@@ -10,8 +10,11 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from hetpipe.files.messages import InputError
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -79,3 +82,10 @@ def lines(file: Path, records: Sequence[Any]) -> str:
     """A file with a line for each record (a text is a line as it is), by its path."""
     file.write_text("".join(f"{record if isinstance(record, str) else json.dumps(record)}\n" for record in records))
     return str(file)
+
+
+def refusal(function: Any, **arguments: Any) -> str:
+    """What the InputError says that a function raises."""
+    with pytest.raises(InputError) as caught:
+        function(**arguments)
+    return str(caught.value)

@@ -1,0 +1,23 @@
+"""What a profile says of the framework beside the layers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from hetpipe.files.formats import Bytes, Factor, Name, Seconds, Strict
+
+
+class DeviceOverhead(Strict):
+    """What the framework takes on one type of device, as it was measured (what is left out was not): seconds that it adds to a
+    forward or a backward; bytes of a card that its allocator does not have, and of each communicator; bytes that the
+    allocator holds over those in use; and which part of a transfer is hidden behind compute. `relative_spread`: of each."""
+
+    device_type: Name
+    action_seconds: Seconds | None = None
+    device_bytes: Bytes | None = None
+    communicator_bytes: Bytes | None = None
+    allocator_factor: Annotated[Factor, Field(ge=1)] | None = None
+    transfer_overlap: Annotated[Factor, Field(le=1)] | None = None
+    relative_spread: dict[Name, Factor] = {}
