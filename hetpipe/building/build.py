@@ -245,11 +245,7 @@ def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) 
                   batch_norm=section.batch_norm, coupled_layers=section.coupled_layers,
                   shorter=shorter_batches(data, job.train))  # fmt: skip
     if model.loss.skips_samples(targets):
-        raise InputError(
-            f"data {job.data.label!r}: targets hold {model.loss.ignore_index}, which is to be ignored, but the loss is weighed "
-            "by samples: write 'weight: tokens' in the job's loss section; where the loss function leaves no target out, give "
-            "ignore_index a number that no target has"
-        )
+        raise InputError(f"data {job.data.label!r}: {model.loss.skipped()}")
     check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
     output = trace_boundaries(model.layers, model.inputs, backward=True)[-1]
     check_sample(model, output, f"data {job.data.label!r}", targets, numbers)

@@ -145,6 +145,14 @@ class Loss:
         whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
         return self.weight == "samples" and whole and not bool(counted(targets, self.ignore_index).all())
 
+    def skipped(self) -> str:
+        """What is said of such targets."""
+        return (
+            f"targets hold {self.ignore_index}, which is to be ignored, but the loss is weighed by samples: write 'weight: "
+            "tokens' in the job's loss section (hetpipe.wrap: loss_weight='tokens'); where the loss function leaves no target out, give "
+            "ignore_index a number that no target has"
+        )
+
     def share(
         self, output: Tensors, targets: Tensors, denominator: float, count: float | None = None
     ) -> Tensor:

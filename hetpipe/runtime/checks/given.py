@@ -76,11 +76,7 @@ class Given:
         """InputError if some are to be ignored that the loss's weight counts."""
         loss = self._loss
         if loss.skips_samples(targets):
-            raise InputError(
-                f"{self._replica}: its targets hold {loss.ignore_index}, which is to be ignored, but the loss is weighed by "
-                "samples: write 'weight: tokens' in the job's loss section (hetpipe.wrap: loss_weight='tokens'); where "
-                "the loss function leaves no target out, give ignore_index a number that no target has"
-            )
+            raise InputError(f"{self._replica}: its {loss.skipped()}")
 
     def check_labels(self, output: Sequence[TensorSpec], rows: int, targets: Tensors) -> None:
         """InputError if a target is no class. `output` is what the last layer gives for so many rows of the sample."""
