@@ -148,9 +148,9 @@ class Loss:
     def skipped(self) -> str:
         """What is said of such targets."""
         return (
-            f"targets hold {self.ignore_index}, which is to be ignored, but the loss is weighed by samples: write 'weight: "
-            "tokens' in the job's loss section (hetpipe.wrap: loss_weight='tokens'); where the loss function leaves no target out, give "
-            "ignore_index a number that no target has"
+            f"targets hold {self.ignore_index}, which is to be ignored, but the loss is weighed by samples: write "
+            "'weight: tokens' in the job's loss section (hetpipe.wrap: loss_weight='tokens'); where the loss function leaves no "
+            "target out, give ignore_index a number that no target has"
         )
 
     def share(
