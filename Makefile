@@ -35,7 +35,7 @@ setup: $(STAMP)
 $(STAMP): setup.py constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(shell grep '^torch==' constraints.txt)
-	$(PIP) -e '.[test,viz,hf,pipes,trainers]'
+	$(PIP) -e '.[test,viz,hf,lora,pipes,trainers]'
 	touch $@
 
 demo: setup

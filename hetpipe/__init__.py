@@ -2,7 +2,8 @@
 
 Measure (`profile_model`), plan (`make_plan`; `make_front` over a catalogue), predict (`simulate`), train (`Trainer`,
 or `wrap` for one's own loop, with `save_checkpoint` and `load_checkpoint`; `auto` measures, plans and wraps;
-`fused_cross_entropy` is the loss of large vocabularies), and use what was trained (`load_weights`).
+`adapt` adds matrices of low rank; `fused_cross_entropy` is the loss of large vocabularies), and use what was trained
+(`load_weights`).
 Each name is imported when it is first used, so that planning and simulating need no torch.
 """
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from hetpipe.checkpoints.own_checkpoint import load_checkpoint, save_checkpoint
     from hetpipe.checkpoints.trained import load_weights
     from hetpipe.files.messages import InputError
+    from hetpipe.layers.adapters.adapt import adapt
     from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
     from hetpipe.measuring.profiler import profile_model
     from hetpipe.planning.pareto import make_front
@@ -44,6 +46,7 @@ __all__ = [
     "Trainer",
     "UnusedRank",
     "__version__",
+    "adapt",
     "auto",
     "fused_accuracy",
     "fused_cross_entropy",
@@ -78,6 +81,7 @@ _HOMES = {
     "Profile": "hetpipe.spec.profile",
     "Trainer": "hetpipe.training.trainer",
     "UnusedRank": "hetpipe.training.autowrap",
+    "adapt": "hetpipe.layers.adapters.adapt",
     "auto": "hetpipe.training.autowrap",
     "fused_accuracy": "hetpipe.layers.losses.fused",
     "fused_cross_entropy": "hetpipe.layers.losses.fused",

@@ -15,7 +15,7 @@ from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import layer_on, make_stage
 from hetpipe.layers.split import tied_layers
-from hetpipe.layers.transforms import COMPILED, lineage_of, transformed, written_names
+from hetpipe.layers.transforms import COMPILED, Changed, lineage_of, transformed, written_names
 from hetpipe.layers.weights import empty_names, load_state, state_of
 from hetpipe.measuring.cache import cache_path
 from hetpipe.measuring.profiler import profile_model
@@ -103,14 +103,14 @@ def test_values_come_under_the_old_names_when_their_layer_is_placed() -> None:
 
 def test_a_transform_that_loses_or_doubles_a_name_is_told() -> None:
     class Losing(Doubling):
-        def apply(self, layer: nn.Module) -> tuple[nn.Module, Mapping[str, str]]:
-            return super().apply(layer)[0], {}
+        def apply(self, name: str, layer: nn.Module) -> Changed:
+            return Changed(super().apply(name, layer).layer)
 
     class Adding(Doubling):
-        def apply(self, layer: nn.Module) -> tuple[nn.Module, Mapping[str, str]]:
-            found, names = super().apply(layer)
+        def apply(self, name: str, layer: nn.Module) -> Changed:
+            found, names, *_ = super().apply(name, layer)
             found.register_buffer("bias", torch.zeros(1))
-            return found, names
+            return Changed(found, names)
 
     with pytest.raises(InputError, match=r"layer '0': of the transform '.*', 'weight' becomes 'weight', which the layer that it"):
         transformed(nn.Sequential(nn.Linear(2, 2)), [Losing()])

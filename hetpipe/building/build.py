@@ -15,6 +15,7 @@ from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import fused_loss, labels_of, with_labels
 from hetpipe.building.lengths import shorter_batches
 from hetpipe.files.messages import InputError, cut, nearest, shown
+from hetpipe.layers.adapters.adapt import adapted
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
 from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
@@ -192,8 +193,10 @@ def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
         return layers
     if names is not None:
         _refuse_other_inputs(job, layers, names[1:], named=takes)
+    if job.adapter is not None:
+        layers = adapted(layers, job.adapter, job.train.seed)
     layers.to(torch_type(job.train.dtype))
-    if job.train.frozen_dtype != "float32":
+    if job.frozen_dtype != "float32":
         _hold_frozen(layers, job)
     return layers
 
@@ -226,7 +229,7 @@ def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
             "or let the model's function freeze some (requires_grad_(False))"
         )
     for parameter in frozen:
-        parameter.data = parameter.data.to(torch_type(job.train.frozen_dtype))
+        parameter.data = parameter.data.to(torch_type(job.frozen_dtype))
 
 
 def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) -> Model:

@@ -5,9 +5,9 @@ written, as do those of a layer that `torch.compile` holds."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -19,6 +19,27 @@ COMPILED = "_orig_mod"  # under which torch.compile(module) holds the module
 _MADE = "_hetpipe_made"
 
 
+@dataclass(frozen=True)
+class Made:
+    """Tensors of a layer, by their names in it, which take the place of others, or are new. `make` gives their values, from those
+    of the tensors `of` (none, where they are drawn), whatever device these are on."""
+
+    names: tuple[str, ...]
+    of: tuple[str, ...]
+    make: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+class Changed(NamedTuple):
+    """The layer that takes another's place: another one, or the same one, changed. Of the tensors of the one before
+    (`attention.query.weight`): `renamed`, the old name → the new one, where that is another; `made`, what was made of them, and
+    what is new. `base_kept`: parameters that do not train are those of a model that is kept elsewhere, so they are not saved."""
+
+    layer: nn.Module
+    renamed: Mapping[str, str] = {}
+    made: Sequence[Made] = ()
+    base_kept: bool = False
+
+
 class Transform(Protocol):
     """Makes a layer into another one."""
 
@@ -27,20 +48,22 @@ class Transform(Protocol):
         """What it does, in a few words with all that its layers' time and memory depend on: a profile is of this."""
         ...
 
-    def apply(self, layer: nn.Module) -> tuple[nn.Module, Mapping[str, str]]:
-        """The layer that takes this one's place: another, or the same one, changed; and of its tensors (`attention.query.weight`)
-        the old name → the new one, where that is another. Every rank does it alike. A layer on the meta device has no values
-        yet."""
+    def apply(self, name: str, layer: nn.Module) -> Changed:
+        """What takes the place of this layer, which has this name in the chain. Every rank does it alike. A layer on the meta
+        device has no values yet; of another, what is made must have its values."""
         ...
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """How a layer was made: by which transforms, of which layer as it was written, and what its tensors are called in that."""
+    """How a layer was made: by which transforms, of which layer as it was written, what its tensors are called in that, and how
+    those are made that it does not have (of tensors by their names in it)."""
 
     identities: tuple[str, ...]
     written: nn.Module
     names: Mapping[str, str]
+    made: tuple[Made, ...] = ()
+    base_kept: bool = False
 
 
 def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Sequential:
@@ -58,9 +81,10 @@ def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Se
 def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
     before, earlier = list(tensors_of(layer)), lineage_of(layer)
     written = earlier.names if earlier is not None else {}
-    result, renamed = transform.apply(layer)
-    after, names = tensors_of(result), {renamed.get(own, own): written.get(own, own) for own in before}
-    lost = next((own for own in before if renamed.get(own, own) not in after), None)
+    result, renamed, made, base_kept = transform.apply(name, layer)
+    after, used = tensors_of(result), {own for each in made for own in each.of}
+    names = {renamed.get(own, own): written.get(own, own) for own in before if renamed.get(own, own) in after}
+    lost = next((own for own in before if renamed.get(own, own) not in after and own not in used), None)
     if lost is not None:
         raise InputError(f"layer {name!r}: of the transform {transform.identity!r}, {lost!r} becomes "
                          f"{renamed.get(lost, lost)!r}, which the layer that it makes does not have")  # fmt: skip
@@ -70,8 +94,19 @@ def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
         raise InputError(f"layer {name!r}: after the transform {transform.identity!r} two tensors stand for {double!r}; give "
                          "the one that it adds another name")  # fmt: skip
     identities, source = (earlier.identities, earlier.written) if earlier is not None else ((), layer)
-    vars(result)[_MADE] = Lineage((*identities, transform.identity), source, names)
+    makers = [replace(each, names=tuple(renamed.get(own, own) for own in each.names)) for each in earlier.made] if earlier else []
+    makers += [replace(each, of=tuple(written.get(own, own) for own in each.of)) for each in made]
+    kept = base_kept or (earlier is not None and earlier.base_kept)
+    vars(result)[_MADE] = Lineage((*identities, transform.identity), source, names, tuple(makers), kept)
     return result
+
+
+def kept_elsewhere(layer: nn.Module) -> set[str]:
+    """Names of the tensors that are not saved with the layer: they are of a model that adapters were added to."""
+    found = lineage_of(layer)
+    if found is None or not found.base_kept:
+        return set()
+    return {name for name, p in layer.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
 def lineage_of(layer: nn.Module) -> Lineage | None:

@@ -9,7 +9,7 @@ after: giving it a value in one layer gives it to all.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled, written_names
+from hetpipe.layers.transforms import kept_elsewhere, lineage_of, tensors_of, uncompiled, written_names
 
 
 @runtime_checkable
@@ -37,22 +37,29 @@ def eagerly() -> AbstractContextManager[object]:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """The module's `state_dict`, by the names of the model as it was written, whether parts of it are compiled or not. Of
-    a chain it is put together of its layers', without the hooks that the chain as a whole has: whoever wants names and shapes
-    only may ask for it at any time."""
+    """The module's `state_dict`, by the names of the model as it was written, whether parts of it are compiled or not; without
+    what adapters were added to. Of a chain it is put together of its layers', without the hooks that the chain as a whole has:
+    whoever wants names and shapes only may ask for it at any time."""
     if isinstance(module, nn.Sequential) and not module._parameters and not module._buffers:
         parts = [layer.state_dict(prefix=f"{name}.") for name, layer in named_layers(module)]
     else:
         parts = [module.state_dict()]
-    written = written_names(module)
-    return {written(name): tensor for part in parts for name, tensor in part.items()}
+    written, kept = written_names(module), _not_saved(module)
+    return {written(name): tensor for part in parts for name, tensor in part.items() if name not in kept}
+
+
+def _not_saved(module: nn.Module) -> set[str]:
+    """Of a layer, or a chain of layers."""
+    inside = {f"{name}.{own}" for name, layer in module._modules.items() if layer is not None for own in kept_elsewhere(layer)}
+    return inside | kept_elsewhere(module)
 
 
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """The module's `load_state_dict`, compiled or not, of a state of either. RuntimeError, as torch's."""
-    written = written_names(module)
-    own = {written(name): name for name in module.state_dict()}
-    module.load_state_dict({own.get(written(name), name): tensor for name, tensor in state.items()})
+    written, whole = written_names(module), module.state_dict()
+    own = {written(name): name for name in whole}
+    kept = {name: whole[name] for name in _not_saved(module)}
+    module.load_state_dict(kept | {own.get(written(name), name): tensor for name, tensor in state.items()})
 
 
 def empty_names(layer: nn.Module) -> list[str]:
@@ -69,30 +76,44 @@ def materialise(
 
 
 def give_values(layers: nn.Sequential, name: str, layer: nn.Module, device: torch.device) -> None:
-    """A layer of the chain has values, on the device. Tensors that have values keep them."""
+    """A layer of the chain has values, on the device. Tensors that have values keep them. What was made of a tensor is made on
+    the device, one tensor after the other: no more than one of them is there as it was written."""
     layer = uncompiled(layer)
     empty = {n: tensors_of(layer)[n] for n in empty_names(layer)}
     if not empty:
         return
-    found, written = lineage_of(layer), written_names(layer)
+    found = lineage_of(layer)
     source = layer if found is None else found.written
     if not isinstance(source, Deferred):
         raise InputError(
             f"layer {name!r} ({type(layer).__name__}) is on the meta device ({next(iter(empty))!r} has no values), and has no "
             "method values(names) that would give them: build the model without torch.device('meta')"
         )
-    values = source.values([written(own) for own in empty])
-    new: dict[int, Tensor] = {}
-    for own, old in empty.items():
-        value = values[written(own)]
-        if value.shape != old.shape:
-            raise InputError(f"layer {name!r}: the values of {own!r} have shape {tuple(value.shape)}, "
-                             f"the model has {tuple(old.shape)}")  # fmt: skip
-        value = value.to(device=device, dtype=old.dtype)
-        new[id(old)] = (
-            nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
-        )
-    replace_tensors(layers, new)
+    for values in _values_of(layer, source, set(empty), device):
+        new: dict[int, Tensor] = {}
+        for own, value in values.items():
+            old = empty[own]
+            if value.shape != old.shape:
+                raise InputError(f"layer {name!r}: the values of {own!r} have shape {tuple(value.shape)}, "
+                                 f"the model has {tuple(old.shape)}")  # fmt: skip
+            value = value.to(device=device, dtype=old.dtype)
+            new[id(old)] = (
+                nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+            )
+        replace_tensors(layers, new)
+
+
+def _values_of(layer: nn.Module, source: Deferred, empty: set[str], device: torch.device) -> Iterator[Mapping[str, Tensor]]:
+    """The values of these tensors of a layer: those that it was written with, then of each that was made, by itself."""
+    found, written = lineage_of(layer), written_names(layer)
+    made = [each for each in (found.made if found is not None else ()) if empty & {*each.names}]
+    plain = sorted(empty - {own for each in made for own in each.names})
+    if plain:
+        values = source.values([written(own) for own in plain])
+        yield {own: values[written(own)] for own in plain}
+    for each in made:
+        given = {own: value.to(device) for own, value in source.values(each.of).items()} if each.of else {}
+        yield {own: value for own, value in each.make(given).items() if own in empty}
 
 
 def replace_tensors(layers: nn.Module, new: Mapping[int, Tensor]) -> None:

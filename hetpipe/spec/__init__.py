@@ -2,5 +2,5 @@
 
 guesses (keys of other trainers), number_types, cluster, overhead (of the framework), profile (what was measured), clusters/ (of
 which nothing was measured), schedule (a stage's order of actions, as data), seats (who holds which shard, and owns which
-gradients), plan, options (of planning, wherever they are given), job.
+gradients), plan, options (of planning, wherever they are given), sections/ (of a job), job.
 """

@@ -52,8 +52,8 @@ _TRACKERS = (
     "of yours can bring a logger (docs/how-to/observe.md)"
 )
 _COMPILE = "it is not there yet; a layer may be compiled by the function that builds the model"
-_ADAPTERS = "let a function of yours build the model with its adapters, and write 'model: {target: \"net:build\"}'"
-_QUANTIZED = "quantized weights are not there yet"
+_ADAPTERS = "it is a section of its own: write 'adapter: {kind: lora, r: 16, alpha: 32, targets: all-linear}'"
+_QUANTIZED = "write 'adapter: {kind: lora, r: 16, base: nf4}', or int8: what is held in so few bits trains adapters only"
 _WEIGHTS = "it is an argument of the model: write 'model: {name: gpt2, args: {weights: path/to/folder}}'"
 _SIZES = "it is an argument of the model: write 'model: {name: gpt, args: {layers: 8, width: 256}}'"
 _DATA = (
@@ -100,7 +100,7 @@ JOB: Guesses = _TRAINING | _all(
     ("dtype", "write 'train: {dtype: bfloat16}'"), ("precision", _HALF),
     ("training trainer", "the section is called 'train'"), ("dataset datasets train_data", "the section is called 'data'"),
     ("checkpoints saving", _SAVE), ("logging logger", _LOG), ("wandb tensorboard mlflow report_to", _TRACKERS),
-    ("lora peft adapter", _ADAPTERS), ("strategy accelerator distributed parallelism", _PLANNED),
+    ("lora peft adapters", _ADAPTERS), ("strategy accelerator distributed parallelism", _PLANNED),
     ("evaluation eval validation", _EVALUATE),
 )  # fmt: skip
 LOG: Guesses = _all(
@@ -121,6 +121,18 @@ MODEL: Guesses = _all(
     ("weights pretrained from_pretrained path checkpoint", _WEIGHTS),
     ("layers width hidden_size num_layers size heads context vocab_size num_labels", _SIZES),
     ("dtype torch_dtype precision", _HALF),
+)
+ADAPTER: Guesses = _all(
+    ("rank lora_r lora_rank dim", "it is called r: 'adapter: {r: 16}'"),
+    ("lora_alpha scaling", "it is called alpha: 'adapter: {alpha: 32}'"),
+    ("lora_dropout", "it is called dropout: 'adapter: {dropout: 0.05}'"),
+    ("target_modules target_module lora_target lora_target_modules modules",
+     "it is called targets: 'adapter: {targets: all-linear}', or 'adapter: {targets: [q_proj, v_proj]}'"),
+    ("modules_to_save trainable", "write 'adapter: {train_also: [embed, head, norms]}'"),
+    ("use_rslora rslora", "it is called rank_stabilized: 'adapter: {rank_stabilized: true}'"),
+    ("dora", "it is called use_dora: 'adapter: {use_dora: true}'"),
+    ("load_in_4bit load_in_8bit quantization quantize bits bnb_4bit_quant_type quant_type",
+     "it is called base: 'adapter: {base: nf4}', or int8"),
 )
 DATA: Guesses = _all(
     ("path file folder split dataset context length max_length tokenizer limit_bytes", _DATA),

@@ -28,10 +28,11 @@ from hetpipe.files.messages import Faults, InputError, shown
 from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, Frozen, Held
+from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, TYPE_OF, Frozen, Held
 from hetpipe.spec.options import PlanOptions, PlanRules, PrecisionChoice, precision_faults
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.sections.adapter import AdapterSection
 
 
 def _refuse_text(data: Any) -> Any:
@@ -290,6 +291,7 @@ class Job(Document):
     guesses = guesses.JOB
     format: Literal["hetpipe.job/1"]
     model: ModelSection
+    adapter: AdapterSection | None = None
     data: DataSection
     loss: LossSection = LossSection(name="cross_entropy")
     cluster: Name | None = None
@@ -299,6 +301,25 @@ class Job(Document):
     train: TrainSection
     checkpoint: CheckpointSection | None = None
     log: LogSection | None = None
+
+    @model_validator(mode="after")
+    def _base_is_computed(self) -> Self:
+        base = self.adapter.base if self.adapter is not None else "as-is"
+        if base not in ("bf16", "fp16"):
+            return self
+        if self.train.frozen_dtype != "float32":
+            raise ValueError(f"adapter.base ({base}) and train.frozen_dtype ({self.train.frozen_dtype}) both say in what the "
+                             "model's own matrices are held: leave one of the two out")  # fmt: skip
+        if self.train.dtype != "float32" or self.train.precision in (None, "fp32"):
+            raise ValueError(f"adapter.base is {base}: beside adapters in float32 and devices that compute in half precision; "
+                             "write 'train: {dtype: float32, precision: bf16}', or fp16, with it")  # fmt: skip
+        return self
+
+    @property
+    def frozen_dtype(self) -> Frozen:
+        """In what matrices are held that do not train."""
+        base = self.adapter.base if self.adapter is not None else "as-is"
+        return TYPE_OF[base] if base in ("bf16", "fp16") else self.train.frozen_dtype  # type: ignore[return-value]
 
     @property
     def planning(self) -> PlanOptions:

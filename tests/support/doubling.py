@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor, nn
 
-from hetpipe.layers.transforms import Transform, transformed
+from hetpipe.layers.transforms import Changed, Transform, transformed
 from tests.support.user_parts import tied
 
 
@@ -23,14 +21,14 @@ class Doubled(nn.Module):
 class Doubling:
     identity = "what a Linear gives, doubled"
 
-    def apply(self, layer: nn.Module) -> tuple[nn.Module, Mapping[str, str]]:
+    def apply(self, name: str, layer: nn.Module) -> Changed:
         if isinstance(layer, nn.Linear):
-            return Doubled(layer), {name: f"base.{name}" for name, _ in layer.named_parameters()}
-        found = [(name, module) for name, module in layer.named_modules() if isinstance(module, nn.Linear)]
-        names = {f"{name}.{own}": f"{name}.base.{own}" for name, module in found for own, _ in module.named_parameters()}
-        for name, module in found:
-            layer.set_submodule(name, Doubled(module))
-        return layer, names
+            return Changed(Doubled(layer), {own: f"base.{own}" for own, _ in layer.named_parameters()})
+        found = [(path, module) for path, module in layer.named_modules() if isinstance(module, nn.Linear)]
+        names = {f"{path}.{own}": f"{path}.base.{own}" for path, module in found for own, _ in module.named_parameters()}
+        for path, module in found:
+            layer.set_submodule(path, Doubled(module))
+        return Changed(layer, names)
 
 
 def doubled(layers: nn.Sequential) -> nn.Sequential:

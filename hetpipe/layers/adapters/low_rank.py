@@ -1,0 +1,176 @@
+"""LoRA as a transform of a chain's layers. peft adds the modules (Mangrulkar et al. 2022); their values come from a seed and
+their names, so that every rank has the same, whatever it holds, and also on the meta device."""
+
+from __future__ import annotations
+
+import logging
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError, one_line
+from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear, load_bits
+from hetpipe.layers.adapters.targets import linear_modules, targets_of, trained_too
+from hetpipe.layers.model import named_layers
+from hetpipe.layers.transforms import Changed, Made, tensors_of
+from hetpipe.spec.sections.adapter import AdapterSection
+
+ADAPTER = "default"  # peft's name of an adapter that is the only one
+_HELD = "layer"  # under which peft is given a layer: what it replaces must be in another module
+
+
+class LowRank:
+    """A frozen layer with adapters, and its matrices in few bits where the section says so. `seed`: of what they are at first:
+    A as peft draws it (He et al. 2015, uniform), B zero, so that nothing changes before the first step."""
+
+    def __init__(self, section: AdapterSection, layers: nn.Sequential, seed: int) -> None:
+        load_peft()
+        self.section, self.seed = section, seed
+        self._targets = targets_of(section, layers)
+        self._few = linear_modules(layers) if section.quantised is not None else {}
+        if section.quantised is not None:
+            load_bits(section.quantised)
+            self._check_few()
+        self._trained = {id(p) for _, module in trained_too(section.train_also, layers) for p in module.parameters(recurse=False)}
+
+    def _check_few(self) -> None:
+        kinds = {type(layer.get_submodule(name)) for layer, names in self._few.items() for name in names}
+        if not any(issubclass(kind, nn.Linear) for kind in kinds):
+            raise InputError(f"adapter.base is {self.section.base}, and the model has no nn.Linear before its last layer that "
+                             "could be held in so few bits: leave it out")  # fmt: skip
+
+    @property
+    def identity(self) -> str:
+        """What it does."""
+        return f"adapter {self.section.model_dump()}"
+
+    def apply(self, name: str, layer: nn.Module) -> Changed:
+        """The layer with its adapters."""
+        written = set(tensors_of(layer))
+        trained = [p for p in layer.parameters() if id(p) in self._trained]
+        holder, made = nn.ModuleDict({_HELD: layer}), list[Made]()
+        for path in self._few.get(layer, ()):
+            linear = layer.get_submodule(path) if path else layer
+            if type(linear) is nn.Linear:
+                holder.set_submodule(_joined(_HELD, path), LINEAR[self.section.quantised](linear))  # type: ignore[index]
+        for parameter in layer.parameters():
+            parameter.requires_grad_(False)
+        targets = [_joined(_HELD, path) for path in self._targets.get(layer, ())]
+        if targets:
+            self._inject(name, holder, targets)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        found = holder[_HELD]
+        renamed = _renamed(found, written)
+        for path, module in found.named_modules():
+            made += self._of_few(path, module)
+        made += self._of_adapters(name, found)
+        self._give_now(found, made)
+        return Changed(found, renamed, made, base_kept=True)
+
+    def _inject(self, name: str, holder: nn.Module, targets: list[str]) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        section = self.section
+        turned = any(type(holder.get_submodule(path)).__name__ == "Conv1D" for path in targets)
+        config = LoraConfig(
+            r=section.r, lora_alpha=section.alpha,  # type: ignore[arg-type]  # peft takes any number
+            lora_dropout=section.dropout, use_rslora=section.rank_stabilized,
+            use_dora=section.use_dora, target_modules="|".join(map(re.escape, targets)), fan_in_fan_out=turned,
+        )  # fmt: skip
+        try:
+            with torch.random.fork_rng(devices=[]):
+                inject_adapter_in_model(config, holder, ADAPTER)
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            raise InputError(f"layer {name!r}: peft cannot add adapters: {one_line(error)}") from error
+
+    def _of_few(self, path: str, module: nn.Module) -> Iterator[Made]:
+        """The parts of a matrix, of this as it was written."""
+        if isinstance(module, QuantisedLinear):
+            written = _joined(_without_base(path), "weight")
+
+            def make(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+                return {_joined(path, part): value for part, value in module.quantise(given[written]).items()}
+
+            yield Made(tuple(_joined(path, part) for part in module.PARTS), (written,), make)
+
+    def _of_adapters(self, layer_name: str, layer: nn.Module) -> Iterator[Made]:
+        for own, parameter in layer.named_parameters():
+            kind = next((part for part in own.split(".") if part.startswith("lora_")), None)
+            if kind is None:
+                continue
+            if kind == "lora_magnitude_vector":
+                path = own.split(f".{kind}.")[0]
+                written = _joined(_without_base(path), "weight")
+                yield Made((own,), (written,), partial(_lengths, layer.get_submodule(path), own, written))
+            else:
+                seed = self.seed ^ zlib.crc32(f"{layer_name}.{own}".encode())
+                yield Made((own,), (), partial(_first, own, kind, tuple(parameter.shape), seed))
+
+    @staticmethod
+    def _give_now(layer: nn.Module, made: list[Made]) -> None:
+        """What peft drew of adapters that are not on the meta device becomes what every rank draws."""
+        tensors = tensors_of(layer)
+        with torch.no_grad():
+            for each in made:
+                if not each.of and not tensors[each.names[0]].is_meta:
+                    for own, value in each.make({}).items():
+                        tensors[own].copy_(value)
+
+
+def _first(own: str, kind: str, shape: tuple[int, ...], seed: int, _given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An adapter before the first step: of a linear layer A is drawn, and B is zero; of an embedding the other way round, as peft
+    has it."""
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "lora_A":
+        return {own: nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=generator)}
+    if kind == "lora_embedding_B":
+        return {own: torch.randn(shape, generator=generator)}
+    return {own: torch.zeros(shape)}
+
+
+def _lengths(module: Any, own: str, written: str, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The lengths of the rows of a matrix, as it is held."""
+    base, weight = module.get_base_layer(), given[written]
+    if isinstance(base, QuantisedLinear):
+        parts = base.quantise(weight)
+        weight = base.dequantise(tuple(parts[name] for name in base.PARTS), (base.out_features, base.in_features), torch.float32)
+    else:
+        weight = weight.to(base.weight.dtype)
+        weight = weight.float() if weight.element_size() < 4 else weight
+    turned = type(base).__name__ == "Conv1D"
+    return {own: torch.linalg.vector_norm(weight.T if turned else weight, dim=1)}
+
+
+def _renamed(layer: nn.Module, written: set[str]) -> dict[str, str]:
+    """What tensors were called → what they are called now, where that is another."""
+    now = {_without_base(own): own for own in tensors_of(layer)}
+    return {own: now[own] for own in written if own in now and now[own] != own}
+
+
+def _without_base(name: str) -> str:
+    """A name as it was before peft wrapped the module."""
+    return ".".join(part for part in name.split(".") if part != "base_layer")
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def load_peft() -> None:
+    """InputError where peft is missing."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it asks for a package that fetches compiled code
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        raise InputError("adapters need peft: pip install 'hetpipe[lora]'") from None
+
+
+def adapted_by(layers: nn.Sequential) -> list[str]:
+    """Names of the layers that have adapters."""
+    return [name for name, layer in named_layers(layers) if any(".lora_" in f".{own}" for own, _ in layer.named_parameters())]

@@ -1,0 +1,191 @@
+"""Linear layers whose matrix does not train and is held in few bits: in 4, as QLoRA does (NF4 with scales that are quantised,
+too; Dettmers et al. 2023, section 3, by bitsandbytes), or in 8, with a scale for each row.
+
+The matrix is in numbers of the type that a layer computes in only while it is multiplied, forward and backward. What holds it are
+buffers that are not saved, with shapes that are known before there are values, so that such a layer lies on the meta device, is
+moved, counted and copied as any other.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from math import ceil, prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from hetpipe.files.messages import InputError
+
+Bits = Literal["nf4", "int8"]
+BLOCK, BLOCKS = 64, 256  # numbers with one scale, and scales with one scale of their own (Dettmers et al. 2023, section 3)
+
+
+class QuantisedLinear(nn.Linear):
+    """y = x·Wᵀ + b, of which W [out, in] is held as `PARTS` say, and b as it was. It has no parameter `weight`; the attribute of
+    this name gives W anew each time, in float32."""
+
+    PARTS: tuple[str, ...]
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        device = linear.weight.device
+        for name, (shape, dtype) in self.shapes().items():
+            self.register_buffer(name, torch.empty(shape, dtype=dtype, device=device), persistent=False)
+        if not linear.weight.is_meta:
+            for name, value in self.quantise(linear.weight.detach()).items():
+                self.get_buffer(name).copy_(value)
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Of each part."""
+
+    @abstractmethod
+    def quantise(self, weight: Tensor) -> dict[str, Tensor]:
+        """The parts of a matrix [out, in], on its device."""
+
+    @staticmethod
+    @abstractmethod
+    def dequantise(parts: tuple[Tensor, ...], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """The matrix of these parts, [out, in]."""
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """W in float32, [out, in]."""
+        return self.matrix(torch.float32)
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """W in this type, [out, in]."""
+        return self.dequantise(self._parts(), (self.out_features, self.in_features), dtype)
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return tuple(self._buffers[name] for name in self.PARTS)  # type: ignore[misc]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[…, in] to […, out]."""
+        kind, dtype = input.device.type, input.dtype
+        if torch.is_autocast_enabled(kind) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(kind)
+        shape = (self.out_features, self.in_features)
+        output: Tensor = _Product.apply(input, self.dequantise, shape, dtype, *self._parts())  # type: ignore[no-untyped-call]
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def buffer_type(self, name: str, held: torch.dtype) -> torch.dtype:
+        """Its parts are of the types that they are of, whatever parameters are held in."""
+        return self.get_buffer(name).dtype
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            after = self._buffers[name]
+            if buffer is not None and after is not None and after.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(after.device)
+        return self
+
+
+class _Product(torch.autograd.Function):
+    """x·Wᵀ, and gᵀ·W for x alone: W is made of its parts for each, and not kept between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dequantise: Callable[..., Tensor], shape: tuple[int, int],
+                dtype: torch.dtype, *parts: Tensor) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(*parts)
+        ctx.dequantise, ctx.shape, ctx.dtype, ctx.given = dequantise, shape, dtype, x.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.linear(x.to(dtype), dequantise(parts, shape, dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        parts = ctx.saved_tensors
+        with torch.autocast(gradient.device.type, enabled=False):
+            found = gradient.to(ctx.dtype) @ ctx.dequantise(parts, ctx.shape, ctx.dtype)
+        return (found.to(ctx.given), *[None] * (3 + len(parts)))
+
+
+class Int8Linear(QuantisedLinear):
+    """In 8 bits: whole numbers from -127 to 127, times a scale for each row."""
+
+    PARTS = ("codes", "scales")
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Of each part."""
+        return {"codes": ((self.out_features, self.in_features), torch.int8), "scales": ((self.out_features, 1), torch.float32)}
+
+    def quantise(self, weight: Tensor) -> dict[str, Tensor]:
+        """The parts of a matrix [out, in]."""
+        numbers = weight.float()
+        scales = numbers.abs().amax(1, keepdim=True) / 127
+        scales[scales == 0] = 1.0
+        return {"codes": (numbers / scales).round().to(torch.int8), "scales": scales}
+
+    @staticmethod
+    def dequantise(parts: tuple[Tensor, ...], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """The matrix of these parts, [out, in]."""
+        codes, scales = parts
+        return (codes.float() * scales).to(dtype)
+
+
+class Nf4Linear(QuantisedLinear):
+    """In 4 bits: each number is one of 16, times the scale of its block of 64. A scale is one of the 256 `steps` (Dettmers et
+    al. 2022, "8-bit Optimizers via Block-wise Quantization", section 2.2) times that of its 256 scales, beside the mean of all."""
+
+    PARTS = ("codes", "scales", "scales_of_scales", "mean_scale", "steps")
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Of each part."""
+        numbers = self.out_features * self.in_features
+        blocks = ceil(numbers / BLOCK)
+        return {"codes": ((ceil(numbers / 2), 1), torch.uint8), "scales": ((blocks,), torch.uint8),
+                "scales_of_scales": ((ceil(blocks / BLOCKS),), torch.float32), "mean_scale": ((), torch.float32),
+                "steps": ((BLOCKS,), torch.float32)}  # fmt: skip
+
+    def quantise(self, weight: Tensor) -> dict[str, Tensor]:
+        """The parts of a matrix [out, in]."""
+        from bitsandbytes import functional as few
+
+        codes, state = few.quantize_4bit(weight.float().contiguous(), blocksize=BLOCK, quant_type="nf4")
+        mean = state.absmax.double().mean().float()  # in float64, so that the order of the sum changes no bit
+        scales, above = few.quantize_blockwise(state.absmax - mean, blocksize=BLOCKS)
+        return {"codes": codes, "scales": scales, "scales_of_scales": above.absmax, "mean_scale": mean, "steps": above.code}
+
+    @staticmethod
+    def dequantise(parts: tuple[Tensor, ...], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """The matrix of these parts, [out, in]."""
+        codes, scales, above, mean, steps = parts
+        known = torch.float32 if dtype == torch.float64 else dtype
+        few = torch.ops.bitsandbytes
+        absmax = few.dequantize_blockwise(scales, above, steps, BLOCKS, torch.float32) + mean
+        found: Tensor = few.dequantize_4bit(codes, absmax, BLOCK, "nf4", shape, known)
+        return found.to(dtype)
+
+
+LINEAR: dict[Bits, type[QuantisedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linear}
+
+
+def load_bits(bits: Bits) -> None:
+    """InputError where the library that packs such numbers is missing."""
+    if bits != "nf4":
+        return
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it asks for a package that fetches compiled code
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise InputError("base: nf4 needs bitsandbytes: pip install 'hetpipe[lora]', or write base: int8") from None
+
+
+def bits_of(layer: nn.Module) -> Mapping[str, QuantisedLinear]:
+    """Modules of a layer whose matrices are held in few bits, by name."""
+    return {name: module for name, module in layer.named_modules() if isinstance(module, QuantisedLinear)}
+
+
+def quantised_bytes(layer: nn.Module) -> int:
+    """Bytes of such matrices of a layer."""
+    return sum(prod(t.shape) * t.element_size() for module in bits_of(layer).values() for t in module._parts())

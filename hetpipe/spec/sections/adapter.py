@@ -1,0 +1,59 @@
+"""The section `adapter` of a job: low-rank matrices that train beside a model that stays as it is (LoRA; Hu et al. 2021), whose
+own matrices may be held in fewer bits (QLoRA; Dettmers et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hetpipe.files.formats import Flag, Name, Number, Positive, Strict
+from hetpipe.files.messages import nearest, shown
+from hetpipe.spec import guesses
+
+Base = Literal["as-is", "bf16", "fp16", "nf4", "int8"]
+TrainedToo = Literal["embed", "head", "norms"]
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+
+
+class AdapterSection(Strict):
+    """W·x becomes W·x + s·B·A·x; A [r, in] and B [out, r] train. s is alpha / r, or alpha / √r if `rank_stabilized`
+    (Kalajdzievski 2023); `use_dora` also trains the lengths of the rows of W (Liu et al. 2024); `dropout` is of A's input.
+
+    `targets`: which linear layers get A and B: all but those of the chain's last layer, or those whose names are, or end with, one
+    of these. `train_also`: what of the model trains beside them. `base`: how its own matrices are held: as they are, in bf16 or
+    fp16 (all that do not train), or those of linear layers in 4 bits (nf4) or 8 (int8)."""
+
+    guesses = guesses.ADAPTER
+    kind: Literal["lora"] = "lora"
+    r: Positive = 16
+    alpha: Annotated[Number, Field(gt=0)] = 32
+    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    targets: Literal["all-linear"] | Annotated[tuple[Name, ...], Field(min_length=1)] = ALL_LINEAR
+    rank_stabilized: Flag = False
+    use_dora: Flag = False
+    train_also: tuple[TrainedToo, ...] = ()
+    base: Base = "as-is"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_of_targets(cls, data: object) -> object:
+        targets = data.get("targets") if isinstance(data, dict) else None
+        if isinstance(targets, str) and targets != ALL_LINEAR:
+            raise ValueError(f"targets is {shown(targets)}{nearest(targets, [ALL_LINEAR])}: write all-linear, or a list, as in "
+                             "[q_proj, v_proj]")  # fmt: skip
+        return data
+
+    @model_validator(mode="after")
+    def _once_each(self) -> Self:
+        for key in ("targets", "train_also"):
+            names = getattr(self, key)
+            double = next((name for name in names if names.count(name) > 1), None) if names != ALL_LINEAR else None
+            if double is not None:
+                raise ValueError(f"{key} has {shown(double)} twice")
+        return self
+
+    @property
+    def quantised(self) -> Literal["nf4", "int8"] | None:
+        """In which few bits the matrices of linear layers are held, if they are."""
+        return self.base if self.base in ("nf4", "int8") else None
