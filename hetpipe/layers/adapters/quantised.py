@@ -135,7 +135,7 @@ class Int8Linear(QuantisedLinear):
 
 class Nf4Linear(QuantisedLinear):
     """In 4 bits: each number is one of 16, times the scale of its block of 64. A scale is one of the 256 `steps` (Dettmers et
-    al. 2022, "8-bit Optimizers via Block-wise Quantization", section 2.2) times that of its 256 scales, beside the mean of all."""
+    al. 2022, "8-bit Optimizers via Block-wise Quantization", section 2.2) times that of 256 scales, beside the mean of all."""
 
     PARTS = ("codes", "scales", "scales_of_scales", "mean_scale", "steps")
 

@@ -20,7 +20,7 @@ class AdapterSection(Strict):
     """W·x becomes W·x + s·B·A·x; A [r, in] and B [out, r] train. s is alpha / r, or alpha / √r if `rank_stabilized`
     (Kalajdzievski 2023); `use_dora` also trains the lengths of the rows of W (Liu et al. 2024); `dropout` is of A's input.
 
-    `targets`: which linear layers get A and B: all but those of the chain's last layer, or those whose names are, or end with, one
+    `targets`: which linear layers get A and B: all but the last layer's, or those whose names are, or end with, one
     of these. `train_also`: what of the model trains beside them. `base`: how its own matrices are held: as they are, in bf16 or
     fp16 (all that do not train), or those of linear layers in 4 bits (nf4) or 8 (int8)."""
 
