@@ -239,6 +239,12 @@ class TestCommand:
         assert f"for {CARDS[card].launch_price_usd:,.0f}." in price
         assert re.search(rf"with one more .*\+{CARDS[card].launch_price_usd:,.0f} *$", found.out, re.M), "a row with it"
 
+    def test_what_is_counted_once_is_told(self, run: Command, tmp_path: Path) -> None:
+        small(tmp_path)
+        asked = ("what-if", tmp_path, "--gpus", "3090", "--lora", "r=4", "--json", *QUICK)
+        told = [json.loads(run(*asked, *more).out) for more in ((), ("--base", "bf16"), ("--precision", "fp32"))]
+        assert [any("has copies of its matrices" in note for note in one["notes"]) for one in told] == [True, False, False]
+
     def test_the_profile_that_is_written_holds_what_trains(self, run: Command, tmp_path: Path) -> None:
         file = tmp_path / "profile.json"
         found = run("what-if", "qwen3-0.6b", "--gpus", "3090", "--lora", "r=8", "--base", "nf4", "-o", file, *QUICK)
@@ -261,7 +267,6 @@ class TestCommand:
         ("qwen3-8b", ("--lora", "r=8,targets=q_projs"), "qwen3-8b has no matrix 'q_projs'; did you mean 'q_proj'? known: q_p"),
         ("qwen3-8b", ("--base", "nf4"), "--base nf4 is of a base that does not train: say with --lora r=16 that adapters do"),
         ("qwen3-8b", ("--base", "fp4", "--lora", "r=8"), "'fp4' is not one of 'as-is', 'bf16', 'int8', 'nf4'"),
-        ("llama-3-70b", ("--lora", "r=16777216"), "no profile can be made of llama-3-70b on these cards"),
         ("gpt2", ("--lora", "r=8"), "which matrices the layers of 'gpt2' have is not known"),
     ])  # fmt: skip
     def test_what_is_refused(self, run: Command, model: str, options: tuple[str, ...], message: str) -> None:

@@ -174,6 +174,11 @@ def _held_notes(found: Answer) -> Iterator[str]:
             "Adapters, their gradients and optimizer have 4 bytes a number. The base has no gradients, takes as long backward as "
             "forward, and is float32 on cards that compute in fp32, unless it is quantised."
         )
+        if any(question.adapted.copied(precision) for precision in found.precisions.values()):
+            yield (
+                "A base in float32 has copies of its matrices in half precision, which are counted once; autocast keeps them for "
+                "each micro-batch in flight. With --base bf16 there are none."
+            )
         if question.base in QUANTISED:
             yield (
                 f"Before each product its matrix is made of {question.base}, which takes the bytes that it moves over the card's "

@@ -112,12 +112,16 @@ class Adapted:
         times = {"forward_seconds": tuple(forward), "backward_seconds": tuple(backward)}
         return Measurement(**{**dict(plain), **times, **own_bytes})
 
+    def copied(self, precision: Precision) -> bool:
+        """Whether the base is held in float32 where matrix products are computed in half precision."""
+        return precision != "fp32" and held_bytes(self.base, self.built, precision) == BYTES["float32"]
+
     def _copies(self, precision: Precision) -> Sequence[int]:
         """Bytes of the copies in half precision that autocast keeps: of adapters, and of a base in float32."""
         sizes, number = self.model.sizes, BYTES[TYPE_OF[precision]]
         if precision == "fp32":
             return (0,) * (sizes.layers + 2)
-        wide = self.base not in ("int8", "nf4") and held_bytes(self.base, self.built, precision) > number
+        wide = self.copied(precision)
         matrices = sum(matrix.parameters for matrix in self.matrices) if wide else 0
         return (0, *[number * (self.trained + matrices)] * sizes.layers, number * sizes.head_parameters if wide else 0)
 
