@@ -211,7 +211,7 @@ class TestCommand:
         ("arguments", "message"),
         [
             (("bert-large", "--gpus", "3091"), "unknown card '3091'; did you mean '3090'? known: 1080ti, p40,"),
-            (("llama-8b", "--gpus", "t4"), "unknown model 'llama-8b'; did you mean 'llama-7b'? known: gpt-1.3b"),
+            (("llama-8b", "--gpus", "t4"), "unknown model 'llama-8b'; did you mean 'llama-3-8b'? known: gpt-1.3b"),
             (("bert-large", "--gpus", "t4", "--gpus", "t4"), "2 machines were given, and not what joins them: say it with"),
             (("bert-large", "--gpus", "t4,"), "cannot read the cards 't4,'"),
             (("bert-large", "--gpus", "t4", "--link", "fast"), "--link: bandwidth: cannot read 'fast'"),

@@ -215,6 +215,13 @@ def test_the_cheapest_card_is_the_first_in_the_order_of_prices_with_which_it_fit
     assert cheapest_card(Question(machines=(("2080",),), **{**asked, "model": find_model("llama-3-70b")})) is None
 
 
+def test_a_shared_profile_in_half_precision_is_not_asked_of_cards_without_it() -> None:
+    question = Question(model=find_model("llama-7b"), machines=(("3090",),), cards=CARDS, link=LINK, global_batch=8)
+    shared = profile_of(question)[0].at({"3090": "bf16"})
+    found = cheapest_card(Question(model=shared, machines=(("3090",),), cards=CARDS, link=LINK, global_batch=8))
+    assert found is None or "bf16" in CARDS[found].precisions
+
+
 class TestCommand:
     """In this process."""
 

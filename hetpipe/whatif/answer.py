@@ -153,21 +153,30 @@ def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
 def cheapest_card(question: Question) -> str | None:
     """The card of the lowest price with which the machines as they are would hold the model; None where they do without, or
     with no single card that has a price. Nothing is searched for: only memory is counted."""
-    choice, here = question.precision, question.machines
-    asked = (choice,) if isinstance(choice, str) and choice != "auto" else ()
-    able = [card for card, sheet in question.cards.items() if {*asked} <= {*sheet.precisions}]
+    if _holding(question, [()]) is not None:
+        return None
+    choice, model = question.precision, question.model
+    asked = {choice} if isinstance(choice, str) and choice != "auto" else set()
+    known = {m.precision for m in model.measurements if m.precision is not None} if isinstance(model, Profile) else set()
+    able = {card: {*sheet.precisions} for card, sheet in question.cards.items()}
+    able = {card: own for card, own in able.items() if asked <= own and (not known or known & own)}
     prices = {card: price for card in able if (price := question.price(card)) is not None}
-    candidates = sorted(prices, key=lambda card: (prices[card], card))
-    profile, _ = profile_of(replace(question, added=tuple((card,) for card in candidates)))
-    known = [kind for kind in candidates if profile.precisions(kind)]
-    kinds = tuple(dict.fromkeys((*question.kinds, *known)))
-    chosen = choose(choice, profile, as_cluster([kinds], question.cards, question.link, None), question.cards)
-    for more in ((), *((card,) for card in candidates)):
+    found = _holding(question, [(card,) for card in sorted(prices, key=lambda card: (prices[card], card))])
+    return found[0] if found else None
+
+
+def _holding(question: Question, added: Sequence[Machine]) -> Machine | None:
+    """The first of these with which the machines as they are hold the model."""
+    here, asked = question.machines, replace(question, added=(*question.added, *added))
+    profile, _ = profile_of(asked)
+    everything = as_cluster([asked.kinds], question.cards, question.link, None)
+    chosen = choose(question.precision, profile, everything, question.cards)
+    for more in added:
         cluster = as_cluster((here[0] + more, *here[1:]), question.cards, question.link, question.network)
-        for precisions in turns(choice, profile, chosen, list(cluster.device_types)):
+        for precisions in turns(question.precision, profile, chosen, list(cluster.device_types)):
             problem = Problem.of(question.at(profile, precisions), cluster, question.global_batch, PlanOptions())
             if Capacity(problem).enough():
-                return more[0] if more else None
+                return more
     return None
 
 
