@@ -114,9 +114,11 @@ def test_a_glance_takes_the_heaviest_layers_and_leaves_everything_as_it_was() ->
     profile = profile_model(whole, microbatch_sizes=[1, 2, 4], repeats=1)
     before = {name: value.clone() for name, value in whole.layers.state_dict().items()}
     state = torch.get_rng_state()
-    seen = glance(whole, profile.measurements[0], torch.device("cpu"))
+    rows = tuple(tuple(size * seconds for seconds in (1e-4, 3e-2, 1e-4, 2e-2, 1e-2, 1e-4)) for size in (1, 2, 4))
+    then = profile.measurements[0].model_copy(update={"forward_seconds": rows, "backward_seconds": rows})
+    seen = glance(whole, then, torch.device("cpu"))
     assert seen.layers == ("1", "3", "4")
-    forward, backward = profile.measurements[0].times(2)
+    forward, backward = then.times(2)
     assert seen.then == pytest.approx(float((forward + backward)[[1, 3, 4]].sum()))
     assert 0 < seen.least <= seen.median
     assert all(torch.equal(before[name], value) for name, value in whole.layers.state_dict().items())

@@ -121,9 +121,10 @@ def bench(
     readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md.")] = False,
 ) -> None:
     """Train each, and tell predicted and measured."""
-    for name, known in [*((n, KINDS) for n in only.split(",")), *((n, REGIMES) for n in regimes.split(","))]:
-        if name not in known:
-            raise InputError(f"unknown {name!r}{nearest(name, list(known))}")
+    for names, known in ((only, list(KINDS)), (regimes, list(REGIMES))):
+        for name in names.split(","):
+            if name not in known:
+                raise InputError(f"unknown {name!r}{nearest(name, known)}")
     rows, where = [], environment()
     for kind in only.split(","):
         for regime in regimes.split(","):

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hetpipe.files.writing import make_folder
-from hetpipe.hf.adapters.names import Adapted, adapted_of
+from hetpipe.hf.adapters.names import Adapted, adapted_of, names_of_one
 from hetpipe.hf.chain import Origin
 from hetpipe.layers.adapters.low_rank import load_peft
 from hetpipe.spec.sections.adapter import AdapterSection
@@ -29,7 +29,7 @@ def write_adapters(
     load_peft()
     found = adapted_of(layers)
     tensors = {f"{PREFIX}{path}.{kind}": name for each in found.values() for name, (path, kind) in each.adapters.items()}
-    alike = _names_of_one(origin.model)
+    alike = names_of_one(origin.model)
     tensors |= {f"{PREFIX}{same}": name for each in found.values() for name, own in each.own.items() for same in alike[own]}
     config = _config(section, origin, found)
     target = make_folder(folder)
@@ -54,14 +54,6 @@ def _config(section: AdapterSection, origin: Origin, found: Mapping[str, Adapted
         base_model_name_or_path=str(folder.named) if folder is not None else None,
         revision=folder.revision if folder is not None else None,
     )  # fmt: skip
-
-
-def _names_of_one(model: nn.Module) -> dict[str, list[str]]:
-    """The name of each parameter → all names of it."""
-    names = dict[int, list[str]]()
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return {name: same for same in names.values() for name in same}
 
 
 def _with_ties(whole: Collection[str], model: nn.Module) -> set[str]:
