@@ -38,7 +38,7 @@ from hetpipe.training.session import join, open_session
 from hetpipe.training.start import profile_everywhere
 
 README = Path(__file__).parent / "README.md"
-LAYERS, FROZEN, WIDTH, ROWS, BATCH = 12, 8, 256, 64, 16
+LAYERS, FROZEN, WIDTH, ROWS, BATCH = 12, 8, 128, 32, 16
 WAYS = {"naive": "one number of layer 0 as well", "cut as naive": "layers 8 to 11, cut as the first", "frozen": "layers 8 to 11"}
 console = Console(width=200)
 
@@ -146,8 +146,9 @@ def table(found: dict[str, dict[str, Ran]]) -> str:
     for devices, ways in found.items():
         for name, ran in ways.items():
             off = f"{ran.predicted / ran.seconds - 1:+.1%}"
-            rows.append([devices, WAYS[name], " + ".join(map(str, ran.cut)), f"{ran.back / 2**10:,.0f} KiB", f"{ran.predicted:.3f}",
-                         f"{ran.seconds:.3f}", off, f"{ways['naive'].seconds / ran.seconds:.2f}"])  # fmt: skip
+            cut, back = " + ".join(map(str, ran.cut)), f"{ran.back / 2**10:,.0f} KiB"
+            rows.append([devices, WAYS[name], cut, back, f"{ran.predicted:.3f}", f"{ran.seconds:.3f}", off,
+                         f"{ways['naive'].seconds / ran.seconds:.2f}"])  # fmt: skip
     header = ["devices", "what trains", "layers", "back to stage 0, a step", "predicted, s", "measured, s", "predicted is off",
               "times as fast as the first"]  # fmt: skip
     return markdown(header, rows)
@@ -155,7 +156,7 @@ def table(found: dict[str, dict[str, Ran]]) -> str:
 
 def bench(
     steps: Annotated[int, typer.Option(min=8, help="Of each run.")] = 20,
-    slowdowns: Annotated[list[str] | None, typer.Option(help="Of the devices of a pipeline, with commas; may be repeated.")] = None,
+    slowdowns: Annotated[list[str] | None, typer.Option(help="Of a pipeline's devices, with commas; may be repeated.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all numbers as JSON.")] = None,
     readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md.")] = False,
 ) -> None:
@@ -169,7 +170,8 @@ def bench(
     console.print(text, markup=False, soft_wrap=True)
     late = max(ran.late for ways in found.values() for ran in ways.values())
     if output is not None:
-        write_text(output, json.dumps({d: {w: r._asdict() for w, r in ways.items()} for d, ways in found.items()}, indent=1) + "\n")
+        told = {devices: {way: ran._asdict() for way, ran in ways.items()} for devices, ways in found.items()}
+        write_text(output, json.dumps(told, indent=1) + "\n")
     if readme:
         replace_table(README, "ways", f"{environment()} Emulated devices were late by at most {late:.1%} of a step.\n\n{text}")
 

@@ -282,8 +282,8 @@ class _Numbers:
             kind, degree = self.costs.cluster.device(stage.device).type, len(stage.devices)
             for size in replica.microbatch_sizes:
                 forward, backward = self.costs.time_prefix(kind, size, degree)
-                whole = forward + backward + (self.costs.again(forward) if stage.recompute else 0.0)
-                own = whole[lo + 1 : hi + 1] - whole[lo:hi]
+                before = forward + backward + (self.costs.again(forward) if stage.recompute else 0.0)
+                own = before[lo + 1 : hi + 1] - before[lo:hi]
                 seconds = [a + float(b) for a, b in zip(seconds, own, strict=True)]
             whole, inside = sum(self.seconds.get((stage.device, k), 0.0) for k in ("F", "B")), sum(seconds)
             seconds = [x * whole / inside if inside > 0 else whole / (hi - lo) for x in seconds]

@@ -58,8 +58,8 @@ def _ready(times: Durations, depths: tuple[int, ...], m: Index, frozen: Index) -
     found = np.zeros(times.forward[0].shape)
     for first in np.unique(frozen).tolist():
         at = frozen == first
-        each = [tuple(x[:, at] for x in pair) for pair in (times.forward, times.backward, times.occupied)]
-        found[:, at] = ready_times(Durations(*each, times.latency[:, at]), depths, m[at], first)
+        forward, backward, occupied = ((full[:, at], last[:, at]) for full, last in times[:3])
+        found[:, at] = ready_times(Durations(forward, backward, occupied, times.latency[:, at]), depths, m[at], first)
     return found
 
 
