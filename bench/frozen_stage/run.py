@@ -20,6 +20,7 @@ import torch
 import typer
 from rich.console import Console
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from bench.tables import environment, markdown, replace_table
 from hetpipe.building.build import build_model
@@ -30,6 +31,7 @@ from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.runtime.stages import transfers
+from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -53,22 +55,35 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.scale is None else x * self.scale
-        return x + self.down(nn.functional.gelu(self.up(x)))
+        more: Tensor = self.down(nn.functional.gelu(self.up(x)))
+        return x + more
 
 
 def chain(way: str) -> nn.Sequential:
     """The model of a way."""
     layers = nn.Sequential(*(Block(scaled=way == "naive" and i == 0) for i in range(LAYERS)))
-    for block in layers[:FROZEN]:
-        for part in (block.up, block.down):
-            part.requires_grad_(False)
+    for name, parameter in layers[:FROZEN].named_parameters():
+        parameter.requires_grad_(name.endswith("scale"))
     return layers
+
+
+class Numbers(Dataset[tuple[Tensor, Tensor]]):
+    """Inputs, and what they are to become."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.x[i], self.y[i]
 
 
 def numbers() -> DataSplits:
     """Random samples and what they are to become."""
     x, y = torch.randn(2, 8 * BATCH, ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
-    return DataSplits(train=torch.utils.data.TensorDataset(x, y))
+    return DataSplits(train=Numbers(x, y))
 
 
 def job_of(way: str, folder: Path, slowdowns: list[float], steps: int) -> Job:
@@ -113,9 +128,10 @@ def trained(job: Job, plans: list[Plan], profile: Profile) -> list[tuple[int, Ra
         engine = join(session, plan, profile)
         if engine is None:
             continue
+        assert isinstance(engine, TorchEngine)
         result = Loop(job, session, engine).run()
         returned = [run._returned for run in engine._runs.values()]
-        back = sum(sent.get(id(lane), 0) for lane in returned if lane is not None) / job.train.steps
+        back = sum(sent.get(id(lane), 0) for lane in returned if lane is not None) / (job.train.steps or 1)
         cut = [stage.layers[1] - stage.layers[0] for stage in plan.replicas[0].stages]
         predicted = simulate(plan, profile, session.cluster).step_seconds
         found.append((engine.index, Ran(cut, predicted, median(result.steady_seconds), back, result.overrun_fraction)))

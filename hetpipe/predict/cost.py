@@ -215,9 +215,9 @@ class Costs:
         autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
         saved bytes), and where device types compute in unlike precisions also the input as cast. The first stage holds the
         inputs of all `samples` of the step; another has receive buffers for the inputs in flight and one more, and for the
-        gradient in use and the next (`runtime.stages.executor`). Layers that need no backward save nothing; a stage of such layers
-        only runs forward, recomputed or not, and has room for FORWARD_ONLY outputs, and for one more input. On top, what the
-        cluster file's `runtime_overhead` says of the framework."""
+        gradient in use and the next (`runtime.stages.executor`). Layers that need no backward save nothing; a stage of them only
+        runs forward, recomputed or not, and has room for FORWARD_ONLY outputs, and for one input more. On top, what the cluster
+        file's `runtime_overhead` says of the framework."""
         _, _, cast, saved, plain = self._layer_bytes(device_type, degree)
         runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
         more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies

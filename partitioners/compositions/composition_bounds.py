@@ -88,15 +88,17 @@ def wait(u: Array, forward: Array, backward: Array, depth: Array | int, m: Array
     return np.where(depth < m, first + last, np.maximum(first, last))
 
 
-def idle(space: Space, family: Family, u: Array, tables: StageTables, place: int, m: Array) -> Array:
-    """`wait` of a stage that is `place` stages from the end, in a pipeline of this family."""
+def idle(
+    space: Space, family: Family, u: Array, tables: StageTables, place: int, m: Array, returns: NDArray[np.bool_]
+) -> Array:
+    """`wait` of a stage that is `place` stages from the end, in a pipeline of this family; u where no gradient `returns`."""
     if family == "gpipe":
         return u
     families = space.families if family == "any" else (family,)
     deepest = [f for f in families if f != "gpipe"][-1:]  # which waits no longer than others
     found = [wait(u, tables.forward, tables.backward, np.minimum(FORWARDS[f] * (place - 1) + 1, m), m) for f in deepest]
     found += [u for f in families if f == "gpipe"]
-    return reduce(np.minimum, found)
+    return np.where(returns, reduce(np.minimum, found), u)
 
 
 def compositions(
@@ -211,7 +213,7 @@ def _extend(
     onward = np.minimum.reduce([np.maximum(both + s.g, queue + s.u) for both, queue, s in after])  # [G, hi]
     away = np.minimum.reduce([both + s.u for both, _, s in after])  # [G, hi]
     m = np.array([load.m for load in loads], dtype=np.float64)[:, None, None]
-    waited = np.where(space.returns, idle(space, family, away[:, None, :], stage, place, m), away[:, None, :])
+    waited = idle(space, family, away[:, None, :], stage, place, m, space.returns)
     g = np.maximum(stage.work + waited, stage.through + onward[:, None, :])
     u = stage.through + away[:, None, :]
     return Suffixes(g.min(axis=2), u.min(axis=2)), g[:, 0, :]
