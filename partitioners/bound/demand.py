@@ -103,7 +103,8 @@ class Demand:
         begin, end = (self._times(b, size) for size in (first, last))
         beyond = [np.diff(x.sum(axis=0)).min(axis=0)[::-1].cumsum()[::-1] for x in (begin, end)]
         back = np.arange(self.L + 1) > self.types.costs.first_trained
-        hop, inside = self._apart(self._links(first).sum(axis=0) + self._links(last).sum(axis=0) * back, nodes)
+        links = self._links(first).sum(axis=0) + np.where(back, self._links(last).sum(axis=0), 0.0)
+        hop, inside = self._apart(links, nodes)
         return {
             "once": begin[0] + end[1], "once_again": self.types.costs.again(end[0]), "ahead": begin[0],
             "hop": hop, "hop_inside": inside,
