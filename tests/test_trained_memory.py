@@ -82,14 +82,17 @@ def test_a_mostly_frozen_model_is_planned_and_trained_where_it_could_not_train_a
 
 
 def test_stages_below_all_that_trains_hold_what_is_predicted_and_run_no_backward(tmp_path: Path) -> None:
-    """Two stages of three, with a warm-up of eight: of 16 micro-batches two are in flight there."""
+    """Two stages of three, with a warm-up of eight: of 16 micro-batches two are in flight there. (The inputs of the step, 64 of 8
+    numbers, are there as well, but emulated devices count of them only what autograd saves.)"""
     folder = Folder(tmp_path)
     section = train(global_batch=64, steps=2, dtype="float32", evaluate_samples=0)
     rows = [{"cuts": [2, 2, 2], "sizes": [4] * 16, "warmup": [8, 8, 1]}]
     file = folder.ready((3,), rows, slowdown=1.0, model={"target": "tests.support.user_parts:mostly_frozen"}, train=section)
     found = trained(file)
     assert found.predicted is not None
-    assert found.peak_bytes == pytest.approx(dict(found.predicted.peak_bytes), rel=0.03)
+    predicted = dict(found.predicted.peak_bytes)
+    predicted["n0/0"] -= 64 * 8 * 4
+    assert found.peak_bytes == pytest.approx(predicted, rel=0.03)
     for timeline in (found.measured, found.predicted):
         assert timeline is not None
         actions = {(span.stage, span.kind) for span in timeline.spans if span.kind in ("F", "B")}
