@@ -193,7 +193,7 @@ class Oracle:
         replica = ReplicaPlan(microbatch_sizes=sizes, stages=stages)
         times = pipeline_times(replica_costs(self.costs, replica), depths)
         begin = max(optimizers_of(self.costs, replica))
-        ready = tuple(begin + time.backward[-1] for time in times)
+        ready = tuple(begin + time.end for time in times)
         return Priced(max(ready), ready, gradients_ahead(self.costs, replica), replica)
 
     def offer(self, parts: tuple[Priced, ...], price: float) -> None:

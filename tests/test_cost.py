@@ -20,6 +20,9 @@ LAYERS: list[dict[str, Any]] = [
 ]
 
 
+FROZEN = [layer | {"trained_bytes": 0} for layer in LAYERS[:2]] + LAYERS[2:]
+
+
 def costs(layers: list[dict[str, Any]] | None = None, **cluster: Any) -> Costs:
     profile = make_profile(
         {"a": [1.0, 2.0, 4.0]}, sizes=(1, 2, 4), layers=layers or LAYERS, fixed=0.5, optimizer=0.1
@@ -51,6 +54,19 @@ class TestSeconds:
         found = [costs().stage_seconds("a", 0, 1, b)[0] for b in (1, 2, 3, 4, 6)]
         assert found == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.5])
 
+    def test_a_stage_below_all_that_trains_has_no_backward(self) -> None:
+        """Layers 0 and 1 do not train, whatever was measured of their backwards; nor is their forward run again."""
+        of = costs(FROZEN, overhead={"action_seconds": 0.5})
+        assert [of.has_backward(hi) for hi in (1, 2, 3)] == [False, False, True]
+        assert of.stage_seconds("a", 0, 2, 1, recompute=True) == (3.5, 0.0)
+        assert of.stage_seconds("a", 1, 3, 1) == (6.5, 8.5)
+        assert of.stage_seconds("a", 1, 3, 1, recompute=True) == (6.5, 12.5)
+        assert of.backward_below("a", 1, 3, 1, recompute=True).tolist() == [0.0, 0.0]
+
+    def test_where_nothing_trains_a_profile_says_nothing(self) -> None:
+        assert costs([layer | {"trained_bytes": 0} for layer in LAYERS]).stage_seconds("a", 0, 1, 1) == (1.0, 2.0)
+        assert costs([{"parameter_bytes": 0}, *LAYERS[1:]]).stage_seconds("a", 0, 1, 1) == (1.0, 0.0), "a layer without any"
+
     def test_optimizer(self) -> None:
         assert costs().optimizer_seconds("a", 0, 3) == pytest.approx(0.7)
 
@@ -78,6 +94,20 @@ class TestMemory:
         memory = costs().stage_memory("a", 1, 3, samples=4, recompute=True)
         assert (memory.held_per_sample, memory.transient_per_sample) == (35, 60)
         assert memory.peak((2, 2), 1) == 2000 + 2 * 35 + 2 * 60
+
+    @pytest.mark.parametrize("recompute", [False, True])
+    def test_a_stage_below_all_that_trains_keeps_nothing(self, recompute: bool) -> None:
+        """Whatever its depth: two outputs of 20, two inputs of 10 and the next."""
+        memory = costs(FROZEN).stage_memory("a", 1, 2, samples=4, recompute=recompute)
+        assert memory.static == 200
+        assert memory.peak((2, 2), 1) == memory.peak((2, 2), 2) == 200 + 2 * (2 * 20 + 3 * 10)
+        assert costs(FROZEN).stage_memory("a", 0, 2, samples=4, recompute=recompute).peak((1,) * 4, 4) == 301 + 2 * 20
+
+    def test_the_layers_of_a_stage_below_all_that_trains_save_nothing(self) -> None:
+        """What layer 2 saves, 40, the output and the input; under recompute what enters layer 2, and that layer."""
+        plain, again = (costs(FROZEN).stage_memory("a", 1, 3, samples=4, recompute=r) for r in (False, True))
+        assert (plain.held_per_sample, plain.transient_per_sample) == (40 + 5 + 10, 10)
+        assert (again.held_per_sample, again.transient_per_sample) == (20 + 5 + 10, 40 + 10)
 
     def test_tied_parameters_in_one_stage_count_once(self) -> None:
         tied = [

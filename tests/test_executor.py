@@ -24,8 +24,8 @@ from hetpipe.layers.split import TensorSpec, joint_gradients, trace_boundaries
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages import transfers
-from hetpipe.runtime.stages.executor import StageRun
-from hetpipe.spec.schedule import default_depths
+from hetpipe.runtime.stages.executor import StageRun, forward_stages
+from hetpipe.spec.schedule import FORWARD_ONLY, default_depths
 
 PATIENCE = 60.0  # seconds that only a deadlock takes
 WIDTH = 3
@@ -39,9 +39,11 @@ class Network:
         self.one_by_one = one_by_one
         self.changed = threading.Condition()
         self.asked: dict[int, list[Work]] = {}  # by each rank, and not yet moved
+        self.sent: dict[tuple[str, int, int], int] = {}  # bytes, in each lane
 
     def isend(self, tensor: Tensor, other: int, *, group: str) -> Work:
         me = int(threading.current_thread().name)
+        self.sent[group, me, other] = self.sent.get((group, me, other), 0) + tensor.nbytes
         return self._ask(me, Work(self, 0, (group, me, other), tensor))
 
     def irecv(self, tensor: Tensor, other: int, *, group: str) -> Work:
@@ -132,13 +134,14 @@ class Pipeline:
         self.ends = [list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in pair), strict=True))
                      for pair in pairwise(cuts)]  # fmt: skip
         self.meters = [MemoryMeter() for _ in cuts[1:]]
+        self.frozen = forward_stages([own[0][1] for own in self.ends[:-1]]) if depths is not None else 0
         names: Any = ("down", "up", "hosts" if one_by_one else None)  # of the groups in `Network`
         self.runs = [
             StageRun(
                 make_stage(layers, lo, hi), index=s, stages=len(cuts) - 1, peers=((s - 1,), (s + 1,)), lanes=Lanes(*names),
                 sizes=sizes, depths=depths, recorder=Recorder(torch.device("cpu"), meter=self.meters[s]),
                 loss=(lambda output, wanted: LOSS.share(output, wanted.targets, sum(sizes), wanted.weight)),
-                last_backward=lambda: None,
+                last_backward=lambda: None, frozen=self.frozen,
             )
             for s, (lo, hi) in enumerate(pairwise(cuts))
         ]  # fmt: skip
@@ -215,13 +218,17 @@ def test_every_schedule_ends_with_the_gradients_of_one_device(
                 assert (mine is None) == (parameter.grad is None)
                 if mine is not None and parameter.grad is not None:
                     torch.testing.assert_close(mine, parameter.grad, rtol=0, atol=1e-12)
-    m = len(sizes)
+    m, trained = len(sizes), [*frozen, False].index(False)
+    assert pipeline.frozen == sum(hi <= trained for hi in cuts[1:-1])
+    assert all(receiver >= pipeline.frozen for lane, _, receiver in pipeline.network.sent if lane == "up")
     for s, run in enumerate(pipeline.runs):
-        depth = min(depths[s], m)
+        depth = FORWARD_ONLY if s < pipeline.frozen else min(depths[s], m)
         inward, gradients = run._inputs, run._gradients
         tensors = 2 if tuples else 1
         assert inward is None or len(inward._all) <= tensors * min(m, depth + 1)
         assert gradients is None or len(gradients._all) <= min(m, max(2, depth + 1))
+        assert (gradients is None) == (s < pipeline.frozen or s == len(pipeline.runs) - 1)
+        assert s >= pipeline.frozen or not run._flying
 
 
 @given(pipelines(), st.booleans())
@@ -252,6 +259,21 @@ def test_as_many_receive_buffers_as_are_in_flight_however_many_micro_batches(mon
     assert pipeline.meters[1].used == 5 * WIDTH * 8
     middle.close()
     assert pipeline.meters[1].used == 0
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_nothing_comes_back_to_a_stage_below_all_that_trains(monkeypatch: pytest.MonkeyPatch, one_by_one: bool) -> None:
+    """Of three stages the first two hold nothing that trains, and the third begins with a layer that does not: 64 micro-batches
+    go one way, and the first two stages hold two outputs each, and three inputs, however deep their warm-up."""
+    layers, inputs, targets = models(4, [True, True, True, False], False, 64)
+    pipeline = Pipeline(layers, inputs, [0, 1, 2, 4], [1] * 64, [9, 9, 9], monkeypatch, one_by_one=one_by_one)
+    pipeline.run(targets)
+    row = WIDTH * 8
+    assert pipeline.network.sent == {("down", 0, 1): 64 * row, ("down", 1, 2): 64 * row}
+    assert [step.kind for step in pipeline.runs[0].order if "B" in step.kind] == []
+    assert pipeline.meters[0].peak == 2 * row
+    assert pipeline.meters[1].peak <= 5 * row
+    assert pipeline.runs[2]._returned is None
 
 
 def test_depths_that_rise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,6 +278,17 @@ class TestByHand:
         assert ample is not None
         assert not ample[1].replicas[0].stages[0].recompute
 
+    @pytest.mark.parametrize(("trained", "cut", "step"), [(100, 4, 10.8), (0, 6, 5.4)])
+    def test_the_first_device_has_more_layers_where_these_do_not_train(self, trained: int, cut: int, step: float) -> None:
+        """Six of eight layers, one forward of 0.1 s each; backwards take twice as long. 8 samples in one pipeline."""
+        layers = [{"parameter_bytes": 100, "trained_bytes": 100 if i >= 6 else trained} for i in range(8)]
+        cluster = make_cluster([{"a": 2}], memory=2_700, link={"bandwidth": 1e9, "latency": 0.0})
+        profile = make_profile({"a": [0.1] * 8}, layers=layers)
+        found = solve(Chain(), make_problem(cluster, profile, 8))
+        assert found is not None
+        assert [stage.layers for stage in found[1].replicas[0].stages] == [(0, cut), (cut, 8)]
+        assert found[0] == pytest.approx(step)
+
     def test_even_splits_layers_evenly(self) -> None:
         problem = make_problem(
             make_cluster([{"a": 1, "b": 2}]), make_profile({"a": [1.0] * 8, "b": [2.0] * 8}), 4

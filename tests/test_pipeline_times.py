@@ -27,21 +27,20 @@ def searched(costs: PipelineCosts, depths: list[int]) -> list[tuple[list[float],
     arrived: dict[tuple[str, int, int], float] = {("F", 0, i): 0.0 for i in range(m)}
     arrived |= {("B", n - 1, i): 0.0 for i in range(m)}
     clock, links = [0.0] * n, {(kind, s): 0.0 for kind in "FB" for s in range(-1, n)}
-    remaining = 2 * n * m
+    remaining = (2 * n - costs.frozen) * m
     while remaining:
         before = remaining
         for s in range(n):
-            while len(ends[s][1]) < m:
+            while len(ends[s][0 if s < costs.frozen else 1]) < m:
                 f, b = len(ends[s][0]), len(ends[s][1])
-                kind, i, row = (
-                    ("F", f, costs.forward) if f < m and f - b < depths[s] else ("B", b, costs.backward)
-                )
+                ahead = f < m and (s < costs.frozen or f - b < depths[s])
+                kind, i, row = ("F", f, costs.forward) if ahead else ("B", b, costs.backward)
                 if (kind, s, i) not in arrived or (kind == "B" and b >= f):
                     break
                 clock[s] = max(clock[s], arrived[kind, s, i]) + row[s][i]
                 ends[s]["FB".index(kind)].append(clock[s])
                 to, wire = (s + 1, s) if kind == "F" else (s - 1, s - 1)
-                if 0 <= to < n:
+                if 0 <= to < n and not (kind == "B" and to < costs.frozen):
                     links[kind, wire] = max(clock[s], links[kind, wire]) + costs.occupied[wire][i]
                     arrived[kind, to, i] = links[kind, wire] + costs.latency[wire]
                 remaining -= 1
@@ -59,7 +58,8 @@ def pipelines(draw: st.DrawFn) -> tuple[PipelineCosts, list[int]]:
         return [draw(st.lists(seconds, min_size=m, max_size=m)) for _ in range(count)]
 
     latency = draw(st.lists(seconds, min_size=n - 1, max_size=n - 1))
-    costs = PipelineCosts(forward=rows(n), backward=rows(n), occupied=rows(n - 1), latency=latency)
+    frozen = draw(st.integers(0, n - 1) | st.just(0))  # which of these do not take part
+    costs = PipelineCosts(forward=rows(n), backward=rows(n), occupied=rows(n - 1), latency=latency, frozen=frozen)
     return costs, sorted(draw(st.lists(st.integers(1, m + 2), min_size=n, max_size=n)), reverse=True)
 
 
@@ -76,7 +76,7 @@ def test_as_a_search_for_what_is_ready(case: tuple[PipelineCosts, list[int]]) ->
 def test_compiled_to_the_bit(case: tuple[PipelineCosts, list[int]]) -> None:
     costs, depths = case
     which = np.arange(len(costs.forward[0]))
-    assert last_backwards(costs, which, depths) == [stage.backward[-1] for stage in pipeline_times(costs, depths)]
+    assert last_backwards(costs, which, depths) == [stage.end for stage in pipeline_times(costs, depths)]
 
 
 @settings(deadline=None)  # numba compiles
@@ -85,9 +85,11 @@ def test_what_repeats_itself_is_skipped(n: int, m: int, rest: bool, forwards: in
     times = [[random.choice([0.0, 0.5, 1.0, 1.01, random.random()]) for _ in range(n)] for _ in range(3)]
     forward, backward, occupied = (np.array([row, row[::-1]]).T.copy() for row in times)
     costs = forward, backward, occupied[1:].copy(), np.array(times[0])[1:].copy(), np.array([0] * (m - 1) + [int(rest)])
-    depths = np.array([depth(forwards, n - s, m) for s in range(n)])
-    pipeline_ends.ready()
-    assert pipeline_ends.about(*costs, depths).tolist() == pytest.approx(pipeline_ends.run(*costs, depths).tolist(), rel=1e-9)
+    for frozen in range(n):
+        depths = np.array([m if s < frozen else depth(forwards, n - s, m) for s in range(n)])
+        pipeline_ends.ready()
+        found, whole = (end(*costs, depths, frozen).tolist() for end in (pipeline_ends.about, pipeline_ends.run))
+        assert found == pytest.approx(whole, rel=1e-9)
 
 
 def test_compiled_takes_a_column_for_each_size() -> None:

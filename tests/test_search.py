@@ -238,7 +238,7 @@ def test_a_pipeline_without_a_link_is_not_followed_to_its_end(monkeypatch: pytes
     loaded = line_cuts.Loaded(times.cumsum(axis=2), times.cumsum(axis=2), sent, np.full((1, 1, 2), np.inf), 1, 10, 0)
     line, inside, ends = np.zeros(2, np.int64), np.zeros(1, np.bool_), np.arange(3)
     waits = line_cuts.Waits(sums, ends, ends)
-    fixed = line_cuts.Fixed(sums, np.ones(1), sums, 0.0, False, False, True)
+    fixed = line_cuts.Fixed(sums, np.ones(1), sums, 0.0, False, False, True, 0)
     found = line_cuts.ended.py_func(line, inside, ends, none, 1, loaded, waits, fixed)  # type: ignore[attr-defined]
     assert found == np.inf
 

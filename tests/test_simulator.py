@@ -77,7 +77,8 @@ class TestPipeline:
         forward, backward, occupied, (latency, _) = draw(n), draw(n), draw(n - 1), draw(n - 1)
         depth = data.draw(st.integers(1, 6))
         depths = tuple(max(1, depth - s) for s in range(n))
-        ready = ready_times(Durations(forward, backward, occupied, latency), depths, m)
+        frozen = data.draw(st.integers(0, n - 1) | st.just(0))
+        ready = ready_times(Durations(forward, backward, occupied, latency), depths, m, frozen)
 
         def rows(pair: tuple[np.ndarray, np.ndarray], i: int) -> list[list[float]]:
             return [[float(pair[0][s, i])] * (m - 1) + [float(pair[1][s, i])] for s in range(len(pair[0]))]
@@ -88,8 +89,9 @@ class TestPipeline:
                 backward=rows(backward, i),
                 occupied=rows(occupied, i),
                 latency=latency[:, i].tolist(),
+                frozen=frozen,
             )
-            assert [stage.backward[-1] for stage in pipeline_times(costs, depths)] == ready[:, i].tolist()
+            assert [stage.end for stage in pipeline_times(costs, depths)] == ready[:, i].tolist()
 
 
 def two_replicas(optimizer: float = 0.0, link: dict[str, float] = FREE) -> Timeline:

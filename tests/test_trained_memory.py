@@ -81,6 +81,24 @@ def test_a_mostly_frozen_model_is_planned_and_trained_where_it_could_not_train_a
         assert 0.9 * found.predicted.peak_bytes[device] < peak <= found.predicted.peak_bytes[device] * 1.01, device
 
 
+def test_stages_below_all_that_trains_hold_what_is_predicted_and_run_no_backward(tmp_path: Path) -> None:
+    """Two stages of three, with a warm-up of eight: of 16 micro-batches two are in flight there. (The inputs of the step, 64 of 8
+    numbers, are there as well, but emulated devices count of them only what autograd saves.)"""
+    folder = Folder(tmp_path)
+    section = train(global_batch=64, steps=2, dtype="float32", evaluate_samples=0)
+    rows = [{"cuts": [2, 2, 2], "sizes": [4] * 16, "warmup": [8, 8, 1]}]
+    file = folder.ready((3,), rows, slowdown=1.0, model={"target": "tests.support.user_parts:mostly_frozen"}, train=section)
+    found = trained(file)
+    assert found.predicted is not None
+    predicted = dict(found.predicted.peak_bytes)
+    predicted["n0/0"] -= 64 * 8 * 4
+    assert found.peak_bytes == pytest.approx(predicted, rel=0.03)
+    for timeline in (found.measured, found.predicted):
+        assert timeline is not None
+        actions = {(span.stage, span.kind) for span in timeline.spans if span.kind in ("F", "B")}
+        assert actions == {(0, "F"), (1, "F"), (2, "F"), (2, "B")}
+
+
 def test_an_emulated_device_out_of_memory_names_rank_stage_and_device(tmp_path: Path) -> None:
     file = Folder(tmp_path).ready(slowdown=1.0, memory="20 KiB")
     with pytest.raises(RankFailure) as caught:

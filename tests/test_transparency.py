@@ -90,6 +90,13 @@ CASES = {
     ],
     "parameters": [
         Case(name="first stage frozen", net="first stage frozen", plan=BOTH, optimizer="AdamW", clip=0.05),
+        Case(name="first stage frozen, beside one rank", net="first stage frozen", plan=(THREE, ONE), emulated=True, clip=0.05),
+        Case(name="first two stages frozen", net="first two stages frozen", plan=(THREE, TWO, ONE), optimizer="AdamW", clip=0.05,
+             shares=((24, 8, 8), (11, 0, 3))),
+        Case(name="first two stages frozen, recompute, depths 5,3,1", net="first two stages frozen", evaluate=(13, 5),
+             plan=({**THREE, "recompute": True, "warmup": [5, 3, 1]}, ONE)),
+        Case(name="first stage and a part frozen, unequal", net="first stage and a part frozen", plan=(*UNEVEN, ONE), clip=0.05),
+        Case(name="first stage and a part frozen, gpipe", net="first stage and a part frozen", schedule="gpipe", plan=BOTH),
         Case(name="layer frozen", net="layer frozen", plan=BOTH, optimizer="AdamW"),
         Case(name="middle stage frozen", net="middle stage frozen", plan=(THREE, ONE)),
         Case(name="last stage frozen", net="last stage frozen", plan=BOTH),

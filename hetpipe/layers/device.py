@@ -65,13 +65,14 @@ class Pacer:
 class Emulation:
     """An emulated device: every compute action lasts `slowdown` times what the host takes (`host`: measured once per layer,
     action and micro-batch size), and its memory is `memory_bytes`. `transient_bytes` is what recomputing one layer takes.
-    `lengths`: how steps differ whose samples have other lengths (see `Profile`)."""
+    `lengths`: how steps differ whose samples have other lengths (see `Profile`). The first `frozen` layers need no backward."""
 
     slowdown: float
     host: Measurement
     memory_bytes: int
     transient_bytes: int = 0
     lengths: Sequence[LengthFactor] = ()
+    frozen: int = 0
 
     def seconds(
         self, kind: str, lo: int, hi: int, size: int, *, recompute: bool = False, numbers: int | None = None
@@ -80,11 +81,15 @@ class Emulation:
         `numbers` (None: as many as in the mean step)."""
         if kind == "optimizer":
             return self.slowdown * sum(self.host.optimizer_seconds[lo:hi])
-        forward, backward = (float(t[lo:hi].sum()) for t in self.host.times(size))
+        times, back = self.host.times(size), max(lo, self.frozen)
+        forward = float(times[0][lo:hi].sum())
         factor = self.slowdown
         if self.lengths and numbers is not None:
             factor *= float(np.interp(numbers, [x.numbers for x in self.lengths], [x.factor for x in self.lengths]))
-        return factor * (forward if kind == "F" else backward + (forward if recompute else 0.0))
+        if kind == "F":
+            return factor * forward
+        again = times[0][back:hi].sum() if recompute else 0.0
+        return factor * float(times[1][back:hi].sum() + again)
 
 
 @dataclass

@@ -102,7 +102,7 @@ def _work(problem: Problem) -> tuple[list[str], Array, Array]:
             np.minimum,
             (
                 m.tensor_parallel * (best_seconds_per_sample(m, B) * B + np.array(m.optimizer_seconds))
-                for m in problem.profile.measurements
+                for m in (x.without_backward(problem.profile.first_trained) for x in problem.profile.measurements)
                 if m.device_type == kind and m.tensor_parallel <= most
             ),
             np.full(len(problem.profile.layers), np.inf),

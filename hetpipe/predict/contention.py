@@ -23,7 +23,8 @@ CROWDED = 1 + 1e-9  # times what an adapter carries; less is rounding
 class Pipe(NamedTuple):
     """A pipeline of n stages and m micro-batches, each of one of K sizes, `which` [m]. By size the seconds [n, K] of forwards and
     backwards, and [n − 1, K] that each boundary's transfer takes alone, without its latency [n − 1]; warm-up depths and nodes of
-    the stages [n]; bytes/s of a transfer alone [n − 1, K] and how many go side by side [n − 1]; and when it begins."""
+    the stages [n]; bytes/s of a transfer alone [n − 1, K] and how many go side by side [n − 1]; and when it begins. To the first
+    `frozen` stages, of depth m, nothing comes back: their backwards and what would bring them gradients take no time."""
 
     forward: Array
     backward: Array
@@ -35,6 +36,11 @@ class Pipe(NamedTuple):
     members: Array
     begin: float
     which: Index
+    frozen: int = 0
+
+    def back(self, seconds: Array) -> Array:
+        """Of what each boundary's transfers take, that of gradients: nothing where none go."""
+        return np.concatenate([np.zeros_like(seconds[: self.frozen]), seconds[self.frozen :]])
 
 
 class RingSum(NamedTuple):
@@ -64,7 +70,7 @@ def crowded(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array) ->
     for pipe in pipes:
         for s, (a, b) in enumerate(zip(pipe.nodes, pipe.nodes[1:], strict=False)):
             if a != b:
-                load[[2 * a, 2 * b + 1, 2 * b, 2 * a + 1]] += pipe.members[s] * pipe.rate[s].max()
+                load[_crossed(pipe, s, a, b)] += pipe.members[s] * pipe.rate[s].max()
     fastest = dict[tuple[object, tuple[int, ...]], float]()  # of the same processes one after the other
     for ring in rings:
         key = ring.processes, ring.nodes
@@ -72,6 +78,11 @@ def crowded(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array) ->
     for (_, nodes), rate in fastest.items():
         load[[2 * node + way for node in nodes for way in (0, 1)]] += rate
     return load > capacity * CROWDED
+
+
+def _crossed(pipe: Pipe, s: int, a: int, b: int) -> list[int]:
+    """The adapters that what goes from stage s on node a to the next on node b takes, and gradients back."""
+    return [2 * a, 2 * b + 1, 2 * b, 2 * a + 1][: 2 if s < pipe.frozen else 4]
 
 
 @lru_cache(maxsize=8)
@@ -198,8 +209,8 @@ class _Build:
         for pipe, flow in self.pipes:
             (n, sizes), m = pipe.forward.shape, len(pipe.which)
             yield _Rows(
-                np.concatenate([pipe.forward, pipe.backward, pipe.occupied, pipe.occupied]),
-                np.concatenate([np.zeros(2 * n), pipe.latency, pipe.latency]), np.full(4 * n - 2, pipe.begin),
+                np.concatenate([pipe.forward, pipe.backward, pipe.occupied, pipe.back(pipe.occupied)]),
+                np.concatenate([np.zeros(2 * n), pipe.latency, pipe.back(pipe.latency)]), np.full(4 * n - 2, pipe.begin),
                 np.concatenate([np.full((2 * n, sizes), -1, np.int32), flow]), pipe.which, _waits(pipe.depths, m),
             )  # fmt: skip
         seconds, latency, begin, flow = (np.concatenate(column) for column in zip(*self.single, strict=True))
@@ -234,7 +245,7 @@ def share(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array, read
 def _shares(pipe: Pipe, full: Flags) -> bool:
     pairs = zip(pipe.nodes, pipe.nodes[1:], strict=False)
     return any(
-        a != b and bool(full[[2 * a, 2 * b + 1, 2 * b, 2 * a + 1]].any()) and float(pipe.rate[s].max()) > 0
+        a != b and bool(full[_crossed(pipe, s, a, b)].any()) and float(pipe.rate[s].max()) > 0
         for s, (a, b) in enumerate(pairs)
     )
 
@@ -245,8 +256,8 @@ def _add_pipe(build: _Build, pipe: Pipe) -> int:
     a, b = np.array(pipe.nodes[:-1]), np.array(pipe.nodes[1:])
     adapters = np.stack([[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]).transpose(0, 2, 1)  # [ways, n − 1, out and in]
     each = np.where((a != b)[:, None], adapters, -1).reshape(-1, 2).repeat(sizes, axis=0)
-    carried = ((pipe.occupied > 0) & (pipe.rate > 0)).ravel()
-    flow = build.flow(np.tile(carried, 2), np.tile(pipe.members.repeat(sizes), 2), np.tile(pipe.rate.ravel(), 2), each)
+    carried = np.concatenate([(seconds > 0) & (pipe.rate > 0) for seconds in (pipe.occupied, pipe.back(pipe.occupied))]).ravel()
+    flow = build.flow(carried, np.tile(pipe.members.repeat(sizes), 2), np.tile(pipe.rate.ravel(), 2), each)
     build.pipes.append((pipe, flow.reshape(-1, sizes)))
     first = build.count
     build.count += (4 * n - 2) * m

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hetpipe.spec.cluster import Cluster, Link, ReceiveBuffers
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.schedule import FORWARD_ONLY
 
 Array = NDArray[np.float64]
 
@@ -102,6 +103,7 @@ class Costs:
         self._optimizer: dict[tuple[str, int], Array] = {}
         self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
         self._inputs = _prefix(profile.input_bytes)
+        self.first_trained = profile.first_trained
         least, most = profile.widths.min(axis=0), profile.output_bytes
         self._cast_outputs = np.where(least < most, least, 0.0)
         self._tied_bytes = _prefix(profile.tied_trained_bytes)
@@ -115,6 +117,11 @@ class Costs:
         """L."""
         return len(self.profile.layers)
 
+    def has_backward(self, hi: int) -> bool:
+        """Whether a stage that ends before layer hi has one, and gets gradients from the next: something in it, or before it,
+        trains. One that has none runs forwards only."""
+        return hi > self.first_trained
+
     def time_prefix(self, device_type: str, size: int, degree: int = 1) -> tuple[Array, Array]:
         """Prefix sums of forward and backward seconds, [L + 1] each: a range costs prefix[hi] − prefix[lo]."""
         key = (device_type, degree, size)
@@ -126,11 +133,21 @@ class Costs:
     def stage_seconds(
         self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
     ) -> tuple[float, float]:
-        """F and B of one micro-batch. Recompute runs the forward again before the backward (Chen et al. 2016)."""
+        """F and B of one micro-batch; B is 0 where there is none (`has_backward`). Recompute runs the forward of what has a
+        backward again before it (Chen et al. 2016)."""
         forward, backward = self.time_prefix(device_type, size, degree)
         overhead = self.cluster.runtime_overhead.action_seconds
         f = float(forward[hi] - forward[lo])
-        return f + overhead, float(backward[hi] - backward[lo]) + (f if recompute else 0.0) + overhead
+        if not self.has_backward(hi):
+            return f + overhead, 0.0
+        again = float(self.again(forward)[hi] - self.again(forward)[lo]) if recompute else 0.0
+        return f + overhead, float(backward[hi] - backward[lo]) + again + overhead
+
+    def again(self, forward: Array) -> Array:
+        """Of seconds of all layers before each [..., L + 1], those that recompute takes: first layers that need no backward are
+        not run again."""
+        found: Array = np.maximum(forward - forward[..., self.first_trained, None], 0.0)
+        return found
 
     def backward_below(
         self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
@@ -139,7 +156,7 @@ class Costs:
         of all above it [hi − lo]."""
         forward, backward = self.time_prefix(device_type, size, degree)
         below: Array = backward[lo:hi] - backward[lo]
-        return below + (forward[lo:hi] - forward[lo]) if recompute else below
+        return below + (self.again(forward)[lo:hi] - self.again(forward)[lo]) if recompute else below
 
     def optimizer_seconds(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
         """Seconds of one optimizer step over the range."""
@@ -198,8 +215,9 @@ class Costs:
         autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
         saved bytes), and where device types compute in unlike precisions also the input as cast. The first stage holds the
         inputs of all `samples` of the step; another has receive buffers for the inputs in flight and one more, and for the
-        gradient in use and the next (`runtime.stages.executor`). On top, what the cluster file's `runtime_overhead` says of the
-        framework."""
+        gradient in use and the next (`runtime.stages.executor`). Layers that need no backward save nothing; a stage of them only
+        runs forward, recomputed or not, and has room for FORWARD_ONLY outputs, and for one input more. On top, what the cluster
+        file's `runtime_overhead` says of the framework."""
         _, _, cast, saved, plain = self._layer_bytes(device_type, degree)
         runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
         more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
@@ -207,15 +225,19 @@ class Costs:
         output, largest = float(self.profile.output_bytes[hi - 1]), float(plain[lo:hi].max())
         given, returned = float(self.profile.input_bytes[lo]), output if hi < self.layer_count else 0.0
         transient, held = runtime.backward_workspace * largest, float(saved[hi] - saved[lo])
+        back = self.has_backward(hi)
+        recompute, returned = recompute and back, returned if back else 0.0
         if recompute:
-            held, transient = float(self._inputs[hi] - self._inputs[lo + 1]), transient + largest
-        held += float(self._cast_outputs[lo - 1]) if lo else 0.0
+            held, transient = float(self._inputs[hi] - self._inputs[max(lo + 1, self.first_trained)]), transient + largest
+        held += float(self._cast_outputs[lo - 1]) if lo and lo >= self.first_trained else 0.0
         boundary, kept, passing = _receive_buffers(runtime.receive_buffers, given, returned, first=lo == 0, recompute=recompute)
-        factor = runtime.allocator_factor
+        held, factor = held + kept + output, runtime.allocator_factor
+        if not back:  # of as many micro-batches as are in flight on any such stage, whatever its depth
+            held, passing = 0.0, passing + FORWARD_ONLY * held
         return StageMemory(
             static=factor * static + runtime.device_bytes,
             boundary=factor * boundary * samples,
-            held_per_sample=factor * (held + kept + output),
+            held_per_sample=factor * held,
             backward_per_sample=factor * transient,
             passing_per_sample=factor * passing,
         )
@@ -225,6 +247,7 @@ class Costs:
         if key not in self._bytes:
             parameters, trained = (of(degree, device_type) for of in (profile.parameter_bytes, profile.trained_bytes))
             saved, cast = profile.saved_bytes(degree, device_type), profile.cast_bytes(degree, device_type)
+            saved[: self.first_trained] = 0.0
             self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(cast), _prefix(saved), saved)
         return self._bytes[key]
 

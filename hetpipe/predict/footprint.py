@@ -13,8 +13,9 @@ from hetpipe.spec.profile import Profile
 
 def with_footprint(timeline: Timeline, plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     """The simulated timeline with its `memory`: per device the (seconds, bytes) at which the bytes in use change. A forward
-    adds what its micro-batch keeps, its backward frees it, and a recomputed layer exists while the backward runs. The
-    greatest value is at most the timeline's `peak_bytes`. O(actions log actions)."""
+    adds what its micro-batch keeps, its backward frees it, and a recomputed layer exists while the backward runs; a stage that
+    only runs forward has room for the same all the time. The greatest value is at most the timeline's `peak_bytes`.
+    O(actions log actions)."""
     costs = Costs(profile.at(plan.precision), profile.joined(cluster))
     changes: dict[str, list[tuple[float, float]]] = {}
     held: dict[str, tuple[float, float]] = {}
@@ -27,8 +28,10 @@ def with_footprint(timeline: Timeline, plan: Plan, profile: Profile, cluster: Cl
                 recompute=stage.recompute,
                 degree=len(stage.devices),
             )
+            largest = max(replica.microbatch_sizes)
+            only_forward = 0.0 if costs.has_backward(stage.layers[1]) else memory.passing_per_sample * largest
             for device in stage.devices:
-                changes[device] = [(0.0, memory.static + memory.boundary)]
+                changes[device] = [(0.0, memory.static + memory.boundary + only_forward)]
                 held[device] = (memory.held_per_sample, memory.transient_per_sample)
     for span in timeline.spans:
         if span.microbatch is None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from hetpipe.predict.contention import Array, Pipe, RingSum, share
 from hetpipe.predict.cost import Costs
-from hetpipe.predict.pipeline import PipelineCosts, StageTimes, pipeline_times
+from hetpipe.predict.pipeline import PipelineCosts, StageTimes, forward_depths, pipeline_times
 from hetpipe.predict.sums import Segment, gradients_ahead, sync_segments, sync_times
 from hetpipe.predict.timeline import LazySpans, Span, SpanKind, Timeline
 from hetpipe.spec.cluster import Cluster, Link
@@ -39,9 +39,7 @@ def _of_each(found: PipelineCosts, sizes: Sequence[int]) -> PipelineCosts:
         """One value for each micro-batch."""
         return [[row[0]] * len(which) if len(place) == 1 else [row[i] for i in which] for row in rows]
 
-    return PipelineCosts(
-        forward=each(found.forward), backward=each(found.backward), occupied=each(found.occupied), latency=found.latency
-    )
+    return replace(found, forward=each(found.forward), backward=each(found.backward), occupied=each(found.occupied))
 
 
 def costs_by_size(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
@@ -66,27 +64,25 @@ def costs_by_size(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
             ]
             occupied.append([seconds for seconds, _ in sent])
             latency.append(max(delay for _, delay in sent))
-    found = PipelineCosts(forward=forward, backward=backward, occupied=occupied, latency=latency)
+    frozen = sum(not costs.has_backward(stage.layers[1]) for stage in stages)
+    found = PipelineCosts(forward=forward, backward=backward, occupied=occupied, latency=latency, frozen=frozen)
     return found if costs.cluster.runtime_overhead.overlap_transfers else _blocking(found)
 
 
 def _blocking(costs: PipelineCosts) -> PipelineCosts:
     n, m = len(costs.forward), len(costs.forward[0])
-    taken = [[0.0] * m for _ in range(n)]
-    for s, (busy, delay) in enumerate(zip(costs.occupied, costs.latency, strict=True)):
-        for stage in (s, s + 1):
-            taken[stage] = [
-                total + seconds + delay for total, seconds in zip(taken[stage], busy, strict=True)
-            ]
 
-    def longer(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        return [
-            [a + b for a, b in zip(row, more, strict=True)] for row, more in zip(rows, taken, strict=True)
-        ]
+    def longer(rows: Sequence[Sequence[float]], first: int) -> list[list[float]]:
+        """With all that goes one way, over the boundaries from the `first` on."""
+        taken = [[0.0] * m for _ in range(n)]
+        for s, (busy, delay) in list(enumerate(zip(costs.occupied, costs.latency, strict=True)))[first:]:
+            for stage in (s, s + 1):
+                taken[stage] = [total + seconds + delay for total, seconds in zip(taken[stage], busy, strict=True)]
+        return [[a + b for a, b in zip(row, more, strict=True)] for row, more in zip(rows, taken, strict=True)]
 
     return PipelineCosts(
-        forward=longer(costs.forward), backward=longer(costs.backward),
-        occupied=[[0.0] * m] * (n - 1), latency=[0.0] * (n - 1),
+        forward=longer(costs.forward, 0), backward=longer(costs.backward, costs.frozen),
+        occupied=[[0.0] * m] * (n - 1), latency=[0.0] * (n - 1), frozen=costs.frozen,
     )  # fmt: skip
 
 
@@ -147,7 +143,8 @@ class Run:
     def times(self) -> list[StageTimes]:
         """Finish times since the step began with the optimizers."""
         if self.shared is not None:
-            return [StageTimes(*stage) for stage in zip(*self.shared[0].tolist(), strict=True)]
+            ends = [StageTimes(*stage) for stage in zip(*self.shared[0].tolist(), strict=True)]
+            return [stage if s >= self.costs.frozen else StageTimes(stage.forward, []) for s, stage in enumerate(ends)]
         begin = self.pipe.begin
         return [
             StageTimes([begin + x for x in stage.forward], [begin + x for x in stage.backward])
@@ -156,11 +153,8 @@ class Run:
 
     @cached_property
     def ready(self) -> list[float]:
-        """When each stage's last backward ends."""
-        if self.shared is not None:
-            found: list[float] = self.shared[0][1, :, -1].tolist()
-            return found
-        return [stage.backward[-1] for stage in self.times]
+        """When each stage's last backward ends, or, where it has none, its last forward."""
+        return [stage.end for stage in self.times]
 
 
 def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
@@ -183,7 +177,8 @@ def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
             rate[s], members[s] = each, parts
     pipe = Pipe(
         np.array(by_size.forward), np.array(by_size.backward), np.array(by_size.occupied).reshape(n - 1, sizes),
-        np.array(by_size.latency, dtype=np.float64), tuple(depths), (), rate, members, max(optimizers), which.astype(np.int32),
+        np.array(by_size.latency, dtype=np.float64), tuple(forward_depths(depths, by_size.frozen, len(which))), (), rate, members,
+        max(optimizers), which.astype(np.int32), by_size.frozen,
     )  # fmt: skip
     priced = _of_each(by_size, replica.microbatch_sizes)
     return Run(costs=priced, optimizers=optimizers, ahead=gradients_ahead(costs, replica), pipe=pipe)
@@ -288,7 +283,7 @@ def _spans(
         priced, times = runs[r].costs, runs[r].times
         actions: list[tuple[SpanKind, int, float, float]] = [
             *(("F", i, *x) for i, x in enumerate(zip(times[s].forward, priced.forward[s], strict=True))),
-            *(("B", i, *x) for i, x in enumerate(zip(times[s].backward, priced.backward[s], strict=True))),
+            *(("B", i, *x) for i, x in enumerate(zip(times[s].backward, priced.backward[s], strict=False))),
         ]
         before = 0.0
         for kind, i, end, seconds in sorted(actions, key=itemgetter(2)):
@@ -310,6 +305,8 @@ def _sends(r: int, replica: ReplicaPlan, run: Run) -> list[Span]:
     spans, wires = [], None if run.shared is None else run.shared[1].tolist()
     for s, (occupied, latency) in enumerate(zip(run.costs.occupied, run.costs.latency, strict=True)):
         for way, (stage, ends) in enumerate(((s, run.times[s].forward), (s + 1, run.times[s + 1].backward))):
+            if way == 1 and s < run.costs.frozen:
+                continue
             free = 0.0
             for i, (ready, seconds) in enumerate(zip(ends, occupied, strict=True)):
                 start = max(free, ready)

@@ -132,13 +132,16 @@ class Measurement(Strict):
         def longer(times: Sequence[float]) -> tuple[float, ...]:
             return tuple(t * factor for t in times)
 
-        return self.model_copy(
-            update={
-                "forward_seconds": tuple(map(longer, self.forward_seconds)),
-                "backward_seconds": tuple(map(longer, self.backward_seconds)),
-                "optimizer_seconds": longer(self.optimizer_seconds),
-            }
-        )
+        return self.model_copy(update={
+            "forward_seconds": tuple(map(longer, self.forward_seconds)),
+            "backward_seconds": tuple(map(longer, self.backward_seconds)),
+            "optimizer_seconds": longer(self.optimizer_seconds),
+        })  # fmt: skip
+
+    def without_backward(self, first: int) -> Measurement:
+        """With no backward of the `first` layers, whatever noise was measured there."""
+        rows = tuple((0.0,) * first + row[first:] for row in self.backward_seconds)
+        return self if rows == self.backward_seconds else self.model_copy(update={"backward_seconds": rows})
 
     def times(self, size: int) -> tuple[Array, Array]:
         """Forward and backward seconds of each layer, [L] and [L], for a micro-batch of `size` samples: linear between
@@ -151,10 +154,7 @@ class Measurement(Strict):
             return self.forward[0] * scale, self.backward[0] * scale
         right = min(max(int(np.searchsorted(sizes, size)), 1), len(sizes) - 1)
         part = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
-        return tuple(
-            np.maximum(t[right - 1] + part * (t[right] - t[right - 1]), 0.0)
-            for t in (self.forward, self.backward)
-        )
+        return tuple(np.maximum(t[right - 1] + part * (t[right] - t[right - 1]), 0.0) for t in (self.forward, self.backward))
 
 
 class OptimizerProfile(Strict):
@@ -200,11 +200,7 @@ class Profile(Document):
             name = f"measurement of {m.device_type!r} ({about})"
             rows = (*m.forward_seconds, *m.backward_seconds, m.optimizer_seconds,
                     *(x for name in OWN_BYTES if (x := getattr(m, name)) is not None))  # fmt: skip
-            faults += [
-                f"{name}: a row has {len(row)} numbers for {count} layers"
-                for row in rows
-                if len(row) != count
-            ]
+            faults += [f"{name}: a row has {len(row)} numbers for {count} layers" for row in rows if len(row) != count]
             if key in seen:
                 faults.append(f"{name} is given twice")
             seen.add(key)
@@ -245,7 +241,7 @@ class Profile(Document):
     def _by_key(self) -> dict[tuple[str, int], list[Measurement]]:
         found: dict[tuple[str, int], list[Measurement]] = {}
         for m in self.measurements:
-            found.setdefault((m.device_type, m.tensor_parallel), []).append(m)
+            found.setdefault((m.device_type, m.tensor_parallel), []).append(m.without_backward(self.first_trained))
         return found
 
     def precisions(self, device_type: str) -> tuple[Precision | None, ...]:
@@ -274,8 +270,8 @@ class Profile(Document):
         return self if len(kept) == len(self.measurements) else self.model_copy(update={"measurements": kept})
 
     def measurement(self, device_type: str, tensor_parallel: int = 1) -> Measurement:
-        """The measurement of a device type; InputError naming the measured types if there is none, or the precisions if there are
-        several (`at` chooses)."""
+        """The measurement of a device type, its layers that need no backward without one; InputError naming the measured types if
+        there is none, or the precisions if there are several (`at` chooses)."""
         found = self._by_key.get((device_type, tensor_parallel))
         if found is not None and len(found) > 1:
             known_at = ", ".join(m.precision or "a precision that is not said" for m in found)
@@ -331,6 +327,13 @@ class Profile(Document):
         trained = np.array([layer.trained for layer in self.layers], dtype=np.float64)
         shares = np.where(held == whole, trained, np.floor(held * trained / np.maximum(whole, 1.0)))
         return np.where(trained == whole, held, shares)
+
+    @cached_property
+    def first_trained(self) -> int:
+        """How many first layers need no backward, since nothing in them trains and nothing that enters them needs a gradient:
+        those before the first with `trained` bytes. A gradient goes back over the boundary before layer l only if l >
+        first_trained. 0 where nothing trains at all, of which a profile says nothing."""
+        return next((i for i, layer in enumerate(self.layers) if layer.trained > 0), 0)
 
     @cached_property
     def tied_trained_bytes(self) -> Array:

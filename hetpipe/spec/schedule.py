@@ -3,6 +3,9 @@
 A schedule of this project is its warm-up depths: depth w of a stage is the number of forwards before its first
 backward; then backwards and forwards alternate. Depth m everywhere is GPipe (Huang et al. 2019); n − s on stage s of n is
 1F1B (PipeDream-Flush, Narayanan et al. 2021). At most min(w, m) micro-batches are in flight on a stage.
+
+First stages that hold nothing that trains, nor follow anything that does, run forwards only, whatever their depth: they keep
+nothing for a backward, and go on as soon as there is room for what they send (`FORWARD_ONLY`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 ScheduleName = Literal["gpipe", "1f1b"]
+FORWARD_ONLY = 2  # micro-batches in flight on a stage that keeps nothing for a backward
 
 
 class Action(NamedTuple):

@@ -33,8 +33,8 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """What goes over the link behind a stage in a step, both ways: activations and their gradients; and how long that takes if
-    nothing shares the way."""
+    """What goes over the link behind a stage in a step: activations, and back their gradients, where these are needed; and how
+    long that takes if nothing shares the way."""
 
     bytes: int
     seconds: float
@@ -282,8 +282,8 @@ class _Numbers:
             kind, degree = self.costs.cluster.device(stage.device).type, len(stage.devices)
             for size in replica.microbatch_sizes:
                 forward, backward = self.costs.time_prefix(kind, size, degree)
-                own = (forward[lo + 1 : hi + 1] - forward[lo:hi]) * (2 if stage.recompute else 1)
-                own = own + backward[lo + 1 : hi + 1] - backward[lo:hi]
+                before = forward + backward + (self.costs.again(forward) if stage.recompute else 0.0)
+                own = before[lo + 1 : hi + 1] - before[lo:hi]
                 seconds = [a + float(b) for a, b in zip(seconds, own, strict=True)]
             whole, inside = sum(self.seconds.get((stage.device, k), 0.0) for k in ("F", "B")), sum(seconds)
             seconds = [x * whole / inside if inside > 0 else whole / (hi - lo) for x in seconds]
@@ -303,11 +303,12 @@ class _Numbers:
             return None
         here, there = replica.stages[s], replica.stages[s + 1]
         degrees, seconds = (len(here.devices), len(there.devices)), 0.0
+        ways = 1 + self.costs.has_backward(here.layers[1])
         for size in replica.microbatch_sizes:
-            seconds += 2 * sum(self.costs.transfer(here.device, there.device, here.layers[1], size, degrees))
+            seconds += ways * sum(self.costs.transfer(here.device, there.device, here.layers[1], size, degrees))
         cluster = self.costs.cluster
         return Edge(
-            bytes=round(2 * float(self.costs.profile.output_bytes[here.layers[1] - 1]) * replica.samples), seconds=seconds,
+            bytes=round(ways * float(self.costs.profile.output_bytes[here.layers[1] - 1]) * replica.samples), seconds=seconds,
             between=(cluster.device(here.device).node, cluster.device(there.device).node),
         )  # fmt: skip
 

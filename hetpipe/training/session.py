@@ -381,4 +381,5 @@ def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -
         memory_bytes=spec.memory,
         transient_bytes=round(memory.backward_per_sample * largest),
         lengths=profile.lengths or (),
+        frozen=profile.first_trained,
     )

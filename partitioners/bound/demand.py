@@ -87,19 +87,27 @@ class Demand:
         wires = m * self._held(b) + (self._held(q) if q else 0.0) if m else self._held(q)
         wire, inside = self._apart(wires, nodes)
         return PipelineDemand(
-            work=work.sum(axis=0), backward=work[1], again=work[0], work_more=2 * self.more * actions,
-            once_more=2 * self.more, longest=self._longest(b), hiding=(rest if q else full) * self.problem.sums_early,
-            wire=wire, wire_inside=inside, b=b, samples=low, **self._ends(b, first, last, nodes),
+            work=work.sum(axis=0), backward=work[1], again=self.types.costs.again(work[0]), work_more=2 * self.more * actions,
+            once_more=2 * self.more, longest=self._longest(b), hiding=self._hiding(rest if q else full),
+            wire=wire, wire_inside=inside, b=b, samples=low, frozen=self.types.costs.first_trained,
+            **self._ends(b, first, last, nodes),
         )  # fmt: skip
+
+    def _hiding(self, last: Array) -> Array:
+        """What of the last micro-batch can hide sums: what it runs again, and its backward."""
+        return np.stack([self.types.costs.again(last[0]), last[1]]) * self.problem.sums_early
 
     @memoized
     def _ends(self, b: int, first: int, last: int, nodes: bool) -> dict[str, Array]:
         """The parts of a demand that depend only on the samples of the first micro-batch and of the last one."""
         begin, end = (self._times(b, size) for size in (first, last))
         beyond = [np.diff(x.sum(axis=0)).min(axis=0)[::-1].cumsum()[::-1] for x in (begin, end)]
-        hop, inside = self._apart(self._links(first).sum(axis=0) + self._links(last).sum(axis=0), nodes)
+        back = np.arange(self.L + 1) > self.types.costs.first_trained
+        links = self._links(first).sum(axis=0) + np.where(back, self._links(last).sum(axis=0), 0.0)
+        hop, inside = self._apart(links, nodes)
         return {
-            "once": begin[0] + end[1], "once_again": end[0], "ahead": begin[0], "hop": hop, "hop_inside": inside,
+            "once": begin[0] + end[1], "once_again": self.types.costs.again(end[0]), "ahead": begin[0],
+            "hop": hop, "hop_inside": inside,
             "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
         }  # fmt: skip
 

@@ -278,7 +278,7 @@ class Lower:
                     taken[i] += (rings[i, hi] - rings[i, lo]) / max(1, min(owners[i], beside + 1))
                 if near == 0 and hi < self.types.L:
                     taken[i] += sent[i, hi]
-                    taken[at[n + 1]] += sent[at[n + 1], hi]
+                    taken[at[n + 1]] += sent[at[n + 1], hi] * self.types.costs.has_backward(hi)
                 lo = hi
         return tuple(taken.tolist())
 

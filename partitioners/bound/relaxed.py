@@ -26,7 +26,8 @@ class PipelineDemand(NamedTuple):
     forward. `behind` all that the first micro-batch, and the last, have to go through from each layer on [2, L + 1], `longest`
     the most that a micro-batch takes forward and backward, and `hiding` what of `work` is the last one's, if that can hide
     gradient sums (else 0) [2, V, L + 1]. `hop` both ways of a transfer, `wire` what all take one way, between nodes [L + 1] and
-    inside of one [K, K, L + 1]."""
+    inside of one [K, K, L + 1]. Stages that end within the first `frozen` layers only run forward, and nothing comes back to
+    them: no backward, and of `hop` the one way."""
 
     work: Array
     backward: Array
@@ -45,6 +46,7 @@ class PipelineDemand(NamedTuple):
     wire_inside: Array
     b: int
     samples: int
+    frozen: int
 
 
 class Memory(NamedTuple):
@@ -103,7 +105,8 @@ class Boundaries(NamedTuple):
 
 class Tried(NamedTuple):
     """A stage of layers [lo, hi) in way w, on type i: the seconds of T without its optimizer, of its work, of the first and last
-    micro-batch, and of its sums; and the price of these where no other owner is on its node."""
+    micro-batch, and of its sums; the price of these where no other owner is on its node; and how many `ways` something goes over
+    the boundary behind it."""
 
     lo: int
     hi: int
@@ -114,6 +117,7 @@ class Tried(NamedTuple):
     through: float
     summed: float
     ring: float
+    ways: float
 
 
 def cheapest(
@@ -132,7 +136,7 @@ def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     row, link, square, zero = np.ones((1, 2)), np.ones((1, 1, 2)), np.ones((1, 2, 2)), np.zeros(1, np.int64)
     two = np.ones((2, 1, 2))
-    load = PipelineDemand(row, row, row, row, row, row, 0.0, 0.0, row, two, two, row[0], row[0], link, link, 1, 1)
+    load = PipelineDemand(row, row, row, row, row, row, 0.0, 0.0, row, two, two, row[0], row[0], link, link, 1, 1, 0)
     placings = Placings(zero, zero, zero + 1, zero, np.ones(1), square, zero + 1)
     memory, adapters = Memory(np.ones((1, 2, 2, 6)), np.ones(1), True), Adapters(row, row, zero + 1)
     get_ready(lambda: cheapest(load, placings, memory, adapters, square, 1.0, 1.0, False, False, label_space(1, 1, 1)))
@@ -177,10 +181,11 @@ def _lists(
     there."""
     K, C, P, many = load.hop_inside.shape[0], labels.cost.shape[2], labels.cost.shape[3], labels.many
     every, counts, none = np.arange(K), np.arange(C), np.zeros(K)
+    returned = sent[:, lo].copy() if lo > load.frozen else none
     if load.wire[lo] < np.inf and (blocking or ahead + load.wire[lo] <= T):
         hops, undercut = none if blocking else none + load.hop[lo], np.full(LABELS, np.inf)
         for p in range(P):
-            many[lo, 0, p] = join_labels(labels, lo, 0, p, every, counts, hops, sent[:, lo].copy(), scale, undercut)
+            many[lo, 0, p] = join_labels(labels, lo, 0, p, every, counts, hops, returned, scale, undercut)
     for i in range(K):
         least = load.wire_inside[:, i, lo].min()
         if least == np.inf or not (blocking or ahead + least <= T):
@@ -198,7 +203,7 @@ def _extended(
     least: Array, ahead: Array, scale: float, blocking: bool,
 ) -> int:  # fmt: skip
     """A stage before all that it can have behind it, p + 1 stages; how many those are."""
-    lo, hi, w, i, free, taken, through, summed, ring = tried
+    lo, hi, w, i, free, taken, through, summed, ring, ways = tried
     devices, node, price = placings.devices[w], placings.node[i] - placings.others[w], placings.price[w]
     C, seen, after = labels.cost.shape[2], 0, summed if lo == 0 else 0.0
     for near in range(1 + max(0, min(node - devices, C))):  # so many devices of its node are behind it; 0: on another
@@ -209,7 +214,7 @@ def _extended(
         if near > 0:
             held, step = boundaries.near_wire[i, hi], boundaries.near_hop[i, hi]
         if blocking:
-            own, passed = free - taken - 2 * held - after, through + step + after
+            own, passed = free - taken - ways * held - after, through + step + after
         else:  # all go over the link behind it, the first after its forward, and the last comes back
             own, passed = free - max(taken, held + through) - after, through + after
         if own < least[lo] or own + after - summed < ahead[lo]:
@@ -283,7 +288,8 @@ def _cheapest(  # noqa: C901
     W, L, P, effort = len(kind), work.shape[1] - 1, labels.cost.shape[3], 0
     least, ahead, spent = _before(once), _before(begin), _spent(work, kind, price, T)
     on = 1.0 if blocking else 0.0  # transfers before it are a part of a stage
-    back, busy = on * _nearest(load.hop, load.hop_inside), on * 2 * _nearest(load.wire, load.wire_inside)
+    ways = np.where(np.arange(L + 1) > load.frozen, 2.0, 1.0)  # that something goes over each boundary
+    back, busy = on * _nearest(load.hop, load.hop_inside), on * ways * _nearest(load.wire, load.wire_inside)
     apart, m, largest = np.full(L + 1, np.inf), np.ceil(samples / b), min(b, samples)
     boundaries = Boundaries(load.hop, load.wire, _nearest(apart, load.hop_inside), _nearest(apart, load.wire_inside))
     behind = np.zeros((L + 1, P), np.int64)
@@ -295,16 +301,17 @@ def _cheapest(  # noqa: C901
             for w in range(W):
                 v, i = kind[w], at[w]
                 first, last = begin[v, hi] - begin[v, lo], once[v, hi] - once[v, lo] - begin[v, hi] + begin[v, lo]
-                first, last = first + once_more / 2, last + once_more / 2
+                comes_back = ways[hi] - 1
+                first, last = first + once_more / 2, last + comes_back * once_more / 2
                 f, g = work[v, hi] - work[v, lo], backward[v, hi] - backward[v, lo]
-                f, g = f - g + load.work_more / 2, g + load.work_more / 2
+                f, g = f - g + load.work_more / 2, g + comes_back * load.work_more / 2
                 after[w] = max(after[w], placings.sums[w, lo, hi] - (hiding[1, v, hi - 1] - hiding[1, v, lo]))
                 free = T - optimizer[v, lo, hi]
                 if free - f - g < max(least[lo], ahead[lo]):
                     continue
                 stage = f, g, first, last, load.again[v, hi] - load.again[v, lo], load.once_again[v, hi] - load.once_again[v, lo]
                 longer = longest[:, v, hi]
-                most = longer[0] - longest[0, v, lo] + once_more / 2, longer[1] - longest[1, v, lo] + once_more / 2
+                most = longer[0] - longest[0, v, lo] + once_more / 2, longer[1] - longest[1, v, lo] + comes_back * once_more / 2
                 rooms_of = _rooms(tables[v, lo, hi], memory.limits[v], samples, largest, memory.recompute)
                 plain, recomputed = _spans(stage, most, rooms_of, (beyond[0, hi], beyond[1, hi]), m, b)
                 for p in range(-1 if hi == L else 0, 0 if hi == L else P):  # p + 1 stages behind it
@@ -314,7 +321,7 @@ def _cheapest(  # noqa: C901
                     if max(rooms_of) < window:
                         break
                     taken, through = plain if rooms_of[0] >= window else np.inf, first + last
-                    summed = after[w] - busy[i, lo] / 2  # a gradient that blocks is sent while they run
+                    summed = after[w] - (ways[lo] - 1) * busy[i, lo] / 2  # a gradient that blocks is sent while they run
                     if rooms_of[0] < window:
                         through += stage[5]
                     if rooms_of[1] >= window:
@@ -331,7 +338,7 @@ def _cheapest(  # noqa: C901
                     if hi == L and alone + spent[lo] < below:
                         put_label(labels, lo, i, placings.devices[w], 1, left, alone, scale, (w, L, 0, 0, 0, 0, 0))
                     elif hi < L:
-                        tried = Tried(lo, hi, w, i, free, taken, through, summed, ring)
+                        tried = Tried(lo, hi, w, i, free, taken, through, summed, ring, ways[hi])
                         effort += 1 + _extended(
                             labels, placings, boundaries, tried, p, adapters.owners[i], adapters.sent[i, hi], below - spent[lo],
                             least, ahead, scale, blocking,

@@ -19,6 +19,11 @@ the time from the first forward of s to its last backward is at least g_s, where
 - The forward link carries all m activations, then the last micro-batch goes down to the end and back (u',
   from stage s + 1). The backward link alike, mirrored.
 
+A stage that only runs forward (`Costs.has_backward`) waits for nothing that comes back, and no gradient goes over the
+boundary behind it. For it g_s is the time from its first forward to the last backward of the first stage that has one:
+after its last forward that micro-batch is still away, so it waits for u, whatever its depth; the other two hold with one
+way of the transfer.
+
 Where transfers do not overlap compute (`runtime_overhead`), they lengthen the actions at both ends instead,
 and the step is no shorter: the bound holds.
 
@@ -50,8 +55,8 @@ RANKS = 5  # replica counts told apart: 1, 2, 3, 4, and 5 or more
 
 class Hops(NamedTuple):
     """What links add at every boundary, per load [G, K, K, L + 1]. `each`: both ways of one micro-batch, 2(occupied + latency);
-    `all`: Σ occupied + latency + occupied + latency, all transfers one way plus one. Infinite where no link joins the two
-    kinds."""
+    `all`: Σ occupied + latency + occupied + latency, all transfers one way plus one. Where no gradient comes back there is the
+    one way only. Infinite where no link joins the two kinds."""
 
     each: Array
     all: Array
@@ -70,9 +75,9 @@ def hops(space: Space, loads: Sequence[Load]) -> Hops:
         rest.append(short if q else np.zeros_like(short))
         one.append(np.minimum(long, short) + delay[-1] + missing)
     number = np.array([load.full for load in loads], dtype=np.float64)[:, None, None, None]
-    queue = [np.stack(rest), np.stack(delay), np.stack(one)]
+    queue = [np.stack(rest), np.stack(delay) + missing, np.where(space.returns, np.stack(one), 0.0)]
     return Hops(
-        2 * np.stack(one)[index], number * np.stack(full)[index] + (queue[0] + queue[1] + queue[2])[index]
+        (np.stack(one) + queue[2])[index], number * np.stack(full)[index] + (queue[0] + queue[1] + queue[2])[index]
     )
 
 
@@ -83,15 +88,17 @@ def wait(u: Array, forward: Array, backward: Array, depth: Array | int, m: Array
     return np.where(depth < m, first + last, np.maximum(first, last))
 
 
-def idle(space: Space, family: Family, u: Array, tables: StageTables, place: int, m: Array) -> Array:
-    """`wait` of a stage that is `place` stages from the end, in a pipeline of this family."""
+def idle(
+    space: Space, family: Family, u: Array, tables: StageTables, place: int, m: Array, returns: NDArray[np.bool_]
+) -> Array:
+    """`wait` of a stage that is `place` stages from the end, in a pipeline of this family; u where no gradient `returns`."""
     if family == "gpipe":
         return u
     families = space.families if family == "any" else (family,)
     deepest = [f for f in families if f != "gpipe"][-1:]  # which waits no longer than others
     found = [wait(u, tables.forward, tables.backward, np.minimum(FORWARDS[f] * (place - 1) + 1, m), m) for f in deepest]
     found += [u for f in families if f == "gpipe"]
-    return reduce(np.minimum, found)
+    return np.where(returns, reduce(np.minimum, found), u)
 
 
 def compositions(
@@ -178,7 +185,7 @@ def first_sums(space: Space, k: int, R: int, size: int, again: bool) -> Array:
     below = np.zeros((1, space.L + 1))
     if space.problem.sums_early:
         forward, backward = space.prefixes(k, [size])
-        below = backward + forward if again else backward
+        below = backward + space.costs.again(forward) if again else backward
     found: Array = exposed(space.sum_floor(k, R)[:1], below)[0]
     return found
 
@@ -206,7 +213,7 @@ def _extend(
     onward = np.minimum.reduce([np.maximum(both + s.g, queue + s.u) for both, queue, s in after])  # [G, hi]
     away = np.minimum.reduce([both + s.u for both, _, s in after])  # [G, hi]
     m = np.array([load.m for load in loads], dtype=np.float64)[:, None, None]
-    waited = idle(space, family, away[:, None, :], stage, place, m)
+    waited = idle(space, family, away[:, None, :], stage, place, m, space.returns)
     g = np.maximum(stage.work + waited, stage.through + onward[:, None, :])
     u = stage.through + away[:, None, :]
     return Suffixes(g.min(axis=2), u.min(axis=2)), g[:, 0, :]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners.stage_kinds.space import Array
+from hetpipe.predict.pipeline import forward_depths
 from hetpipe.spec.schedule import Action, pipeline_actions
 
 Index = NDArray[np.int64]
@@ -26,9 +27,11 @@ class Durations(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def action_order(depths: tuple[int, ...], m: int) -> tuple[Action, ...]:
-    """All actions of a pipeline in an order in which each comes after those that it waits for. O(n·m)."""
-    todo = [iter(actions) for actions in pipeline_actions(depths, m)]
+def action_order(depths: tuple[int, ...], m: int, frozen: int = 0) -> tuple[Action, ...]:
+    """All actions of a pipeline in an order in which each comes after those that it waits for; the first `frozen` stages run
+    forwards only. O(n·m)."""
+    every = pipeline_actions(forward_depths(depths, frozen, m), m)
+    todo = [iter(actions[: m if s < frozen else None]) for s, actions in enumerate(every)]
     heads = [next(actions, None) for actions in todo]
     forwards, backwards = [0] * len(depths), [0] * len(depths)
     order: list[Action] = []
@@ -49,16 +52,16 @@ def action_order(depths: tuple[int, ...], m: int) -> tuple[Action, ...]:
     return tuple(order)
 
 
-def ready_times(times: Durations, depths: tuple[int, ...], m: int | Index) -> Array:
-    """When the last backward of each stage ends, [n, K]: `pipeline_times` for K pipelines of equal depths (those
-    above m count as m) with m micro-batches, or m[i] ≥ m[i + 1] in pipeline i. A smaller number leaves actions out of
-    the order of a larger one, so each action is a prefix of the rows. O(n·m·K)."""
+def ready_times(times: Durations, depths: tuple[int, ...], m: int | Index, frozen: int = 0) -> Array:
+    """When each stage has done all, [n, K]: `pipeline_times` for K pipelines of equal depths (those above m count as m), of which
+    the first `frozen` stages run forwards only, with m micro-batches, or m[i] ≥ m[i + 1] in pipeline i. A smaller number leaves
+    actions out of the order of a larger one, so each action is a prefix of the rows. O(n·m·K)."""
     n, K = times.forward[0].shape
     most = int(np.max(m))
     rows = np.searchsorted(-np.broadcast_to(m, K), -np.arange(most + 1), side="left")  # with more than i micro-batches
     clock, sent_forward, sent_backward = np.zeros((n, K)), np.zeros((n, K)), np.zeros((n, K))
     arrived: dict[tuple[int, str, int], Array] = {}
-    for s, kind, i in action_order(tuple(min(depth, most) for depth in depths), most):
+    for s, kind, i in action_order(tuple(min(depth, most) for depth in depths), most, frozen):
         here, full = int(rows[i]), int(rows[i + 1])
         now = clock[s, :here]
         if (s, kind, i) in arrived:
@@ -66,7 +69,7 @@ def ready_times(times: Durations, depths: tuple[int, ...], m: int | Index) -> Ar
         forward = kind == "F"
         _add(now, times.forward if forward else times.backward, s, full, here)
         to, at = (s + 1, s) if forward else (s - 1, s - 1)
-        if 0 <= to < n:
+        if (0 if forward else frozen) <= to < n:
             sent = (sent_forward if forward else sent_backward)[s, :here]
             np.maximum(now, sent, out=sent)
             _add(sent, times.occupied, at, full, here)

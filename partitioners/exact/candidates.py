@@ -127,7 +127,8 @@ class Enumeration:
             tables = stage._replace(
                 forward=stage.forward[v, starts, ends], backward=stage.backward[v, starts, ends]
             )
-            found[rows] = idle(self.space, family, u[rows, None], tables, place, self.m[v, None])
+            returns = self.space.returns[ends, None]
+            found[rows] = idle(self.space, family, u[rows, None], tables, place, self.m[v, None], returns)
         return found
 
     def prefixes(self) -> Prefixes:

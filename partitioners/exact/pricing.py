@@ -33,15 +33,16 @@ def simulated_pipelines(
     full = _durations(space, b, kinds, cuts, recompute)
     last = _durations(space, np.array([load.last for load in loads]), kinds, cuts, recompute)
     delay, sent = np.maximum(full[3], last[3]), np.zeros((n, len(m)))
+    returns = space.returns[cuts[:, 1:-1].T]  # [n − 1, K]
     if not space.problem.cluster.runtime_overhead.overlap_transfers:
-        sent[1:] = last[2] + delay
-        full, last = _blocking(full, delay), _blocking(last, delay)
+        sent[1:] = (last[2] + delay) * returns
+        full, last = _blocking(full, delay, returns), _blocking(last, delay, returns)
         delay = np.zeros_like(delay)
     times = Durations((full[0], last[0]), (full[1], last[1]), (full[2], last[2]), delay)
     most = int(m[0])
     space.meter.count(len(m) * (n * most + EACH * space.L))
     begin = _of_stages(space.optimizer, kinds, cuts).max(axis=1)
-    ready = begin[:, None] + ready_times(times, tuple(depth_of(family, n - s, most) for s in range(n)), m).T
+    ready = begin[:, None] + _ready(times, tuple(depth_of(family, n - s, most) for s in range(n)), m, (~returns).sum(axis=0)).T
     samples = np.array([load.samples for load in loads])
     found = PricedPipelines(
         np.column_stack([b, samples]), kinds, cuts, depths[np.searchsorted(np.unique(m), m)], recompute, ready,
@@ -50,6 +51,16 @@ def simulated_pipelines(
     ahead = _ahead(space, np.array([load.last for load in loads]), found, sent)
     found = found._replace(made=np.take_along_axis(ready, found.holder, axis=1) - ahead)
     return found._replace(bound=bound(space, found, R))
+
+
+def _ready(times: Durations, depths: tuple[int, ...], m: Index, frozen: Index) -> Array:
+    """`ready_times` of pipelines of which the first stages, so many of each, run forwards only [K]."""
+    found = np.zeros(times.forward[0].shape)
+    for first in np.unique(frozen).tolist():
+        at = frozen == first
+        forward, backward, occupied = ((full[:, at], last[:, at]) for full, last in times[:3])
+        found[:, at] = ready_times(Durations(forward, backward, occupied, times.latency[:, at]), depths, m[at], first)
+    return found
 
 
 def bound(space: Space, rows: PricedPipelines, R: int) -> Array:
@@ -88,7 +99,8 @@ def _ahead(space: Space, size: Index, rows: PricedPipelines, sent: Array) -> Arr
         which, layer, lo = index[at[0]], layers[at[1]], starts[at]
         forward, backward = space.prefixes(k, unique.tolist())
         below = backward[which, layer] - backward[which, lo]
-        found[at] = below + np.where(again[at], forward[which, layer] - forward[which, lo], 0.0)
+        more = space.costs.again(forward)
+        found[at] = below + np.where(again[at], more[which, layer] - more[which, lo], 0.0)
     return found + np.take_along_axis(sent.T, holder, axis=1)
 
 
@@ -115,19 +127,19 @@ def _durations(space: Space, size: Index, kinds: Index, cuts: Index, recompute: 
     for k in np.unique(kinds).tolist():
         at = kinds == k
         prefix_f, prefix_b = space.prefixes(k, unique.tolist())
-        f = prefix_f[which[at], hi[at]] - prefix_f[which[at], lo[at]]
-        b = prefix_b[which[at], hi[at]] - prefix_b[which[at], lo[at]]
-        forward[at], backward[at] = f + extra, b + np.where(again[at], f, 0.0) + extra
+        f, b, a = (x[which[at], hi[at]] - x[which[at], lo[at]] for x in (prefix_f, prefix_b, space.costs.again(prefix_f)))
+        forward[at], backward[at] = f + extra, b + np.where(again[at], a, 0.0) + extra * space.returns[hi[at]]
     wires = [space.transfer(b) for b in unique.tolist()]
     ends = which[1:], kinds[:-1], kinds[1:], hi[:-1]
     return forward, backward, np.stack([w for w, _ in wires])[ends], np.stack([d for _, d in wires])[ends]
 
 
-def _blocking(parts: Parts, delay: Array) -> Parts:
-    """Where transfers do not overlap compute, they are part of the actions at both ends."""
+def _blocking(parts: Parts, delay: Array, returns: NDArray[np.bool_]) -> Parts:
+    """Where transfers do not overlap compute, they are part of the actions at both ends, and gradients where any come back."""
     forward, backward, occupied, _ = parts
-    taken = np.zeros_like(forward)
+    taken, back = np.zeros_like(forward), np.zeros_like(forward)
     for s in range(len(forward) - 1):
-        taken[s : s + 2] += occupied[s]
-        taken[s : s + 2] += delay[s]
-    return forward + taken, backward + taken, np.zeros_like(occupied), delay
+        for total, some in ((taken, True), (back, returns[s])):
+            total[s : s + 2] += occupied[s] * some
+            total[s : s + 2] += delay[s] * some
+    return forward + taken, backward + back, np.zeros_like(occupied), delay

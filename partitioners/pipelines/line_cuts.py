@@ -48,7 +48,7 @@ class Waits(NamedTuple):
 class Fixed(NamedTuple):
     """What is the same for all pipelines of a problem: the bytes of layers (`memory_tables`) and the limit of each kind, the
     seconds of optimizers [V, lo, hi], and how many `more` each action takes; whether transfers block, stages may recompute, and
-    sums begin early."""
+    sums begin early; and how many first layers need no backward (`frozen`)."""
 
     tables: Array
     limits: Array
@@ -57,6 +57,7 @@ class Fixed(NamedTuple):
     blocking: bool
     recompute: bool
     early: bool
+    frozen: int
 
 
 @cache
@@ -66,7 +67,7 @@ def ready() -> None:
     times, sent = np.ones((2, 1, 2)), np.ones((2, 1, 1, 2, 2))
     loaded, one, square = Loaded(times, times, sent, np.ones((1, 1, 2)), 1, 1, 0), np.ones(1, np.int64), np.ones((1, 2, 2))
     line, inside, ends = np.zeros((1, 1), np.int64), np.zeros((1, 0), np.bool_), np.arange(2)
-    waits, fixed = Waits(square, ends, ends + 1), Fixed(np.zeros((1, 6, 2, 2)), np.ones(1), square, 0.0, False, True, True)
+    waits, fixed = Waits(square, ends, ends + 1), Fixed(np.zeros((1, 6, 2, 2)), np.ones(1), square, 0.0, False, True, True, 0)
 
     def first_use() -> None:
         best_line(line, inside, loaded, 1, one, waits, fixed, 1.0)
@@ -76,6 +77,12 @@ def ready() -> None:
 
 
 _depth, _fit = inlined(depth), inlined(fit)
+
+
+@inlined
+def _again(forward: Array, lo: int, hi: int, frozen: int) -> float:
+    """Seconds of running layers [lo, hi) again, of all layers before each [L + 1]."""
+    return float(forward[max(hi, frozen)] - forward[max(lo, frozen)])
 
 
 @compiled
@@ -96,9 +103,10 @@ def _within(
             if rounds * (f + g) + around > T:
                 break
             fit = _fit(v, lo, hi, windows[s], samples, largest, fixed.recompute, fixed.tables, fixed.limits)
-            end = rounds * (f + g + fit * f) + around
+            again = fit * _again(forward[v], lo, hi, fixed.frozen)
+            end = rounds * (f + g + again) + around
             if fit >= 0 and end <= T:
-                last, own, f_own, g_own, recompute[s] = hi, end, f, g + fit * f, fit
+                last, own, f_own, g_own, recompute[s] = hi, end, f, g + again, fit
         if last == lo:
             return -1.0
         most = max(most, own)
@@ -138,43 +146,48 @@ def _cut(
 
 @inlined
 def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, backward: Array, sums: Array,
-          early: bool) -> float:  # fmt: skip
+          early: bool, frozen: int) -> float:  # fmt: skip
     """The seconds that the sums from layer `first` on take after the last backward, in which the sums of the layers that are done
     may begin if they are `early`."""
     late = 0.0 if early else float(sums[v, first, hi])
     for l in range(lo, hi if early else lo):  # noqa: E741
-        late = max(late, sums[v, first, l + 1] - (backward[v, l] - backward[v, lo]) - again * (forward[v, l] - forward[v, lo]))
+        below = backward[v, l] - backward[v, lo] + again * _again(forward[v], lo, l, frozen)
+        late = max(late, sums[v, first, l + 1] - below)
     return late
 
 
 @compiled
 def durations(
     line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, loaded: Loaded, more: float,
-    blocking: bool,
-) -> tuple[Array, Array, Array, Array, Index, Index]:
-    """The arguments that `pipeline_ends.about` wants for a pipeline."""
+    blocking: bool, frozen: int,
+) -> tuple[Array, Array, Array, Array, Index, Index, int]:
+    """The arguments that `pipeline_ends.about` wants for a pipeline, of which so many first layers need no backward."""
     n, m, forward, backward = len(line), loaded.m, loaded.forward, loaded.backward
     occupied, latency = loaded.occupied, loaded.latency
     f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
     which, depths = np.zeros(m, np.int64), np.zeros(n, np.int64)
     if loaded.q > 0:
         which[m - 1] = 1
+    first = 0  # stages that only run forward
     for s in range(n):
         v, lo, hi = line[s], ends[s], ends[s + 1]
-        depths[s] = _depth(forwards, n - s, m)
+        first += hi <= frozen
+        depths[s] = m if hi <= frozen else _depth(forwards, n - s, m)
         for i in range(2):
             f[s, i] += forward[i, v, hi] - forward[i, v, lo] + more
-            g[s, i] += backward[i, v, hi] - backward[i, v, lo] + recompute[s] * (forward[i, v, hi] - forward[i, v, lo]) + more
+            if hi > frozen:
+                g[s, i] += backward[i, v, hi] - backward[i, v, lo] + recompute[s] * _again(forward[i, v], lo, hi, frozen) + more
         if s + 1 < n:
             w, near = line[s + 1], 1 if inside[s] else 0
             for i in range(2):
                 if blocking:
                     sending = occupied[i, v, w, near, hi] + latency[v, w, near]
                     f[s, i], f[s + 1, i] = f[s, i] + sending, f[s + 1, i] + sending
-                    g[s, i], g[s + 1, i] = g[s, i] + sending, g[s + 1, i] + sending
+                    if hi > frozen:
+                        g[s, i], g[s + 1, i] = g[s, i] + sending, g[s + 1, i] + sending
                 else:
                     held[s, i], late[s] = occupied[i, v, w, near, hi], latency[v, w, near]
-    return f, g, held, late, which, depths
+    return f, g, held, late, which, depths, first
 
 
 @compiled
@@ -184,18 +197,18 @@ def ended(
 ) -> float:
     """Seconds until the gradient sums of a pipeline have ended, which begin in the last backward if `early`, and of its longest
     optimizer."""
-    f, g, held, delays, which, depths = durations(
-        line, inside, ends, recompute, forwards, loaded, fixed.more, fixed.blocking
+    f, g, held, delays, which, depths, frozen = durations(
+        line, inside, ends, recompute, forwards, loaded, fixed.more, fixed.blocking, fixed.frozen
     )
     forward, backward, first = loaded.forward[which[-1]], loaded.backward[which[-1]], waits.first
     for s in range(len(held)):
         if held[s, 0] == np.inf:  # there is no link between two such devices
             return np.inf
-    done = pipeline_ends.about(f, g, held, delays, which, depths)
+    done = pipeline_ends.about(f, g, held, delays, which, depths, frozen)
     end = longest = 0.0
     for s in range(len(line)):
         v, lo, hi = line[s], ends[s], ends[s + 1]
-        after = _late(first[lo], v, lo, hi, recompute[s], forward, backward, waits.sums, fixed.early)
+        after = _late(first[lo], v, lo, hi, recompute[s], forward, backward, waits.sums, fixed.early, fixed.frozen)
         end, longest = max(end, done[s] + after), max(longest, fixed.optimizer[v, lo, hi])
     return end + longest
 
@@ -229,13 +242,13 @@ def _climbed(
 
 @compiled
 def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forward: Array, backward: Array,
-           occupied: Array, m: int, more: float) -> tuple[float, float]:  # fmt: skip
+           occupied: Array, m: int, more: float, frozen: int) -> tuple[float, float]:  # fmt: skip
     """About the least that m micro-batches take, and the longest stage or transfer."""
     before = ideal = period = 0.0
     for s in range(len(line)):
         v, lo, hi = line[s], ends[s], ends[s + 1]
-        f = forward[v, hi] - forward[v, lo]
-        own = f * (1 + recompute[s]) + backward[v, hi] - backward[v, lo] + 2 * more
+        f, again = forward[v, hi] - forward[v, lo], recompute[s] * _again(forward[v], lo, hi, frozen)
+        own = f + again + backward[v, hi] - backward[v, lo] + (2 if hi > frozen else 1) * more
         if s + 1 < len(line):
             period = max(period, occupied[v, line[s + 1], 1 if inside[s] else 0, hi])
         ideal, period, before = max(ideal, before + m * own), max(period, own), before + own
@@ -263,11 +276,12 @@ def best_line(
                     windows[s] = min(_depth(forwards, n - s, m) * b, samples)
                 if not _cut(least * farthest, line, loaded, waits, fixed, lean, windows, samples, ends[tried], flags[tried]):
                     break
-                ideal, _ = _ideal(line, insides[o], ends[tried], flags[tried], forward, backward, occupied, m, more)
+                ideal, _ = _ideal(line, insides[o], ends[tried], flags[tried], forward, backward, occupied, m, more, fixed.frozen)
                 if ideal >= least * farthest:
                     break
                 found = ended(line, insides[o], ends[tried], flags[tried], forwards, loaded, waits, fixed)
-                after = _late(first[0], line[0], 0, ends[tried, 1], flags[tried, 0], forward, backward, waits.sums, fixed.early)
+                end, again = ends[tried, 1], flags[tried, 0]
+                after = _late(first[0], line[0], 0, end, again, forward, backward, waits.sums, fixed.early, fixed.frozen)
                 which[tried, 0], which[tried, 1], seconds[tried] = o, forwards, found
                 least, tried = min(least, found), tried + 1
                 if found <= (ideal + after) * WAITING:
@@ -284,5 +298,5 @@ def best_line(
     if seconds[x] == np.inf:
         return -1, 0, np.inf, 0.0, ends[0], flags[0]
     o, forwards = which[x]
-    _, period = _ideal(lines[o], insides[o], ends[x], flags[x], forward, backward, occupied, m, more)
+    _, period = _ideal(lines[o], insides[o], ends[x], flags[x], forward, backward, occupied, m, more, fixed.frozen)
     return o, forwards, seconds[x], period, ends[x], flags[x]

@@ -77,7 +77,7 @@ class Reals:
         self.tables = np.stack([types.memory(v) for v in range(types.V)])
         self.fixed = Fixed(
             self.tables, self.limits, types.optimizer, self.more, self.blocking, self.problem.allow_recompute,
-            self.problem.sums_early,
+            self.problem.sums_early, types.costs.first_trained,
         )  # fmt: skip
         line_cuts.ready()
         stage_orders.ready()

@@ -111,7 +111,7 @@ class Lines:
     def seconds(self, kind: int, b: int, recompute: bool) -> Array:
         """Forward and backward of all layers before each [L + 1]."""
         forward, backward = self.appraiser.costs.time_prefix(self.appraiser.types[kind], b)
-        return (1 + recompute) * forward + backward
+        return forward + recompute * self.appraiser.costs.again(forward) + backward
 
     @memoized
     def sums(self, R: int) -> float:

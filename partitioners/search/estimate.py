@@ -43,7 +43,8 @@ class Built(NamedTuple):
 class Network(NamedTuple):
     """What is the same for all plans: what adapters carry, out and in [2, nodes], the bytes of outputs and of gradients before
     each layer [L + 1], the latency and the seconds a byte of rings between and inside of nodes [2, 2], the seconds of optimizers
-    [V, lo, hi], and how many `more` each action takes; whether transfers block, and sums begin early."""
+    [V, lo, hi], and how many `more` each action takes; whether transfers block, and sums begin early; and how many first layers
+    need no backward (`frozen`)."""
 
     capacity: Array
     output: Array
@@ -53,6 +54,7 @@ class Network(NamedTuple):
     more: float
     blocking: bool
     early: bool
+    frozen: int
 
 
 class Estimates:
@@ -68,7 +70,7 @@ class Estimates:
         self.rings = np.array([self._ring(between), self._ring(inside)])
         self.network = Network(
             self.capacity, self.output, types.summed[0], self.rings, types.optimizer, reals.more, reals.blocking,
-            types.problem.sums_early,
+            types.problem.sums_early, types.costs.first_trained,
         )  # fmt: skip
         ready()
 
@@ -103,14 +105,15 @@ def ready() -> None:
     one, zero, times = np.ones(1, np.int64), np.zeros((1, 1), np.int64), np.ones((1, 2, 1, 2))
     sent, ends = np.ones((1, 2, 1, 1, 2, 2)), np.array([[0, 1]])
     built = Built(one, one, zero, ends, zero, np.array([[1, 1, 0]]), times, times, sent, np.ones((1, 1, 1, 2)))
-    network = Network(np.ones((2, 1)), np.ones(2), np.ones(2), np.ones((2, 2)), np.ones((1, 2, 2)), 0.0, False, True)
+    network = Network(np.ones((2, 1)), np.ones(2), np.ones(2), np.ones((2, 2)), np.ones((1, 2, 2)), 0.0, False, True, 0)
     get_ready(lambda: _seconds(zero[0], zero, built, network))
 
 
 @compiled
 def _adapters(
-    which: Index, nodes: Index, stages: Index, ends: Index, capacity: Array, output: Array, samples: Index
-) -> tuple[Array, Array]:
+    which: Index, nodes: Index, stages: Index, ends: Index, capacity: Array, output: Array, samples: Index,
+    frozen: int,
+) -> tuple[Array, Array]:  # fmt: skip
     """For how many seconds of a step each adapter carries activations or their gradients, one way [nodes]; and, of each boundary,
     the busier one of its two nodes, −1 where it is inside of one [R, n − 1]."""
     R, n, count = len(which), nodes.shape[1], capacity.shape[1]
@@ -120,9 +123,9 @@ def _adapters(
         for s in range(stages[i] - 1):
             a, c = nodes[r, s], nodes[r, s + 1]
             if a != c:
-                sent = output[ends[i, s + 1]] * samples[i]
-                busy[a] += sent / min(capacity[0, a], capacity[1, a])
-                busy[c] += sent / min(capacity[0, c], capacity[1, c])
+                sent, back = output[ends[i, s + 1]] * samples[i], ends[i, s + 1] > frozen
+                busy[a] += sent / (min(capacity[0, a], capacity[1, a]) if back else capacity[0, a])
+                busy[c] += sent / (min(capacity[0, c], capacity[1, c]) if back else capacity[1, c])
     for r in range(R):
         for s in range(stages[which[r]] - 1):
             a, c = nodes[r, s], nodes[r, s + 1]
@@ -201,7 +204,7 @@ def _seconds(which: Index, nodes: Index, built: Built, network: Network) -> floa
     blocking = network.blocking
     R, S, L = len(which), len(stages), len(summed) - 1
     samples = loads[:, 0] * loads[:, 1] - (loads[:, 0] - loads[:, 2]) * (loads[:, 2] > 0)
-    busy, crossed = _adapters(which, nodes, stages, ends, capacity, network.output, samples)
+    busy, crossed = _adapters(which, nodes, stages, ends, capacity, network.output, samples, network.frozen)
     made, kept = np.zeros((R, L)), np.full((S, PATTERNS), -1, np.int64)
     end, earliest = 0.0, np.inf
     for r in range(R):
@@ -218,14 +221,14 @@ def _seconds(which: Index, nodes: Index, built: Built, network: Network) -> floa
             made[r] = made[alike]
             continue
         inside = crossed[r, : max(0, n - 1)] < 0
-        f, g, held, late, which_size, depths = durations(
+        f, g, held, late, which_size, depths, frozen = durations(
             lines[i, :n], inside, ends[i], flags[i], built.forwards[i],
             Loaded(forward[i], backward[i], built.occupied[i], built.latency[i], loads[i, 0], loads[i, 1], loads[i, 2]), more,
-            blocking,
+            blocking, network.frozen,
         )  # fmt: skip
         if not blocking:
             _share(held, late, crossed[r], samples[i], loads[i], loads[i, 1] * (f[:, 0] + g[:, 0]).max())
-        done = pipeline_ends.about(f, g, held, late, which_size, depths)
+        done = pipeline_ends.about(f, g, held, late, which_size, depths, frozen)
         size, begin = 1 if loads[i, 2] > 0 else 0, _longest(lines[i, :n], ends[i], network.optimizer)
         earliest = min(earliest, begin)
         for s in range(n):
@@ -235,7 +238,8 @@ def _seconds(which: Index, nodes: Index, built: Built, network: Network) -> floa
             made[r, lo:hi] = done[s]
             for l in range(lo, hi if network.early else lo):  # noqa: E741
                 below = backward[i, size, v, l] - backward[i, size, v, lo]
-                made[r, l] = done[s] - below - flags[i, s] * (forward[i, size, v, l] - forward[i, size, v, lo])
+                run = max(l, network.frozen), max(lo, network.frozen)
+                made[r, l] = done[s] - below - flags[i, s] * (forward[i, size, v, run[0]] - forward[i, size, v, run[1]])
     if R > 1:
         end = max(end, _summed(which, nodes, stages, ends, made, capacity, summed, network.rings))
     if not blocking:

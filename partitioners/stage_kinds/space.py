@@ -93,7 +93,7 @@ class StageTables(NamedTuple):
     """What a stage takes on one kind, at one place in the pipeline, [G loads, lo, hi]; infinite where the stage does not
     fit. `work` is the time of all its actions; `through` what the first forward and the last backward take at
     least; `forward` and `backward` the longest single actions ([1, lo, hi] if the same for all loads);
-    `recompute` where it fits only so."""
+    `recompute` where it fits only so. A stage that only runs forward has backwards of 0."""
 
     work: Array
     through: Array
@@ -297,8 +297,8 @@ class Space:
         unique, index = np.unique(np.array(sizes), return_inverse=True)
         forward, backward = self.prefixes(k, unique.tolist())
         extra = self.problem.cluster.runtime_overhead.action_seconds
-        again = forward[:, None, :] - forward[:, :, None]
-        found = again + extra, backward[:, None, :] - backward[:, :, None] + extra, again
+        run, once_more = (x[:, None, :] - x[:, :, None] for x in (forward, self.costs.again(forward)))
+        found = run + extra, backward[:, None, :] - backward[:, :, None] + extra * self.returns, once_more
         return found if len(unique) == 1 else (found[0][index], found[1][index], found[2][index])
 
     def _fits(
@@ -318,6 +318,12 @@ class Space:
             return plain, np.zeros_like(plain)
         less = (np.rint(base + rest[2] * window + rest[3] * largest) <= self.limits[k]) & self.above
         return plain | less, less & ~plain
+
+    @cached_property
+    def returns(self) -> NDArray[np.bool_]:
+        """Whether a gradient comes back over the boundary before each layer, so that a stage that ends there has a backward
+        [L + 1]."""
+        return np.array([self.costs.has_backward(hi) for hi in range(self.L + 1)])
 
     def forget(self) -> None:
         """Drop the stage tables kept so far; they are rebuilt when needed."""

@@ -103,8 +103,9 @@ class Appraiser:
         found, again = np.zeros((len(self.types), len(lo))), np.array(recomputes)
         for k, kind in enumerate(self.types):
             for size, count in runs:
-                f, b = (prefix[hi] - prefix[lo] for prefix in self.costs.time_prefix(kind, size))
-                found[k] += count * (f + again * f + b)
+                times = self.costs.time_prefix(kind, size)
+                f, b, more = (prefix[hi] - prefix[lo] for prefix in (*times, self.costs.again(times[0])))
+                found[k] += count * (f + again * more + b)
         return found
 
     def bound(self, sketch: Sketch, replicas: int, schedule: ScheduleName) -> float:

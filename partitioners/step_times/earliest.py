@@ -3,7 +3,8 @@
 A stage of depth w begins after the first forwards of those before it; then does all its work, which does not end before all
 its inputs came over their link, nor before every w-th micro-batch went to the end and came back, one after the other, and
 what is left of them after that; nor before the last backward of the next stage. Its gradient sums follow (`exposed`), and
-last come the optimizers.
+last come the optimizers. A first stage that only runs forward waits for nothing that comes back; its last micro-batch goes to the
+end and back to where backward ends.
 
 Where a stage may be on several types, or joined by several links, its work takes as long as on the slowest; what others wait
 for as on the fastest."""
@@ -74,15 +75,17 @@ class Earliest:
         """Lower bounds [U] on the step of any plan with such pipelines."""
         stages, hops = self._stages(rows, given), self._hops(rows, given.runs)
         m, n = sum(count for _, count in given.runs), rows.types.shape[1]
-        depths = np.array(default_depths(given.schedule, n, m))
+        only_forward = rows.hi <= self.costs.first_trained
+        depths = np.where(only_forward, m, np.array(default_depths(given.schedule, n, m)))
+        returned = np.where(only_forward[:, :-1], 0.0, hops[:2])
         times, turns = np.divmod(m - 1, depths)
         longer = np.minimum(times, -(-given.runs[0][1] // depths))  # trips of one of the first, longer micro-batches
-        there, back = _before(stages.forward, hops[:2]), _before(stages.backward, hops[:2])
+        there, back = _before(stages.forward, hops[:2]), _before(stages.backward, returned)
         own = stages.forward[:, :, -1:] + stages.backward[:, :, -1:]
         trips = there[:, :, -1:] - there + back[:, :, -1:] - back + own  # to the end and back: the first, the last
         last = stages.forward[1] + stages.backward[1]
         busy = longer * trips[0] + (times - longer + 1) * trips[1] + np.where(times > 0, turns * last, 0.0)
-        busy = np.maximum(busy, stages.work)
+        busy = np.maximum(busy, np.where(only_forward, stages.work + trips[1] - last, stages.work))
         busy[:, 1:] = np.maximum(busy[:, 1:], hops[2] - hops[0] + trips[1][:, 1:])
         ready = np.maximum.accumulate((there[0] + busy + back[1])[:, ::-1], axis=1)[:, ::-1] - back[1]
         ends = ready + self._sums(rows, given)
@@ -97,8 +100,9 @@ class Earliest:
         for kind, here in self.types.members(rows.types):
             total = np.zeros((U, n))
             for i, (size, count) in enumerate(given.runs):
-                f, b = (prefix[rows.hi] - prefix[rows.lo] for prefix in self.costs.time_prefix(self.kinds[kind], size))
-                f, b = f + extra, b + (f if given.recompute else 0.0) + extra
+                times = self.costs.time_prefix(self.kinds[kind], size)
+                f, b, again = (prefix[rows.hi] - prefix[rows.lo] for prefix in (*times, self.costs.again(times[0])))
+                f, b = f + extra, b + (again if given.recompute else 0.0) + extra * (rows.hi > self.costs.first_trained)
                 total += count * (f + b)
                 for j in {0, 1} if len(given.runs) == 1 else {i}:
                     forward[j] = np.where(here, np.minimum(forward[j], f), forward[j])
@@ -143,7 +147,7 @@ class Earliest:
         sums, below = np.where(summed > 0, self._rings(summed, R, links), 0.0), np.zeros_like(summed)
         for kind in self.types.all[types] if self.early else ():
             forward, backward = self.costs.time_prefix(self.kinds[kind], size)
-            left = backward + forward if recompute else backward
+            left = backward + self.costs.again(forward) if recompute else backward
             below = np.maximum(below, left - left[:, None])
         return exposed(sums, below)
 

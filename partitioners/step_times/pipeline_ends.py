@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hetpipe.predict.compiled import compiled, get_ready, inlined
 from hetpipe.predict.cost import Costs
-from hetpipe.predict.pipeline import PipelineCosts
+from hetpipe.predict.pipeline import PipelineCosts, forward_depths
 from hetpipe.predict.simulator import costs_by_size
 from hetpipe.spec.plan import ReplicaPlan
 from hetpipe.spec.schedule import ScheduleName
@@ -21,19 +21,20 @@ SAME = 1e-9  # to such a part all has to repeat itself
 
 
 def last_backwards(costs: PipelineCosts, which: Index, depths: Sequence[int]) -> list[float]:
-    """When each stage's last backward ends, as `pipeline_times` says. `costs` have a column for each different
+    """When each stage has done all, as `pipeline_times` says. `costs` have a column for each different
     micro-batch, and `which` the column of each micro-batch [m]."""
     ready()
     stages = len(costs.forward)
     occupied = np.array(costs.occupied) if stages > 1 else np.zeros((0, len(costs.forward[0])))
-    depth = np.minimum(np.array(depths, dtype=np.int64), len(which))
+    depth = np.array(forward_depths(depths, costs.frozen, len(which)), dtype=np.int64)
     latency = np.array(costs.latency, dtype=np.float64)
-    found: list[float] = run(np.array(costs.forward), np.array(costs.backward), occupied, latency, which, depth).tolist()
+    times = np.array(costs.forward), np.array(costs.backward), occupied, latency
+    found: list[float] = run(*times, which, depth, costs.frozen).tolist()
     return found
 
 
 def replica_ends(costs: Costs, replica: ReplicaPlan, schedule: ScheduleName) -> list[float]:
-    """When the last backward of each stage of a replica ends."""
+    """When each stage of a replica has done all: its last backward, or, where it only runs forwards, the last of these."""
     _, which = np.unique(replica.microbatch_sizes, return_inverse=True)
     return last_backwards(costs_by_size(costs, replica), which, replica.depths(schedule))
 
@@ -42,7 +43,7 @@ def replica_ends(costs: Costs, replica: ReplicaPlan, schedule: ScheduleName) -> 
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, none = np.ones((1, 1)), np.zeros((0, 1))
-    given = one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64)
+    given = one, one, none, np.zeros(0), np.zeros(1, np.int64), np.ones(1, np.int64), 0
     get_ready(lambda: (run(*given), about(*given)))
 
 
@@ -69,12 +70,12 @@ def _warm(clock: Array, arrivals: Array, down: Array, forward: Array, occupied: 
 
 @inlined
 def _back(i: int, clock: Array, arrivals: Array, down: Array, up: Array, forward: Array, backward: Array, occupied: Array,
-          latency: Array, which: Index, depths: Index) -> None:  # fmt: skip
+          latency: Array, which: Index, depths: Index, frozen: int) -> None:  # fmt: skip
     """The backwards of micro-batch i, and on each stage the forward that comes next."""
     arrival = 0.0
-    for s in range(len(depths) - 1, -1, -1):
+    for s in range(len(depths) - 1, frozen - 1, -1):
         clock[s] = max(clock[s], arrival) + backward[s, which[i]]
-        if s > 0:
+        if s > frozen:
             up[s] = max(up[s], clock[s]) + occupied[s - 1, which[i]]
             arrival = up[s] + latency[s - 1]
     for s in range(len(depths)):
@@ -83,17 +84,18 @@ def _back(i: int, clock: Array, arrivals: Array, down: Array, up: Array, forward
 
 
 @compiled
-def run(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
-    """When each stage's last backward ends [n], of a pipeline of n stages and m micro-batches.
+def run(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index, frozen: int) -> Array:
+    """When each stage has done all [n], of a pipeline of n stages and m micro-batches.
 
     `forward` and `backward` [n, sizes] and, for each boundary, `occupied` and `latency` [n − 1, sizes] are seconds; `which` [m]
-    is the size of each micro-batch; stage s does `depths[s]` forwards before its first backward."""
+    is the size of each micro-batch; stage s does `depths[s]` forwards before its first backward, and the first `frozen` stages,
+    of depth m, do only forwards."""
     n, m = len(depths), len(which)
     arrivals, clock = np.zeros((n, m)), np.zeros(n)  # of activations at the next stage
     down, up = np.zeros(n), np.zeros(n)  # when the links are free
     _warm(clock, arrivals, down, forward, occupied, latency, which, depths)
     for i in range(m):
-        _back(i, clock, arrivals, down, up, forward, backward, occupied, latency, which, depths)
+        _back(i, clock, arrivals, down, up, forward, backward, occupied, latency, which, depths, frozen)
     return clock
 
 
@@ -112,9 +114,9 @@ def _later(i: int, every: int, state: Array, before: Array, arrivals: Array, dep
 
 
 @compiled
-def about(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index) -> Array:
+def about(forward: Array, backward: Array, occupied: Array, latency: Array, which: Index, depths: Index, frozen: int) -> Array:
     """What `run` returns, but for rounding: once all repeats itself, as many micro-batches as there are of one size are skipped.
-    All is compared to what it was at the last power of two (Brent 1980)."""
+    All is compared to what it was at the last power of two (Brent 1980). (Of a first stage of depth m, nothing is.)"""
     n, m = len(depths), len(which)
     arrivals, state, before = np.zeros((n, m)), np.zeros((3, n)), np.zeros((3, n))
     clock: Array = state[0]
@@ -122,7 +124,7 @@ def about(forward: Array, backward: Array, occupied: Array, latency: Array, whic
     _warm(clock, arrivals, down, forward, occupied, latency, which, depths)
     i = then = 0
     while i < m:
-        _back(i, clock, arrivals, down, up, forward, backward, occupied, latency, which, depths)
+        _back(i, clock, arrivals, down, up, forward, backward, occupied, latency, which, depths, frozen)
         every = i - then
         times = (m - 2 - depths[0] - i) // max(1, every)  # that all could repeat itself
         if every > 0 and times > 0:

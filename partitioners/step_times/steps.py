@@ -27,7 +27,7 @@ KNOWN = 300_000  # forwards of pipelines whose transfers share adapters: simulat
 
 
 class AlikePipelines(NamedTuple):
-    """The pipelines of one kind in a draft: the devices of each [pipelines, stages], when each stage's last backward ends, how
+    """The pipelines of one kind in a draft: the devices of each [pipelines, stages], when each stage has done all, how
     long before that each layer's gradients are made (`gradients_ahead`), when they begin (their longest optimizer comes first),
     and what goes over each boundary one way (`PipelineTraffic`)."""
 
@@ -151,7 +151,9 @@ class Steps:
 
     def _carried(self, found: list[AlikePipelines], sums: list[Sum]) -> float:
         """When the adapters can be done with all that crosses them at the earliest."""
-        lanes = [PipelineTraffic(x.devices, x.carried) for x in found]
+        lanes = [
+            PipelineTraffic(x.devices, x.carried, sum(not self.costs.has_backward(hi) for _, hi in x.work.stages)) for x in found
+        ]
         rings, begin = dict[int, SumTraffic](), min(x.begin for x in found)
         for devices, size, _, made in sums:
             before = rings.get(id(devices), SumTraffic(devices, [], made - begin))

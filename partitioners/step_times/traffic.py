@@ -16,11 +16,12 @@ Array = NDArray[np.float64]
 
 
 class PipelineTraffic(NamedTuple):
-    """Pipelines that do the same: the devices of each [pipelines, stages], and the bytes of all activations at each boundary, on
-    links for themselves [stages − 1]."""
+    """Pipelines that do the same: the devices of each [pipelines, stages], the bytes of all activations at each boundary, on
+    links for themselves [stages − 1], and how many first stages get no gradients back."""
 
     devices: Index
     carried: Array
+    frozen: int = 0
 
 
 class SumTraffic(NamedTuple):
@@ -48,8 +49,10 @@ class Traffic:
         for lane in lanes:
             at = node[lane.devices]
             away = (at[:, :-1] != at[:, 1:]) * lane.carried
-            for ends in (at[:, :-1], at[:, 1:]):  # activations leave the one and enter the other, gradients go back
-                sent += np.bincount(ends.ravel(), away.ravel(), minlength=count)[:, None]
+            back = away * (np.arange(away.shape[1]) >= lane.frozen)
+            for way, moved in enumerate((away, back)):  # activations leave the one and enter the other, gradients go back
+                for out, ends in enumerate((at[:, :-1], at[:, 1:])):
+                    sent[:, way ^ out] += np.bincount(ends.ravel(), moved.ravel(), minlength=count)
         for ring in rings:
             nodes = np.unique(node[ring.devices])
             if len(nodes) > 1:

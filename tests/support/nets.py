@@ -254,6 +254,8 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
     "transposed": transposed,
     "unused parameter": unused_parameter,
     "first stage frozen": frozen(0, 1, 2, 3),
+    "first two stages frozen": frozen(0, 1, 2, 3, 4, 5, 6),
+    "first stage and a part frozen": frozen(0, 1, 2, 3, 4),
     "layer frozen": frozen(2, 6),
     "middle stage frozen": frozen(4, 5, 6),
     "last stage frozen": frozen(7, 8, 9),

@@ -54,10 +54,11 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
         found["O", r] = Task(max(
             costs.optimizer_seconds(kind, *stage.layers, len(stage.devices)) for kind, stage in zip(kinds, stages, strict=True)
         ), 0.0, [])  # fmt: skip
+        trained = with_backward(costs, replica)
         for s, actions in enumerate(pipeline_actions(replica.depths(plan.schedule), m)):
             kind, degree = costs.cluster.device(stages[s].device).type, len(stages[s].devices)
             before: Key = ("O", r)
-            for _, what, i in actions:
+            for _, what, i in actions if trained[s] else [(s, "F", i) for i in range(m)]:
                 forward, backward = costs.stage_seconds(
                     kind, *stages[s].layers, replica.microbatch_sizes[i], recompute=stages[s].recompute, degree=degree
                 )
@@ -76,7 +77,8 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
             for i, size in enumerate(replica.microbatch_sizes):
                 seconds, _ = costs.transfer(a.device, b.device, a.layers[1], size, degrees)
                 rate = alone(costs.link(a.device, b.device), costs.profile.output_bytes[a.layers[1] - 1] * size / min(degrees))
-                for way, source, (x, y) in ((">", ("F", r, s, i), (a, b)), ("<", ("B", r, s + 1, i), (b, a))):
+                both = ((">", ("F", r, s, i), (a, b)), ("<", ("B", r, s + 1, i), (b, a)))
+                for way, source, (x, y) in both if trained[s] else both[:1]:
                     ends = frozenset([(node[x.device], "out"), (node[y.device], "in")])
                     flow = Transfer(rate, min(degrees), ends) if node[x.device] != node[y.device] and rate > 0 else None
                     waits: list[tuple[Key, bool]] = [(source, False)]
@@ -92,7 +94,8 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
             held = [i for i, x in enumerate(costs.profile.layers) if x.tied == segment.tied] if segment.tied else [segment.lo]
             whole = plan.backend != "torch" and plan.process_of[device] in owners
             if whole or (device in segment.owners and costs.cluster.runtime_overhead.bucket_bytes == 0):
-                made.append((("B", r, s, len(plan.replicas[r].microbatch_sizes) - 1), False))
+                last_one = len(plan.replicas[r].microbatch_sizes) - 1
+                made.append((("B" if ("B", r, s, last_one) in found else "F", r, s, last_one), False))
             elif device in segment.owners:
                 made.append((("made", r, s, min(i for i in held if lo <= i < hi)), False))
         nodes, k = Counter(node[d] for d in segment.owners), len(segment.owners)
@@ -107,6 +110,12 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
     return found
 
 
+def with_backward(costs: Costs, replica: ReplicaPlan) -> list[bool]:
+    """Of each stage whether something in it or before it trains; of all, where nothing does."""
+    found = [any(layer.trained for layer in costs.profile.layers[: stage.layers[1]]) for stage in replica.stages]
+    return found if any(found) else [True] * len(found)
+
+
 def layer_by_layer(costs: Costs, replica: ReplicaPlan, r: int, s: int, after: list[tuple[Key, bool]]) -> dict[Key, Task]:
     """The last backward of a stage, which waits for these, as tasks of one layer each, the last layer first."""
     stage, size, found = replica.stages[s], replica.microbatch_sizes[-1], dict[Key, Task]()
@@ -114,7 +123,8 @@ def layer_by_layer(costs: Costs, replica: ReplicaPlan, r: int, s: int, after: li
     forward, backward = measured.times(size)
     more = costs.cluster.runtime_overhead.action_seconds
     for layer in reversed(range(*stage.layers)):
-        seconds = backward[layer] + (forward[layer] if stage.recompute else 0.0) + more
+        again = stage.recompute and layer >= costs.profile.first_trained
+        seconds = backward[layer] + (forward[layer] if again else 0.0) + more
         found["made", r, s, layer] = Task(float(seconds), 0.0, after)
         after, more = [(("made", r, s, layer), False)], 0.0
     return found

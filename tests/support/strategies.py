@@ -173,11 +173,12 @@ def split(draw: st.DrawFn, profile: Profile) -> Profile:
 
 @st.composite
 def frozen(draw: st.DrawFn, layers: list[dict[str, Any]]) -> None:
-    """Of each layer's parameters none, a part or all train; what layers share trains in all of them or in none."""
-    ties = draw(st.booleans())
-    for layer in layers:
+    """Of each layer's parameters none, a part or all train, in half of all cases of some first layers none; what layers share
+    trains in all of them or in none."""
+    ties, below = draw(st.booleans()), draw(st.just(0) | st.integers(0, len(layers) - 1))
+    for number, layer in enumerate(layers):
         shared = layer.get("tied_parameter_bytes", 0)
-        tied, own = shared * ties, layer["parameter_bytes"] - shared
+        tied, own = shared * ties, (layer["parameter_bytes"] - shared) * (number >= below)
         layer["trained_bytes"] = tied + draw(st.sampled_from([0, 0, own, draw(st.integers(0, own))]))
         if shared:
             layer["tied_trained_bytes"] = tied

@@ -33,7 +33,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.boundaries import Boundaries
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
-from hetpipe.runtime.stages.executor import Ends, StageRun
+from hetpipe.runtime.stages.executor import Ends, StageRun, forward_stages
 from hetpipe.runtime.stages.trying import Trying
 from hetpipe.spec.number_types import NumberTypes
 from hetpipe.spec.plan import Plan
@@ -66,7 +66,7 @@ class TorchEngine(PlanEngine):
                 kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self._numbers
             )
             self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
-        self._runs: dict[tuple[tuple[int, ...], bool], StageRun] = {}
+        self._runs: dict[tuple[tuple[int, ...], int | None], StageRun] = {}
         self._watch(groups.owners)
 
     def _gradient_sync(self, groups: PlanGroups) -> GradientSync:
@@ -109,6 +109,11 @@ class TorchEngine(PlanEngine):
         inputs, outputs = (joint_gradients([rows[size][at] for size in sizes]) for at in self._stage_plan.layers)
         return list(zip(inputs, outputs, strict=True))
 
+    def _frozen(self, sizes: Sequence[int]) -> int:
+        """How many first stages of this replica run forwards only, with micro-batches of any of these sizes."""
+        rows = [self.boundaries.of(size, training=True, shapes=self._shapes) for size in set(sizes)]
+        return min(forward_stages([row[stage.layers[1]] for stage in self._replica_plan.stages[:-1]]) for row in rows)
+
     @property
     def _numbers(self) -> int:
         """Of the inputs of a sample of this step."""
@@ -119,10 +124,10 @@ class TorchEngine(PlanEngine):
         return self.boundaries.stages[self.index]
 
     def _run(self, sizes: tuple[int, ...], *, training: bool) -> StageRun:
-        key = (sizes, training)
+        key = sizes, self._frozen(sizes) if training else None
         if key not in self._runs:
-            planned = (self._replica_plan.microbatch_sizes, True)
-            for old in [k for k in self._runs if k != planned and k[1] == training]:
+            planned = self._replica_plan.microbatch_sizes
+            for old in [k for k in self._runs if (k[1] is not None) == training and not (training and k[0] == planned)]:
                 self._release(old)
             depths = self._replica_plan.depths(self.plan.schedule, len(sizes)) if training else None
             self._runs[key] = StageRun(
@@ -137,6 +142,7 @@ class TorchEngine(PlanEngine):
                 loss=self._mean_loss if training else None,
                 last_backward=self.sync.last_backward,
                 seed=self._seed,
+                frozen=key[1] or 0,
             )
         return self._runs[key]
 
@@ -146,7 +152,7 @@ class TorchEngine(PlanEngine):
             self._release(old)
         self.stage.types = self._own_types
 
-    def _release(self, key: tuple[tuple[int, ...], bool]) -> None:
+    def _release(self, key: tuple[tuple[int, ...], int | None]) -> None:
         self._runs.pop(key).close()
 
     def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:

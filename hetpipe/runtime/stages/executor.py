@@ -4,13 +4,20 @@ that `order` gives: early over gloo, agreed over NCCL.
 No send is waited for before it must have arrived: that of an activation when its gradient has come; that of gradient j when the
 input j + w of the stage before has come, whose warm-up depth is w, since that stage has run the backward of j before it.
 
+First stages whose outputs need no gradient (nothing in them, nor before them, trains) run forwards only: no gradient is sent to
+them, they keep nothing of a micro-batch that has left, and none of them has more than FORWARD_ONLY outputs at once: before the
+forward of i it waits until that of i − FORWARD_ONLY has arrived, which is all that it waits for behind it.
+
 Why no stage waits for ever, where transfers go on beside each other. A stage waits only in `take`, for the message that its next
 action needs, and it has posted it. (What it waits for in `settle` has arrived, or, where no gradient comes back, was posted by a
 neighbour that is at most a warm-up behind.) So of all messages that are waited for take the one whose sender's action comes first
 in the order of the whole schedule, in which each action comes after those that it needs: such an order exists since depths never
 rise along the pipeline (`schedule.check_depths`). That sender does not wait for another, or its message would come before; it
 computes, sends without waiting, and the message arrives. Each lane carries its messages in one order at both ends, so none stands
-in another's way. Why none does where one transfer runs after the other: `order.agreed`, and in it the first that is not done.
+in another's way. A stage that only runs forward waits for room as well: before its forward of i the next stage has to post its
+receive of i − FORWARD_ONLY. It does so after actions that need none of the forwards from i on of the stage before, at this stage
+and at those behind it, again since depths do not rise; so there still is an order of all actions. Why no stage waits for ever
+where one transfer runs after the other: `order.agreed`, and in it the first that is not done.
 """
 
 from __future__ import annotations
@@ -30,9 +37,9 @@ from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.stage import Stage
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
-from hetpipe.runtime.stages.order import FORWARD_ONLY, agreed, early
+from hetpipe.runtime.stages.order import agreed, early
 from hetpipe.runtime.stages.transfers import Incoming, Outgoing
-from hetpipe.spec.schedule import Action, check_depths
+from hetpipe.spec.schedule import FORWARD_ONLY, Action, check_depths
 
 Ends = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]  # what enters and what leaves a stage with one micro-batch
 Output = Callable[[Tensors, int], None]
@@ -46,36 +53,41 @@ class _Flight(NamedTuple):
     held: list[object]
 
 
+def forward_stages(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
+    """How many first stages run forwards only: those that end, as all before them, at one of these `boundaries` between stages
+    that no gradient goes back over."""
+    needed = [any(spec.requires_grad for spec in boundary) for boundary in boundaries]
+    return needed.index(True) if any(needed) else len(needed)
+
+
 class StageRun:
-    """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given), or only forward.
-    `index` of so many `stages`; `peers` are the ranks with which it exchanges what enters, and what leaves; `last_backward` is
-    called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's."""
+    """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given; the first `frozen`
+    stages still run only forwards), or only forward. `index` of so many `stages`; `peers` are the ranks with which it exchanges
+    what enters, and what leaves; `last_backward` is called before the last backward, and `seed` before the backward of a loss,
+    for the gradient of its target's."""
 
     def __init__(self, module: Stage, *, index: int, stages: int, peers: tuple[Sequence[int], Sequence[int]], lanes: Lanes,
                  sizes: Sequence[int], depths: Sequence[int] | None, recorder: Recorder,
                  loss: Callable[[Tensors, Wanted], Tensor] | None, last_backward: Callable[[], None],
-                 seed: Callable[[Wanted], float] = lambda _: 1.0) -> None:  # fmt: skip
+                 seed: Callable[[Wanted], float] = lambda _: 1.0, frozen: int = 0) -> None:  # fmt: skip
         self.module, self.index, self.sizes = module, index, sizes
         self.recorder, self.loss, self._last_backward, self._seed = recorder, loss, last_backward, seed
         self.is_first, self.is_last = index == 0, index == stages - 1
         self.trains, m = depths is not None, len(sizes)
         if depths is not None:
             check_depths(depths)
-            self._depth_before = depths[index - 1] if index else m
-        else:
-            self._depth_before = FORWARD_ONLY
-        if lanes.one_by_one:
-            self.order = agreed(depths, stages, m)[index]
-        else:
-            self.order = early(index, stages, depths[index] if depths is not None else None, m)
-        device, meter, (before, after) = recorder.device, recorder.meter, peers
+        every = [depth if s >= frozen else None for s, depth in enumerate(depths or [None] * stages)]
+        before = every[index - 1] if index else None
+        self.has_backward, self._depth_before = every[index] is not None, before
+        self.order = agreed(every, m)[index] if lanes.one_by_one else early(every, index, m)
+        device, meter = recorder.device, recorder.meter
         self._inputs = self._gradients = self._outputs = self._returned = None
         if not self.is_first:
-            self._inputs = Incoming(before, lanes.activations, device, meter)
-            self._returned = Outgoing(before, lanes.gradients)
+            self._inputs = Incoming(peers[0], lanes.activations, device, meter)
+            self._returned = Outgoing(peers[0], lanes.gradients) if before is not None else None
         if not self.is_last:
-            self._gradients = Incoming(after, lanes.gradients, device, meter)
-            self._outputs = Outgoing(after, lanes.activations)
+            self._gradients = Incoming(peers[1], lanes.gradients, device, meter) if self.has_backward else None
+            self._outputs = Outgoing(peers[1], lanes.activations)
 
     def run(
         self, ends: Sequence[Ends], inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None,
@@ -85,6 +97,7 @@ class StageRun:
         it trains, `targets`, and returns their losses, and else calls `on_output` with each output."""
         self._begin(ends)
         self._flying: deque[_Flight] = deque()
+        self._unsent: deque[list[object]] = deque()  # outputs that no backward will let go
         self._leaving: dict[str, deque[list[Tensor]]] = {"F": deque(), "B": deque()}
         self._losses: list[Tensor] = []
         comes = {"RECV_F": self._inputs, "RECV_B": self._gradients}
@@ -101,6 +114,7 @@ class StageRun:
         for out in (self._outputs, self._returned):
             if out is not None:
                 out.settle(len(self.sizes))
+        self._unsent.clear()
         return self._losses
 
     def _begin(self, ends: Sequence[Ends]) -> None:
@@ -123,10 +137,14 @@ class StageRun:
         else:
             recorder.note(f"the wait for the input of {action}")
             given = self._inputs.take()
-            if self.trains:
+            if self.has_backward:
                 given = tuple(t.detach().requires_grad_(s.requires_grad) for t, s in zip(given, self.ends[i][0], strict=True))
-        if self._returned is not None:
+        if self._returned is not None and self._depth_before is not None:
             self._returned.settle(i + 1 - self._depth_before)
+        if not self.has_backward and self._outputs is not None:
+            self._outputs.settle(i + 1 - FORWARD_ONLY)
+            while len(self._unsent) >= FORWARD_ONLY:
+                self._unsent.popleft()
         meter = recorder.meter if self.trains else None
         recorder.begin(str(action))
         with meter.hooks() if meter is not None else nullcontext():
@@ -147,13 +165,12 @@ class StageRun:
         recorder.finish("F", i, self.sizes[i])
         if self._outputs is not None:
             self._leaving["F"].append([t.detach() for t in ends])
-        if self.trains:
+        if self.has_backward:
             self._flying.append(_Flight(given, ends, held))
         else:
+            self._unsent.append(held)
             if self._inputs is not None:
                 self._inputs.release()
-            if self._outputs is not None:
-                self._outputs.settle(i + 1 - FORWARD_ONLY)
 
     def _backward(self, action: Action, targets: Sequence[Wanted] | None) -> None:
         i, recorder = action.microbatch, self.recorder
@@ -179,7 +196,7 @@ class StageRun:
         returned = [
             t.grad if t.grad is not None else torch.zeros_like(t)  # zeros for an input that this micro-batch did not use
             for t, spec in zip(flight.inputs, self.ends[i][0], strict=True)
-            if spec.requires_grad and not self.is_first
+            if spec.requires_grad and self._returned is not None
         ]
         del flight, ends, pairs
         recorder.finish("B", i, self.sizes[i])
@@ -187,6 +204,7 @@ class StageRun:
             self._gradients.release()
         if self._inputs is not None:
             self._inputs.release()
+        if self._returned is not None:
             self._leaving["B"].append(returned)
 
     def _check(self, outputs: tuple[Tensor, ...], action: Action) -> None:

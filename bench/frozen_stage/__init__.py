@@ -1,0 +1,1 @@
+"""What a pipeline gains where nothing in its first layers trains."""
