@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster, Link, ReceiveBuffers
 from hetpipe.spec.profile import Profile
 
@@ -106,6 +107,7 @@ class Costs:
         self._cast_outputs = np.where(least < most, least, 0.0)
         self._tied_bytes = _prefix(profile.tied_trained_bytes)
         self._buckets: dict[object, list[Bucket]] = {}
+        self._copies = {x.device_type: x for x in profile.overheads if x.host_bytes_per_second is not None}
         self._among: tuple[object, tuple[int, Counter[str], list[Link]]] = (None, (0, Counter(), []))
         pairs = (frozenset(link.between) for link in cluster.links)
         self._pairs = [pair for pair in pairs if len(pair) == 2]
@@ -124,22 +126,46 @@ class Costs:
         return self._times[key]
 
     def stage_seconds(
-        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
+        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, offload: bool = False, degree: int = 1
     ) -> tuple[float, float]:
-        """F and B of one micro-batch. Recompute runs the forward again before the backward (Chen et al. 2016)."""
+        """F and B of one micro-batch. Recompute runs the forward again before the backward (Chen et al. 2016); offload copies
+        what is saved to the host beside the forward, and back beside the backward (Rhu et al. 2016, vDNN)."""
         forward, backward = self.time_prefix(device_type, size, degree)
         overhead = self.cluster.runtime_overhead.action_seconds
-        f = float(forward[hi] - forward[lo])
-        return f + overhead, float(backward[hi] - backward[lo]) + (f if recompute else 0.0) + overhead
+        f, b = float(forward[hi] - forward[lo]), float(backward[hi] - backward[lo])
+        if offload:
+            saved = self._layer_bytes(device_type, degree).saved
+            f, b = (float(self._beside_copies(device_type, x, (saved[hi] - saved[lo]) * size)) for x in (f, b))
+        return f + overhead, b + (f if recompute else 0.0) + overhead
 
     def backward_below(
-        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
+        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, offload: bool = False, degree: int = 1
     ) -> Array:
         """Seconds that the backward of a stage of layers [lo, hi) still takes when it has made the gradients of each layer, and
         of all above it [hi − lo]."""
         forward, backward = self.time_prefix(device_type, size, degree)
         below: Array = backward[lo:hi] - backward[lo]
+        if offload:
+            saved = self._layer_bytes(device_type, degree).saved
+            below = np.asarray(self._beside_copies(device_type, below, (saved[lo:hi] - saved[lo]) * size))
         return below + (forward[lo:hi] - forward[lo]) if recompute else below
+
+    def _beside_copies(self, device_type: str, computing: float | Array, size_bytes: float | Array) -> float | Array:
+        """Seconds of computing, and of copying so many bytes between device and host, of which a part of the shorter is hidden
+        (`host_copy_overlap`): with all of it they take as long as the longer, with none as one after the other."""
+        copies = self._copies.get(device_type)
+        if copies is None or copies.host_bytes_per_second is None:
+            raise InputError(
+                f"the plan offloads on device type {device_type!r}, but the profile of {self.profile.model!r} has no "
+                "host_bytes_per_second of it; measure again with 'hetpipe profile', or write offload: false"
+            )
+        copying = size_bytes / copies.host_bytes_per_second
+        return computing + copying - (copies.host_copy_overlap or 0.0) * np.minimum(computing, copying)
+
+    def host_bytes_per_sample(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
+        """Bytes of host memory that each sample in flight of an offloaded stage takes, for all devices that split it."""
+        saved = self._layer_bytes(device_type, degree).saved
+        return degree * float(saved[hi] - saved[lo])
 
     def optimizer_seconds(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
         """Seconds of one optimizer step over the range."""
@@ -190,13 +216,13 @@ class Costs:
             self._buckets[key] = [Bucket(*part, self.summed_bytes(kinds, *part) / pieces) for part in ranges]
         return self._buckets[key]
 
-    def stage_memory(
-        self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, degree: int = 1
-    ) -> StageMemory:
+    def stage_memory(self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, offload: bool = False,
+                     degree: int = 1) -> StageMemory:  # fmt: skip
         """Memory of a stage: parameters, gradients and optimizer state of those that train, buffers, and the copies of parameters
         in a lower precision, which a step keeps from its first forward on, recomputed or not; for each sample in flight what
         autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
-        saved bytes), and where device types compute in unlike precisions also the input as cast. The first stage holds the
+        saved bytes; under offload nothing of it but what two layers saved that run one after the other), and where
+        device types compute in unlike precisions also the input as cast. The first stage holds the
         inputs of all `samples` of the step; another has receive buffers for the inputs in flight and one more, and for the
         gradient in use and the next (`runtime.stages.executor`). On top, what the cluster file's `runtime_overhead` says of the
         framework."""
@@ -209,6 +235,8 @@ class Costs:
         transient, held = runtime.backward_workspace * largest, float(saved[hi] - saved[lo])
         if recompute:
             held, transient = float(self._inputs[hi] - self._inputs[lo + 1]), transient + largest
+        elif offload:
+            held, transient = 0.0, transient + float((plain[lo:hi] + np.roll(plain[lo:hi], -1)).max())
         held += float(self._cast_outputs[lo - 1]) if lo else 0.0
         boundary, kept, passing = _receive_buffers(runtime.receive_buffers, given, returned, first=lo == 0, recompute=recompute)
         factor = runtime.allocator_factor

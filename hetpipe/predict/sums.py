@@ -72,7 +72,7 @@ def gradients_ahead(costs: Costs, replica: ReplicaPlan) -> list[float]:
     size, found = replica.microbatch_sizes[-1], list[float]()
     for s, stage in enumerate(replica.stages):
         kind, degree = costs.cluster.device(stage.device).type, len(stage.devices)
-        below = costs.backward_below(kind, *stage.layers, size, recompute=stage.recompute, degree=degree)
+        below = costs.backward_below(kind, *stage.layers, size, recompute=stage.recompute, offload=stage.offload, degree=degree)
         found += (below + (0.0 if s == 0 else _sent_back(costs, replica, s))).tolist()
     return found
 
