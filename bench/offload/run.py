@@ -27,7 +27,7 @@ from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
 WAYS: dict[str, dict[str, bool]] = {"keep": {}, "recompute": {"recompute": True}, "offload": {"offload": True}}
-LAYERS, WIDTH, SIZE, MICROBATCHES = 14, 1024, 256, 6
+LAYERS, WIDTH, SIZE, MICROBATCHES = 14, 512, 512, 6
 CLUSTER = {
     "format": "hetpipe.cluster/1",
     "device_types": {"card": {"memory": "1 GiB", "emulate": {"slowdown": 4.0}}},
