@@ -48,8 +48,10 @@ def test_an_action_takes_seconds_of_its_own_and_they_are_of_the_profile_of_each_
     assert 0 <= measuring.action_seconds(CPU).value < 1
     found = measuring.device_overhead(small_model(), "cpu", CPU, 2)
     assert found.action_seconds is not None
-    assert set(found.relative_spread) == {"action_seconds"}
+    assert (found.host_bytes_per_second or 0.0) > 1e6
+    assert set(found.relative_spread) == {"action_seconds", "host_bytes_per_second"}
     assert (found.device_bytes, found.allocator_factor, found.communicator_bytes, found.transfer_overlap) == (None,) * 4
+    assert found.host_copy_overlap is None, "a processor copies at once"
 
 
 def stand_for_a_card(monkeypatch: pytest.MonkeyPatch) -> None:

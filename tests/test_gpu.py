@@ -34,6 +34,45 @@ words, targets = torch.full((8,), 34), torch.zeros(8, dtype=torch.long)
 hetpipe.auto(model, (words, targets), torch.nn.functional.cross_entropy, global_batch=16)
 """
 
+OFFLOADED = """
+import torch
+from torch import nn
+from hetpipe.layers.host.offload import Offload
+from hetpipe.layers.recipe import make_stage
+torch.manual_seed(0)
+card = torch.device("cuda", 0)
+block = [nn.Linear(1024, 1024), nn.GELU(), nn.LayerNorm(1024), nn.Dropout(0.1)]
+stage = make_stage(nn.Sequential(*block * 8), 0, 32, card)
+inputs = torch.randn(6, 2048, 1024, device=card)
+
+def run(offload, depth):
+    stage.offload = offload
+    stage.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, flying = torch.cuda.memory_allocated(), []
+    def backward():
+        flying.pop(0).backward()
+        if offload is not None:
+            offload.end()
+    for rows in inputs:
+        flying.append(stage(rows.clone().requires_grad_()).square().mean())
+        if len(flying) == depth:
+            backward()
+    while flying:
+        backward()
+    torch.cuda.synchronize()
+    return [p.grad.clone() for p in stage.parameters()], torch.cuda.max_memory_allocated() - before
+
+for depth in (1, 3, 6):
+    (kept, most), (away, less) = run(None, depth), run(offload := Offload(card), depth)
+    assert all(torch.equal(a, b) for a, b in zip(kept, away, strict=True)), depth
+    assert less < 0.6 * most, (depth, less, most)
+    assert offload.host_bytes == 0 < offload.host_peak
+print("alike")
+"""
+
 # To NCCL, which refuses two ranks on one card of a host, each rank is on a host of its own; they send through a socket.
 SHARED_CARD = """
 import os
@@ -128,6 +167,29 @@ def test_a_loop_of_ones_own_warns_of_nothing(folder: Folder) -> None:
     loss, device = ended.out.split()
     assert (float(loss) > 0, device) == (True, "cuda")
     assert "Warning" not in ended.err
+
+
+def test_what_a_stage_offloads_comes_back_as_it_was(folder: Folder) -> None:
+    """Copies run beside the layers on streams of their own; memory that was given back too early would be another's by then."""
+    (folder.path / "offloaded.py").write_text(OFFLOADED)
+    (agent,) = agents([1], [], folder.path, "offloaded", program=["offloaded.py"])
+    ended = finish(agent, folder.path, "offloaded", "agent0")
+    assert (ended.code, ended.leftover) == (0, []), ended.err
+    assert ended.out.split() == ["alike"]
+
+
+def test_a_job_whose_stages_offload_trains_the_same_on_the_card(folder: Folder) -> None:
+    ran(folder, job(folder, "kept"))
+    (overhead,) = folder.read("kept/profile.json")["overheads"]
+    assert overhead["host_bytes_per_second"] > 1e8
+    assert 0 <= overhead["host_copy_overlap"] <= 1
+    plan = folder.read("kept/plan.json")
+    for replica in plan["replicas"]:
+        for stage in replica["stages"]:
+            stage.update(recompute=False, offload=True)
+    folder.write("away.json", plan)
+    ran(folder, job(folder, "away", plan={"file": "away.json"}, profile="kept/profile.json"))
+    assert losses(folder, "away") == pytest.approx(losses(folder, "kept"), rel=1e-6)
 
 
 def on_one_card(folder: Folder, codes: set[int]) -> str:

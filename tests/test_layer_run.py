@@ -174,9 +174,11 @@ def test_a_processor_without_a_quota_is_found_so_at_once(
 
 def test_what_the_framework_takes_lasts_longer_under_a_quota_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetpipe.measuring.overhead.action_seconds", lambda _: Figure(0.001, 0.25))
+    monkeypatch.setattr("hetpipe.measuring.overhead.host_copies", lambda _: {"host_bytes_per_second": Figure(1e9, 0.5)})
     model = model_of(nn.Linear(4, 4))
     found = device_overhead(model, "cpu-n1", CPU, 1, stretch=5.0)
-    assert (found.action_seconds, found.relative_spread) == (0.005, {"action_seconds": 0.25})
+    assert (found.action_seconds, found.host_bytes_per_second) == (0.005, 2e8)
+    assert found.relative_spread == {"action_seconds": 0.25, "host_bytes_per_second": 0.5}
 
 
 def test_a_quota_counts_where_it_stops_a_turn_beside_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.support.strategies import make_cluster, make_profile
 
 
 def test_the_command_and_a_job_have_every_option() -> None:
-    known = {"time_limit": "time_limit_seconds", "no_recompute": "allow_recompute"}
+    known = {"time_limit": "time_limit_seconds", "no_recompute": "allow_recompute", "offload": "allow_offload"}
     command = {known.get(name, name) for name in inspect.signature(commands.plan).parameters}
     assert set(PlanOptions.model_fields) <= command
     assert set(PlanSection.model_fields) == {*PlanRules.model_fields, "file"}

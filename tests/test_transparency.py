@@ -42,6 +42,10 @@ CASES = {
         Case(name="recompute", plan=({**THREE, "recompute": True}, TWO)),
         Case(name="recompute everywhere, depths 5,3,1",
              plan=({**THREE, "recompute": True, "warmup": [5, 3, 1]}, {**ONE, "recompute": True})),
+        Case(name="offload", plan=({**THREE, "offload": True}, TWO)),
+        Case(name="offload everywhere, depths 5,3,1",
+             plan=({**THREE, "offload": True, "warmup": [5, 3, 1]}, {**ONE, "offload": True})),
+        Case(name="offload, gpipe", plan=({**THREE, "offload": True}, {**TWO, "offload": True}), schedule="gpipe"),
     ],
     "optimizers": [
         Case(name="AdamW", plan=BOTH, optimizer="AdamW"),
@@ -122,6 +126,9 @@ CASES = {
         Case(name="emulated", plan=BOTH, emulated=True, clip=0.05),
         Case(name="emulated, evaluate between steps", plan=UNEVEN, emulated=True, evaluate=(7, 11)),
         Case(name="emulated, recompute", net="tied", plan=({**THREE, "recompute": True}, ONE), emulated=True),
+        Case(name="emulated, offload", net="tied", plan=({**THREE, "offload": True}, ONE), emulated=True),
+        Case(name="emulated, offload, tuples", net="tuples", plan=({**THREE, "offload": True}, ONE), emulated=True),
+        Case(name="emulated, offload, in place", net="in place", plan=({**THREE, "offload": True}, TWO), emulated=True),
         Case(name="emulated, unused output", net="unused output", plan=UNEVEN, emulated=True),
         Case(name="emulated, in place", net="in place", plan=(THREE, TWO), emulated=True),
     ],
@@ -151,7 +158,7 @@ LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")
 
 def applies(case: Case) -> bool:
     """Whether the libraries can run the case: one process a replica, on one node, all forwards first."""
-    return not case.emulated and not any("warmup" in row or "devices" in row for row in case.plan)
+    return not case.emulated and not any(row.keys() & {"warmup", "devices", "offload"} for row in case.plan)
 
 
 def cases_of_libraries() -> list[Case]:
@@ -253,6 +260,7 @@ def test_what_a_library_cannot_run_is_refused(backend: Backend, case: Case) -> N
         early = f"replica {r} has warm-up depths {depths} for {m} micro-batches, and this back end runs gpipe only"
         assert (early in message) == (min(depths) < m)
         assert (f"replica {r} lies on the nodes" in message) == ("devices" in case.plan[r])
+        assert (f"replica {r} offloads activations to the host in" in message) == case.plan[r].get("offload", False)
 
 
 @pytest.mark.parametrize("case", CASES["emulated"], ids=str)

@@ -178,6 +178,11 @@ def plan(
     no_recompute: Annotated[
         bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")
     ] = False,
+    offload: Annotated[
+        bool | None,
+        typer.Option("--offload/--no-offload", help="Whether stages may keep activations in the host's memory; else where nodes "
+                                                    "have a host_memory, and copies were measured."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Where to write the plan; with --pareto .json, .svg or .png."),
@@ -198,6 +203,7 @@ def plan(
         "max_price_per_hour": max_price_per_hour,
         "deadline_seconds_per_step": deadline_seconds_per_step,
         "allow_recompute": not no_recompute,
+        "allow_offload": offload,
         "precision": parse_precision(precision),
         "memory_reserve": memory_reserve,
         "time_limit_seconds": time_limit,

@@ -4,7 +4,7 @@
 2. given its values, where it has none yet (`weights`);
 3. moved to its device, its parameters in the number type that this holds them in (`numbers`);
 4. run in the number types that the device computes in (`numbers.computing`), what crosses to its neighbours cast (`StageTypes`);
-5. recomputed in backward, where the plan says so (`stage`).
+5. recomputed in backward, or what it saves kept on the host until then, where the plan says so (`stage`).
 
 What is to happen to a layer on each device stands here, and whatever runs layers runs them by this: the back ends, the profiler,
 what is measured of the framework, and the trials.

@@ -1,4 +1,4 @@
-"""A stage: consecutive layers as one module, recomputed or not."""
+"""A stage: consecutive layers as one module, recomputed, offloaded or neither."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from torch.utils.checkpoint import checkpoint
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import may_normalise_batches
+from hetpipe.layers.host.offload import Offload
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import StageTypes
 
 
 class Stage(nn.Sequential):
     """Consecutive layers as one module; names stay those of the whole model. Tensors of a tuple come as separate arguments.
-    With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept. `types`: what is done
-    with tensors that come from, or go to, a device that computes in other number types."""
+    With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept; with `offload` what
+    they save is kept in the host's memory. `types`: what is done with tensors that come from, or go to, a device that computes in
+    other number types."""
 
     recompute = False
+    offload: Offload | None = None
     types: StageTypes | None = None
 
     @cached_property
@@ -36,6 +39,9 @@ class Stage(nn.Sequential):
         """Run the layers. What enters the stage, or a checkpointed layer, is kept for backward, so a layer that works
         in place (`nn.ReLU(inplace=True)`) gets a copy of it."""
         checkpointed = self.recompute and torch.is_grad_enabled()
+        offload = self.offload if torch.is_grad_enabled() else None
+        if offload is not None:
+            offload.begin((*self.parameters(), *self.buffers(), *tensors))
         if self.types is not None:
             tensors = tuple(map(self.types.entered, tensors))
         tensors = tuple(alias(t) if t.requires_grad and t.is_leaf else t for t in tensors)
@@ -50,9 +56,17 @@ class Stage(nn.Sequential):
                 if [t._version for t in given] != versions:
                     raise InputError(f"layer {name!r} ({type(layer).__name__}) overwrites its input, so it cannot be recomputed: "
                                      "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
+            elif offload is not None:
+                with offload.layer():
+                    tensors = as_tuple(_call(layer, copy, *tensors))
+                    if index == len(self) - 1:
+                        offload.stay(tensors := self._left(tensors))
             else:
                 tensors = as_tuple(_call(layer, copy, *tensors))
-        return as_value(tensors if self.types is None else tuple(map(self.types.left, tensors)))
+        return as_value(tensors if offload is not None else self._left(tensors))
+
+    def _left(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tensors if self.types is None else tuple(map(self.types.left, tensors))
 
 
 Name = tuple[str, str]  # of a buffer: its module's, and its own

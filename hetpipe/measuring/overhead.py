@@ -1,4 +1,5 @@
-"""What the framework takes beside layers: seconds of an action, bytes of a card; and whether transfers hide behind compute."""
+"""What the framework takes beside layers: seconds of an action, bytes of a card; how fast a device and its host's memory exchange
+bytes; and whether such copies, and transfers, hide behind compute."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetpipe.layers.device import Stopwatch, one_thread
+from hetpipe.layers.host.copies import Copies
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, move, named_layers
 from hetpipe.layers.recipe import layer_on, make_stage
 from hetpipe.layers.split import trace_boundaries
@@ -29,6 +31,7 @@ REPEATS, MICROBATCHES = 7, 32
 CPU_WIDTH, CUDA_WIDTH = 8, 2048  # of the layer by which actions are timed: on a card one to hide behind
 STAGE_DEPTH, STAGE_PART = 3, 0.5  # of the stage by which the allocator is measured: in flight, and of the free memory
 OVERLAP_SECONDS, OVERLAP_REPEATS, OVERLAP_WIDTH = 0.1, 7, 256
+PIECES, PIECE_BYTES = 8, 4 * 2**20  # that are copied at once: about what layers save
 ALONE = Lanes(None, None)  # type: ignore[arg-type]  # a pipeline of one stage sends nothing
 
 
@@ -49,7 +52,9 @@ def device_overhead(model: Model, device_type: str, device: torch.device, size: 
     """What can be measured of one device alone. On a card after its layers were measured, so that their kernels are there. On a
     processor its seconds last `stretch` times as long."""
     action = action_seconds(device)
-    found = {"action_seconds": action._replace(value=stretch * action.value)}
+    found = {"action_seconds": action._replace(value=stretch * action.value), **host_copies(device)}
+    rate = found["host_bytes_per_second"]
+    found["host_bytes_per_second"] = rate._replace(value=rate.value / stretch)
     if device.type == "cuda":
         found["device_bytes"] = context_bytes(device)
         factor = allocator_factor(model, device, size)
@@ -153,6 +158,53 @@ def allocator_factor(model: Model, device: torch.device, size: int) -> Figure | 
     return None
 
 
+def host_copies(device: torch.device) -> dict[str, Figure]:
+    """Bytes/s of copies to the host's memory and back, the mean of both ways, and on a card which part of them is hidden behind
+    compute (see `hidden_part`). An emulated device's are those of this host, which nothing slows down."""
+    copies, pieces = Copies(device), [torch.ones(PIECE_BYTES, dtype=torch.uint8, device=device) for _ in range(PIECES)]
+
+    def copy(meanwhile: Callable[[], object] = lambda: None) -> None:
+        hosts, event = copies.out(pieces)
+        meanwhile()
+        copies.wait(event)
+        _, event = copies.back(hosts)
+        meanwhile()
+        copies.wait(event)
+
+    with one_thread(device):
+        copy()  # the first allocates
+        found = Figure.of([Stopwatch(device).measure(copy) for _ in range(REPEATS)])
+        rates = {"host_bytes_per_second": found._replace(value=2 * PIECES * PIECE_BYTES / found.value)}
+        return rates | ({"host_copy_overlap": _hidden_copies(device, copy, found.value)} if device.type == "cuda" else {})
+
+
+def _hidden_copies(device: torch.device, copy: Callable[..., None], seconds: float) -> Figure:
+    """Which part of copies that take so many seconds is hidden behind products of matrices that take about as long."""
+    watch, square, rounds = Stopwatch(device), torch.ones(CUDA_WIDTH, CUDA_WIDTH, device=device), 1
+
+    def compute() -> None:
+        for _ in range(rounds):
+            square.mm(square)
+
+    def twice() -> None:
+        compute()
+        compute()
+
+    compute()  # the first loads a library
+    rounds = max(1, round(seconds / 2 / max(watch.measure(compute), 1e-9)))
+    return hidden_part([(watch.measure(twice), watch.measure(copy), watch.measure(lambda: copy(compute)))
+                        for _ in range(REPEATS)])  # fmt: skip
+
+
+def hidden_part(times: Sequence[tuple[float, float, float]]) -> Figure:
+    """Of trials (seconds of computing, of moving bytes, of both at once) which part of the shorter was hidden behind the longer.
+    Of each the least, which other work on the machine disturbed least; the spread is that of the seconds."""
+    computing, moving, at_once = (min(column) for column in zip(*times, strict=True))
+    hidden = (computing + moving - at_once) / min(computing, moving)
+    spread = max((max(column) - min(column)) / statistics.median(column) for column in zip(*times, strict=True))
+    return Figure(min(1.0, max(0.0, hidden)), spread)
+
+
 def communicator_bytes(world: World) -> int | None:
     """Bytes that one NCCL communicator of all ranks takes of this rank's card. None without NCCL. Collective."""
     device = message_device()
@@ -171,8 +223,7 @@ def communicator_bytes(world: World) -> int | None:
 def transfer_overlap(world: World, flow: Flow, bytes_per_second: float) -> Figure | None:
     """Which part of a transfer is hidden behind compute, or of compute behind it, whichever is shorter, when a rank sends and
     another receives while both compute: 1 if both at once take as long as the longer, 0 if as long as one after
-    the other. Of each the least of a few trials, which other work on the machine disturbed least; the spread is that of the
-    seconds. Collective; None but on these two."""
+    the other. Collective; None but on these two."""
     world.barrier()
     if world.rank not in flow:
         return None
@@ -212,7 +263,4 @@ def transfer_overlap(world: World, flow: Flow, bytes_per_second: float) -> Figur
         compute()
         rounds = max(1, round(64 * OVERLAP_SECONDS / max(seconds(compute), 1e-9)))
         times = [(seconds(compute), seconds(send), seconds(both)) for _ in range(OVERLAP_REPEATS)]
-    computing, sending, at_once = (min(column) for column in zip(*times, strict=True))
-    hidden = (computing + sending - at_once) / min(computing, sending)
-    spread = max((max(column) - min(column)) / statistics.median(column) for column in zip(*times, strict=True))
-    return Figure(min(1.0, max(0.0, hidden)), spread)
+    return hidden_part(times)

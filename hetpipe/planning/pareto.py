@@ -142,6 +142,8 @@ class FrontSearch:
         self.profile, self.choice, self.options, self.progress = profile, choice, options, progress
         self.each = options.model_copy(update=dict.fromkeys(LIMITS))  # what limits the front does not limit each row's plan
         self.whole = Problem.of(profile, choice.whole(), global_batch, self.each)
+        if self.each.allow_offload:  # wherever a row's devices can
+            self.each = self.each.model_copy(update={"allow_offload": None})
         seconds = options.time_limit_seconds or max(SECONDS, LEAST_SECONDS * choice.size)
         self.ends_at = time.monotonic() + seconds
         self.items: list[SubCluster] = []

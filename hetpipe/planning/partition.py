@@ -39,6 +39,24 @@ def never() -> bool:
     return False
 
 
+def offload_allowed(options: PlanOptions, profile: Profile, cluster: Cluster) -> bool:
+    """Whether stages may offload: unless the options say so, where a device can. InputError if they ask for it, and none can."""
+    copying = {x.device_type for x in profile.overheads if x.host_bytes_per_second is not None}
+    hosts = [node for node in cluster.nodes if node.host_memory is not None]
+    able = any(kind in copying for node in hosts for kind in node.devices)
+    if not options.allow_offload:
+        return options.allow_offload is None and able and options.backend == "torch"
+    if options.backend != "torch":
+        raise InputError(f"allow_offload is asked for, which only the back end 'torch' does, and not {options.backend!r}")
+    if not hosts:
+        raise InputError("allow_offload is asked for, but no node of the cluster says how much of its host's memory stages may "
+                         "offload to: give nodes a host_memory, such as 64 GiB")  # fmt: skip
+    if not able:
+        raise InputError(f"allow_offload is asked for, but the profile of {profile.model!r} has no host_bytes_per_second of a "
+                         "device type whose node has a host_memory: measure again with 'hetpipe profile'")  # fmt: skip
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What is to be planned, with the options of `PlanOptions`, all decided. `cluster` already has the profile's measured
@@ -50,6 +68,7 @@ class Problem:
     schedule: ScheduleChoice = "auto"
     backend: Backend = "torch"
     allow_recompute: bool = True
+    allow_offload: bool = False
     memory_reserve: float = 0.0
     max_price_per_hour: float | None = None
     deadline_seconds_per_step: float | None = None
@@ -86,7 +105,8 @@ class Problem:
     ) -> Problem:
         """The problem of these options: of the profile the measurements at the precisions that they choose; on the cluster what
         the framework takes, assumed where neither the file nor a `memory_reserve` says it."""
-        decided = {**dict(options), "memory_reserve": options.reserve(cluster)}
+        offloads = offload_allowed(options, profile, cluster)
+        decided = {**dict(options), "memory_reserve": options.reserve(cluster), "allow_offload": offloads}
         own = {name: decided[name] for name in PlanOptions.model_fields if name not in ("partitioner", "precision")}
         profile = profile.at(options.precisions(profile, cluster))
         if options.memory_reserve is None:

@@ -12,6 +12,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
 from hetpipe.planning import registry
 from hetpipe.planning.bounds import fluid_bound, fluid_price
+from hetpipe.planning.offload import solve
 from hetpipe.planning.partition import PartitionError, Problem, Solution, never
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
@@ -51,12 +52,12 @@ def make_plan(
     for each in first:
         problem = Problem.of(profile, cluster, global_batch, _in_time(each, began), progress, stopped)
         try:
-            return with_prediction(found(problem), problem)
+            return with_prediction(solve(found, problem), problem)
         except PartitionError as error:
             if error.missing_bytes is None:
                 raise
     problem = Problem.of(profile, cluster, global_batch, _in_time(last, began), progress, stopped)
-    return with_prediction(found(problem), problem)
+    return with_prediction(solve(found, problem), problem)
 
 
 def _in_time(options: PlanOptions, began: float) -> PlanOptions:
@@ -108,6 +109,7 @@ def with_prediction(solution: Solution, problem: Problem) -> Plan:
         price_per_hour=price,
         price_per_million_samples=per_million * price * step,
         peak_bytes=dict(timeline.peak_bytes),
+        host_bytes=dict(timeline.host_bytes) or None,
         lower_bound_seconds=bound,
         fluid_bound_seconds=fluid,
         gap=step / bound - 1 if bound > 0 else None,

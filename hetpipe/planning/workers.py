@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from hetpipe.planning import registry
+from hetpipe.planning.offload import solve
 from hetpipe.planning.partition import Partitioner, Problem
 from hetpipe.planning.planner import with_prediction
 from hetpipe.spec.plan import Plan
@@ -79,5 +80,5 @@ def _solve_there(problem: Problem) -> Solved:
 
 def _solve(planner: Partitioner, problem: Problem) -> Solved:
     began = time.monotonic()
-    plan = with_prediction(planner(problem), problem)
+    plan = with_prediction(solve(planner, problem), problem)
     return Solved(plan, time.monotonic() - began)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Cluster, Link, ReceiveBuffers
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.schedule import FORWARD_ONLY
@@ -108,6 +109,7 @@ class Costs:
         self._cast_outputs = np.where(least < most, least, 0.0)
         self._tied_bytes = _prefix(profile.tied_trained_bytes)
         self._buckets: dict[object, list[Bucket]] = {}
+        self._copies = {x.device_type: x for x in profile.overheads if x.host_bytes_per_second is not None}
         self._among: tuple[object, tuple[int, Counter[str], list[Link]]] = (None, (0, Counter(), []))
         pairs = (frozenset(link.between) for link in cluster.links)
         self._pairs = [pair for pair in pairs if len(pair) == 2]
@@ -131,17 +133,21 @@ class Costs:
         return self._times[key]
 
     def stage_seconds(
-        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
+        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, offload: bool = False, degree: int = 1
     ) -> tuple[float, float]:
         """F and B of one micro-batch; B is 0 where there is none (`has_backward`). Recompute runs the forward of what has a
-        backward again before it (Chen et al. 2016)."""
+        backward again before it (Chen et al. 2016); offload copies what is saved to the host beside the forward, and back beside
+        the backward (Rhu et al. 2016, vDNN)."""
         forward, backward = self.time_prefix(device_type, size, degree)
         overhead = self.cluster.runtime_overhead.action_seconds
-        f = float(forward[hi] - forward[lo])
+        f, b = float(forward[hi] - forward[lo]), float(backward[hi] - backward[lo])
         if not self.has_backward(hi):
             return f + overhead, 0.0
         again = float(self.again(forward)[hi] - self.again(forward)[lo]) if recompute else 0.0
-        return f + overhead, float(backward[hi] - backward[lo]) + again + overhead
+        if offload:
+            saved = self._layer_bytes(device_type, degree).saved
+            f, b = (float(self._beside_copies(device_type, x, (saved[hi] - saved[lo]) * size)) for x in (f, b))
+        return f + overhead, b + again + overhead
 
     def again(self, forward: Array) -> Array:
         """Of seconds of all layers before each [..., L + 1], those that recompute takes: first layers that need no backward are
@@ -150,13 +156,33 @@ class Costs:
         return found
 
     def backward_below(
-        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, degree: int = 1
+        self, device_type: str, lo: int, hi: int, size: int, *, recompute: bool = False, offload: bool = False, degree: int = 1
     ) -> Array:
         """Seconds that the backward of a stage of layers [lo, hi) still takes when it has made the gradients of each layer, and
         of all above it [hi − lo]."""
         forward, backward = self.time_prefix(device_type, size, degree)
         below: Array = backward[lo:hi] - backward[lo]
+        if offload:
+            saved = self._layer_bytes(device_type, degree).saved
+            below = np.asarray(self._beside_copies(device_type, below, (saved[lo:hi] - saved[lo]) * size))
         return below + (self.again(forward)[lo:hi] - self.again(forward)[lo]) if recompute else below
+
+    def _beside_copies(self, device_type: str, computing: float | Array, size_bytes: float | Array) -> float | Array:
+        """Seconds of computing, and of copying so many bytes between device and host, of which a part of the shorter is hidden
+        (`host_copy_overlap`): with all of it they take as long as the longer, with none as one after the other."""
+        copies = self._copies.get(device_type)
+        if copies is None or copies.host_bytes_per_second is None:
+            raise InputError(
+                f"the plan offloads on device type {device_type!r}, but the profile of {self.profile.model!r} has no "
+                "host_bytes_per_second of it; measure again with 'hetpipe profile', or write offload: false"
+            )
+        copying = size_bytes / copies.host_bytes_per_second
+        return computing + copying - (copies.host_copy_overlap or 0.0) * np.minimum(computing, copying)
+
+    def host_bytes_per_sample(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
+        """Bytes of host memory that each sample in flight of an offloaded stage takes, for all devices that split it."""
+        saved = self._layer_bytes(device_type, degree).saved
+        return degree * float(saved[hi] - saved[lo])
 
     def optimizer_seconds(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
         """Seconds of one optimizer step over the range."""
@@ -207,13 +233,13 @@ class Costs:
             self._buckets[key] = [Bucket(*part, self.summed_bytes(kinds, *part) / pieces) for part in ranges]
         return self._buckets[key]
 
-    def stage_memory(
-        self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, degree: int = 1
-    ) -> StageMemory:
+    def stage_memory(self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, offload: bool = False,
+                     degree: int = 1) -> StageMemory:  # fmt: skip
         """Memory of a stage: parameters, gradients and optimizer state of those that train, buffers, and the copies of parameters
         in a lower precision, which a step keeps from its first forward on, recomputed or not; for each sample in flight what
         autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
-        saved bytes), and where device types compute in unlike precisions also the input as cast. The first stage holds the
+        saved bytes; under offload nothing of it but what two layers saved that run one after the other), and where
+        device types compute in unlike precisions also the input as cast. The first stage holds the
         inputs of all `samples` of the step; another has receive buffers for the inputs in flight and one more, and for the
         gradient in use and the next (`runtime.stages.executor`). Layers that need no backward save nothing; a stage of them only
         runs forward, recomputed or not, and has room for FORWARD_ONLY outputs, and for one input more. On top, what the cluster
@@ -229,6 +255,8 @@ class Costs:
         recompute, returned = recompute and back, returned if back else 0.0
         if recompute:
             held, transient = float(self._inputs[hi] - self._inputs[max(lo + 1, self.first_trained)]), transient + largest
+        elif offload and back:
+            held, transient = 0.0, transient + float((plain[lo:hi] + np.roll(plain[lo:hi], -1)).max())
         held += float(self._cast_outputs[lo - 1]) if lo and lo >= self.first_trained else 0.0
         boundary, kept, passing = _receive_buffers(runtime.receive_buffers, given, returned, first=lo == 0, recompute=recompute)
         held, factor = held + kept + output, runtime.allocator_factor

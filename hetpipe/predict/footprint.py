@@ -26,6 +26,7 @@ def with_footprint(timeline: Timeline, plan: Plan, profile: Profile, cluster: Cl
                 *stage.layers,
                 samples=replica.samples,
                 recompute=stage.recompute,
+                offload=stage.offload,
                 degree=len(stage.devices),
             )
             largest = max(replica.microbatch_sizes)

@@ -6,7 +6,7 @@ it does not wait for those of others."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetpipe.files.messages import InputError
+from hetpipe.files.units import in_bytes
 from hetpipe.predict.contention import Array, Pipe, RingSum, share
-from hetpipe.predict.cost import Costs
+from hetpipe.predict.cost import Costs, most_in_flight
 from hetpipe.predict.pipeline import PipelineCosts, StageTimes, forward_depths, pipeline_times
 from hetpipe.predict.sums import Segment, gradients_ahead, sync_segments, sync_times
 from hetpipe.predict.timeline import LazySpans, Span, SpanKind, Timeline
@@ -51,7 +53,7 @@ def costs_by_size(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
     for s, stage in enumerate(stages):
         kind, degree = costs.cluster.device(stage.device).type, len(stage.devices)
         priced = [
-            costs.stage_seconds(kind, *stage.layers, b, recompute=stage.recompute, degree=degree)
+            costs.stage_seconds(kind, *stage.layers, b, recompute=stage.recompute, offload=stage.offload, degree=degree)
             for b in different
         ]
         forward.append([f for f, _ in priced])
@@ -99,12 +101,35 @@ def peak_bytes(plan: Plan, costs: Costs) -> dict[str, int]:
     return peaks
 
 
+def host_bytes(plan: Plan, costs: Costs) -> dict[str, int]:
+    """Greatest bytes of host memory that stages offload to, of each node that has such stages."""
+    found: dict[str, float] = {}
+    for replica in plan.replicas:
+        for stage, depth in zip(replica.stages, replica.depths(plan.schedule), strict=True):
+            if stage.offload:
+                device, window = costs.cluster.device(stage.device), most_in_flight(replica.microbatch_sizes, depth)
+                own = costs.host_bytes_per_sample(device.type, *stage.layers, len(stage.devices)) * window
+                found[device.node] = found.get(device.node, 0.0) + own
+    return {node: round(size) for node, size in found.items()}
+
+
+def check_host_memory(found: Mapping[str, int], cluster: Cluster) -> None:
+    """InputError if stages offload more to a node than its `host_memory`, where the cluster says that."""
+    limits = {node.name: node.host_memory for node in cluster.nodes if node.host_memory is not None}
+    over = [
+        f"{in_bytes(size)} to the host of node {node!r}, whose host_memory is {in_bytes(limits[node])} in the cluster file"
+        for node, size in found.items() if size > limits.get(node, size)
+    ]  # fmt: skip
+    if over:
+        raise InputError(f"the plan offloads {', and '.join(over)}: recompute instead, or put fewer micro-batches in flight")
+
+
 def _stage_peaks(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> list[int]:
     found = []
     for stage, depth in zip(replica.stages, depths, strict=True):
         kind, degree = costs.cluster.device(stage.device).type, len(stage.devices)
         memory = costs.stage_memory(
-            kind, *stage.layers, samples=replica.samples, recompute=stage.recompute, degree=degree
+            kind, *stage.layers, samples=replica.samples, recompute=stage.recompute, offload=stage.offload, degree=degree
         )
         found.append(memory.peak(replica.microbatch_sizes, depth))
     return found
@@ -114,7 +139,7 @@ def _kinds(costs: Costs, replica: ReplicaPlan) -> tuple[object, ...]:
     """What decides a replica's bytes: alike for replicas that differ only in which devices of the same types they have."""
     device = costs.cluster.device
     return replica.microbatch_sizes, tuple(
-        (stage.layers, stage.recompute, stage.warmup, len(stage.devices), device(stage.device).type)
+        (stage.layers, stage.recompute, stage.offload, stage.warmup, len(stage.devices), device(stage.device).type)
         for stage in replica.stages
     )
 
@@ -252,17 +277,18 @@ def _made(plan: Plan, runs: Sequence[Run], segment: Segment) -> tuple[tuple[int,
 def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     """One step of `plan` as it repeats: optimizers (after the one global norm, so after all sums of the step before), pipelines,
     and gradient sums per owner group, which begin in the last backwards. The profile's measured links override the cluster's.
-    InputError if the three do not belong together."""
+    InputError if the three do not belong together, or the plan offloads more than a node's host memory."""
     cluster, profile = profile.joined(cluster), profile.at(plan.precision)
     plan.check(cluster=cluster, profile=profile)
     costs = Costs(profile, cluster)
+    check_host_memory(offloaded := host_bytes(plan, costs), cluster)
     played = play(plan, costs)
     last = max(played.runs, key=lambda run: max(run.ready))
     end, optimizer = max(last.ready), max(last.optimizers)
     return Timeline(
         spans=LazySpans(lambda: _spans(plan.replicas, played.runs, played.sums)), step_seconds=played.step,
         optimizer_seconds=optimizer, pipeline_seconds=end - optimizer, sync_seconds=played.step - end,
-        peak_bytes=peak_bytes(plan, costs), warnings=_extrapolations(plan, profile, cluster),
+        peak_bytes=peak_bytes(plan, costs), host_bytes=offloaded, warnings=_extrapolations(plan, profile, cluster),
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def gradients_ahead(costs: Costs, replica: ReplicaPlan) -> list[float]:
     size, found = replica.microbatch_sizes[-1], list[float]()
     for s, stage in enumerate(replica.stages):
         kind, degree = costs.cluster.device(stage.device).type, len(stage.devices)
-        below = costs.backward_below(kind, *stage.layers, size, recompute=stage.recompute, degree=degree)
+        below = costs.backward_below(kind, *stage.layers, size, recompute=stage.recompute, offload=stage.offload, degree=degree)
         returns = s > 0 and costs.has_backward(stage.layers[0])
         found += (below + (_sent_back(costs, replica, s) if returns else 0.0)).tolist()
     return found

@@ -62,7 +62,8 @@ class LazySpans(Sequence[Span]):
 class Timeline:
     """All spans of one step. A predicted one begins with the optimizers of the step before, and ends with the gradient sums; a
     measured one ends with its own optimizers. Of `step_seconds` the replica whose last backward ends last takes
-    `pipeline_seconds`, and `optimizer_seconds` for its longest optimizer; `sync_seconds` is what gradient sums add. `memory`,
+    `pipeline_seconds`, and `optimizer_seconds` for its longest optimizer; `sync_seconds` is what gradient sums add. `host_bytes`:
+    the most of each node's host memory that stages offload to, where a plan is predicted. `memory`,
     where it was asked for, has per device the (seconds, bytes) at which the bytes in use change."""
 
     spans: Sequence[Span]
@@ -71,6 +72,7 @@ class Timeline:
     sync_seconds: float
     optimizer_seconds: float
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    host_bytes: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     memory: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
 

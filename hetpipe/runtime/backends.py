@@ -65,6 +65,11 @@ def check_backend(backend: Backend, plan: Plan) -> None:
                 f"replica {r} has warm-up depths {list(depths)} for {m} micro-batches, and this back end runs gpipe only: all "
                 f"{m} forwards of a stage, whose activations are kept, before its first backward"
             )
+        if away := [s for s, stage in enumerate(replica.stages) if stage.offload]:
+            faults.append(
+                f"replica {r} offloads activations to the host in {'stages' if len(away) > 1 else 'stage'} "
+                f"{', '.join(map(str, away))}, which only the back end 'torch' does"
+            )
         nodes = list(dict.fromkeys(node_of(d) for stage in replica.stages for d in stage.devices))
         if len(nodes) > 1:
             faults.append(

@@ -62,7 +62,8 @@ def _stage_row(
     (lo, hi), degree = stage.layers, len(stage.devices)
     forward = backward = parameters = ""
     if costs is not None:
-        pairs = [costs.stage_seconds(stage.kind, lo, hi, size, recompute=stage.recomputed, degree=degree) for size in lane.sizes]
+        pairs = [costs.stage_seconds(stage.kind, lo, hi, size, recompute=stage.recomputed, offload=stage.offloaded, degree=degree)
+                 for size in lane.sizes]  # fmt: skip
         forward, backward = (human_seconds(sum(seconds)) for seconds in zip(*pairs, strict=True))
         parameters = human_bytes(costs.parameter_bytes(stage.kind, lo, hi, degree)[0])
     elif profile is not None and degree == 1:
@@ -77,7 +78,7 @@ def _stage_row(
         "F": forward,
         "B": backward,
         "depth": f"{stage.depth}",
-        "recompute": "yes" if stage.recomputed else "",
+        "recompute": "yes" if stage.recomputed else "offload" if stage.offloaded else "",
         "params": parameters,
         "memory": memory_text(stage, part=False),
     }

@@ -45,6 +45,8 @@ _OVERHEADS: dict[str, tuple[str, Callable[[float], str], str]] = {
     "communicator_bytes": ("a communicator", human_bytes, _CHANNELS),
     "allocator_factor": ("held by the allocator, over in use", three_digits, f"{ALLOCATOR_FACTOR} on a CUDA card, 1 elsewhere"),
     "transfer_overlap": ("of a transfer hidden behind compute", percent, "all"),
+    "host_bytes_per_second": ("to and from the host", lambda rate: f"{three_digits(rate / 1e9)} GB/s", "nothing is offloaded"),
+    "host_copy_overlap": ("of such a copy hidden behind compute", percent, "none"),
 }  # fmt: skip
 _SHORT: dict[Cause, str] = {
     "fill and drain": "fill", "slower stage": "slower", "link": "link", "gradient sum": "sum",

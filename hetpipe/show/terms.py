@@ -19,6 +19,7 @@ TERMS = {
     "depth": "Of a stage: how many forwards it does before its first backward (also warm-up depth). A deeper stage hides "
     "slow links and unequal neighbours, and needs memory for more micro-batches.",
     "recompute": "A stage forgets its activations and computes them again before backward. It takes time and saves memory.",
+    "offload": "A stage keeps its activations in the memory of its host until backward. Copies take time, and hosts have limits.",
     "fill and drain": "At the beginning of a step the later stages wait for their first micro-batch, and at its end the "
     "earlier ones have no more work. With more and smaller micro-batches it is a smaller part of the step.",
     "slower stage": "Idle time in which a stage waits for another stage of its pipeline, which takes longer.",

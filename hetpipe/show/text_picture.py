@@ -78,6 +78,8 @@ class TextPicture:
         heading = Text(printable(" · ".join(part for part in parts if part)))
         if stage.recomputed:
             heading.append(" · recomputed")
+        if stage.offloaded:
+            heading.append(" · offloaded")
         if stage.fullness is not None and stage.fullness > 1:
             heading.append(" · does not fit", style="bold red")
         if stage.limits_step:

@@ -192,6 +192,8 @@ def stage_sentence(scene: Scene, lane: LaneScene, stage: StageScene) -> str:
         parts.append(f"sends and gets {edge_text(stage.edge)}")
     if stage.recomputed:
         parts.append("recomputes activations")
+    if stage.offloaded:
+        parts.append("keeps activations in the host's memory")
     if stage.limits_step:
         parts.append("limits the step")
     return "; ".join(parts)

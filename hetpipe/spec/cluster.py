@@ -165,7 +165,8 @@ AdapterCount = DeviceCount | Literal["per_device"]
 class Node(Strict):
     """A machine: how many devices of which type, in the order of their local ranks, the link between them, and what joins it to
     other machines: one adapter, or so many alike (`per_device`: as many as devices). All that crosses them at once shares what
-    they carry together. Where no `adapter` is given each is as fast as the fastest link to another node."""
+    they carry together. Where no `adapter` is given each is as fast as the fastest link to another node. `host_memory`: what
+    stages may offload to, beside all else that the machine needs; the planner offloads nothing where it is not said."""
 
     guesses = guesses.NODE
     name: Annotated[Name, Field(pattern=r"^[^/\s]+$")]
@@ -174,6 +175,7 @@ class Node(Strict):
     host: Name | None = None
     adapter: Adapter | None = None
     adapters: AdapterCount = 1
+    host_memory: Bytes | None = None
 
     @property
     def adapter_count(self) -> int:

@@ -43,6 +43,10 @@ _EVALUATE = (
     "on that is not there yet"
 )
 _RECOMPUTE = "the plan recomputes where memory needs it; 'plan: {allow_recompute: false}' forbids it"
+_OFFLOAD = (
+    "the plan offloads activations where that is faster than to recompute them, if nodes of the cluster have a host_memory; "
+    "'plan: {allow_offload: false}' forbids it"
+)
 _DEVICES = (
     "all GPUs of this machine are used (CUDA_VISIBLE_DEVICES hides some); 'cluster: cluster.yaml' names others, and torchrun "
     "starts a job on several machines"
@@ -87,6 +91,7 @@ _TRAINING = _all(
     ("lr_scheduler lr_scheduler_type schedule", _SCHEDULE),
     ("max_grad_norm grad_clip gradient_clip_val gradient_clipping clip_grad_norm max_norm", _CLIP),
     ("gradient_checkpointing activation_checkpointing recompute", _RECOMPUTE),
+    ("offload activation_offloading cpu_offload", _OFFLOAD),
     ("gpus num_gpus n_gpus devices num_devices nodes num_nodes world_size nproc_per_node", _DEVICES),
     ("num_workers dataloader_num_workers pin_memory", _WORKERS),
     ("shuffle drop_last", _SHUFFLE),
@@ -146,7 +151,7 @@ LOSS: Guesses = _all(
 PLAN: Guesses = _all(
     ("stages num_stages pipeline_stages pp tp dp tensor_parallel data_parallel", _PLANNED),
     ("replicas micro_batch_size microbatches chunks balance", _PLANNED),
-    ("recompute gradient_checkpointing", _RECOMPUTE),
+    ("recompute gradient_checkpointing", _RECOMPUTE), ("offload cpu_offload activation_offloading", _OFFLOAD),
     ("precision", "write 'train: {precision: {a100: bf16, t4: fp16}}': devices train in what is planned for them"),
     ("time_limit", "write 'plan: {time_limit_seconds: 60}'"), ("max_price", "write 'plan: {max_price_per_hour: 10}'"),
     ("deadline", "write 'plan: {deadline_seconds_per_step: 2.0}'"),
@@ -163,6 +168,7 @@ NODE: Guesses = _all(
     ("gpus gpu num_gpus device", "write 'nodes: [{name: n0, devices: {a100: 4}}]'"),
     ("hostname address ip", "write 'nodes: [{name: n0, host: HOST, devices: {a100: 4}}]'"),
     ("bandwidth", "write 'nodes: [{name: n0, devices: {a100: 4}, link: {bandwidth: 12 GB/s, latency: 10 us}}]'"),
+    ("memory ram host_ram", "write 'nodes: [{name: n0, devices: {a100: 4}, host_memory: 64 GiB}]', which stages may offload to"),
 )
 DEVICE_TYPE: Guesses = _all(
     ("vram mem memory_gb memory_bytes", "write 'device_types: {a100: {memory: 40 GiB}}'"),

@@ -27,6 +27,8 @@ class PlanRules(Strict):
     """`partitioner`: the algorithm by its name. `schedule` "auto" lets it choose gpipe (depth m) or 1f1b with depths n − s,
     2(n − s) − 1 or 3(n − s) − 2; "1f1b" leaves the latter; "gpipe" only the first. `backend` torch has all of them, fairscale
     and torchgpipe run gpipe only, keep a replica on one node, and sum gradients after backward.
+    `allow_offload`: whether stages may offload activations to host memory: None where nodes say their `host_memory` and the
+    profile has the speed of copies; true refuses a problem in which no device has both.
     `memory_reserve`: the fraction of each device's memory that is left free (None: see `reserve`). `max_price_per_hour`: of the
     devices that a plan uses. `deadline_seconds_per_step` asks for the cheapest plan that meets it. `time_limit_seconds` ends
     the search with the best plan so far and what is proven of it (None: the partitioner's own limit)."""
@@ -35,6 +37,7 @@ class PlanRules(Strict):
     schedule: ScheduleChoice = "auto"
     backend: Backend = "torch"
     allow_recompute: Flag = True
+    allow_offload: Flag | None = None
     memory_reserve: Annotated[Number, Field(ge=0, lt=1)] | None = None
     max_price_per_hour: Limit | None = None
     deadline_seconds_per_step: Limit | None = None

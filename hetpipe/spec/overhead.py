@@ -6,13 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hetpipe.files.formats import Bytes, Factor, Name, Seconds, Strict
+from hetpipe.files.formats import Bytes, BytesPerSecond, Factor, Name, Seconds, Strict
 
 
 class DeviceOverhead(Strict):
     """What the framework takes on one type of device, as it was measured (what is left out was not): seconds that it adds to a
     forward or a backward; bytes of a card that its allocator does not have, and of each communicator; bytes that the
-    allocator holds over those in use; and which part of a transfer is hidden behind compute. `relative_spread`: of each."""
+    allocator holds over those in use; which part of a transfer is hidden behind compute; bytes/s between the device and its
+    host's memory, and which part of such a copy is hidden behind compute. `relative_spread`: of each."""
 
     device_type: Name
     action_seconds: Seconds | None = None
@@ -20,4 +21,6 @@ class DeviceOverhead(Strict):
     communicator_bytes: Bytes | None = None
     allocator_factor: Annotated[Factor, Field(ge=1)] | None = None
     transfer_overlap: Annotated[Factor, Field(le=1)] | None = None
+    host_bytes_per_second: BytesPerSecond | None = None
+    host_copy_overlap: Annotated[Factor, Field(le=1)] | None = None
     relative_spread: dict[Name, Factor] = {}

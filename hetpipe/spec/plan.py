@@ -25,12 +25,23 @@ Backend = Literal["torch", "fairscale", "torchgpipe"]
 
 
 class StagePlan(Strict):
-    """Layers [lo, hi) on one device (more than one: a tensor-parallel group). `warmup`: forwards before the first backward."""
+    """Layers [lo, hi) on one device (more than one: a tensor-parallel group). `warmup`: forwards before the first backward.
+    `offload`: what autograd saves lies in the host's memory until backward."""
 
     layers: tuple[LayerNumber, LayerNumber]
     devices: Annotated[tuple[Name, ...], Field(min_length=1)]
     recompute: Flag = False
+    offload: Flag = False
     warmup: Samples | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_save_memory(self) -> Self:
+        if self.recompute and self.offload:
+            raise ValueError(
+                f"the stage of layers {list(self.layers)} has recompute: true and offload: true, but what is computed again is "
+                "not saved, so there is nothing to offload: write one of the two"
+            )
+        return self
 
     @property
     def device(self) -> str:
@@ -75,7 +86,7 @@ class ReplicaPlan(Strict):
 class Prediction(Strict):
     """What the simulator says of the plan, and how far it is from the best possible: gap = step / lower bound − 1. Of a plan
     that is the cheapest under a deadline, no other within it costs less than `lower_bound_price_per_million_samples`, and gap
-    and proof are of the price."""
+    and proof are of the price. `host_bytes`: of each node that stages offload to."""
 
     step_seconds: Number
     pipeline_seconds: Number
@@ -85,6 +96,7 @@ class Prediction(Strict):
     price_per_hour: Number
     price_per_million_samples: Number
     peak_bytes: dict[Name, Bytes]
+    host_bytes: dict[Name, Bytes] | None = None
     lower_bound_seconds: Number | None = None
     lower_bound_price_per_million_samples: Number | None = None
     fluid_bound_seconds: Number | None = None

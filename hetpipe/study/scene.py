@@ -57,6 +57,7 @@ class StageScene:
     depth: int
     recomputed: bool
     work: float
+    offloaded: bool = False
     forward: float | None = None
     backward: float = 0.0
     recompute: float = 0.0
@@ -250,7 +251,8 @@ class _Numbers:
             again = self._again(replica, stage)
             timed = self.costs is not None
             yield StageScene(
-                number=s, devices=stage.devices, layers=stage.layers, depth=depths[s], recomputed=stage.recompute,
+                number=s, devices=stage.devices, layers=stage.layers, depth=depths[s],
+                recomputed=stage.recompute, offloaded=stage.offload,
                 kind=cluster.device(device).type if cluster else "", node=cluster.device(device).node if cluster else "",
                 tiles=tuple(self._tiles(replica, stage)),
                 work=replica.samples / self.plan.global_batch * sum(self.parts[stage.layers[0] : stage.layers[1]]),
@@ -335,5 +337,6 @@ def _looks(lane: LaneScene) -> object:
 
     turns = tuple(a.node == b.node for a, b in pairwise(lane.stages))
     return lane.sizes, turns, tuple(
-        (s.layers, s.kind, len(s.devices), s.recomputed, s.depth, s.memory, s.limits_step, *numbers(s)) for s in lane.stages
+        (s.layers, s.kind, len(s.devices), s.recomputed, s.offloaded, s.depth, s.memory, s.limits_step, *numbers(s))
+        for s in lane.stages
     )

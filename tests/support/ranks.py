@@ -27,8 +27,8 @@ def cluster_of(*counts: int) -> Cluster:
 
 
 def make_plan(replicas: Sequence[dict[str, Any]], *, schedule: str = "1f1b", model: str = "test") -> Plan:
-    """A plan from short rows: `cuts` [4, 3, 3] layers per stage, `sizes` of micro-batches, optional `warmup`, `recompute`
-    and `devices`; without these, devices are dealt out in order (one node a replica)."""
+    """A plan from short rows: `cuts` [4, 3, 3] layers per stage, `sizes` of micro-batches, optional `warmup`, `recompute`,
+    `offload` and `devices`; without these, devices are dealt out in order (one node a replica)."""
     documents = []
     for r, row in enumerate(replicas):
         at, stages = 0, []
@@ -37,6 +37,7 @@ def make_plan(replicas: Sequence[dict[str, Any]], *, schedule: str = "1f1b", mod
                 "layers": [at, at + count],
                 "devices": [row["devices"][s] if "devices" in row else f"n{r}/{s}"],
                 "recompute": row.get("recompute", False),
+                "offload": row.get("offload", False),
             }
             if "warmup" in row:
                 stage["warmup"] = row["warmup"][s]

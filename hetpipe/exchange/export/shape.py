@@ -50,6 +50,8 @@ def nearest_shape(plan: Plan, lost: list[str]) -> Shape:
         lost.append(
             f"recompute per stage: the plan has it on {sum(recompute)} of {len(recompute)} stages, here all have it"
         )
+    if away := sum(stage.offload for replica in plan.replicas for stage in replica.stages):
+        lost.append(f"activations in host memory: the plan has {away} of {len(recompute)} stages offload them, here none does")
     _schedule(plan, lost)
     return Shape(tp=tp, pp=pp, dp=dp, ends=ends, micro=micro, batch=batch, recompute=any(recompute))
 

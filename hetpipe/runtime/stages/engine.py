@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
+from hetpipe.layers.host.offload import Offload
 from hetpipe.layers.model import Model, Tensors, as_value, move, named_layers, split_rows
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import make_stage
@@ -61,8 +62,10 @@ class TorchEngine(PlanEngine):
         self.sync = self._gradient_sync(groups)
         self.recorder = Recorder(device, meter=self._meter(emulation))
         self.recorders = [self.recorder]
+        if self._stage_plan.offload:
+            self.stage.offload = Offload(device, self.recorder.meter)
         if emulation is not None:
-            self.recorder.seconds = lambda kind, size: emulation.seconds(
+            self.recorder.seconds = lambda kind, size: self._copied() + emulation.seconds(
                 kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self._numbers
             )
             self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
@@ -88,7 +91,19 @@ class TorchEngine(PlanEngine):
         at = min(i for i, layer in enumerate(self.stage) if not set(parameters).isdisjoint(layer.parameters()))
         recompute, numbers = self._stage_plan.recompute, self._numbers
         seconds = emulation.seconds("B", lo + at, hi, self._last_size, recompute=recompute, numbers=numbers)
-        self.recorder.pacer.reach(seconds)
+        self.recorder.pacer.reach(seconds + self._copying)
+
+    @property
+    def _copying(self) -> float:
+        """Seconds of this action's copies to or from the host, which are real: an emulated device does not slow them down."""
+        return self.stage.offload.copies.seconds if self.stage.offload is not None else 0.0
+
+    def _copied(self) -> float:
+        """Those, when the action is over."""
+        seconds = self._copying
+        if self.stage.offload is not None:
+            self.stage.offload.copies.seconds = 0.0
+        return seconds
 
     def _meter(self, emulation: Emulation | None) -> MemoryMeter | None:
         if emulation is None:

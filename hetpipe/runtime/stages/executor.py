@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -154,7 +154,8 @@ class StageRun:
         if self.is_last and self.trains:
             assert self.loss is not None and targets is not None
             # What the loss saves is counted with the last layer, of which there is room for one where layers are recomputed.
-            with meter.hooks() if meter is not None and not self.module.recompute else nullcontext():
+            hooks = meter.hooks() if meter is not None and not self.module.recompute else nullcontext()
+            with hooks, self._loss_saves(ends, targets[i]):
                 ends = (self.loss(output, targets[i]),)
             self._losses.append(ends[0].detach())
         if self.is_last:
@@ -171,6 +172,13 @@ class StageRun:
             self._unsent.append(held)
             if self._inputs is not None:
                 self._inputs.release()
+
+    def _loss_saves(self, output: tuple[Tensor, ...], wanted: Wanted) -> AbstractContextManager[None]:
+        """In here the loss runs, which saves as a layer does."""
+        if self.module.offload is None:
+            return nullcontext()
+        self.module.offload.stay((*output, *as_tuple(wanted.targets)))
+        return self.module.offload.layer()
 
     def _backward(self, action: Action, targets: Sequence[Wanted] | None) -> None:
         i, recorder = action.microbatch, self.recorder
@@ -193,6 +201,8 @@ class StageRun:
         if pairs:
             with without_autocast(pairs[0][0].device):
                 torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        if self.module.offload is not None:
+            self.module.offload.end()
         returned = [
             t.grad if t.grad is not None else torch.zeros_like(t)  # zeros for an input that this micro-batch did not use
             for t, spec in zip(flight.inputs, self.ends[i][0], strict=True)

@@ -234,6 +234,8 @@ def _stage_labels(
     who = f"{drawn_devices(lane, stage)} · {many} {layer_range(stage.layers)}"
     if stage.recomputed:
         who += ", recomputed"
+    if stage.offloaded:
+        who += ", offloaded"
     facts = [work_share(lane, stage)]
     if stage.forward is not None and scene.seconds:
         facts.append(f"{human_seconds(stage.busy)}, {percent(stage.busy / scene.seconds)} busy")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
-from hetpipe.files.formats import DeviceCount, Document, Name, Strict, read_mapping
+from hetpipe.files.formats import Bytes, DeviceCount, Document, Name, Strict, read_mapping
 from hetpipe.files.limits import MOST_DEVICES, MOST_SUBCLUSTERS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec.cluster import (
@@ -65,12 +65,13 @@ Range = Annotated[
 
 
 class Template(Strict):
-    """A kind of node that can be had: its devices, the link between them, and its adapters, as in `Node`."""
+    """A kind of node that can be had: its devices, the link between them, its adapters and host memory, as in `Node`."""
 
     devices: Annotated[dict[Name, DeviceCount], Field(min_length=1)]
     link: Link | None = None
     adapter: Adapter | None = None
     adapters: AdapterCount = 1
+    host_memory: Bytes | None = None
 
 
 class Catalogue(Document):
@@ -160,7 +161,7 @@ class Choice(NamedTuple):
 
 
 def choice_of(source: Catalogue | Cluster) -> Choice:
-    """What a catalogue offers; of a cluster, 0 to n of every n nodes that are alike in devices, adapters and links."""
+    """What a catalogue offers; of a cluster, 0 to n of every n alike nodes (see `alike_nodes`)."""
     if isinstance(source, Catalogue):
         return Choice(tuple(source.nodes), tuple(source.nodes.values()), source.cluster)
     groups = alike_nodes(source)
@@ -179,9 +180,9 @@ def choice_of(source: Catalogue | Cluster) -> Choice:
 
 
 def alike_nodes(cluster: Cluster) -> list[list[Node]]:
-    """The nodes in groups: alike are nodes with the same devices and adapters whose links, inside and to every other node, are
-    the same, so that swapping two of them changes nothing. (That is transitive: what is like the first of a group is like all
-    of it.)"""
+    """The nodes in groups: alike are nodes with the same devices, adapters and host memory whose links, inside and to every other
+    node, are the same, so that swapping two of them changes nothing. (That is transitive: what is like the first of a group is
+    like all of it.)"""
     own = {frozenset(link.between): Link(**link.model_dump(exclude={"between"})) for link in cluster.links}
     partners: dict[str, set[str]] = {node.name: set() for node in cluster.nodes}
     for link in cluster.links:
@@ -202,7 +203,8 @@ def alike_nodes(cluster: Cluster) -> list[list[Node]]:
     groups: list[list[Node]] = []
     alone: dict[Any, list[list[Node]]] = {}  # the groups by what a node is by itself
     for node in cluster.nodes:
-        found = alone.setdefault((*node.devices.items(), inside(node), node.adapter, node.adapter_count), [])
+        key = (*node.devices.items(), inside(node), node.adapter, node.adapter_count, node.host_memory)
+        found = alone.setdefault(key, [])
         group = next((group for group in found if same(node, group[0])), None)
         if group is None:
             group = []
