@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from hetpipe.finetune.job import Made, filled, make_job, steps_of
 from hetpipe.finetune.kinds import Found, kind_of
 from hetpipe.finetune.program import Finetuned
 from hetpipe.finetune.statement import Instead, others, plan_text
+from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from tests.support.chats import chat_of, lines, refusal, tokenizer
@@ -69,6 +72,14 @@ def test_without_adapters_all_parameters_train_at_a_smaller_rate() -> None:
     assert "adapter" not in job
     assert job["train"]["optimizer"]["lr"] == 1e-5
     assert drafted(lora="none", rate=3e-5)["train"]["optimizer"]["lr"] == 3e-5
+
+
+def test_ranks_are_forked_from_a_process_that_has_imported_what_adapters_need() -> None:
+    adapted, plain = (Job.parse(filled(drafted(lora=lora), ModelFacts(), facts(5)), "it") for lora in ("r=4", "none"))
+    assert modules_of(plain) == ["hetpipe.models.causal_lm"]
+    (also,) = set(modules_of(adapted)) - set(modules_of(plain))
+    code = f"import sys, {also}; print('peft' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
 def test_options_and_settings_are_kept() -> None:
