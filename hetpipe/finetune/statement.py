@@ -134,7 +134,8 @@ def _lane_text(scene: Scene, lane: LaneScene) -> str:
     parts = []
     for stage in lane.stages:
         devices = " + ".join(stage.devices) if lane.count == 1 else enumerated([" + ".join(twin) for twin in stage.twins])
-        what = f"layers {layer_range(stage.layers)} of {layers}" if len(stage.tiles) < layers else f"all {layers} layers"
+        some = f"layer{'s' if len(stage.tiles) > 1 else ''} {layer_range(stage.layers)} of {layers}"
+        what = some if len(stage.tiles) < layers else f"all {layers} layers"
         again = ", recomputing activations" if stage.recomputed else ""
         parts.append(f"{stage.kind} ({devices}) {'each run' if lane.count > 1 else 'runs'} {what}{again}")
     samples = f"{lane.samples} of {scene.plan.global_batch} samples of a step"
