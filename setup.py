@@ -43,7 +43,8 @@ setup(
               *(f"hetpipe.partitioners.{room}" for room in find_packages("partitioners")), "hetpipe.models"],
     package_dir={"hetpipe.partitioners": "partitioners", "hetpipe.models": "models"},
     package_data={"hetpipe": ["py.typed"], "hetpipe.show.page": ["style.css", "script.js"],
-                  "hetpipe.whatif": ["cards.yaml", "zorse.json", "zorse-LICENSE.txt"], "hetpipe.models": ["README.md"]},
+                  "hetpipe.whatif": ["cards.yaml", "popular.yaml", "zorse.json", "zorse-LICENSE.txt"],
+                  "hetpipe.models": ["README.md"]},
     install_requires=[
         "torch>=2.8",
         "numpy>=2",

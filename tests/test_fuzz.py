@@ -145,7 +145,8 @@ COMMANDS = {
     ],
     "job.yaml": ["train job.yaml", "profile job.yaml -o out.json", "train job.yaml --set train.steps=3 --set log="],
     "cards.yaml": [f"{WHAT_IF} bert-base --gpus mine,t4 --without t4 --cards cards.yaml"],
-    "config.json": [f"{WHAT_IF} config.json --gpus t4 --without t4 --gpus p40 --network 1GB/s"],
+    "config.json": [f"{WHAT_IF} config.json --gpus t4 --without t4 --gpus p40 --network 1GB/s",
+                    f"{WHAT_IF} config.json --gpus t4 --lora r=8 --base nf4"],
     "shared.json": [f"{WHAT_IF} own --profiles shared.json --gpus t4,p40 --without p40"],
     "args.json": [f"{CONVERT} -o out.yaml", f"{CONVERT} -o out.yaml --data {{name: cifar10}} --json"],
 }  # fmt: skip

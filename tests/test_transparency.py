@@ -99,6 +99,18 @@ CASES = {
         Case(name="shared modules", net="shared modules", plan=BOTH),
         Case(name="shared modules, clipped", net="shared modules", plan=(THREE, TWO, ONE), optimizer="AdamW", clip=0.05),
     ],
+    "adapters": [
+        Case(name="LoRA", net="LoRA", plan=BOTH, optimizer="AdamW", clip=0.05),
+        Case(name="LoRA beside one rank, recompute", net="LoRA", plan=({**THREE, "recompute": True}, ONE)),
+        Case(name="LoRA in the upper half", net="LoRA in the upper half", plan=(THREE, TWO, ONE), optimizer="AdamW"),
+        Case(name="LoRA in the lower half", net="LoRA in the lower half", plan=(THREE, ONE)),
+        Case(name="DoRA and norms", net="DoRA and norms", plan=(THREE, ONE), optimizer="AdamW", clip=0.05),
+        Case(name="tied, LoRA, embedding and head train", net="tied, LoRA", plan=(THREE, ONE), optimizer="AdamW", clip=0.05),
+        Case(name="nf4, rsLoRA", net="nf4, rsLoRA", plan=(THREE, ONE), optimizer="AdamW"),
+        Case(name="nf4, rsLoRA, recompute, three replicas", net="nf4, rsLoRA", plan=({**THREE, "recompute": True}, TWO, ONE)),
+        Case(name="int8, DoRA", net="int8, DoRA", plan=(THREE, ONE), clip=0.05, evaluate=(7, 3)),
+        Case(name="emulated, nf4, rsLoRA", net="nf4, rsLoRA", plan=(THREE, ONE), emulated=True),
+    ],
     "emulated": [
         Case(name="emulated", plan=BOTH, emulated=True, clip=0.05),
         Case(name="emulated, evaluate between steps", plan=UNEVEN, emulated=True, evaluate=(7, 11)),

@@ -160,16 +160,20 @@ class TestCommand:
         told = json.loads(found.out)
         first, *others = told["rows"]
         assert (told["tokens_per_sample"], told["precision"]) == (512, "auto")
-        assert {name: card["measured"] for name, card in told["cards"].items()} == dict.fromkeys(["a6000", "p40", "l4"], True)
+        measured = {name: card["measured"] for name, card in told["cards"].items()}
+        assert measured == {"a6000": True, "p40": True, "l4": True, "3060": False}
+        assert told["cheapest_card"] == "3060", "the least of all prices, and what it adds is enough"
         assert first["name"] == "as it is"
         assert first["plan"] is None
         assert "666 MiB are missing on each 'l4'" in first["reason"]
         assert "give each 'l4' 667 MiB more memory" in first["reason"], "rounded up, as it is to be enough"
-        assert [row["name"] for row in others] == [f"with one more {card}" for card in ("a6000", "p40", "l4")]
+        assert [row["name"] for row in others] == [f"with one more {card}" for card in ("a6000", "p40", "l4", "3060")]
+        assert [row["price"] for row in others] == [None, None, None, 329]
         for row in others:
             assert row["tokens_per_second"] == pytest.approx(64 * 512 / row["step_seconds"])
             assert row["gap"] >= 0
-            assert row["precision"] == row["plan"]["precision"] == {"a6000": "bf16", "p40": "fp32", "l4": "bf16"}
+            own = {"3060": "bf16"} if row["added"] == ["3060"] else {}
+            assert row["precision"] == row["plan"]["precision"] == {"a6000": "bf16", "p40": "fp32", "l4": "bf16", **own}
         assert [one["name"] for one in told["single_precisions"]] == ["fp32 for all", "fp16 for all", "bf16, else fp32"]
 
     def test_a_precision_that_is_slower_and_fits(self, run: Command) -> None:
@@ -207,7 +211,7 @@ class TestCommand:
         ("arguments", "message"),
         [
             (("bert-large", "--gpus", "3091"), "unknown card '3091'; did you mean '3090'? known: 1080ti, p40,"),
-            (("llama-8b", "--gpus", "t4"), "unknown model 'llama-8b'; did you mean 'llama-7b'? known: gpt-1.3b"),
+            (("llama-8b", "--gpus", "t4"), "unknown model 'llama-8b'; did you mean 'llama-3-8b'? known: gpt-1.3b"),
             (("bert-large", "--gpus", "t4", "--gpus", "t4"), "2 machines were given, and not what joins them: say it with"),
             (("bert-large", "--gpus", "t4,"), "cannot read the cards 't4,'"),
             (("bert-large", "--gpus", "t4", "--link", "fast"), "--link: bandwidth: cannot read 'fast'"),

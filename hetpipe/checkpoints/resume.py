@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hetpipe.building.build import optimizer_factory
 from hetpipe.building.data import SamplerState
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.base import KEY as BASE
+from hetpipe.checkpoints.base import other_base, pinned_base
 from hetpipe.checkpoints.revision import KEY as REVISION
 from hetpipe.checkpoints.revision import is_another, pinned, to_set_back
 from hetpipe.checkpoints.schedule import plain, scheduled
@@ -37,8 +40,9 @@ CYCLED = ("lr", "momentum", "betas", "max_lr")  # of an optimizer: what a schedu
 
 def identity(job: Job) -> dict[str, Any]:
     """What a run depends on, by the job's keys: `{"model.name": "gpt", "train.optimizer.lr": 0.001, …}`."""
-    sections = {name: getattr(job, name).model_dump(mode="json", exclude=set(FREE.get(name, ())))
-                for name in ("model", "data", "loss", "train")}  # fmt: skip
+    named = {name: getattr(job, name) for name in ("model", "adapter", "data", "loss", "train")}
+    sections = {name: section.model_dump(mode="json", exclude=set(FREE.get(name, ())))
+                for name, section in named.items() if section is not None}  # fmt: skip
     return dict(flat(sections, ""))
 
 
@@ -62,6 +66,8 @@ def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint:
     told = {key: f"{key} was {shown(saved.get(key))}, is {shown(own.get(key))}" for key in changed}
     if is_another(saved, own):
         refused, told[REVISION] = [*refused, REVISION], to_set_back(saved, own)
+    if BASE in changed:
+        told[BASE] += f": {other_base(saved)}"
     if refused:
         raise InputError(
             f"checkpoint {checkpoint} is of another job; set these back, or name another checkpoint.folder to start anew:\n"
@@ -78,7 +84,8 @@ def _binds(key: str, scheduled: bool) -> bool:
     """Whether the state that was saved belongs to the old value."""
     section, _, name = key.rpartition(".")
     return (
-        key in ("train.dtype", "train.frozen_dtype", "train.optimizer.name", "train.scheduler")
+        key in (BASE, "train.dtype", "train.frozen_dtype", "train.optimizer.name", "train.scheduler")
+        or (section == "adapter" and name != "dropout")
         or section == "train.scheduler"
         or (scheduled and section.startswith("train.optimizer") and name in CYCLED)
     )
@@ -177,7 +184,11 @@ class Saved:
         return compare(state.job, self._identity(), newest)
 
     def _identity(self) -> dict[str, Any]:
-        return identity(self.job) | pinned(self.run.engine.layers)
+        return identity(self.job) | pinned(self.run.engine.layers) | self._base
+
+    @cached_property
+    def _base(self) -> dict[str, Any]:
+        return pinned_base(self.run.engine.layers)
 
     def save(self, step: int, loss: float) -> Stored | None:
         """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are: None instead.

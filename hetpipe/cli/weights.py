@@ -27,10 +27,12 @@ def export_weights_command(
         list[str] | None,
         typer.Option("--set", help="Change a key of the job, as when it was trained. May be repeated."),
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Of a model with adapters: the whole, to which they are added.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write the weights of a checkpoint as safetensors files: a model of transformers (causal_lm, gpt2, bert, llama, t5) as a
-    folder for `from_pretrained`, any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
+    folder for `from_pretrained`; its adapters as a folder for peft, or, with --merge, the model to which they are added; any
+    other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.revision import at_revision
     from hetpipe.checkpoints.trained import find_checkpoint
@@ -40,7 +42,8 @@ def export_weights_command(
     check_new_folder(output)
     job = Job.read(job_file, settings or ()) if job_file is not None else None
     found = find_checkpoint(checkpoint if checkpoint is not None else of_job(job, job_file))
-    export_weights(build_layers(at_revision(job, said_of(found))) if job is not None else None, found, output)
+    layers = build_layers(at_revision(job, said_of(found))) if job is not None else None
+    export_weights(layers, found, output, merge=merge)
     if as_json:
         sys.stdout.write(json.dumps({"checkpoint": str(found), "folder": str(output)}, indent=1) + "\n")
     else:

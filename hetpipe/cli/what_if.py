@@ -19,6 +19,8 @@ from hetpipe.planning.partition import PartitionError
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.cluster import Link
 from hetpipe.spec.profile import Profile
+from hetpipe.whatif.adapters.base import Base
+from hetpipe.whatif.adapters.lora import parse_lora
 from hetpipe.whatif.answer import SECONDS, Optimizer, Question, answer
 from hetpipe.whatif.cards import Cards, known_cards
 from hetpipe.whatif.machine import parse_cards
@@ -30,19 +32,23 @@ Texts = list[str]
 
 
 def what_if(
-    model: Annotated[str, typer.Argument(help="llama-tiny, qwen3, …, a Hugging Face config.json or name, or one of --profiles.")],
+    model: Annotated[str, typer.Argument(help="qwen3-8b, llama-7b, a Hugging Face config.json or name, or one of --profiles.")],
     gpus: Annotated[Texts, typer.Option(help="The cards of a machine: '3090,2x1080ti'. Once for each machine.")],
     add: Annotated[Texts | None, typer.Option(help="Cards to buy: '5060ti'. May be repeated; each is a row.")] = None,
     without: Annotated[Texts | None, typer.Option(help="A card to leave out. May be repeated; each is a row.")] = None,
     link: Annotated[str, typer.Option(help="Between the cards of a machine.")] = "12 GB/s",
     network: Annotated[str | None, typer.Option(help="Between machines: '10 Gbit/s'.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of a sample.")] = 512,
+    tokens: Annotated[int, typer.Option("--tokens", "--length", min=1, max=1 << 20, help="Of a sample.")] = 512,
     global_batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Samples of one optimizer step.")] = 64,
     precision: Annotated[
         str,
         typer.Option(help="Of matrix products: fp32, fp16 or bf16 for all, '3090=bf16,p40=fp32', or auto, beside each for all."),
     ] = "auto",
     optimizer: Annotated[Optimizer, typer.Option(help="Its state takes memory.")] = "adamw",
+    lora: Annotated[
+        str | None, typer.Option(help="Train adapters only: 'r=16', or 'r=16,targets=q_proj+v_proj'; else all that is linear.")
+    ] = None,
+    base: Annotated[Base, typer.Option(help="How the base of adapters is held.")] = "as-is",
     price: Annotated[Texts | None, typer.Option(help="Of a card: '5060ti=429'. May be repeated.")] = None,
     profiles: Annotated[list[Path] | None, typer.Option(help="What 'hetpipe profile --share' wrote. May be repeated.")] = None,
     cards: Annotated[Path | None, typer.Option(help="Data sheets of more cards.")] = None,
@@ -64,11 +70,12 @@ def what_if(
         added=added, without=tuple(known.find(name) for name in without or ()),
         tokens=tokens, global_batch=global_batch, precision=parse_choice(precision, known), optimizer=optimizer,
         prices=_prices(price or (), known), seconds=time_limit,
+        lora=parse_lora(lora) if lora is not None else None, base=base,
     )  # fmt: skip
     with Activity("planning") as activity:
         found = answer(question, activity.say)
     if output is not None:
-        found.profile.save(output)
+        found.question.at(found.profile, {}).save(output)
     if json_wanted:
         sys.stdout.write(json.dumps(as_json(found), indent=1) + "\n")
     else:

@@ -8,11 +8,14 @@ from a seed of its own, so that a layer's values do not depend on which other la
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import re
 import warnings
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_FREE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")  # of no weight
+
+
 class HFLayer(nn.Module):
     """A layer made of modules of transformers. `label`: its name in the chain; `hf_names`: own tensor name → its name in the
     model of transformers; `stored_names`: the part of it that `save_pretrained` stores."""
@@ -41,6 +47,11 @@ class HFLayer(nn.Module):
     def revision(self) -> str | None:
         """The hash of the commit on Hugging Face that its configuration and values are of; None where they are of a folder."""
         return self.origin.folder.revision if self.origin.folder is not None else None
+
+    @property
+    def base_digest(self) -> str:
+        """Of what its model's values are read or drawn from (see `Origin.digest`)."""
+        return self.origin.digest
 
     def buffer_type(self, name: str, held: torch.dtype) -> torch.dtype:
         """As `from_pretrained(dtype=held)` has it: rotary frequencies, say, in float32 whatever the parameters are."""
@@ -134,6 +145,14 @@ class Origin:
             self._buffer_types[dtype] = {name: found for name, found in types.items() if found != dtype}
         return self._buffer_types[dtype]
 
+    @cached_property
+    def digest(self) -> str:
+        """Of its configuration, and of a folder's tensors (see `TensorFiles.digest`), or the seed."""
+        said = {key: value for key, value in self.model.config.to_dict().items() if key not in _FREE}
+        source = self.folder.digest() if self.folder is not None else self.seed
+        text = json.dumps([said, source], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
     def values(self, wanted: Mapping[str, str]) -> dict[str, Tensor]:
         """Own name → tensor, for own name → name in the model of transformers."""
         found, drawn = dict[str, Tensor](), dict[str, str]()
@@ -209,6 +228,12 @@ class Origin:
         doubled = self._buffer_types.get(torch.float64)  # known where somebody wanted it
         precise = doubled is not None and not isinstance(tensor, nn.Parameter) and name not in doubled
         return torch.float64 if precise else torch.float32
+
+    def stored_type(self, name: str) -> torch.dtype:
+        """In which number type a tensor is in the folder; float32 where it was drawn."""
+        if self.stored is None or name not in self.stored:
+            return torch.float32
+        return self.stored.type_of(name)
 
     def write_config(self, folder: Path, dtype: torch.dtype) -> None:
         """config.json, as `save_pretrained` writes it."""

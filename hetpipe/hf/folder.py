@@ -24,9 +24,10 @@ def plain_mapping(file: Path) -> dict[str, Any]:
 
 class WeightFolder(TensorFiles):
     """A folder that `save_pretrained` wrote, or a model by its name on Hugging Face (see `folder_of`); `config` is what its
-    config.json holds, `revision` the hash of its commit there."""
+    config.json holds, `revision` the hash of its commit there, `named` what was asked for."""
 
     def __init__(self, folder: str | Path, *, code: bool = False) -> None:
+        self.named = str(folder).partition("@")[0]
         self.path, self.revision = folder_of(folder, code=code)
         file = self.path / "config.json"
         if not os.path.isfile(file):

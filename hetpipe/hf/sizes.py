@@ -3,13 +3,14 @@ transformers says what their layers are like, where it is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.spec.number_types import Frozen
 
 Kind = Literal["llama", "gpt", "bert"]  # of a layer: with a gate and no positions of its own; without; and seeing all tokens
 
@@ -22,6 +23,31 @@ class TransformerSizes(NamedTuple):
     layer_parameters: int
     embedding_parameters: int
     head_parameters: int
+
+
+class Matrix(NamedTuple):
+    """A linear matrix of a layer: what it is called, how many numbers it takes and gives, and what it reads, as others may,
+    too."""
+
+    name: str
+    inputs: int
+    outputs: int
+    reads: str
+
+    @property
+    def parameters(self) -> int:
+        """Its numbers, without a bias."""
+        return self.inputs * self.outputs
+
+
+class Widths(NamedTuple):
+    """Numbers of a token inside a layer: hidden, queries, keys (as many as values), and inside the MLP; and heads."""
+
+    hidden: int
+    queries: int
+    keys: int
+    inner: int
+    heads: int
 
 
 class Config(NamedTuple):
@@ -124,19 +150,61 @@ def cached_config(name: str) -> Path | None:
 
 def config_sizes(config: Config, kind: Kind) -> tuple[TransformerSizes, int]:
     """Its sizes, and its vocabulary. InputError where it says none."""
-    hidden = _count(config, MOST_WIDTH, "hidden_size", "n_embd", "d_model")
-    layers = _count(config, MOST_LAYERS - 2, "num_hidden_layers", "n_layer", "num_layers")
-    heads = _count(config, MOST_WIDTH, "num_attention_heads", "n_head", "num_heads")
-    inner = _count(config, MOST_WIDTH, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
-    pairs = _count(config, MOST_WIDTH, "num_key_value_heads", default=heads)
-    width = _count(config, MOST_WIDTH, "head_dim", default=max(hidden // heads, 1))
+    w = layer_widths(config)
+    hidden, layers = w.hidden, _count(config, MOST_LAYERS - 2, "num_hidden_layers", "n_layer", "num_layers")
     words = _count(config, MOST_WIDTH, "vocab_size")
-    layer = 2 * hidden * width * (heads + pairs) + (3 if kind == "llama" else 2) * hidden * inner + 2 * hidden
+    layer = 2 * hidden * (w.queries + w.keys) + (3 if kind == "llama" else 2) * hidden * w.inner + 2 * hidden
     turned = kind == "llama" or any(key.startswith(("rope_", "rotary_")) for key in config.values)  # positions, by angles
     learned = 0 if turned else _count(
         config, MOST_WIDTH, "max_position_embeddings", "n_positions", "n_ctx", "seq_length", default=1
     )  # fmt: skip
     return TransformerSizes(hidden, layers, layer, (words + learned + 1) * hidden, words * hidden), words
+
+
+def layer_widths(config: Config) -> Widths:
+    """The widths inside a layer; keys are fewer than queries where several heads share theirs. InputError where it says none."""
+    hidden = _count(config, MOST_WIDTH, "hidden_size", "n_embd", "d_model")
+    heads = _count(config, MOST_WIDTH, "num_attention_heads", "n_head", "num_heads")
+    pairs = _count(config, MOST_WIDTH, "num_key_value_heads", default=heads)
+    width = _count(config, MOST_WIDTH, "head_dim", default=max(hidden // heads, 1))
+    inner = _count(config, MOST_WIDTH, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
+    return Widths(hidden, heads * width, pairs * width, inner, heads)
+
+
+def layer_modules(model_type: str) -> Collection[str]:
+    """What transformers calls the modules of a layer, where it says how they can be cut (`base_model_tp_plan`); else nothing."""
+    plan = getattr(_config_class(model_type), "base_model_tp_plan", None) or {}
+    return {name.rpartition(".")[2] for name in plan if name.startswith("layers.")}
+
+
+def config_matrices(config: Config, modules: Collection[str]) -> tuple[Matrix, ...]:
+    """The linear matrices of a layer with a gate that has modules of these names. InputError where these are not all."""
+    w = layer_widths(config)
+    known = {
+        "q_proj": (w.hidden, w.queries, "norm"),
+        "k_proj": (w.hidden, w.keys, "norm"),
+        "v_proj": (w.hidden, w.keys, "norm"),
+        "qkv_proj": (w.hidden, w.queries + 2 * w.keys, "norm"),
+        "o_proj": (w.queries, w.hidden, "attention"),
+        "gate_proj": (w.hidden, w.inner, "second norm"),
+        "up_proj": (w.hidden, w.inner, "second norm"),
+        "gate_up_proj": (w.hidden, 2 * w.inner, "second norm"),
+        "down_proj": (w.inner, w.hidden, "gated"),
+    }
+    found = tuple(Matrix(name, *size) for name, size in known.items() if name in modules)
+    whole = 2 * w.hidden * (w.queries + w.keys) + 3 * w.hidden * w.inner
+    if sum(matrix.parameters for matrix in found) != whole:
+        raise InputError(f"{config.path}: how the matrices of models of type {shown(config.model_type)} are called is not known; "
+                         "transformers says it of many types, where it is installed")  # fmt: skip
+    return found
+
+
+def config_type(config: Config) -> Frozen:
+    """The number type of the model as it is stored; float32 where it says none. InputError for others than torch's usual ones."""
+    value = config.values.get("dtype") or config.values.get("torch_dtype") or "float32"
+    if value not in get_args(Frozen):
+        raise InputError(f"{config.path}: dtype is {shown(value)}; known: {', '.join(get_args(Frozen))}")
+    return cast("Frozen", value)
 
 
 def _count(config: Config, most: int, *names: str, default: int | None = None) -> int:

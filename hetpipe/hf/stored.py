@@ -86,6 +86,11 @@ class StoredTensors:
             )
         return found
 
+    def type_of(self, name: str) -> torch.dtype:
+        """In which number type the folder holds it, or the first of those that it is made of."""
+        key = self._source[name] if name in self._source else self._made_of[self._group[name]][0][0]
+        return self.folder.type_of(key)
+
     def _converted(self, name: str) -> Tensor:
         first = self._group[name]
         keys = self._made_of[first]

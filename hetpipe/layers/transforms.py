@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.trials.chain_check import check_chain
+from hetpipe.spec.sections.adapter import AdapterSection
 
 COMPILED = "_orig_mod"  # under which torch.compile(module) holds the module
 _MADE = "_hetpipe_made"
@@ -32,12 +33,13 @@ class Made:
 class Changed(NamedTuple):
     """The layer that takes another's place: another one, or the same one, changed. Of the tensors of the one before
     (`attention.query.weight`): `renamed`, the old name → the new one, where that is another; `made`, what was made of them, and
-    what is new. `base_kept`: parameters that do not train are those of a model that is kept elsewhere, so they are not saved."""
+    what is new. `adapter`: as which adapters were added; parameters that do not train are then those of a model that is kept
+    elsewhere, and are not saved."""
 
     layer: nn.Module
     renamed: Mapping[str, str] = {}
     made: Sequence[Made] = ()
-    base_kept: bool = False
+    adapter: AdapterSection | None = None
 
 
 class Transform(Protocol):
@@ -63,7 +65,7 @@ class Lineage:
     written: nn.Module
     names: Mapping[str, str]
     made: tuple[Made, ...] = ()
-    base_kept: bool = False
+    adapter: AdapterSection | None = None
 
 
 def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Sequential:
@@ -81,7 +83,7 @@ def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Se
 def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
     before, earlier = list(tensors_of(layer)), lineage_of(layer)
     written = earlier.names if earlier is not None else {}
-    result, renamed, made, base_kept = transform.apply(name, layer)
+    result, renamed, made, adapter = transform.apply(name, layer)
     after, used = tensors_of(result), {own for each in made for own in each.of}
     names = {renamed.get(own, own): written.get(own, own) for own in before if renamed.get(own, own) in after}
     lost = next((own for own in before if renamed.get(own, own) not in after and own not in used), None)
@@ -96,15 +98,15 @@ def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
     identities, source = (earlier.identities, earlier.written) if earlier is not None else ((), layer)
     makers = [replace(each, names=tuple(renamed.get(own, own) for own in each.names)) for each in earlier.made] if earlier else []
     makers += [replace(each, of=tuple(written.get(own, own) for own in each.of)) for each in made]
-    kept = base_kept or (earlier is not None and earlier.base_kept)
-    vars(result)[_MADE] = Lineage((*identities, transform.identity), source, names, tuple(makers), kept)
+    adapter = adapter or (earlier.adapter if earlier is not None else None)
+    vars(result)[_MADE] = Lineage((*identities, transform.identity), source, names, tuple(makers), adapter)
     return result
 
 
 def kept_elsewhere(layer: nn.Module) -> set[str]:
     """Names of the tensors that are not saved with the layer: they are of a model that adapters were added to."""
     found = lineage_of(layer)
-    if found is None or not found.base_kept:
+    if found is None or found.adapter is None:
         return set()
     return {name for name, p in layer.named_parameters(remove_duplicate=False) if not p.requires_grad}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -14,14 +15,19 @@ from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
+from hetpipe.partitioners.memory_fit.capacity import Capacity
+from hetpipe.planning.partition import Problem
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PrecisionChoice
+from hetpipe.spec.options import PlanOptions, PrecisionChoice
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.study.changes import AS_IT_IS, carried_plan, same_plan
 from hetpipe.study.rules import plan_with
 from hetpipe.study.study import Alternative
+from hetpipe.whatif.adapters.base import Base
+from hetpipe.whatif.adapters.lora import Lora
+from hetpipe.whatif.adapters.profile import Adapted
 from hetpipe.whatif.cards import Card
 from hetpipe.whatif.estimate import Estimate, estimate
 from hetpipe.whatif.machine import Machine, as_cluster, cards_text
@@ -54,6 +60,22 @@ class Question:
     optimizer: Optimizer = "adamw"
     prices: Mapping[str, float] = field(default_factory=dict)  # of a card, over its launch price
     seconds: float = SECONDS
+    lora: Lora | None = None
+    base: Base = "as-is"  # of adapters
+
+    @cached_property
+    def adapted(self) -> Adapted | None:
+        """The model with its adapters; None where all of it trains. InputError where it cannot have these."""
+        if self.lora is None:
+            if self.base != "as-is":
+                raise InputError(f"--base {self.base} is of a base that does not train: say with --lora r=16 that adapters do")
+            return None
+        return Adapted.of(self.model, self.lora, self.base)
+
+    def at(self, profile: Profile, precisions: Mapping[str, Precision]) -> Profile:
+        """The profile at these precisions, with what cards hold for a moment of a quantised base."""
+        held = profile.at(precisions)
+        return held if self.adapted is None else self.adapted.with_made(held)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -94,7 +116,8 @@ class AnswerRow:
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """Rows, that of the machines as they are first; the profile of all precisions; at which each card computes, where that is
-    known; where each card's times are from; and the machines as they are with all cards at one precision, where it was chosen."""
+    known; where each card's times are from; the machines as they are with all cards at one precision, where it was chosen; and
+    the cheapest card with which these would hold the model, where they do not."""
 
     question: Question
     profile: Profile
@@ -102,6 +125,7 @@ class Answer:
     origins: Mapping[str, Origins]
     rows: tuple[AnswerRow, ...]
     beside: tuple[AnswerRow, ...] = ()
+    cheapest: str | None = None
 
     def origin(self, card: str) -> TimesOrigin:
         """Where the times are from that the rows are planned with."""
@@ -109,7 +133,11 @@ class Answer:
 
 
 def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
-    """Plan and simulate each row. A row that has all cards of another is no slower: that one's plan is tried in it, too."""
+    """Plan and simulate each row. A row that has all cards of another is no slower: that one's plan is tried in it, too. Where
+    the machines as they are do not hold the model, the cheapest card with which they do is one of those that are added."""
+    cheapest = cheapest_card(question)
+    if cheapest is not None and (cheapest,) not in question.added:
+        question = replace(question, added=(*question.added, (cheapest,)))
     profile, origins = profile_of(question)
     everything = as_cluster([question.kinds], question.cards, question.link, None)
     precisions = choose(question.precision, profile, everything, question.cards)
@@ -117,8 +145,39 @@ def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
     others = singles(profile, kinds) if question.precision == "auto" else []
     rows, beside = _planned(question, profile, precisions, others if len(others) > 1 else [], progress)
     return Answer(
-        question=question, profile=profile, precisions=precisions, origins=origins, rows=tuple(rows), beside=tuple(beside)
-    )
+        question=question, profile=profile, precisions=precisions, origins=origins, rows=tuple(rows), beside=tuple(beside),
+        cheapest=cheapest,
+    )  # fmt: skip
+
+
+def cheapest_card(question: Question) -> str | None:
+    """The card of the lowest price with which the machines as they are would hold the model; None where they do without, or
+    with no single card that has a price. Nothing is searched for: only memory is counted."""
+    if _holding(question, [()]) is not None:
+        return None
+    choice, model = question.precision, question.model
+    asked = {choice} if isinstance(choice, str) and choice != "auto" else set()
+    known = {m.precision for m in model.measurements if m.precision is not None} if isinstance(model, Profile) else set()
+    able = {card: {*sheet.precisions} for card, sheet in question.cards.items()}
+    able = {card: own for card, own in able.items() if asked <= own and (not known or known & own)}
+    prices = {card: price for card in able if (price := question.price(card)) is not None}
+    found = _holding(question, [(card,) for card in sorted(prices, key=lambda card: (prices[card], card))])
+    return found[0] if found else None
+
+
+def _holding(question: Question, added: Sequence[Machine]) -> Machine | None:
+    """The first of these with which the machines as they are hold the model."""
+    here, asked = question.machines, replace(question, added=(*question.added, *added))
+    profile, _ = profile_of(asked)
+    everything = as_cluster([asked.kinds], question.cards, question.link, None)
+    chosen = choose(question.precision, profile, everything, question.cards)
+    for more in added:
+        cluster = as_cluster((here[0] + more, *here[1:]), question.cards, question.link, question.network)
+        for precisions in turns(question.precision, profile, chosen, list(cluster.device_types)):
+            problem = Problem.of(question.at(profile, precisions), cluster, question.global_batch, PlanOptions())
+            if Capacity(problem).enough():
+                return more
+    return None
 
 
 def _planned(
@@ -127,21 +186,21 @@ def _planned(
     """The rows, of the profile at the chosen precisions, or where nothing fits at these at others (see `turns`); and the machines
     as they are at the others, searched for where their times are not those of the chosen ones."""
     here, sets = question.machines, _sets(question)
-    fastest = profile.at(chosen)
+    fastest = question.at(profile, chosen)
     unlike = [one for one in others if not same_times(profile.at(one.precisions), fastest, list(one.precisions))]
     rows, searched = list[AnswerRow](), dict[str, AnswerRow]()
     for i, one in enumerate(unlike, 1):
         progress(f"{one.name} ({i} of {len(unlike) + len(sets)})")
-        searched[one.name] = _row(question, [profile.at(one.precisions)], one.name, here)
+        searched[one.name] = _row(question, [question.at(profile, one.precisions)], one.name, here)
     for i, (name, machines, more) in enumerate(sets, len(unlike) + 1):
         progress(f"{name} ({i} of {len(unlike) + len(sets)})")
         smaller = [row for row in rows if not row.added]
         layouts = list(searched.values()) if name == AS_IT_IS else []
         kinds = list(dict.fromkeys(card for machine in machines for card in machine))
-        each = [profile.at(one) for one in turns(question.precision, profile, chosen, kinds)]
+        each = [question.at(profile, one) for one in turns(question.precision, profile, chosen, kinds)]
         rows.append(_row(question, each, name, machines, more, smaller, layouts))
     rows.sort(key=lambda row: (row.name != AS_IT_IS, not row.added))
-    return rows, [_beside(one, profile, rows[0], searched.get(one.name)) for one in others]
+    return rows, [_beside(one, question.at(profile, one.precisions), rows[0], searched.get(one.name)) for one in others]
 
 
 def _sets(question: Question) -> list[tuple[str, tuple[Machine, ...], Machine]]:
@@ -155,7 +214,7 @@ def _sets(question: Question) -> list[tuple[str, tuple[Machine, ...], Machine]]:
 def profile_of(question: Question) -> tuple[Profile, Mapping[str, Origins]]:
     """The profile of the question's model on all its cards, at each precision that they have, and where the times of each are
     from. Nobody measured bf16: where a card has it, it takes as long as fp16."""
-    model = question.model
+    model, adapted = question.model, question.adapted
     if isinstance(model, Profile):
         return with_cards(model, question.kinds, question.cards)
     found = dict[tuple[str, Precision], tuple[Cell, TimesOrigin]]()
@@ -179,6 +238,8 @@ def profile_of(question: Question) -> tuple[Profile, Mapping[str, Origins]]:
             model.sizes, {key: found[key][0] for key in keys}, options,
             provenance={"source": model.source}, state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
         )  # fmt: skip
+        if adapted is not None:
+            profile = adapted.profile(profile, question.tokens, question.cards)
     except ValidationError as error:  # sizes or rates that are allowed one by one, and together make no profile
         raise InputError(f"no profile can be made of {model.name} on these cards:\n{listed(explained(error))}") from None
     return profile, {card: {p: found[card, p][1] for p in question.cards[card].precisions} for card in question.kinds}
@@ -239,12 +300,12 @@ def _row(
 
 
 def _beside(one: Single, profile: Profile, row: AnswerRow, searched: AnswerRow | None) -> AnswerRow:
-    """The machines of a row at one precision: what was searched for, or the row's plan, where it is faster at that. Where nothing
-    was, the times are those that the row was first planned with."""
+    """The machines of a row at one precision, as the profile is: what was searched for, or the row's plan, where it is faster
+    at that. Where nothing was, the times are those that the row was first planned with."""
     if searched is not None:
         tried = [searched.found]
         if row.plan is not None:
-            tried += same_plan(row.plan, row.cluster, one.name, profile.at(one.precisions), row.cluster)
+            tried += same_plan(row.plan, row.cluster, one.name, profile, row.cluster)
         return replace(searched, found=min(tried, key=lambda found: found.step_seconds))
     found = replace(row.found, name=one.name)
     if row.unfit:

@@ -1,10 +1,13 @@
-"""Sizes of a model by its name: of those that were measured, of the zoo's transformers, and of Hugging Face's config.json."""
+"""Sizes of a model by its name: of those that were measured, of the zoo's transformers, of popular ones (popular.yaml), and of
+Hugging Face's config.json."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from hetpipe.files.formats import Document, Name, Strict
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.hf.families import family, known_kinds
 from hetpipe.hf.sizes import (
@@ -29,6 +32,29 @@ class NamedModel(NamedTuple):
     sizes: TransformerSizes
     vocabulary: int
     source: str
+    config: Config | None = None  # where its sizes are from one
+    modules: tuple[str, ...] = ()  # of a layer, by their names, where these are known without transformers
+
+
+class PopularModel(Strict):
+    """What the published config.json of a model says of its sizes, where it was read, and the modules of a layer."""
+
+    source: Name
+    modules: tuple[Name, ...]
+    config: dict[Name, Any]
+
+
+class PopularModels(Document):
+    """Models by name."""
+
+    format: Literal["hetpipe.popular_models/1"]
+    models: dict[Name, PopularModel]
+
+
+@cache
+def popular_models() -> PopularModels:
+    """The models that come with hetpipe by name."""
+    return PopularModels.load(Path(__file__).with_name("popular.yaml"))
 
 
 def _zoo() -> dict[str, NamedModel]:
@@ -58,7 +84,8 @@ def family_of(name: str) -> Kind:
 
 def listed_models() -> list[str]:
     """The names of models that need no file."""
-    return [*shipped_layers().models, *(name for name in _zoo() if name not in shipped_layers().models)]
+    others = (*_zoo(), *popular_models().models)
+    return [*shipped_layers().models, *(name for name in others if name not in shipped_layers().models)]
 
 
 def find_model(name: str) -> NamedModel:
@@ -68,6 +95,9 @@ def find_model(name: str) -> NamedModel:
         return measured_model(name)
     if name in (zoo := _zoo()):
         return zoo[name]
+    if (found := popular_models().models.get(name)) is not None:
+        config = Config(Path(found.source), found.config["model_type"], found.config)
+        return named_model(config, name, found.source)._replace(modules=found.modules)
     path = Path(name)
     try:
         if path.exists():
@@ -98,4 +128,4 @@ def named_model(config: Config, name: str, source: str) -> NamedModel:
             f"{config.path}: models of type {shown(config.model_type)} are not known; known: {', '.join(sorted(kinds))}, and "
             "dense decoders of transformers whose configuration says how their projections can be cut"
         )
-    return NamedModel(name, family, *config_sizes(config, family), source)
+    return NamedModel(name, family, *config_sizes(config, family), source, config)

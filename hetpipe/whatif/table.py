@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.spec.profile import Profile
+from hetpipe.whatif.adapters.base import QUANTISED
 from hetpipe.whatif.answer import Answer, AnswerRow
 from hetpipe.whatif.shipped import shipped_layers
 
@@ -104,7 +105,18 @@ def headline(found: Answer) -> str:
     return (
         f"{model.name} ({sum_parameters(found) / 1e9:.3g} billion parameters, {model.sizes.layers} layers; {model.source}), "
         f"{question.tokens} tokens a sample, global batch {question.global_batch}, precision {asked(found)}, {question.optimizer}"
+        f"{adapters_text(found)}"
     )
+
+
+def adapters_text(found: Answer) -> str:
+    """What of it trains, where that is adapters only."""
+    adapted = found.question.adapted
+    if adapted is None:
+        return ""
+    trained = adapted.trained * adapted.model.sizes.layers
+    base = f"{adapted.built} as it is" if adapted.base == "as-is" else adapted.base
+    return f", adapters {adapted.lora} ({trained / 1e6:.3g} million parameters) over a base in {base}"
 
 
 def asked(found: Answer) -> str:
@@ -114,8 +126,12 @@ def asked(found: Answer) -> str:
 
 
 def sum_parameters(found: Answer) -> float:
-    """Parameters of the model."""
-    return sum(layer.parameter_bytes for layer in found.profile.layers) / 4
+    """Parameters of the model, without adapters."""
+    model = found.question.model
+    if isinstance(model, Profile):
+        return sum(layer.parameter_bytes for layer in model.layers) / 4
+    sizes = model.sizes
+    return sizes.layers * sizes.layer_parameters + sizes.embedding_parameters + sizes.head_parameters
 
 
 def notes(found: Answer) -> Iterator[str]:
@@ -130,6 +146,8 @@ def notes(found: Answer) -> Iterator[str]:
             yield f"{row.name}: fits with {other}, which takes less memory, and not at what is fastest"
         if any(device.id not in row.plan.device_ids for device in row.cluster.devices):
             yield f"{row.name}: the plan is faster without the cards that are marked unused"
+    if found.rows[0].plan is None:
+        yield cheapest_text(found)
     link = f"links between cards are taken to carry {question.link.peak / 1e9:.3g} GB/s (--link)"
     yield f"Nothing was run: all rates and peaks are simulated from the times above; {link}."
     scaled = [card for card in found.origins if not found.origin(card).measured]
@@ -141,12 +159,41 @@ def notes(found: Answer) -> Iterator[str]:
     as_fp16 = [card for card in found.origins if any(origin.as_fp16 for origin in found.origins[card].values())]
     if as_fp16:
         yield f"Nobody measured bf16 on {', '.join(as_fp16)}: it is taken to be as fast as fp16, which has the same rate there."
-    if {*found.precisions.values()} & {"fp16", "bf16"} and not isinstance(question.model, Profile):
-        yield "fp16 and bf16 are automatic mixed precision: parameters, gradients and optimizer of 4 bytes a number."
+    yield from _held_notes(found)
     if any(row.price is not None for row in found.rows):
         yield "Prices are of the added cards: yours (--price), else what the maker asked in US dollars when the card came out."
     if not isinstance(question.model, Profile):
         yield f"Measured by {shipped_layers().source}."
+
+
+def _held_notes(found: Answer) -> Iterator[str]:
+    """How numbers are held."""
+    question = found.question
+    if question.adapted is not None:
+        yield (
+            "Adapters, their gradients and optimizer have 4 bytes a number. The base has no gradients, takes as long backward as "
+            "forward, and is float32 on cards that compute in fp32, unless it is quantised."
+        )
+        if any(question.adapted.copied(precision) for precision in found.precisions.values()):
+            yield (
+                "A base in float32 has copies of its matrices in half precision, which are counted once; autocast keeps them for "
+                "each micro-batch in flight. With --base bf16 there are none."
+            )
+        if question.base in QUANTISED:
+            yield (
+                f"Before each product its matrix is made of {question.base}, which takes the bytes that it moves over the card's "
+                "bandwidth, in forward and again in backward, and the memory of one matrix."
+            )
+    elif {*found.precisions.values()} & {"fp16", "bf16"} and not isinstance(question.model, Profile):
+        yield "fp16 and bf16 are automatic mixed precision: parameters, gradients and optimizer of 4 bytes a number."
+
+
+def cheapest_text(found: Answer) -> str:
+    """Which card to buy, where the machines as they are do not hold the model."""
+    if found.cheapest is None:
+        return "No single card with a price would make it fit; --add tries several, and --price says what others cost."
+    price, sheet = found.question.price(found.cheapest), found.question.cards[found.cheapest]
+    return f"The cheapest card that would make it fit is a {found.cheapest} ({human_bytes(sheet.memory)}), for {price:,.0f}."
 
 
 def as_json(found: Answer) -> dict[str, Any]:
@@ -157,11 +204,21 @@ def as_json(found: Answer) -> dict[str, Any]:
         "global_batch": question.global_batch,
         "tokens_per_sample": tokens_of(found),
         "precision": question.precision,
+        "adapters": _adapters(found),
+        "cheapest_card": found.cheapest,
         "cards": {card: _card(card, found) for card in found.origins},
         "rows": [_row(row, found) for row in found.rows],
         "single_precisions": [_row(row, found) for row in found.beside],
         "notes": list(notes(found)),
     }
+
+
+def _adapters(found: Answer) -> dict[str, Any] | None:
+    adapted = found.question.adapted
+    if adapted is None:
+        return None
+    trained = adapted.trained * adapted.model.sizes.layers
+    return {"r": adapted.lora.r, "targets": [m.name for m in adapted.targets], "base": adapted.base, "parameters": trained}
 
 
 def _card(card: str, found: Answer) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hetpipe.layers.adapters.adapt import adapt
 from hetpipe.layers.model import Tensors, as_tuple
 
 WIDTH, WORDS, LENGTH = 8, 11, 6
@@ -156,6 +158,20 @@ def frozen(*layers: int) -> Callable[[], nn.Sequential]:
     return build
 
 
+def with_adapters(net: Callable[[], nn.Sequential], **options: Any) -> Callable[[], nn.Sequential]:
+    """Adapters of rank 2 beside a frozen net; B is not zero, or A would have no gradient at first."""
+
+    def build() -> nn.Sequential:
+        made = adapt(net(), seed=1, r=2, alpha=3, **options)
+        with torch.no_grad():
+            for name, parameter in made.named_parameters():
+                if "lora_B" in name:
+                    parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
+        return made
+
+    return build
+
+
 def shared_modules() -> nn.Sequential:
     """One nn.Tanh at three positions, one nn.Linear at three."""
     tanh, linear = nn.Tanh(), nn.Linear(WIDTH, WIDTH)
@@ -247,6 +263,13 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
     "dropout and BatchNorm": with_dropout_and_batch_norm,
     "identities": bare_parameters,
     "pictures": pictures,
+    "LoRA": with_adapters(blocks),
+    "LoRA in the upper half": with_adapters(blocks, targets=[f"{index}.linear" for index in range(5, LAYERS)]),
+    "LoRA in the lower half": with_adapters(blocks, targets=[f"{index}.linear" for index in range(4)]),
+    "DoRA and norms": with_adapters(blocks, use_dora=True, train_also=["norms"]),
+    "tied, LoRA": with_adapters(tied_language_model, train_also=["embed", "head"]),
+    "nf4, rsLoRA": with_adapters(blocks, base="nf4", rank_stabilized=True),
+    "int8, DoRA": with_adapters(blocks, base="int8", use_dora=True),
 }
 
 
@@ -261,7 +284,7 @@ def batch(net: str, size: int, step: int, dtype: torch.dtype = torch.float64) ->
     draw = torch.Generator().manual_seed(100 + step)
     targets = torch.randn(size, WIDTH, generator=draw).to(dtype)
     x = torch.randn(size, WIDTH, generator=draw).to(dtype)
-    if net == "tied":
+    if net.startswith("tied"):
         words = torch.randint(WORDS, (size, LENGTH + 1), generator=draw)
         labels = words[:, 1:].clone()
         labels[torch.rand(labels.shape, generator=draw) < 0.4] = -100

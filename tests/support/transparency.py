@@ -92,7 +92,7 @@ class Case:
         if self.class_weights:
             return Loss(function=partial(cross_entropy, class_weights=CLASS_WEIGHTS),
                         weight=partial(class_weight, class_weights=CLASS_WEIGHTS))  # fmt: skip
-        if self.net == "tied":
+        if self.net.startswith("tied"):
             return Loss(function=cross_entropy, weight="tokens")
         return Loss(function=cross_entropy if self.net == "dropout and BatchNorm" else mse)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,7 +13,11 @@ from torch import Tensor
 
 from hetpipe.files.messages import InputError, cut, shown
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 PIECE_BYTES = 1 << 25
+FEW = 16  # numbers at each end of a tensor, by which it is told from others
 
 
 class TensorFiles:
@@ -44,6 +50,47 @@ class TensorFiles:
         except (SafetensorError, OSError) as error:
             raise InputError(cut(f"cannot read {shown(name)} from {file}: {error}")) from error
         return result
+
+    def type_of(self, name: str) -> torch.dtype:
+        """In which number type a tensor is."""
+        with safe_open(self._file_of[name], framework="pt") as content:
+            part = content.get_slice(name)
+            return part[_corners(part.get_shape())[0]].dtype  # type: ignore[no-any-return]
+
+    def digest(self) -> str:
+        """Of all names, types, shapes, and a few numbers of each tensor; nothing else is read."""
+        found = hashlib.sha256()
+        for name, file in sorted(self._file_of.items()):
+            try:
+                with safe_open(file, framework="pt") as content:
+                    part = content.get_slice(name)
+                    shape = part.get_shape()
+                    found.update(repr((name, part.get_dtype(), shape)).encode())
+                    for corner in _corners(shape):
+                        found.update(_bytes(part[corner]))
+            except (SafetensorError, OSError) as error:
+                raise InputError(cut(f"cannot read {shown(name)} from {file}: {error}")) from error
+        return found.hexdigest()
+
+
+def _corners(shape: Sequence[int]) -> list[Any]:
+    """The first and the last few numbers of a tensor's first and last row."""
+    if not shape:
+        return [...]
+    first = (*[slice(0, 1)] * (len(shape) - 1), slice(0, FEW))
+    last = (*[slice(max(0, n - 1), n) for n in shape[:-1]], slice(max(0, shape[-1] - FEW), shape[-1]))
+    return [first, last]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def note_tensor(digest: _Hash, name: str, tensor: Tensor) -> None:
+    """The same of a tensor that is in memory, which may be on the meta device."""
+    digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+    for corner in [] if tensor.is_meta else _corners(tensor.shape):
+        digest.update(_bytes(tensor[corner]))
 
 
 def names_in(file: Path) -> dict[str, Path]:

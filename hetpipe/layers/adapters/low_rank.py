@@ -71,7 +71,7 @@ class LowRank:
             made += self._of_few(path, module)
         made += self._of_adapters(name, found)
         self._give_now(found, made)
-        return Changed(found, renamed, made, base_kept=True)
+        return Changed(found, renamed, made, adapter=self.section)
 
     def _inject(self, name: str, holder: nn.Module, targets: list[str]) -> None:
         from peft import LoraConfig, inject_adapter_in_model

@@ -1,0 +1,82 @@
+"""A model with its adapters added to its own matrices, a layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError, one_line
+from hetpipe.hf.chain import HFLayer
+from hetpipe.layers.adapters.quantised import QuantisedLinear
+from hetpipe.layers.model import named_layers
+from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled, written_names
+from hetpipe.layers.weights import give_values, replace_tensors
+
+CPU = torch.device("cpu")
+
+
+def merged_layers(layers: nn.Sequential, read: Callable[[str], Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Of each layer in turn the tensors that `save_pretrained` stores, by their names in the model of transformers, each in the
+    number type that it was read in. `read` gives what was trained, by its name in the model. A matrix in few bits is added to as
+    it was used. A tensor that layers share comes with the first. The layers are on the meta device before and after."""
+    seen = set[str]()
+    for name, layer in named_layers(layers):
+        source = lineage_of(layer).written  # type: ignore[union-attr]
+        assert isinstance(source, HFLayer)
+        held = {own: tensor for own, tensor in tensors_of(layer).items() if tensor.is_meta}
+        give_values(layers, name, layer, CPU)
+        written = written_names(layer)
+        with torch.no_grad():
+            for own, parameter in uncompiled(layer).named_parameters(remove_duplicate=False):
+                if parameter.requires_grad:
+                    parameter.copy_(read(f"{name}.{written(own)}"))
+        merged = _merged(name, layer)
+        found = {hf: merged[own] for own, hf in source.stored_names.items() if hf not in seen}
+        seen |= found.keys()
+        yield {hf: tensor.to(source.origin.stored_type(hf)) for hf, tensor in found.items()}
+        del merged, found
+        given = tensors_of(layer)
+        replace_tensors(layers, {id(given[own]): tensor for own, tensor in held.items()})
+
+
+def _merged(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    """The layer's tensors by the names that they had when it was written."""
+    found, written = dict[str, Tensor](), written_names(layer)
+    module: Any
+    for path, module in uncompiled(layer).named_modules():
+        if hasattr(module, "merge") and hasattr(module, "get_base_layer"):
+            base = module.get_base_layer()
+            plain = _plain(base) if isinstance(base, QuantisedLinear) else base
+            before = plain.weight.detach().clone()
+            module.base_layer = plain
+            try:
+                module.merge(safe_merge=True)
+            except ValueError as error:
+                raise InputError(f"layer {name!r}: the adapter of {path!r} cannot be merged: {one_line(error)}") from error
+            found[_of(path, "weight")] = plain.weight.detach().clone()
+            module.merged_adapters.clear()
+            plain.weight.data.copy_(before)
+            module.base_layer = base
+        elif isinstance(module, QuantisedLinear):
+            found.setdefault(_of(_without_base(path), "weight"), module.weight)
+    for own, tensor in tensors_of(layer).items():
+        found.setdefault(written(own), tensor.detach())
+    return found
+
+
+def _plain(few: QuantisedLinear) -> nn.Linear:
+    linear = nn.Linear(few.in_features, few.out_features, bias=False, device="meta")
+    linear.weight = nn.Parameter(few.weight, requires_grad=False)
+    linear.bias = few.bias
+    return linear
+
+
+def _without_base(path: str) -> str:
+    return path.removesuffix(".base_layer").removesuffix("base_layer")
+
+
+def _of(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
