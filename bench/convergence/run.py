@@ -25,6 +25,7 @@ from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.ranks.launch import start_ranks
+from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
@@ -78,7 +79,7 @@ def _curves(name: str, job: Job, cluster: Cluster) -> dict[str, list[float]]:
                 plans[way] = make_plan(profile, cluster, job.train.global_batch, partitioner=rule)
             except PartitionError as error:
                 console.print(f"{name}, {way}: {error}", markup=False)
-    ranks = start_ranks(losses, (job, plans, profile), cluster.devices, job.model.name)
+    ranks = start_ranks(losses, (job, plans, profile), cluster.devices, modules_of(job))
     return {ONE: train_reference(job).losses} | {way: row for rank in ranks for way, row in rank.items()}
 
 

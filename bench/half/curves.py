@@ -116,7 +116,7 @@ def curves(model: str, seed: int, steps: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(prefix="hetpipe-half-") as folder:
         cluster.save(Path(folder) / "cluster.json")
         job = job_of(model, seed, steps, f"{folder}/cluster.json")
-        ranks = start_ranks(losses, (job, plans), cluster.devices, model)
+        ranks = start_ranks(losses, (job, plans), cluster.devices, [f"hetpipe.models.{model}"])
     return {way: row for rank in ranks for way, row in rank.items()}
 
 

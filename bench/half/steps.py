@@ -26,6 +26,7 @@ from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.ranks.launch import start_ranks
+from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.number_types import Precision
@@ -139,7 +140,7 @@ def measured(model: str, mix: Mix, steps: int, rounds: int) -> dict[str, Any]:
         with Activity(f"{model} on {mix.name}: planning"):
             plans = plans_of(profile, cluster)
         counts = dict.fromkeys(plans, WARMUP_STEPS + steps)
-        runs = start_ranks(trained, (job, plans, counts, profile, rounds), cluster.devices, job.model.name)
+        runs = start_ranks(trained, (job, plans, counts, profile, rounds), cluster.devices, modules_of(job))
     ran = {choice: run for found in runs for choice, run in found.items()}
     return {"model": model, "cluster": mix.name, "slowdowns": slowdowns(mix.cards), "gains": gains(profile),
             "plans": {choice: row_of(plans[choice], ran[choice]) for choice in plans}}  # fmt: skip

@@ -63,7 +63,7 @@ def measure(model: dict[str, Any], cuts: list[int]) -> list[dict[str, int]]:
         },
         "this machine",
     )
-    found: list[dict[str, int]] = start_ranks(rank_program, (model, cuts), cluster.devices, "gpt2")
+    found: list[dict[str, int]] = start_ranks(rank_program, (model, cuts), cluster.devices, ["hetpipe.models.gpt2"])
     return found
 
 

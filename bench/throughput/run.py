@@ -32,6 +32,7 @@ from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.ranks.launch import start_ranks
+from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
@@ -153,7 +154,7 @@ def compare(model: str, mix: Mix, seconds: float, rounds: int) -> dict[str, Any]
         with Activity(f"{model} on {mix.name}: planning"):
             plans, reasons = plans_of(profile, cluster)
         steps = {way: steps_of(plan, seconds) for way, plan in plans.items()}
-        runs = start_ranks(trained, (job, plans, steps, profile, rounds), cluster.devices, job.model.name)
+        runs = start_ranks(trained, (job, plans, steps, profile, rounds), cluster.devices, modules_of(job))
     ran, ours = {way: run for found in runs for way, run in found.items()}, plans[OURS].predicted
     assert ours is not None
     return {"model": model, "cluster": mix.name, "devices": len(cluster.devices), "tight": mix.tight,

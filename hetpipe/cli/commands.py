@@ -15,6 +15,7 @@ from hetpipe import __version__
 from hetpipe.cli import exits
 from hetpipe.cli.exchange import export_command, import_command
 from hetpipe.cli.fastspeed import app as convert
+from hetpipe.cli.finetune.command import finetune
 from hetpipe.cli.generate import generate
 from hetpipe.cli.guesses import instead
 from hetpipe.cli.terminal import install_watching, nothing_else
@@ -30,6 +31,7 @@ from hetpipe.planning.front import Front
 from hetpipe.processes.environment import check_environment, place
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.ranks.launch import start_server
+from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.processes.stopping import StopRequest, importing
 from hetpipe.show.command import show
 from hetpipe.spec.cluster import Cluster
@@ -44,6 +46,7 @@ from hetpipe.whatif.cards import Cards
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(convert, name="convert")
 app.command(name="export-weights")(export_weights_command)
+app.command()(finetune)
 app.command()(generate)
 app.command(name="export")(export_command)
 app.command(name="import")(import_command)
@@ -121,7 +124,7 @@ def profile(
         check_output(share)
         _say_job(job_file, job)
     with nothing_else(as_json):
-        start_server(job.model.name)
+        start_server(modules_of(job))
         with importing(), Activity("starting: importing torch", shown=place().local_rank == 0):
             from hetpipe.show.tables import beside_table, profile_table
             from hetpipe.training.start import profile_everywhere
@@ -319,7 +322,7 @@ def train(
     if watch:
         show_with(install_watching)
     with nothing_else(as_json):
-        start_server(job.model.name)
+        start_server(modules_of(job))
         with importing(), Activity("starting: importing torch", shown=place().local_rank == 0):
             from hetpipe.training.start import train_everywhere, train_rank
             from hetpipe.training.table import train_table

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _TRAIN = "hetpipe train job.yaml"
+_TUNE = "hetpipe finetune MODEL chats.jsonl"
 _GENERATE = "to read what a trained language model writes: hetpipe generate job.yaml 'Once upon a time'"
 COMMANDS = {
     "run": f"to train a job: {_TRAIN}",
     "fit": f"to train a job: {_TRAIN}",
     "start": f"to train a job: {_TRAIN}",
     "launch": f"{_TRAIN} starts the ranks of one machine; on several start torchrun on each (hetpipe train --help)",
-    "finetune": f"it is not there yet; a model of transformers trains from a folder of weights by a job: {_TRAIN}",
+    "fine-tune": f"it is called {_TUNE}",
+    "lora": f"to fine-tune a model of transformers: {_TUNE}",
+    "sft": f"to fine-tune a model of transformers: {_TUNE}",
     "resume": f"the same command goes on from the newest checkpoint: {_TRAIN}",
     "evaluate": f"the test samples are evaluated when training has ended: {_TRAIN} --set train.evaluate_samples=all",
     "eval": f"the test samples are evaluated when training has ended: {_TRAIN} --set train.evaluate_samples=all",
@@ -71,6 +74,30 @@ OPTIONS: dict[str, dict[str, str]] = {
         "--cluster": "it stands in the job, and can be changed from here: hetpipe profile job.yaml --set cluster=cluster.yaml",
         "--model": "it stands in the job, and can be changed from here: hetpipe profile job.yaml --set model.name=gpt",
         "--job": "the job is an argument: hetpipe profile job.yaml -o profile.json",
+    },
+    "finetune": {
+        "--model": f"model and data are arguments: {_TUNE}",
+        "--data": f"model and data are arguments: {_TUNE}",
+        "--dataset": f"model and data are arguments: {_TUNE}",
+        "--batch-size": "it is the samples of a whole step: --global-batch 32",
+        "--steps": "in the place of --epochs: --set train.steps=50",
+        "--max-steps": "in the place of --epochs: --set train.steps=50",
+        "--learning-rate": "it is called --lr",
+        "--max-length": "it is called --length",
+        "--max-seq-length": "it is called --length",
+        "--output-dir": "it is called --output",
+        "--out": "it is called --output",
+        "--full": "it is called --lora none",
+        "--qlora": "it is called --base nf4",
+        "--load-in-4bit": "it is called --base nf4",
+        "--rank": "it is a part of --lora r=16",
+        "--lora-r": "it is a part of --lora r=16",
+        "--lora-alpha": "it is a part of --lora r=16,alpha=32",
+        "--targets": "it stands in the job: --set adapter.targets=[q_proj,v_proj]",
+        "--seed": "it stands in the job: --set train.seed=1",
+        "--gpus": "by default all GPUs of this machine are used; a file says which others: --cluster cluster.yaml",
+        "--plan-only": "it is called --dry-run",
+        "--resume": "the same command goes on from the newest checkpoint",
     },
     "generate": {
         "--max-new-tokens": "it is called --tokens",

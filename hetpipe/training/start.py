@@ -14,6 +14,7 @@ from hetpipe.processes.arithmetic import computing_by
 from hetpipe.processes.environment import launched
 from hetpipe.processes.progress import warn
 from hetpipe.processes.ranks.launch import start_ranks
+from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import Job
@@ -33,7 +34,7 @@ def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> An
 
 
 def _start(program: Callable[..., Any], arguments: tuple[Job, *tuple[Any, ...]], devices: Sequence[Device]) -> Any:
-    results = start_ranks(program, arguments, devices, arguments[0].model.name)
+    results = start_ranks(program, arguments, devices, modules_of(arguments[0]))
     return next((result for result in results if result is not None), None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
@@ -20,6 +21,8 @@ from hetpipe.training.loop import Loop
 from hetpipe.training.runlog import TrainResult, claim, write_folder, write_report
 from hetpipe.training.session import Request, Session, open_session, prepare
 
+Planned = Callable[[Session, Plan, Profile], bool]
+
 
 class Trainer:
     """Trains a job on this rank; every rank constructs one and calls `run`. Single process, torchrun, or `hetpipe train`."""
@@ -27,21 +30,28 @@ class Trainer:
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    def run(self, plan: Plan | None = None, profile: Profile | None = None) -> TrainResult | None:
-        """Measure, plan (unless given) and train. The main rank gets the result, the others None."""
+    def run(
+        self, plan: Plan | None = None, profile: Profile | None = None, planned: Planned | None = None
+    ) -> TrainResult | None:  # fmt: skip
+        """Measure, plan (unless given) and train. The main rank gets the result, the others None. `planned` is called on every
+        rank before training begins, with what was planned; where it says False, on all ranks alike, nothing is trained."""
         _expect_to_resume(self.job)
         with computing_by(**self.job.train.arithmetic.model_dump()):
             session = open_session(self.job)
             with claim(self.job, session.world):
-                return self._run(session, plan, profile)
+                return self._run(session, plan, profile, planned)
 
-    def _run(self, session: Session, plan: Plan | None, profile: Profile | None) -> TrainResult | None:
+    def _run(
+        self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None
+    ) -> TrainResult | None:  # fmt: skip
         if session.world.is_main:
             _note_model(session)
         plan, profile = prepare(session, Request.by(self.job), plan, profile)
         if (section := self.job.checkpoint) is not None:
             needed = checkpoint_bytes(profile)
             session.world.on_main(lambda: check_room(section.folder, needed, "a checkpoint of this model"))
+        if planned is not None and not planned(session, plan, profile):
+            return None
         result = None
         with leg(session, plan, profile) as engine:
             if engine is not None:

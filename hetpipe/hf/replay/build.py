@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
@@ -26,6 +26,28 @@ REFUSED = {
     "output_router_logits": "the loss that balances experts is none of the chain's: it would be dropped",
 }
 _ALIKE = set[tuple[Any, str]]()  # classes and configurations that were compared
+
+
+class Configured(NamedTuple):
+    """Of a model that is not built yet: transformers' type, class and configuration, and the folder of its weights."""
+
+    kind: str
+    model: Any
+    config: Any
+    folder: WeightFolder | None
+
+
+def configured(
+    weights: str | None, type: str | None, attention: str | None, trust_remote_code: bool | None, config: Mapping[str, Any]
+) -> Configured:  # fmt: skip
+    """What these arguments of `build` name. InputError as there."""
+    given = WeightFolder(weights, code=trust_remote_code is True) if weights is not None else None
+    kind, kind_of_config, model_class, code = classes_of(given, type, trust_remote_code)
+    settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, given, attention, config)
+    settings = text_part(model_class, settings)
+    if code is not None:
+        settings.auto_map = code
+    return Configured(kind, model_class, settings, folder)
 
 
 def build(
@@ -63,12 +85,7 @@ def build(
     for name in extras:
         if name not in EXTRAS:
             raise InputError(f"causal_lm: unknown extra {name!r}{nearest(name, EXTRAS)}; known: {', '.join(EXTRAS)}")
-    given = WeightFolder(weights, code=trust_remote_code is True) if weights is not None else None
-    kind, kind_of_config, model_class, code = classes_of(given, type, trust_remote_code)
-    settings, folder = configure("causal_lm", kind_of_config, {"": {}}, None, given, attention, config)
-    settings = text_part(model_class, settings)
-    if code is not None:
-        settings.auto_map = code
+    kind, model_class, settings, folder = configured(weights, type, attention, trust_remote_code, config)
     for key, reason in REFUSED.items():
         if getattr(settings, key, None):
             raise InputError(f"causal_lm: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")

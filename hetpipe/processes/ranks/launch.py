@@ -107,8 +107,8 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[st
 _server: Forkserver | None = None
 
 
-def start_server(model: str | None = None) -> None:
-    """Let the process from which ranks are forked begin to import what all of them need, with the named model; returns at once.
+def start_server(modules: Sequence[str] = ()) -> None:
+    """Let the process from which ranks are forked begin to import what all of them need, and these `modules`; returns at once.
     Called before this process imports torch, both import at the same time. A server that is there stays as it is. Under
     torchrun, which has started the ranks, there is none."""
     global _server
@@ -118,7 +118,7 @@ def start_server(model: str | None = None) -> None:
     preload = ["hetpipe.training.start", "hetpipe.training.trainer", "hetpipe.layers.ahead"]
     atexit.unregister(end_server)
     atexit.register(end_server)
-    _server = Forkserver(preload + ([f"hetpipe.models.{model}"] if model is not None else []))
+    _server = Forkserver([*preload, *modules])
 
 
 def end_server() -> None:
@@ -130,12 +130,12 @@ def end_server() -> None:
 
 
 def start_ranks(
-    program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device], model: str | None = None
+    program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device], modules: Sequence[str] = ()
 ) -> list[Any]:
     """Run `program(*arguments)` in one process for each of `devices` and return their results in rank order. `program` must be a
-    module-level function of a module that can be imported; `model`: see `start_server`. RankFailure (after every process is
+    module-level function of a module that can be imported; `modules`: see `start_server`. RankFailure (after every process is
     gone) if one fails. SIGTERM and Ctrl-C ask the ranks to stop; a second one ends them at once."""
-    start_server(model)
+    start_server(modules)
     assert _server is not None
     from hetpipe.processes.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
 

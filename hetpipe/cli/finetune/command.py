@@ -1,0 +1,139 @@
+"""`hetpipe finetune MODEL DATA`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetpipe.cli.terminal import install_watching, nothing_else
+from hetpipe.files.limits import MOST_BATCH
+from hetpipe.files.messages import InputError
+from hetpipe.files.screen import Screen
+from hetpipe.files.writing import check_output
+from hetpipe.finetune.asked import Asked
+from hetpipe.finetune.emulated import EXAMPLE
+from hetpipe.processes.environment import check_environment, place
+from hetpipe.processes.progress import Activity, say, show_with
+from hetpipe.processes.ranks.launch import start_server
+from hetpipe.processes.stopping import importing
+
+if TYPE_CHECKING:
+    from hetpipe.finetune.job import Made
+    from hetpipe.finetune.program import Finetuned
+
+Texts = list[str]
+DATA = ("Chats, or prompts and completions (.jsonl, .json, .parquet, a folder of such, a data set of the hub), or plain text "
+        "(.txt, .md, a folder of such).")  # fmt: skip
+OUTPUT = "The folder of the run: job, checkpoints, log, adapter. A second run there goes on from the newest checkpoint."
+LORA = ("Adapters beside all linear layers: r=16, or r=16,alpha=32,dropout=0.05 (alpha is 2 r by default); none: all parameters "
+        "train.")  # fmt: skip
+BASE = ("How what does not train is held: as-is, bf16, fp16, nf4 or int8. By default in half precision where all devices compute "
+        "in it, else as it is.")  # fmt: skip
+LENGTH = ("The most tokens of a sample, or of a row of packed samples. By default 2048, or as many as the model has positions "
+          "for, or the longest sample has.")  # fmt: skip
+BATCH = "Samples (rows, where these are packed) of a step. By default 32, or all that there are."
+RATE = ("Learning rate of AdamW, after a warm-up over 3 % of the steps; it falls by a cosine. By default 2e-4 with adapters, "
+        "1e-5 without.")  # fmt: skip
+PRECISION = ("Of matrix products: fp32, bf16, fp16, '3090=bf16,1080ti=fp16', or auto: the fastest that each device has. By "
+             "default auto on GPUs, else fp32.")  # fmt: skip
+TOKENIZER = "Another folder, or name, with the tokenizer. By default the model's."
+CLUSTER = "cluster.yaml: which devices there are. By default all that are here."
+OTHERS = "Set any other key of the job: adapter.targets=[q_proj,v_proj]. May be repeated."
+EMULATE = f"Cards that CPU processes play, as name:memory:slowdown: '{EXAMPLE}'. Once for each machine."
+
+
+def finetune(
+    model: Annotated[str, typer.Argument(help="A folder of save_pretrained with a tokenizer, or a name on Hugging Face.")],
+    data: Annotated[str, typer.Argument(help=DATA)],
+    output: Annotated[str, typer.Option("-o", "--output", help=OUTPUT)] = "finetuned",
+    lora: Annotated[str, typer.Option(help=LORA)] = "r=16",
+    base: Annotated[str | None, typer.Option(help=BASE)] = None,
+    length: Annotated[int | None, typer.Option(min=1, help=LENGTH)] = None,
+    global_batch: Annotated[int | None, typer.Option("--global-batch", min=1, max=MOST_BATCH, help=BATCH)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="How often all of the data are seen. By default once.")] = None,
+    rate: Annotated[float | None, typer.Option("--lr", min=0, help=RATE)] = None,
+    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
+    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
+    cluster: Annotated[str | None, typer.Option(help=CLUSTER)] = None,
+    emulate: Annotated[Texts | None, typer.Option(help=EMULATE)] = None,
+    write_job: Annotated[
+        Path | None, typer.Option("--write-job", help="Write the job here, too; it is always written into the folder.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, plan, and say what would be done; train nothing.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show each device while it trains: how busy, how full.")] = False,
+    settings: Annotated[Texts | None, typer.Option("--set", help=OTHERS)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Fine-tune a language model on unequal cards: measures, plans, says what it will do and how long that takes, trains, and
+    writes an adapter for peft. Asks nothing. Starts its own ranks on one machine; works unchanged under torchrun on many."""
+    check_environment()
+    asked = Asked(
+        model=model, data=data, out=output, lora=lora, base=base, length=length, global_batch=global_batch, epochs=epochs,
+        rate=rate, precision=precision, tokenizer=tokenizer, cluster=cluster, emulate=tuple(emulate or ()),
+        settings=tuple(settings or ()),
+    )  # fmt: skip
+    is_main = place().rank == 0
+    if is_main:
+        check_output(write_job)
+        say(f"{model} on {data}, into {output}")
+    if watch:
+        show_with(install_watching)
+    with nothing_else(as_json):
+        made, found = _run(asked, write_job if is_main else None, only_plan=dry_run)
+    if found is not None:
+        _tell(made, found, output, as_json=as_json)
+
+
+def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made, Finetuned | None]:
+    start_server(["hetpipe.models.causal_lm", *(["hetpipe.layers.adapters.ahead"] if asked.lora_keys else [])])
+    with importing(), Activity("starting: importing torch and transformers", shown=place().local_rank == 0):
+        try:
+            import transformers  # noqa: F401
+        except ImportError:
+            raise InputError("fine-tuning needs transformers: pip install 'hetpipe[text,lora]'") from None
+        from hetpipe.cli.finetune.table import print_statement
+        from hetpipe.finetune import folder
+        from hetpipe.finetune.job import make_job
+        from hetpipe.finetune.program import Wanted, finetune_rank
+        from hetpipe.planning import registry
+        from hetpipe.training.start import train_everywhere
+    made = make_job(asked)
+    registry.check_names(made.job)
+    folder.refuse_another(asked.out, made.job)
+    folder.write_cluster(asked.out, made)
+    made.job.check_files()
+    if place().rank == 0:
+        written = folder.write_job(asked.out, made, shlex.join(["hetpipe", *sys.argv[1:]]), write_job)
+        say(f"the job is written to {written}")
+    wanted = Wanted(out=asked.out, data=made.data, only_plan=only_plan, show=print_statement)
+    return made, train_everywhere(made.job, partial(finetune_rank, wanted))
+
+
+def _tell(made: Made, found: Finetuned, folder: str, *, as_json: bool) -> None:
+    from hetpipe.cli.finetune.table import how_to_load
+    from hetpipe.finetune.draft import JOB_FILE
+    from hetpipe.training.table import train_table
+
+    job = f"{folder}/{JOB_FILE}"
+    if as_json:
+        result: dict[str, Any] = {"job": job, "statement": found.statement.plain()}
+        if found.result is not None:
+            result |= found.result.summary() | {"folder": str(found.folder) if found.folder is not None else None}
+        sys.stdout.write(json.dumps(result, indent=1) + "\n")
+        return
+    out = Screen()
+    if found.result is None:
+        out.print(f"nothing is trained yet; to do so: the same command without --dry-run, or hetpipe train {job}", soft_wrap=True)
+        return
+    out.print(train_table(found.result))
+    if found.folder is not None:
+        what = "the adapter is" if made.job.adapter is not None else "the model is"
+        out.print(f"{what} in {found.folder}; to load it:\n\n{how_to_load(found, made.job)}\n", soft_wrap=True, highlight=False)
+    out.print(f"the job is {job}; its log and report are in {made.job.log.folder if made.job.log is not None else folder}",
+              soft_wrap=True)  # fmt: skip

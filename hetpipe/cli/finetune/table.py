@@ -1,0 +1,95 @@
+"""What `hetpipe finetune` says before it trains, and how to load what it has written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from hetpipe.files.screen import Screen
+from hetpipe.files.units import human_bytes, human_seconds, three_digits
+from hetpipe.finetune.program import Finetuned
+from hetpipe.finetune.statement import Held, Instead, Statement
+from hetpipe.processes.progress import duration
+from hetpipe.show.words import percent
+from hetpipe.spec.job import Job
+
+MOST = 8  # devices that are told one by one; of more, the fullest
+
+
+def print_statement(statement: Statement) -> None:
+    """On standard output, at once."""
+    Screen().print(statement_table(statement))
+    sys.stdout.flush()
+
+
+def statement_table(statement: Statement) -> Table:
+    """What will be done, a line for each thing that is said."""
+    table = Table(title="what will be trained", show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(statement):
+        table.add_row(name, value)
+    return table
+
+
+def _rows(s: Statement) -> Iterator[tuple[str, str]]:
+    yield "devices", "; ".join(s.cards)
+    share = percent(s.trained / s.parameters) if s.parameters else ""
+    yield "model", f"{numbered(s.parameters)} parameters, {numbered(s.trained)} of them train ({share})"
+    yield "data", s.data
+    held = f", the model is held in {s.base}" if s.base not in ("", "as-is") else ""
+    yield "precision", f"computed in {s.precision}{held}"
+    yield "plan", s.plan
+    yield "memory", _memory(s.memory)
+    left = f"{s.steps - s.first_step} of {s.steps} steps left" if s.first_step else f"{s.steps} steps"
+    yield "time", f"{left}, {human_seconds(s.step_seconds)} each: about {duration(s.seconds)}"
+    for other in s.instead:
+        yield other.name, instead_text(other, s.step_seconds)
+
+
+def instead_text(other: Instead, step_seconds: float) -> str:
+    """`2.31 s a step, 1.9 × as long`, or why it cannot be.
+
+    >>> instead_text(Instead(name="t4 alone", needs_bytes=20 * 2**30, has_bytes=15 * 2**30), 1.0)
+    'does not fit: needs 20.0 GiB of 15.0 GiB'
+    """
+    if other.seconds is not None:
+        times = f", {three_digits(other.seconds / step_seconds)} × as long" if step_seconds > 0 else ""
+        return f"{human_seconds(other.seconds)} a step{times}"
+    if other.needs_bytes is not None and other.has_bytes is not None:
+        return f"does not fit: needs {human_bytes(other.needs_bytes)} of {human_bytes(other.has_bytes)}"
+    return other.reason
+
+
+def _memory(devices: tuple[Held, ...]) -> str:
+    told = devices if len(devices) <= MOST else sorted(devices, key=lambda d: -d.bytes / max(1, d.of_bytes))[:MOST]
+    parts = [f"{d.device} {d.kind} {human_bytes(d.bytes)} of {human_bytes(d.of_bytes)} ({percent(d.bytes / max(1, d.of_bytes))})"
+             for d in told]  # fmt: skip
+    return "; ".join(parts) + (f"; {len(devices) - MOST} more, less full" if len(devices) > MOST else "")
+
+
+def numbered(count: int) -> str:
+    """
+    >>> numbered(7_615_616_512), numbered(40_370_176), numbered(12_345)
+    ('7.62 billion', '40.4 million', '12,345')
+    """
+    for size, word in ((10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{three_digits(count / size)} {word}"
+    return f"{count:,}"
+
+
+def how_to_load(found: Finetuned, job: Job) -> str:
+    """Lines of Python."""
+    load = "AutoModelForCausalLM.from_pretrained"
+    if job.adapter is None:
+        return f'from transformers import AutoModelForCausalLM\nmodel = {load}("{found.folder}")'
+    base = str(job.model.args.get("weights"))
+    name, _, revision = base.partition("@")
+    at = f', revision="{revision}"' if revision else ""
+    return (
+        f"from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n"
+        f'model = PeftModel.from_pretrained({load}("{name}"{at}), "{found.folder}")'
+    )

@@ -1,0 +1,71 @@
+"""What `hetpipe finetune` was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hetpipe.files.formats import read_yaml
+from hetpipe.files.messages import InputError, nearest, shown
+from hetpipe.spec.sections.adapter import AdapterSection
+
+NONE = "none"  # of --lora: all parameters train
+IN_LORA = ("r", "alpha", "dropout", "rank_stabilized", "use_dora")
+SETTINGS = "--set adapter."  # what else an adapter has is said by it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The arguments and options; None where one was left out."""
+
+    model: str
+    data: str
+    out: str = "finetuned"
+    lora: str = "r=16"
+    base: str | None = None
+    length: int | None = None
+    global_batch: int | None = None
+    epochs: int | None = None
+    rate: float | None = None
+    precision: str | None = None
+    tokenizer: str | None = None
+    cluster: str | None = None
+    emulate: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.cluster is not None and self.emulate:
+            raise InputError(f"--cluster {self.cluster} and --emulate {self.emulate[0]} both say what the devices are: leave one "
+                             "of the two out")  # fmt: skip
+        if not self.lora_keys and self.base is not None:
+            raise InputError(f"--base {self.base} is of a model that stays as it is, and with --lora {NONE} all of it trains: "
+                             "leave one of the two out")  # fmt: skip
+
+    @property
+    def lora_keys(self) -> dict[str, Any]:
+        """Keys of the section `adapter`, r and alpha among them; none where all parameters train."""
+        return parse_lora(self.lora)
+
+
+def parse_lora(text: str) -> dict[str, Any]:
+    """`r=16,alpha=32` as keys of the section `adapter`; alpha is 2 r unless it is said.
+
+    >>> parse_lora("r=8,dropout=0.05"), parse_lora("none")
+    ({'r': 8, 'alpha': 16, 'dropout': 0.05}, {})
+    """
+    if text.strip() == NONE:
+        return {}
+    found: dict[str, Any] = {"r": AdapterSection().r, "alpha": None}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key in set(AdapterSection.model_fields) - set(IN_LORA):
+            raise InputError(f"--lora {shown(text)}: write {SETTINGS}{key}={value or '…'} instead")
+        if key not in IN_LORA:
+            raise InputError(f"--lora {shown(text)}: unknown key {shown(key)}{nearest(key, [*IN_LORA, NONE])}")
+        if not equals or not value:
+            raise InputError(f"--lora {shown(text)}: {key} has no value; write r=16, or r=16,alpha=32,dropout=0.05")
+        found[key] = read_yaml(value, f"the value of {key} in --lora {shown(text)}")
+    r = found["r"]
+    if found["alpha"] is None:
+        found["alpha"] = 2 * r if isinstance(r, int | float) else AdapterSection().alpha  # which says what is wrong with r
+    return found

@@ -1,0 +1,104 @@
+"""The job as far as the command alone says it, and what is filled in when the model and the data are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, get_args
+
+from hetpipe.files.messages import InputError, nearest, shown
+from hetpipe.finetune.asked import Asked
+from hetpipe.finetune.kinds import Found
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job, apply_settings
+from hetpipe.spec.number_types import TYPE_OF
+from hetpipe.spec.options import parse_precision
+from hetpipe.spec.sections.adapter import Base
+
+SOURCE = "the job of this command"
+LENGTH, BATCH = 2048, 32  # tokens of a sample or row, samples or rows of a step: at most, unless they are asked for
+RATES = {"lora": 2e-4, "full": 1e-5}
+WARMUP = 0.03  # of the steps
+CLIP = 1.0
+LENGTH_KEY = {"chat": "length", "instructions": "length", "text": "context"}
+CHECKPOINTS, LOG, CLUSTER_FILE, JOB_FILE = "checkpoints", "run", "cluster.yaml", "job.yaml"  # in the folder of a run
+
+
+def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -> dict[str, Any]:
+    """The job but for what hangs on the model and the data. `cluster`: None where the devices are those that are here; `cards`:
+    whether these, or those that a cluster file does not emulate, are GPUs. Settings of the command are in it."""
+    lora, precision = asked.lora_keys, precision_of(asked.precision, cluster, cards=cards)
+    data: dict[str, Any] = {**found.files, "tokenizer": asked.tokenizer or asked.model.partition("@")[0]}
+    if asked.length is not None:
+        data[LENGTH_KEY[found.kind]] = asked.length
+    rate = asked.rate if asked.rate is not None else RATES["lora" if lora else "full"]
+    train: dict[str, Any] = {"epochs": asked.epochs or 1, "optimizer": {"name": "AdamW", "lr": rate}, "clip_norm": CLIP}
+    if asked.global_batch is not None:
+        train["global_batch"] = asked.global_batch
+    if precision is not None:
+        train["precision"] = precision
+    job: dict[str, Any] = {"format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": asked.model}}}
+    if lora:
+        base = asked.base or base_of(precision, cluster)
+        job["adapter"] = {"kind": "lora", **lora, "targets": "all-linear", "base": base}
+    job["data"] = {"name": found.kind, "args": data}
+    job["loss"] = {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+    if asked.cluster is not None or asked.emulate:
+        job["cluster"] = asked.cluster or f"{asked.out}/{CLUSTER_FILE}"
+    job["train"] = train
+    job |= {"checkpoint": {"folder": f"{asked.out}/{CHECKPOINTS}"}, "log": {"folder": f"{asked.out}/{LOG}"}}
+    found_job = apply_settings(job, asked.settings)
+    if not all(isinstance(found_job.get(section), dict) for section in ("model", "data", "loss", "train")):
+        Job.parse(found_job, SOURCE)  # says what is wrong
+    if asked.epochs is None and (found_job["train"] or {}).get("steps") is not None:
+        found_job["train"].pop("epochs", None)  # --set train.steps=50 says the length
+    return found_job
+
+
+def precision_of(given: str | None, cluster: Cluster | None, *, cards: bool) -> str | dict[str, str] | None:
+    """In what matrix products are computed: as given; else the fastest that each card has; else float32 (None), as on CPUs and on
+    emulated devices but where the slowdown of each is said for several."""
+    if given is not None:
+        return parse_precision(given)
+    if cluster is None:
+        return "auto" if cards else None
+    emulated = [kind.emulate for kind in cluster.device_types.values()]
+    if all(emulate is None for emulate in emulated):
+        return "auto" if cards else None
+    return "auto" if all(emulate is not None and emulate.precisions is not None for emulate in emulated) else None
+
+
+def base_of(precision: str | Mapping[str, str] | None, cluster: Cluster | None) -> Base:
+    """How what does not train is held: in half precision where every device computes in it."""
+    tables = [kind.emulate.precisions for kind in cluster.device_types.values() if kind.emulate is not None] if cluster else []
+    half = {name for name in TYPE_OF if name != "fp32"}
+    if precision == "auto":
+        return "as-is" if any(table is None or not half & set(table) for table in tables) else "bf16"
+    if isinstance(precision, Mapping):
+        said = {precision.get(kind, "fp32") for kind in (cluster.device_types if cluster is not None else ("",))}
+    else:
+        said = {precision or "fp32"}
+    if not said <= half:
+        return "as-is"
+    return "fp16" if said == {"fp16"} else "bf16"
+
+
+def check_base(base: str | None) -> None:
+    """InputError if there is no such way to hold a model."""
+    if base is not None and base not in get_args(Base):
+        raise InputError(f"--base {shown(base)}{nearest(base, get_args(Base))}")
+
+
+def open_keys(job: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What neither the command nor its settings say: (section, key)."""
+    args, train = job["data"].get("args") or {}, job["train"]
+    length = LENGTH_KEY.get(job["data"].get("name"))
+    told = {"length": ("length", "pack"), "context": ("context",)}.get(length or "", ())
+    found = [("data", key) for key in told if key not in args]
+    return found + [("train", key) for key in ("global_batch", "scheduler") if key not in train]
+
+
+def schedule(steps: int) -> dict[str, Any]:
+    """A warm-up over the first 3 % of the steps, then down to nothing by a cosine."""
+    warmup = ceil(WARMUP * steps)
+    return {"name": "CosineAnnealingLR", "T_max": max(1, steps - warmup), "warmup_steps": warmup}

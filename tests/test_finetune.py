@@ -1,0 +1,318 @@
+"""`hetpipe finetune`: from arguments to a job, what is said before training, and what is refused. (Runs: test_finetune_runs.py.)
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetpipe.building.language.samples import Sequences
+from hetpipe.cli.finetune.table import how_to_load, instead_text, numbered
+from hetpipe.finetune.asked import Asked, parse_lora
+from hetpipe.finetune.draft import base_of, draft, open_keys, precision_of, schedule
+from hetpipe.finetune.emulated import parse_emulated
+from hetpipe.finetune.facts import DataFacts, ModelFacts, model_facts
+from hetpipe.finetune.folder import exported, install, refuse_another, write_cluster, write_job
+from hetpipe.finetune.job import Made, filled, make_job, steps_of
+from hetpipe.finetune.kinds import Found, kind_of
+from hetpipe.finetune.program import Finetuned
+from hetpipe.finetune.statement import Instead, others, plan_text
+from hetpipe.processes.ranks.preload import modules_of
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+from tests.support.chats import chat_of, lines, refusal, tokenizer
+from tests.support.commands import Command
+from tests.support.finetuning import CARDS, chats, small_model
+from tests.support.plans_shown import many, three
+
+CHATS = Found("chat", {"file": "chats.jsonl"})
+
+
+def asked(**options: Any) -> Asked:
+    return Asked(**{"model": "tiny", "data": "chats.jsonl", **options})
+
+
+def drafted(*, found: Found = CHATS, cards: bool = False, **options: Any) -> dict[str, Any]:
+    emulate = options.get("emulate")
+    cluster = Cluster.parse(parse_emulated(emulate), "--emulate") if emulate else None
+    return draft(asked(**options), found, cluster, cards=cards)
+
+
+def facts(*lengths: int) -> DataFacts:
+    """Of samples of these lengths."""
+    count = sum(lengths)
+    sequences = Sequences(torch.zeros(count).int(), torch.zeros(count).int(), torch.tensor(lengths))
+    return DataFacts(len(lengths), 0, count, count, max(lengths), sequences)
+
+
+def test_every_default_stands_in_the_job() -> None:
+    job = filled(drafted(cards=True), ModelFacts(4096, apart=True), facts(*[40] * 30, 100))
+    assert Job.parse(job, "the job")
+    assert job["adapter"] == {"kind": "lora", "r": 16, "alpha": 32, "targets": "all-linear", "base": "bf16"}
+    assert job["data"] == {"name": "chat", "args": {"file": "chats.jsonl", "tokenizer": "tiny", "length": 100, "pack": True}}
+    assert job["loss"] == {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+    assert job["train"] == {
+        "epochs": 1, "optimizer": {"name": "AdamW", "lr": 2e-4}, "clip_norm": 1.0, "precision": "auto",
+        "global_batch": 16,  # rows: two samples of 40 tokens fit into 100
+        "scheduler": {"name": "CosineAnnealingLR", "T_max": 1, "warmup_steps": 1},
+    }  # fmt: skip
+    assert job["checkpoint"] == {"folder": "finetuned/checkpoints"}
+    assert job["log"] == {"folder": "finetuned/run"}
+    assert "cluster" not in job
+
+
+def test_without_adapters_all_parameters_train_at_a_smaller_rate() -> None:
+    job = drafted(lora="none")
+    assert "adapter" not in job
+    assert job["train"]["optimizer"]["lr"] == 1e-5
+    assert drafted(lora="none", rate=3e-5)["train"]["optimizer"]["lr"] == 3e-5
+
+
+def test_ranks_are_forked_from_a_process_that_has_imported_what_adapters_need() -> None:
+    adapted, plain = (Job.parse(filled(drafted(lora=lora), ModelFacts(), facts(5)), "it") for lora in ("r=4", "none"))
+    assert modules_of(plain) == ["hetpipe.models.causal_lm"]
+    (also,) = set(modules_of(adapted)) - set(modules_of(plain))
+    code = f"import sys, {also}; print('peft' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
+def test_options_and_settings_are_kept() -> None:
+    job = drafted(length=64, global_batch=8, epochs=3, tokenizer="words", out="here", precision="bf16", emulate=(CARDS,),
+                  settings=("adapter.targets=[q_proj]", "data.args.pack=false", "train.scheduler=", "train.seed=7"))  # fmt: skip
+    assert open_keys(job) == []
+    full = filled(job, ModelFacts(32, apart=True), facts(10, 20))
+    assert full == job
+    assert full["data"]["args"] | {"length": 64, "pack": False, "tokenizer": "words"} == full["data"]["args"]
+    assert full["adapter"]["targets"] == ["q_proj"]
+    assert full["adapter"]["base"] == "bf16"
+    assert (full["train"]["epochs"], full["train"]["seed"], full["train"]["scheduler"]) == (3, 7, None)
+    assert full["cluster"] == "here/cluster.yaml"
+    assert Job.parse(full, "the job").train.scheduler is None
+
+
+def test_steps_in_the_place_of_epochs() -> None:
+    job = filled(drafted(settings=("train.steps=50",)), ModelFacts(), facts(5, 5))
+    assert Job.parse(job, "the job").train.steps == 50
+    assert job["train"]["scheduler"] == schedule(50) == {"name": "CosineAnnealingLR", "T_max": 48, "warmup_steps": 2}
+    assert "give either 'steps' or 'epochs'" in refusal(
+        lambda: Job.parse(filled(drafted(epochs=2, settings=("train.steps=50",)), ModelFacts(), facts(5)), "it")
+    )
+    assert steps_of({"epochs": 3, "global_batch": 8}, 17) == 9
+
+
+def test_samples_are_no_longer_than_the_model_has_positions_for() -> None:
+    long = facts(5000)
+    assert filled(drafted(), ModelFacts(512), long)["data"]["args"] | {"length": 512, "pack": False} == (
+        filled(drafted(), ModelFacts(512), long)["data"]["args"]
+    )
+    assert filled(drafted(), ModelFacts(), long)["data"]["args"]["length"] == 2048
+    text = Found("text", {"files": "a.txt"})
+    args = filled(drafted(found=text), ModelFacts(512, apart=True), DataFacts(9, 1, 9 * 512, 9 * 512, 512))["data"]["args"]
+    assert args == {"files": "a.txt", "tokenizer": "tiny", "context": 512}
+
+
+def test_samples_are_padded_where_the_model_does_not_tell_them_apart_or_the_job_says_sizes() -> None:
+    assert filled(drafted(), ModelFacts(apart=False), None)["data"]["args"]["pack"] is False
+    sizes = drafted(settings=("data.args.sizes=[64]",))
+    assert filled(sizes, ModelFacts(apart=True), None)["data"]["args"]["pack"] is False
+
+
+@pytest.mark.parametrize(("given", "slowdown", "cards", "precision", "base"), [
+    (None, None, True, "auto", "bf16"), (None, None, False, None, "as-is"), (None, 4.0, True, None, "as-is"),
+    (None, {"fp32": 6.0, "fp16": 1.5}, False, "auto", "bf16"), (None, {"fp32": 6.0}, False, "auto", "as-is"),
+    ("fp16", None, True, "fp16", "fp16"), ("fp32", None, True, "fp32", "as-is"),
+    ("a=bf16", 2.0, False, {"a": "bf16"}, "bf16"), ("b=bf16", 2.0, False, {"b": "bf16"}, "as-is"),
+], ids=str)  # fmt: skip
+def test_half_precision_where_devices_have_it(given: Any, slowdown: Any, cards: bool, precision: Any, base: str) -> None:
+    cluster = None
+    if slowdown is not None:
+        kind = {"memory": "1 GiB", "emulate": {"slowdown": slowdown}}
+        cluster = Cluster.parse({"format": "hetpipe.cluster/1", "device_types": {"a": kind},
+                                 "nodes": [{"name": "n0", "devices": {"a": 2}}]}, "it")  # fmt: skip
+    assert precision_of(given, cluster, cards=cards) == precision
+    assert base_of(precision, cluster) == base
+
+
+def test_emulated_cards() -> None:
+    found = parse_emulated(["3090:24GiB:4, 2x1080ti:11GiB:10", "3090:24GiB:4"])
+    cluster = Cluster.parse(found, "it")
+    assert [(d.id, d.type) for d in cluster.devices] == [
+        ("n0/0", "3090"), ("n0/1", "1080ti"), ("n0/2", "1080ti"), ("n1/0", "3090"),
+    ]  # fmt: skip
+    assert cluster.type_of("n0/1").memory == 11 * 2**30
+    assert cluster.device_types["3090"].emulate is not None
+    assert cluster.device_types["3090"].emulate.slowdown == 4.0
+
+
+@pytest.mark.parametrize(("text", "wrong"), [
+    ("3090", "cannot read '3090'; write name:memory:slowdown"), ("0x3090:1GiB:2", "cannot read '0x3090:1GiB:2'"),
+    ("3090:1GiB:0.5", "a slowdown is a number from 1"), ("3090:1parsec:2", "cannot read '1parsec'"),
+    ("a:1GiB:2,a:2GiB:2", "'a' has two memories or slowdowns"), ("99999x9:1GiB:2", "device"),
+])  # fmt: skip
+def test_emulated_cards_that_cannot_be(text: str, wrong: str) -> None:
+    assert wrong in refusal(parse_emulated, machines=[text])
+
+
+@pytest.mark.parametrize(("text", "wrong"), [
+    ("rank=8", "unknown key 'rank'; known: r, alpha"), ("r", "r has no value"),
+    ("targets=q_proj", "write --set adapter.targets=q_proj"), ("8", "unknown key '8'"),
+])  # fmt: skip
+def test_adapters_that_cannot_be(text: str, wrong: str) -> None:
+    assert wrong in refusal(parse_lora, text=text)
+
+
+def test_options_that_do_not_go_together() -> None:
+    assert "leave one of the two out" in refusal(asked, cluster="c.yaml", emulate=(CARDS,))
+    assert "with --lora none all of it trains" in refusal(asked, lora="none", base="nf4")
+    assert "did you mean 'nf4'?" in refusal(lambda: make_job(asked(base="nf5")))
+
+
+def test_the_kind_of_data_is_told_by_the_first_record(tmp_path: Path) -> None:
+    def kind(record: Any, name: str = "a.jsonl") -> Found:
+        return kind_of(lines(tmp_path / name, [record]))
+
+    assert kind(chat_of("a", "b")) == Found("chat", {"file": str(tmp_path / "a.jsonl")})
+    assert kind({"conversations": []}).kind == "chat"
+    assert kind({"prompt": "a", "completion": "b"}).kind == kind({"instruction": "a", "output": "b"}).kind == "instructions"
+    assert kind("just words", "a.md") == Found("text", {"files": str(tmp_path / "a.md")})
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "b.txt").write_text("words")
+    assert kind_of(str(folder)) == Found("text", {"files": [f"{folder}/**/*.txt"]})
+    lines(folder / "c.jsonl", [chat_of("a", "b")])
+    assert kind_of(str(folder)) == Found("chat", {"file": str(folder)})
+
+
+@pytest.mark.parametrize(("record", "wrong"), [
+    ({"text": "words"}, "line 1 is a record with the keys ['text']; expected a record with messages (or conversations), prompt"),
+    ("[1]", "line 1 is a list; expected"), ("{", "line 1: "), ("", "line 1: the line is empty"),
+], ids=str)  # fmt: skip
+def test_data_of_no_known_kind(tmp_path: Path, record: Any, wrong: str) -> None:
+    assert wrong in refusal(kind_of, data=lines(tmp_path / "a.jsonl", [record]))
+    assert "holds no records" in refusal(kind_of, data=lines(tmp_path / "b.jsonl", []))
+
+
+def test_a_job_is_made_of_a_model_and_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the real samples, which are read as they are."""
+    monkeypatch.chdir(tmp_path)
+    small_model(Path("tiny"))
+    chats(Path("chats.jsonl"), 40)
+    made = make_job(asked(emulate=(CARDS,), global_batch=8, epochs=2))
+    args = made.job.data.args
+    assert args["pack"] is True
+    assert 20 < args["length"] < 100  # the longest
+    rows = int(re.findall(r"packed into (\d+) rows", made.data)[0])
+    assert made.data.startswith("36 chats to train on, 4 held out; ")
+    assert made.job.train.scheduler is not None
+    steps = 2 * -(-rows // 8)
+    assert made.job.train.scheduler.arguments["T_max"] + made.job.train.scheduler.warmup_steps == steps
+    assert model_facts({"name": "gpt"}) == ModelFacts()
+    plain = make_job(asked(settings=("data.args.pack=false",), lora="none"))
+    assert "the longest has" in plain.data
+    write_cluster("out", made)
+    file = write_job("out", made, "hetpipe finetune …", Path("job.yaml"))
+    assert file.read_text() == Path("job.yaml").read_text()
+    assert Job.read(file).model_copy(update={"cluster": None}) == made.job.model_copy(update={"cluster": None})
+    assert Cluster.load("out/cluster.yaml") == Cluster.parse(parse_emulated([CARDS]), "it")
+
+
+def test_what_is_missing_is_told_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Command
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hetpipe.training.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    small_model(Path("tiny"))
+    chats(Path("chats.jsonl"), 20)
+    tokenizer(Path("untold"), template=None)
+    (tmp_path / "file").write_text("")
+
+    def error(*arguments: object) -> str:
+        ended = run("finetune", *arguments)
+        assert ended.code == 2
+        (last,) = [line for line in ended.err.splitlines() if line.startswith("error: ")]
+        return last
+
+    assert "nowhere" in error("nowhere", "chats.jsonl")
+    assert "there.jsonl" in error("tiny", "there.jsonl")
+    assert "has no template of chats" in error("tiny", "chats.jsonl", "--tokenizer", "untold")
+    assert "there is no folder 'none' with a tokenizer" in error("tiny", "chats.jsonl", "--tokenizer", "none")
+    assert "unknown key 'rnk'" in error("tiny", "chats.jsonl", "--lora", "rnk=3")
+    assert "file is a file: name a folder" in error("tiny", "chats.jsonl", "-o", "file")
+    assert "cannot read the setting 'seed'" in error("tiny", "chats.jsonl", "--set", "seed")
+    assert not Path("finetuned").exists()
+    assert "it is called --length" in run("finetune", "tiny", "chats.jsonl", "--max-length", "4").err
+
+
+def made_of(job: dict[str, Any]) -> Made:
+    return Made(job, Job.parse(job, "it"), None, "")
+
+
+def test_a_folder_of_another_job_is_refused_and_of_other_devices_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def made(**options: Any) -> Made:
+        return made_of(filled(drafted(**options), ModelFacts(), facts(5, 6)))
+
+    first = made()
+    write_job("finetuned", first, "it")
+    refuse_another("finetuned", made(rate=1e-3).job)  # nothing is trained yet
+    (tmp_path / "finetuned" / "checkpoints" / "step-00000002").mkdir(parents=True)
+    monkeypatch.setattr("hetpipe.finetune.folder.list_checkpoints", lambda _: [Path("step-00000002")])
+    refuse_another("finetuned", first.job)
+    refuse_another("finetuned", made(emulate=(CARDS,)).job)
+    assert "train.optimizer.lr was 0.0002, is 0.001" in refusal(refuse_another, out="finetuned", job=made(rate=1e-3).job)
+    assert "adapter.r was 16, is 4" in refusal(refuse_another, out="finetuned", job=made(lora="r=4").job)
+
+
+def test_an_export_without_its_run_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = made_of(filled(drafted(), ModelFacts(), facts(5))).job
+    target = exported("finetuned", job)
+    (tmp_path / target).mkdir(parents=True)
+    assert "finetuned/adapter is there already" in refusal(refuse_another, out="finetuned", job=job)
+    written = tmp_path / "new"
+    written.mkdir()
+    (written / "file").write_text("whole")
+    install(written, target)
+    assert (target / "file").read_text() == "whole"
+    assert exported("o", made_of(filled(drafted(lora="none"), ModelFacts(), facts(5))).job) == Path("o/model")
+
+
+def test_what_else_could_be_is_simulated_or_does_not_fit() -> None:
+    """Three devices of which two are too small for the whole model."""
+    study = three()
+    assert study.problem is not None
+    equal, fast, slow = others(*study.problem, study.plan.global_batch)
+    assert (equal.name, fast.name, slow.name) == ("equal data parallel", "fast alone", "one slow alone")
+    assert equal.seconds is slow.seconds is None
+    assert equal.has_bytes == slow.has_bytes
+    assert 0 < (slow.has_bytes or 0) <= study.problem[1].device_types["slow"].memory
+    assert equal.needs_bytes is not None
+    assert slow.needs_bytes is not None
+    assert min(equal.needs_bytes, slow.needs_bytes) > 2**20 * 3 * 8  # parameters, gradients, and what the optimizer keeps
+    assert study.plan.predicted is not None
+    assert fast.seconds is not None
+    assert fast.seconds > study.plan.predicted.step_seconds
+    assert "does not fit: needs" in instead_text(equal, 1.0)
+
+
+def test_a_plan_in_a_sentence() -> None:
+    text = plan_text(three().scene)
+    assert re.fullmatch(r"fast \(n0/0\) runs layers 0–\d of 8, slow \(n1/[01]\) runs .*: 16 of 16 samples of a step, in .*", text)
+    assert "slow (n8/0 and" not in plan_text(many().scene)
+    assert "each run layers" in plan_text(many().scene)
+
+
+def test_what_else_could_be_is_told_with_both_numbers() -> None:
+    assert instead_text(Instead(name="x", seconds=3.0), 1.5) == "3.00 s a step, 2.00 × as long"
+    assert instead_text(Instead(name="x", reason="no link"), 1.5) == "no link"
+    assert numbered(999) == "999"
+    job = made_of(filled(drafted(), ModelFacts(), facts(5))).job
+    loads = how_to_load(Finetuned(statement=None, folder=Path("o/adapter")), job)  # type: ignore[arg-type]
+    assert 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("tiny"), "o/adapter")' in loads
