@@ -30,6 +30,7 @@ from hetpipe.files.writing import check_output, write_text
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.ranks.launch import start_ranks
+from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.runtime.stages import transfers
 from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.job import Job
@@ -149,7 +150,7 @@ def measured(slowdowns: list[float], steps: int) -> dict[str, Ran]:
             assert cluster is not None
             plans[way] = make_plan(profile, cluster, BATCH, partitioner="chain")
             own = [plans[way]] if way == "naive" else [plans["naive"].model_copy(update={"model": profile.model}), plans[way]]
-            ranks = start_ranks(trained, (job, own, profile), cluster.devices, job.model.name)
+            ranks = start_ranks(trained, (job, own, profile), cluster.devices, modules_of(job))
         for i, key in enumerate(["naive"] if way == "naive" else ["cut as naive", "frozen"]):
             rows = {index: row for rank in ranks for index, row in rank[i : i + 1]}
             found[key] = rows[0]._replace(back=rows[1].back if 1 in rows else 0.0)
