@@ -181,7 +181,7 @@ def _stored_tensors(name: str, layer: HFLayer) -> dict[str, Tensor]:
     strange = [own for own in found if own not in layer.hf_names]
     if strange:
         raise InputError(f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "
-                         "place: load the checkpoint, merge the adapters into the weights and save these with save_pretrained; "
+                         "place: add adapters with a job's section 'adapter', or merge them and save with save_pretrained; "
                          "the checkpoint's own safetensors files hold both")  # fmt: skip
     return found
 
