@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -58,13 +58,15 @@ class Loaded(NamedTuple):
     load_seconds: float
 
 
-def write_folder(folder: Path) -> int:
+def write_folder(folder: Path, kind: str, sizes: Mapping[str, Any]) -> int:
     """A folder of save_pretrained's kind, in bfloat16, a shard at a time; its parameters."""
-    config = transformers.Qwen2Config(**QWEN)  # type: ignore[arg-type]
-    config.architectures, config.dtype = ["Qwen2ForCausalLM"], torch.bfloat16
+    config: Any = transformers.CONFIG_MAPPING[kind](**sizes)
+    classes: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    model_class = classes[type(config)]
+    config.architectures, config.dtype = [model_class.__name__], torch.bfloat16
     config.save_pretrained(folder)
     with torch.device("meta"):
-        model = transformers.Qwen2ForCausalLM(config)
+        model = model_class(config)
     shapes = {name: p.shape for name, p in model.named_parameters()}
     where, shard, count = dict[str, str](), dict[str, Tensor](), 0
 
@@ -86,21 +88,23 @@ def write_folder(folder: Path) -> int:
     return count
 
 
-def load(folder: str) -> Loaded:
-    """This rank's part."""
+def load(folder: str, cuts: Sequence[Sequence[int]], adapter: Mapping[str, Any] | None = None) -> Loaded:
+    """This rank's part, with adapters, if there are any."""
     torch.set_num_threads(1)
     connect(use_cuda=False)
     build = registry.model("causal_lm")  # and with it transformers
     before, began = _bytes("RssAnon"), time.perf_counter()
     model = build(weights=folder)
+    if adapter is not None:
+        model = hetpipe.adapt(model, seed=0, **adapter)
     built = time.perf_counter()
-    stages = [{"layers": layers, "devices": [f"n0/{rank}"]} for rank, layers in enumerate(CUTS)]
-    plan = hetpipe.Plan.parse({"model": "qwen", "global_batch": 4, "replicas": [{"microbatch_sizes": [1] * 4, "stages": stages}]},
-                              "this bench")  # fmt: skip
+    stages = [{"layers": layers, "devices": [f"n0/{rank}"]} for rank, layers in enumerate(cuts)]
+    replica = {"microbatch_sizes": [1] * 4, "stages": stages}
+    plan = hetpipe.Plan.parse({"model": "bench", "global_batch": 4, "replicas": [replica]}, "this bench")
     engine = hetpipe.wrap(model, plan, torch.zeros(1, TOKENS, dtype=torch.int64), cross_entropy, loss_weight="tokens")
     loaded, after = time.perf_counter(), _bytes("RssAnon")
     sums = sum(b.summed.nbytes for b in engine.sync._buckets if b.summed is not None)
-    found = Loaded(CUTS[engine.index], sum(module_bytes(engine.stage)), sums, before, after, _bytes("VmHWM"), built - began,
+    found = Loaded(cuts[engine.index], sum(module_bytes(engine.stage)), sums, before, after, _bytes("VmHWM"), built - began,
                    loaded - built)  # fmt: skip
     engine.leave()
     return found
@@ -121,8 +125,8 @@ def table(found: Sequence[Loaded]) -> str:
         sizes = (one.own_bytes, one.sums_bytes, held)
         rows.append([str(rank), str(list(one.layers)), *map(_mib, sizes), f"{held / own - 1:+.1%}", _mib(one.peak_bytes),
                      f"{one.build_seconds:.1f}", f"{one.load_seconds:.1f}"])  # fmt: skip
-    header = ["rank", "layers", "its layers, MiB", "room for sums of gradients, MiB", "held more than before, MiB",
-              "beside both", "most of all memory at any time, MiB", "seconds to build", "seconds to load"]  # fmt: skip
+    header = ["rank", "layers", "its layers, MiB", "room for sums of gradients, MiB", "held more than before, MiB", "beside both",
+              "most of all memory at any time, MiB", "seconds to build", "seconds to load"]  # fmt: skip
     return markdown(header, rows, words=2)
 
 
@@ -130,20 +134,27 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.0f}"
 
 
+def loaded(
+    folder: Path | None, kind: str, sizes: Mapping[str, Any], cuts: Sequence[Sequence[int]],
+    adapter: Mapping[str, Any] | None = None,
+) -> list[Loaded]:  # fmt: skip
+    """Write the folder, if it is not there, and load it on a rank for each part."""
+    with tempfile.TemporaryDirectory() as own:
+        where = folder if folder is not None else Path(own)
+        if not (where / INDEX).exists():
+            where.mkdir(parents=True, exist_ok=True)
+            write_folder(where, kind, sizes)
+        cluster: Any = {"format": "hetpipe.cluster/1", "device_types": {"cpu": {"memory": "8 GiB"}},
+                        "nodes": [{"name": "n0", "devices": {"cpu": len(cuts)}}]}  # fmt: skip
+        return start_ranks(load, (str(where), cuts, adapter), Cluster.parse(cluster, "this bench").devices)
+
+
 def bench(
     folder: Annotated[Path | None, typer.Option(help="Where the weights are, or are to be written (3 GB).")] = None,
     readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md.")] = False,
 ) -> None:
     """Write the folder, load it on four ranks, and tell what each holds."""
-    with tempfile.TemporaryDirectory() as own:
-        where = folder if folder is not None else Path(own)
-        if not (where / INDEX).exists():
-            where.mkdir(parents=True, exist_ok=True)
-            write_folder(where)
-        cluster: Any = {"format": "hetpipe.cluster/1", "device_types": {"cpu": {"memory": "8 GiB"}},
-                        "nodes": [{"name": "n0", "devices": {"cpu": len(CUTS)}}]}  # fmt: skip
-        found = start_ranks(load, (str(where),), Cluster.parse(cluster, "this bench").devices)
-    text = table(found)
+    text = table(loaded(folder, "qwen2", QWEN, CUTS))
     console.print(text, markup=False, soft_wrap=True)
     if readme:
         replace_table(README, "memory", text)

@@ -75,9 +75,9 @@ class HFLayer(nn.Module):
         if strange:
             raise InputError(
                 f"layer {self.label!r}: {strange[0]!r} is on the meta device, and {type(self.origin.model).__name__} has no "
-                f"tensor of that name ({len(strange)} such) whose values could be read or drawn. Add adapters with hetpipe.adapt, "
-                "or a job's section 'adapter'. What another wrapper adds needs values from the start, and the module in it must be "
-                "its 'base_layer'. Or wrap after hetpipe.layers.weights.materialise(layers)"
+                f"tensor of that name ({len(strange)} such) whose values could be read or drawn. Add adapters with "
+                "hetpipe.adapt, or a job's section 'adapter'. What another wrapper adds needs values from the start, and the "
+                "module in it must be its 'base_layer'. Or wrap after hetpipe.layers.weights.materialise(layers)"
             )
         return self.origin.values(wanted)
 
