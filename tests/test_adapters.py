@@ -170,6 +170,28 @@ def test_a_model_without_linear_layers_is_told() -> None:
         adapt(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), train_also=["embed"])
 
 
+class Taking(nn.Module):
+    """Takes the matrix, as the states of Mamba do, and does not call what has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.first(x), self.second.weight)
+
+
+def test_adapters_that_change_nothing_are_told() -> None:
+    x = torch.randn(2, 4)
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            layers = nn.Sequential(Taking(), nn.Linear(4, 2))
+        told = r"the adapter of '0\.second' \(1 such module\) changes nothing"
+        with pytest.raises(InputError, match=told):
+            trace_boundaries(adapt(layers, seed=1), x, torch.device("cpu"), backward=True)
+    trace_boundaries(adapt(nn.Sequential(Taking(), nn.Linear(4, 2)), seed=1, targets=["first"]), x, backward=True)
+
+
 # ---- jobs, checkpoints and folders ----
 
 

@@ -136,7 +136,7 @@ def _lane_text(scene: Scene, lane: LaneScene) -> str:
         devices = " + ".join(stage.devices) if lane.count == 1 else enumerated([" + ".join(twin) for twin in stage.twins])
         some = f"layer{'s' if len(stage.tiles) > 1 else ''} {layer_range(stage.layers)} of {layers}"
         what = some if len(stage.tiles) < layers else f"all {layers} layers"
-        again = ", recomputing activations" if stage.recomputed else ""
+        again = ", recomputing activations" if stage.recomputed else ", offloading activations" if stage.offloaded else ""
         parts.append(f"{stage.kind} ({devices}) {'each run' if lane.count > 1 else 'runs'} {what}{again}")
     samples = f"{lane.samples} of {scene.plan.global_batch} samples of a step"
     return f"{', '.join(parts)}: {samples}, in {microbatches_text(lane.sizes)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.autograd.graph import Node
 from torch.func import functional_call
 
-from hetpipe.files.messages import InputError, cut
+from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import StageTypes, computing, held_types, type_name, types_alone
-from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.transforms import lineage_of, tensors_of
 from hetpipe.layers.untouched.fakes import Fakes, fake_tensors
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import drawing
@@ -91,6 +91,7 @@ def _traced(
 ) -> list[tuple[TensorSpec, ...]]:  # fmt: skip
     overwriting: list[str] = []
     parameters: list[Tensor] = []
+    fakes_used = dict[int, Tensor]()
     found, nodes = [_specs(as_tuple(inputs))], [[t.grad_fn for t in as_tuple(inputs)]]
     tensors: tuple[Tensor, ...] = tuple(fakes.mode.from_tensor(t.detach()) for t in as_tuple(inputs))
     whole = StageTypes(0, len(layers), types_alone(layers))
@@ -105,6 +106,7 @@ def _traced(
         fakes_of = {t: _fake(t, place, dtype) for t, dtype in held_types(layer, stage.types).items()}
         fake_of = {id(t): f for t, f in fakes_of.items() if t.is_meta or t.device != home or t.dtype != f.dtype}
         instead = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
+        fakes_used |= fake_of
         parameters += [p for p in (instead.get(n, t) for n, t in given.items()) if p.requires_grad]
         try:
             value = as_value([t if home is None else t.to(home) for t in tensors])
@@ -131,9 +133,24 @@ def _traced(
         nodes.append([t.grad_fn for t in tensors])
     if backward:
         _check_backward(tensors, parameters, overwriting)
+        _refuse_idle_adapters(layers, tensors, fakes_used)
     used = ancestors(nodes[-1])
     return [tuple(replace(spec, requires_grad=spec.requires_grad and (node is None or node in used))
                   for spec, node in zip(specs, row, strict=True)) for specs, row in zip(found, nodes, strict=True)]  # fmt: skip
+
+
+def _refuse_idle_adapters(layers: nn.Sequential, outputs: Sequence[Tensor], fakes_used: Mapping[int, Tensor]) -> None:
+    """InputError if a layer has adapters that no output depends on, since its forward takes the matrix itself."""
+    adapters = {f"{label}.{name}": fakes_used.get(id(p), p) for label, layer in named_layers(layers)
+                if (lineage := lineage_of(layer)) is not None and lineage.adapter is not None
+                for name, p in layer.named_parameters() if ".lora_" in f".{name}"}  # fmt: skip
+    used = {id(leaf) for leaf in gradient_leaves(outputs)} if adapters else set()
+    idle = sorted({name.split(".lora_")[0] for name, p in adapters.items() if id(p) not in used})
+    if idle:
+        raise InputError(
+            f"the adapter of {idle[0]!r} ({counted(len(idle), 'such module')}) changes nothing: the layer takes the module's "
+            "matrix, and does not call it. Name the others in adapter.targets"
+        )
 
 
 def _does_not_run(name: str, layer: nn.Module, found: Sequence[tuple[TensorSpec, ...]], error: Exception) -> str:
