@@ -86,7 +86,7 @@ def in_training(profile: Profile, slowdown: float, memory_rate: float) -> Profil
         return Measurement.model_validate({**dict(m), **times})
 
     measurements = tuple(changed(m) for m in profile.measurements)
-    return Profile.model_validate({**dict(profile), "measurements": measurements})
+    return profile.model_copy(update={"measurements": measurements})
 
 
 def mean_error(rows: list[dict[str, Any]], key: str) -> float:

@@ -89,7 +89,7 @@ def give_values(layers: nn.Sequential, name: str, layer: nn.Module, device: torc
             f"layer {name!r} ({type(layer).__name__}) is on the meta device ({next(iter(empty))!r} has no values), and has no "
             "method values(names) that would give them: build the model without torch.device('meta')"
         )
-    for values in _values_of(layer, source, set(empty), device):
+    for values in _values_of(layer, source, list(empty), device):
         new: dict[int, Tensor] = {}
         for own, value in values.items():
             old = empty[own]
@@ -103,11 +103,12 @@ def give_values(layers: nn.Sequential, name: str, layer: nn.Module, device: torc
         replace_tensors(layers, new)
 
 
-def _values_of(layer: nn.Module, source: Deferred, empty: set[str], device: torch.device) -> Iterator[Mapping[str, Tensor]]:
+def _values_of(layer: nn.Module, source: Deferred, empty: Sequence[str], device: torch.device) -> Iterator[Mapping[str, Tensor]]:
     """The values of these tensors of a layer: those that it was written with, then of each that was made, by itself."""
     found, written = lineage_of(layer), written_names(layer)
-    made = [each for each in (found.made if found is not None else ()) if empty & {*each.names}]
-    plain = sorted(empty - {own for each in made for own in each.names})
+    made = [each for each in (found.made if found is not None else ()) if {*empty} & {*each.names}]
+    later = {own for each in made for own in each.names}
+    plain = [own for own in empty if own not in later]
     if plain:
         values = source.values([written(own) for own in plain])
         yield {own: values[written(own)] for own in plain}

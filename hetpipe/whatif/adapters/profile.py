@@ -110,7 +110,7 @@ class Adapted:
             "cast_bytes": tuple(a - b + c for (a, b), c in zip(wider, self._copies(precision), strict=True)),
         }  # fmt: skip
         times = {"forward_seconds": tuple(forward), "backward_seconds": tuple(backward)}
-        return Measurement(**{**dict(plain), **times, **own_bytes})
+        return plain.model_copy(update={**times, **own_bytes})
 
     def copied(self, precision: Precision) -> bool:
         """Whether the base is held in float32 where matrix products are computed in half precision."""
