@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hetpipe import adapt, load_weights
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import base_of, pinned_base
+from hetpipe.checkpoints.base import adapter_keys, base_of, pinned_base
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.files.messages import InputError
 from hetpipe.hf.export import export_weights
@@ -32,6 +32,7 @@ from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.jobs import Folder, train
 from tests.support.zoo import WORDS
+from tests.test_causal_lm import tiny
 
 import transformers  # isort: skip  # offline, as tests.support.zoo sets it
 
@@ -192,6 +193,51 @@ def test_adapters_that_change_nothing_are_told() -> None:
     trace_boundaries(adapt(nn.Sequential(Taking(), nn.Linear(4, 2)), seed=1, targets=["first"]), x, backward=True)
 
 
+class Twice(nn.Module):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(torch.relu(self.first(x)))
+        return out
+
+
+def hooked() -> nn.Linear:
+    linear = nn.Linear(4, 4)
+    linear.register_forward_hook(lambda _module, _given, out: 3 * out)
+    return linear
+
+
+def infinite() -> nn.Linear:
+    linear = nn.Linear(4, 4)
+    with torch.no_grad():
+        linear.weight[1, 2] = torch.inf
+    return linear
+
+
+@pytest.mark.parametrize(("make", "options", "reason"), [
+    (lambda: Twice(), {}, "'0.first' and '0.second' are one module, which would get two adapters"),
+    (lambda: adapt(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), seed=1)[0], {}, "the model has adapters already"),
+    (lambda: nn.TransformerEncoderLayer(4, 2, 8), {"targets": ["linear1"]}, "which takes its matrix for itself in evaluation"),
+    (hooked, {"base": "int8"}, "'0' has hooks, which would be lost with base int8"),
+    (infinite, {"base": "int8"}, r"a matrix of shape \[4, 4\] holds infinite numbers"),
+    (infinite, {"base": "nf4"}, r"a matrix of shape \[4, 4\] holds infinite numbers"),
+    (lambda: nn.Embedding(4, 4), {"targets": ["0"], "use_dora": True}, "'0' is an embedding"),
+    (lambda: nn.Embedding(4, 4), {"targets": ["0"], "train_also": ["embed"]}, "is in adapter.targets, and trains as a whole by"),
+])  # fmt: skip
+def test_what_would_go_wrong_in_silence_is_told(make: Any, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        adapt(nn.Sequential(make(), nn.Linear(4, 2)), seed=1, **options)
+
+
+def test_dora_of_a_layer_that_is_a_linear_layer() -> None:
+    layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), seed=1, r=2, use_dora=True)
+    assert "0.lora_magnitude_vector.default.weight" in state_of(layers)
+
+
 # ---- jobs, checkpoints and folders ----
 
 
@@ -242,7 +288,7 @@ def saved_alone(folder: Path, base: Path, adapter: dict[str, Any]) -> tuple[Job,
     layers = build_layers(job)
     materialise(layers)
     trained_a_little(layers)
-    extra = {"base": base_of(layers)}
+    extra = {"base": base_of(layers), "adapter": adapter_keys(layers)}
     return job, checkpoint.save(folder / "saved", 1, layers, torch.optim.SGD(layers.parameters()), extra, alone(), keep=1), layers
 
 
@@ -317,6 +363,36 @@ def test_adapters_go_on_with_their_own_base_only(base: Path, tmp_path: Path) -> 
     with pytest.raises(InputError, match="was saved with adapters of the model .*, and now there are adapters of the model"):
         export_weights(build_layers(Job.read(tmp_path / "job.yaml", [f"model.args.weights={tmp_path / 'other'}"])),
                        next((tmp_path / "saved").iterdir()), tmp_path / "out")  # fmt: skip
+
+
+def test_adapters_are_those_that_were_saved(base: Path, tmp_path: Path) -> None:
+    _, saved, _ = saved_alone(tmp_path, base, {"r": 4})
+    changes = {"adapter.alpha=320": "adapter.alpha was 32.0, is 320.0", "adapter.base=int8": "adapter.base was 'as-is'"}
+    for change, told in changes.items():
+        other = build_layers(Job.read(tmp_path / "job.yaml", ["train.dtype=float32", change]))
+        with pytest.raises(InputError, match=told):
+            load_weights(other, saved)
+        with pytest.raises(InputError, match=told):
+            export_weights(other, saved, tmp_path / "out")
+    with pytest.raises(InputError, match="and now there are no adapters"):
+        load_weights(build_layers(Job.read(tmp_path / "job.yaml", ["train.dtype=float32", "adapter=null"])), saved)
+
+
+def test_a_matrix_that_modules_share_is_not_merged(base: Path, tmp_path: Path) -> None:
+    job, saved, _ = saved_alone(tmp_path, base, {"r": 4, "targets": ["lm_head", "q_proj"]})
+    with pytest.raises(InputError, match="the adapter of 'lm_head' cannot be merged: its matrix is that of 'model.embed_"):
+        export_weights(build_layers(job), saved, tmp_path / "out", merge=True)
+
+
+def test_what_peft_would_load_otherwise_is_not_written(tmp_path: Path) -> None:
+    """It takes the dense layers' names for those of experts."""
+    model_class, config = tiny("glm4_moe")
+    torch.manual_seed(0)
+    model_class(config).save_pretrained(tmp_path / "moe")
+    job, saved, _ = saved_alone(tmp_path, tmp_path / "moe", {"r": 2})
+    with pytest.raises(InputError, match="peft would not load these adapters as they were trained .*: write the whole"):
+        export_weights(build_layers(job), saved, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_adapters_are_merged(base: Path, tmp_path: Path) -> None:

@@ -10,10 +10,14 @@ import pytest
 import torch
 import yaml
 
+from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.base import pinned_base
+from hetpipe.checkpoints.resume import identity
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
 from hetpipe.processes.world import alone
+from hetpipe.spec.job import Job
 from tests.support.commands import Command
 from tests.support.hub import TEXT_WORDS, cache_here, qwen, tokenizer
 from tests.support.jobs import STATE
@@ -43,6 +47,29 @@ def trained(tmp_path: Path) -> tuple[Path, Path]:
     source = tokenizer(qwen(tmp_path / "source"))
     saved(tmp_path / "saved", "causal_lm", {"weights": str(source)})
     return source, tmp_path / "saved"
+
+
+@pytest.mark.parametrize("base", ["as-is", "nf4"])
+def test_a_model_with_adapters_writes_what_it_was_trained_to(base: str, tmp_path: Path, run: Command) -> None:
+    source = tokenizer(qwen(tmp_path / "source"))
+    job = Job.parse({
+        "format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": str(source), "extras": []}},
+        "adapter": {"r": 2, "base": base}, "data": {"name": "text"}, "train": {"global_batch": 2, "steps": 1, "seed": 3},
+    }, "this test")  # fmt: skip
+    layers = build_layers(job)
+    materialise(layers)
+    trained = [p for p in layers.parameters() if p.requires_grad]
+    torch.manual_seed(0)
+    for parameter in trained:
+        parameter.data += torch.randn_like(parameter)
+    extra = {**STATE, "job": identity(job) | pinned_base(layers)}
+    checkpoint.save(tmp_path / "saved", 1, layers, torch.optim.SGD(trained, lr=0.1), extra, alone(), keep=1)
+    words = torch.tensor([PROMPT])
+    with torch.no_grad():
+        for _ in range(4):
+            words = torch.cat([words, layers.eval()(words)[:, -1:].argmax(-1)], 1)
+    ended = run("generate", tmp_path / "saved", text(PROMPT), "--tokens", 4)
+    assert (ended.code, ended.out) == (0, f"{text(words[0, 3:].tolist())}\n"), ended.err
 
 
 @pytest.mark.parametrize("where", ["saved", "saved/step-00000001", "job.yaml"])

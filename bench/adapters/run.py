@@ -32,10 +32,11 @@ from hetpipe.files.units import human_bytes
 README = Path(__file__).parent / "README.md"
 WORDS, LENGTH, SAMPLES, BATCH, STEPS = 512, 96, 160, 8, 14
 SIZES = {"vocab_size": WORDS, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
-         "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128}  # fmt: skip
+         "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
-    "llama": {}, "qwen3": {"tie_word_embeddings": True}, "mistral": {}, "gemma2": {"query_pre_attn_scalar": 32}, "olmo2": {},
-    "phi3": {"pad_token_id": 0, "partial_rotary_factor": 1.0},
+    "llama": {}, "qwen3": {"tie_word_embeddings": True, "head_dim": 32}, "mistral": {},
+    "gemma2": {"query_pre_attn_scalar": 32, "head_dim": 32}, "olmo2": {},
+    "phi3": {"pad_token_id": 0},
 }  # fmt: skip
 REGIMES: dict[str, dict[str, Any] | None] = {"full": None, "LoRA": {"r": 8}, "nf4": {"r": 8, "base": "nf4"}}
 MEMORY = {"full": "24 MiB", "LoRA": "12 MiB", "nf4": "8 MiB"}  # of the slower device

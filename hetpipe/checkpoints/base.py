@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from hetpipe.checkpoints.stores.pieces import note_tensor
-from hetpipe.files.messages import InputError
-from hetpipe.layers.transforms import kept_elsewhere, lineage_of, tensors_of, uncompiled
+from hetpipe.files.messages import InputError, listed, shown
+from hetpipe.layers.transforms import adapter_of, kept_elsewhere, lineage_of, tensors_of, uncompiled
 
 KEY = "model.base"  # of what a run depends on
 
@@ -43,20 +43,29 @@ def pinned_base(layers: Iterable[nn.Module]) -> dict[str, Any]:
     return {KEY: found} if found is not None else {}
 
 
-def saved_base(state: object) -> str | None:
-    """What a checkpoint's plain part says of it."""
-    told = getattr(state, "base", None) or (getattr(state, "job", None) or {}).get(KEY)
-    return str(told) if told is not None else None
+def adapter_keys(layers: Iterable[nn.Module]) -> dict[str, Any] | None:
+    """As which adapters were added, by the keys of a job's section; None without any. (Dropout may change.)"""
+    found = adapter_of(layers)
+    return found.model_dump(mode="json", exclude={"dropout"}) if found is not None else None
 
 
-def check_base(saved: str | None, own: str | None, checkpoint: object) -> None:
-    """InputError where adapters would go on beside another model than that with which they were trained."""
+def check_adapted(state: object, layers: Sequence[nn.Module], checkpoint: object) -> None:
+    """InputError where adapters would go on beside another model than that with which they were trained, or otherwise. `state`:
+    the plain part of a checkpoint."""
+    job: Mapping[str, Any] = getattr(state, "job", None) or {}
+    saved, own = getattr(state, "base", None) or job.get(KEY), base_of(layers)
     if saved != own:
         told = [f"adapters of the model {base}" if base is not None else "no adapters" for base in (saved, own)]
         raise InputError(
             f"checkpoint {checkpoint} was saved with {told[0]}, and now there are {told[1]} (digests of names, shapes and a few "
             "numbers of all tensors): build the model as it was, or name another folder to start anew"
         )
+    keys = {name.removeprefix("adapter."): value for name, value in job.items() if name.startswith("adapter.")}
+    before, now = getattr(state, "adapter", None) or keys, adapter_keys(layers) or {}
+    others = [f"adapter.{key} was {shown(before.get(key))}, is {shown(value)}"
+              for key, value in now.items() if before.get(key) != value]  # fmt: skip
+    if others:
+        raise InputError(f"checkpoint {checkpoint} is of other adapters; set these back:\n{listed(others)}")
 
 
 def other_base(saved: Mapping[str, Any]) -> str:

@@ -89,25 +89,28 @@ def _keys(job: Job) -> Mapping[str, Any]:
 
 def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
     """A job with the model of what a checkpoint says. InputError where it says none."""
+    from hetpipe.checkpoints.base import KEY as BASE
     from hetpipe.checkpoints.revision import KEY, WEIGHTS
 
-    model: dict[str, Any] = {}
+    job: dict[str, Any] = {}
     for key, value in said.items():
         first, *path = key.split(".")
-        if first == "model" and key != KEY and value is not None:
-            place = model
+        if first in ("model", "adapter") and path and key not in (KEY, BASE) and value is not None:
+            place = job.setdefault(first, {})
             for part in path[:-1]:
                 place = place.setdefault(part, {})
             place[path[-1]] = value
-    if not model:
+    if (model := job.get("model")) is None:
         raise InputError(
             f"checkpoint {found} does not say of which model it is, as those of one's own loop: hetpipe export-weights "
             "--checkpoint writes its weights"
         )
     if KEY in said:
         model["args"]["weights"] = f"{str(said[WEIGHTS]).partition('@')[0]}@{said[KEY]}"
-    train = {"global_batch": 1, "steps": 1}
-    return Job.parse({"format": "hetpipe.job/1", "model": model, "data": {"name": "text"}, "train": train}, str(found))
+    train = {"global_batch": 1, "steps": 1, "seed": said.get("train.seed", 0), "dtype": said.get("train.dtype", "float32")}
+    if (half := said.get("adapter.base")) in ("bf16", "fp16"):
+        train["precision"] = half
+    return Job.parse({"format": "hetpipe.job/1", **job, "data": {"name": "text"}, "train": train}, str(found))
 
 
 def _written(
@@ -119,7 +122,7 @@ def _written(
 
     from hetpipe.hf.chain import HFLayer
     from hetpipe.hf.export import export_weights
-    from hetpipe.layers.transforms import uncompiled
+    from hetpipe.layers.transforms import adapter_of, uncompiled
 
     first = uncompiled(layers[0])
     model: Any = first.origin.model if isinstance(first, HFLayer) else first
@@ -128,7 +131,7 @@ def _written(
             f"checkpoint {found} is of no causal language model (it is a {type(model).__name__}), so it writes no text"
         )
     with TemporaryDirectory(prefix="hetpipe-") as place:
-        folder = export_weights(layers, found, Path(place, "model"))
+        folder = export_weights(layers, found, Path(place, "model"), merge=adapter_of(layers) is not None)
         words = _tokenizer(tokenizer, folder)
         ids = _ids(words, prompt, chat)
         _check_ids(ids, tokens, model.config.get_text_config())

@@ -26,6 +26,9 @@ def parse_emulated(machines: Sequence[str]) -> dict[str, Any]:
             if match is None or (match[1] is not None and int(match[1]) == 0):
                 raise InputError(f"--emulate {shown(text)}: cannot read {shown(part.strip())}; write name:memory:slowdown, as in "
                                  f"'{EXAMPLE}'")  # fmt: skip
+            if match[3].strip().isdigit():
+                size = match[3].strip()
+                raise InputError(f"--emulate {shown(text)}: the memory of {shown(match[2])}, {size}, has no unit: {size}GiB?")
             name, kind = match[2], {"memory": match[3].strip(), "emulate": {"slowdown": float(match[4])}}
             if types.setdefault(name, kind) != kind:
                 raise InputError(f"--emulate {shown(text)}: {shown(name)} has two memories or slowdowns: give them two names")

@@ -70,11 +70,12 @@ def finetune_rank(wanted: Wanted, job: Job, plan: Plan | None = None, profile: P
 
 
 def _export(out: str, job: Job, result: TrainResult) -> Path | None:
-    """The newest checkpoint's weights, in the folder of the run; those that a finished run has written stay as they are."""
+    """The newest checkpoint's weights, in the folder of the run; those that are of it already stay as they are."""
     target = exported(out, job)
     if job.checkpoint is None or not list_checkpoints(job.checkpoint.folder):
         return None
-    if target.exists() and not result.losses:
+    newest = max(part.stat().st_mtime for part in list_checkpoints(job.checkpoint.folder)[-1].iterdir())
+    if target.exists() and not result.losses and target.stat().st_mtime >= newest:
         return target
     found, written = find_checkpoint(job.checkpoint.folder), target.with_name(f".{target.name}")
     with Activity(f"writing {target}"):

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpipe.checkpoints.base import base_of, check_base, saved_base
+from hetpipe.checkpoints.base import check_adapted
 from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
 from hetpipe.checkpoints.stores.folder import stored_at
@@ -22,15 +22,14 @@ from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.checkpoints.training_state import read_saved
 from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
-from hetpipe.hf.adapters.merged import merged_layers
-from hetpipe.hf.adapters.names import section_of
+from hetpipe.hf.adapters.merged import check_mergeable, merged_layers
 from hetpipe.hf.adapters.peft_folder import write_adapters
 from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.folder import INDEX, WEIGHTS, WeightFolder
 from hetpipe.hf.hub import COMPANIONS
 from hetpipe.hf.stored import as_stored
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled, written_names
+from hetpipe.layers.transforms import adapter_of, lineage_of, tensors_of, uncompiled, written_names
 from hetpipe.spec.sections.adapter import AdapterSection
 
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -57,10 +56,14 @@ def export_weights(
     check_new_folder(folder)
     saved = stored_at(checkpoint)
     available = tensors_in(saved, read_whole(saved).tensors)
-    section = section_of(layers) if layers is not None else None
+    section = adapter_of(layers) if layers is not None else None
     if merge and section is None:
         raise InputError("there are no adapters to merge: name the job with its section 'adapter', or leave --merge out")
-    if layers is not None and section is not None and isinstance(_written(layers[0]), HFLayer):
+    adapted = layers is not None and section is not None and isinstance(_written(layers[0]), HFLayer)
+    if merge and not adapted:
+        raise InputError("only the adapters of models of transformers are merged: load the checkpoint (hetpipe.load_weights), "
+                         "and add them in a program of your own")  # fmt: skip
+    if layers is not None and section is not None and adapted:
         return _export_adapted(layers, section, saved, available, folder, merge=merge)
     if layers is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in layers):
         return _export_folder(layers, saved, available, folder)
@@ -83,7 +86,7 @@ def _export_adapted(
     """Adapters, or the whole model with them."""
     if faults := model_faults(available, model_state(layers), surplus=True):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
-    check_base(saved_base(read_saved(saved)), base_of(layers), saved)
+    check_adapted(read_saved(saved), list(layers), saved)
     source = _written(layers[0])
     assert isinstance(source, HFLayer)
     origin = source.origin
@@ -93,6 +96,7 @@ def _export_adapted(
 
     if not merge:
         return write_adapters(layers, section, origin, read, folder)
+    check_mergeable(layers)
     target = make_folder(folder)
     dtype = _write_files(_filled(merged_layers(layers, read)), target, lambda tensors: as_stored(origin.model, tensors))
     origin.write_config(target, dtype)

@@ -4,7 +4,7 @@ written, as do those of a layer that `torch.compile` holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple, Protocol
@@ -115,6 +115,12 @@ def lineage_of(layer: nn.Module) -> Lineage | None:
     """How the layer was made; None of one that is as it was written."""
     found: Lineage | None = vars(uncompiled(layer)).get(_MADE)
     return found
+
+
+def adapter_of(layers: Iterable[nn.Module]) -> AdapterSection | None:
+    """As which adapters were added to layers; None where they have none."""
+    found = map(lineage_of, layers)
+    return next((lineage.adapter for lineage in found if lineage is not None and lineage.adapter is not None), None)
 
 
 def uncompiled(layer: nn.Module) -> nn.Module:

@@ -44,7 +44,7 @@ PRECISION = ("Of matrix products: fp32, bf16, fp16, '3090=bf16,1080ti=fp16', or 
              "default auto on GPUs, else fp32.")  # fmt: skip
 TOKENIZER = "Another folder, or name, with the tokenizer. By default the model's."
 CLUSTER = "cluster.yaml: which devices there are. By default all that are here."
-OTHERS = "Set any other key of the job: adapter.targets=[q_proj,v_proj]. May be repeated."
+OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
 EMULATE = f"Cards that CPU processes play, as name:memory:slowdown: '{EXAMPLE}'. Once for each machine."
 
 

@@ -90,7 +90,9 @@ def how_to_load(found: Finetuned, job: Job) -> str:
     base = str(job.model.args.get("weights"))
     name, _, revision = base.partition("@")
     at = f', revision="{revision}"' if revision else ""
-    return (
+    few = job.adapter.quantised
+    note = f"# trained over a base in {few}; to get just that: hetpipe export-weights JOB.yaml -o FOLDER --merge\n" if few else ""
+    return note + (
         f"from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n"
         f'model = PeftModel.from_pretrained({load}("{name}"{at}), "{found.folder}")'
     )

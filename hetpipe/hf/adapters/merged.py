@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, one_line
+from hetpipe.hf.adapters.names import adapted_of, names_of_one
 from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.adapters.quantised import QuantisedLinear
 from hetpipe.layers.model import named_layers
@@ -40,6 +41,20 @@ def merged_layers(layers: nn.Sequential, read: Callable[[str], Tensor]) -> Itera
         del merged, found
         given = tensors_of(layer)
         replace_tensors(layers, {id(given[own]): tensor for own, tensor in held.items()})
+
+
+def check_mergeable(layers: nn.Sequential) -> None:
+    """InputError where an adapter is of a matrix that other modules share: two different matrices are no longer one."""
+    source = next(lineage.written for _, layer in named_layers(layers) if (lineage := lineage_of(layer)) is not None)
+    assert isinstance(source, HFLayer)
+    alike = names_of_one(source.origin.model)
+    for found in adapted_of(layers).values():
+        for path, _ in found.adapters.values():
+            shared = [name for name in alike.get(f"{path}.weight", []) if name != f"{path}.weight"]
+            if shared:
+                raise InputError(f"the adapter of {path!r} cannot be merged: its matrix is that of "
+                                 f"{shared[0].rpartition('.')[0]!r}, too, to which nothing may be added; export the adapters "
+                                 "without --merge")  # fmt: skip
 
 
 def _merged(name: str, layer: nn.Module) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ from torch import nn
 from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import lineage_of, uncompiled, written_names
-from hetpipe.spec.sections.adapter import AdapterSection
 
 ADAPTER = "default"  # peft's name of an adapter that is the only one
 
@@ -70,9 +69,3 @@ def _split(name: str) -> tuple[str, str, list[str]]:
     parts = name.split(".")
     at = next((i for i, part in enumerate(parts) if part.startswith("lora_")), len(parts))
     return ".".join(parts[:at]), parts[at] if at < len(parts) else "", [part for part in parts[at + 1 :] if part != ADAPTER]
-
-
-def section_of(layers: nn.Sequential) -> AdapterSection | None:
-    """As which adapters were added to a chain; None where it has none."""
-    found = (lineage_of(layer) for _, layer in named_layers(layers))
-    return next((lineage.adapter for lineage in found if lineage is not None and lineage.adapter is not None), None)

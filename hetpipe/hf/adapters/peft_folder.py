@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,8 +12,9 @@ from typing import TYPE_CHECKING
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hetpipe.files.messages import InputError, one_line
 from hetpipe.files.writing import make_folder
-from hetpipe.hf.adapters.names import Adapted, adapted_of, names_of_one
+from hetpipe.hf.adapters.names import ADAPTER, Adapted, adapted_of, names_of_one
 from hetpipe.hf.chain import Origin
 from hetpipe.layers.adapters.low_rank import load_peft
 from hetpipe.spec.sections.adapter import AdapterSection
@@ -35,11 +39,31 @@ def write_adapters(
     target = make_folder(folder)
     save_file({key: read(name).contiguous() for key, name in sorted(tensors.items())}, target / FILE, metadata={"format": "pt"})
     config.save_pretrained(str(target))
+    _check_loads({key for key in tensors if ".lora_" in key}, origin, target)
     return target
 
 
+def _check_loads(keys: Collection[str], origin: Origin, folder: Path) -> None:
+    """InputError, and no folder, if peft finds other adapters in it: of mixtures of experts, say, it takes the names of dense
+    layers for those of experts. Nothing is computed: the model has no values."""
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            empty = copy.deepcopy(origin.model)
+            loaded = PeftModel.from_pretrained(empty, str(folder), torch_device="cpu", low_cpu_mem_usage=True)
+        found = {name.replace(f".{ADAPTER}", "") for name, _ in loaded.named_parameters() if ".lora_" in name}
+        told = f"it finds {len(found)} tensors of adapters, and {len(keys)} were trained" if found != {*keys} else ""
+    except Exception as error:  # whatever peft says
+        told = one_line(error)
+    if told:
+        shutil.rmtree(folder)
+        raise InputError(f"peft would not load these adapters as they were trained ({told}): write the whole model, with --merge")
+
+
 def _config(section: AdapterSection, origin: Origin, found: Mapping[str, Adapted]) -> PeftConfig:
-    from peft import LoraConfig, TaskType
+    from peft import LoraConfig
 
     paths = {path for each in found.values() for path, _ in each.adapters.values()}
     whole = {own.rpartition(".")[0] for each in found.values() for own in each.own.values()}
@@ -50,10 +74,17 @@ def _config(section: AdapterSection, origin: Origin, found: Mapping[str, Adapted
         r=section.r, lora_alpha=section.alpha, lora_dropout=section.dropout,  # type: ignore[arg-type]  # peft takes any number
         use_rslora=section.rank_stabilized, use_dora=section.use_dora, fan_in_fan_out=turned,
         target_modules=_short(paths, model), modules_to_save=_short(_with_ties(whole, model), model) or None,
-        inference_mode=True, task_type=TaskType.CAUSAL_LM,
+        inference_mode=True, task_type=_task(type(model).__name__),
         base_model_name_or_path=str(folder.named) if folder is not None else None,
         revision=folder.revision if folder is not None else None,
     )  # fmt: skip
+
+
+def _task(name: str) -> str | None:
+    """What peft wraps a model of this class as; None where it needs nothing of its own."""
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return "CAUSAL_LM"
+    return "SEQ_2_SEQ_LM" if name.endswith("ForConditionalGeneration") else None
 
 
 def _with_ties(whole: Collection[str], model: nn.Module) -> set[str]:

@@ -37,6 +37,18 @@ class LowRank:
             load_bits(section.quantised)
             self._check_few()
         self._trained = {id(p) for _, module in trained_too(section.train_also, layers) for p in module.parameters(recurse=False)}
+        self._check_targets(layers)
+
+    def _check_targets(self, layers: nn.Sequential) -> None:
+        """InputError where a target also trains in full, or is held otherwise than it can be adapted."""
+        for label, layer in named_layers(layers):
+            for path in self._targets.get(layer, ()):
+                module, name = layer.get_submodule(path), _joined(label, path)
+                if any(id(p) in self._trained for p in module.parameters(recurse=False)):
+                    raise InputError(f"{name!r} is in adapter.targets, and trains as a whole by adapter.train_also (or shares a "
+                                     "parameter with what does): leave it out of one of the two")  # fmt: skip
+                if self.section.use_dora and isinstance(module, nn.Embedding):
+                    raise InputError(f"adapter.use_dora is for linear layers, and {name!r} is an embedding: leave it out")
 
     def _check_few(self) -> None:
         kinds = {type(layer.get_submodule(name)) for layer, names in self._few.items() for name in names}
@@ -57,6 +69,9 @@ class LowRank:
         for path in self._few.get(layer, ()):
             linear = layer.get_submodule(path) if path else layer
             if type(linear) is nn.Linear:
+                if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks:
+                    raise InputError(f"{_joined(name, path)!r} has hooks, which would be lost with base {self.section.base}: "
+                                     "remove them, or write base: as-is")  # fmt: skip
                 holder.set_submodule(_joined(_HELD, path), LINEAR[self.section.quantised](linear))  # type: ignore[index]
         for parameter in layer.parameters():
             parameter.requires_grad_(False)
@@ -105,7 +120,7 @@ class LowRank:
             if kind is None:
                 continue
             if kind == "lora_magnitude_vector":
-                path = own.split(f".{kind}.")[0]
+                path = own.split(f"{kind}.")[0].rstrip(".")
                 written = _joined(_without_base(path), "weight")
                 yield Made((own,), (written,), partial(_lengths, layer.get_submodule(path), own, written))
             else:

@@ -121,7 +121,7 @@ class Int8Linear(QuantisedLinear):
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         """The parts of a matrix [out, in]."""
-        numbers = weight.float()
+        numbers = _finite(weight)
         scales = numbers.abs().amax(1, keepdim=True) / 127
         scales[scales == 0] = 1.0
         return {"codes": (numbers / scales).round().to(torch.int8), "scales": scales}
@@ -151,7 +151,7 @@ class Nf4Linear(QuantisedLinear):
         """The parts of a matrix [out, in]."""
         from bitsandbytes import functional as few
 
-        codes, state = few.quantize_4bit(weight.float().contiguous(), blocksize=BLOCK, quant_type="nf4")
+        codes, state = few.quantize_4bit(_finite(weight).contiguous(), blocksize=BLOCK, quant_type="nf4")
         mean = state.absmax.double().mean().float()  # in float64, so that the order of the sum changes no bit
         scales, above = few.quantize_blockwise(state.absmax - mean, blocksize=BLOCKS)
         return {"codes": codes, "scales": scales, "scales_of_scales": above.absmax, "mean_scale": mean, "steps": above.code}
@@ -165,6 +165,15 @@ class Nf4Linear(QuantisedLinear):
         absmax = few.dequantize_blockwise(scales, above, steps, BLOCKS, torch.float32) + mean
         found: Tensor = few.dequantize_4bit(codes, absmax, BLOCK, "nf4", shape, known)
         return found.to(dtype)
+
+
+def _finite(weight: Tensor) -> Tensor:
+    """In float32. InputError where a number is infinite or none: all that share a scale with it would be lost."""
+    numbers = weight.float()
+    if not bool(torch.isfinite(numbers).all()):
+        raise InputError(f"a matrix of shape {list(weight.shape)} holds infinite numbers, or such as are no numbers, and cannot "
+                         "be held in few bits: write base: as-is")  # fmt: skip
+    return numbers
 
 
 LINEAR: dict[Bits, type[QuantisedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linear}

@@ -14,8 +14,8 @@ Names = Mapping[nn.Module, tuple[str, ...]]  # layer of the chain → names of m
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module multiplies by a matrix: torch's, or the one of GPT-2, whose matrix is turned around."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    """Whether a module multiplies by a matrix and does no more: torch's, or the one of GPT-2, whose matrix is turned around."""
+    return getattr(type(module), "forward", None) is nn.Linear.forward or type(module).__name__ == "Conv1D"
 
 
 def linear_modules(layers: nn.Sequential) -> dict[nn.Module, tuple[str, ...]]:
@@ -35,9 +35,34 @@ def targets_of(section: AdapterSection, layers: nn.Sequential) -> dict[nn.Module
                               and any(_is_called(f"{label}.{name}".rstrip("."), target) for target in section.targets))
                  for label, layer in named_layers(layers)}  # fmt: skip
         _check_each_found(section.targets, layers)
+    _check_apart(found, layers)
     if not any(found.values()):
         raise InputError("adapter: the model has no linear layer before its last layer: name what gets adapters in 'targets'")
     return found
+
+
+def _check_apart(found: Names, layers: nn.Sequential) -> None:
+    """InputError where a module that would get adapters has some, stands at several places, or is passed by in evaluation."""
+    places = dict[nn.Module, list[str]]()
+    seen = set[nn.Module]()
+    for label, layer in named_layers(layers):
+        if layer not in seen:
+            for name, module in layer.named_modules(remove_duplicate=False):
+                places.setdefault(module, []).append(f"{label}.{name}".rstrip("."))
+        seen.add(layer)
+    had = next((names[0] for module, names in places.items() for name, _ in module.named_parameters(recurse=False)
+                if any(part.startswith("lora_") for part in f"{names[0]}.{name}".split("."))), None)  # fmt: skip
+    if had is not None:
+        raise InputError(f"the model has adapters already ({had!r}): build it without them, and add all at once")
+    for layer, names in found.items():
+        for name in names:
+            module, above = layer.get_submodule(name), layer.get_submodule(name.rpartition(".")[0])
+            if len(places[module]) > 1:
+                raise InputError(f"adapter.targets: {places[module][0]!r} and {places[module][1]!r} are one module, which would "
+                                 "get two adapters: leave it out")  # fmt: skip
+            if name and isinstance(above, nn.TransformerEncoderLayer | nn.MultiheadAttention):
+                raise InputError(f"adapter.targets: {places[module][0]!r} is in a {type(above).__name__}, which takes its matrix "
+                                 "for itself in evaluation, and would pass the adapter by: leave it out")  # fmt: skip
 
 
 def adaptable(module: nn.Module) -> bool:

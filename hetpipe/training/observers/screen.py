@@ -25,7 +25,7 @@ class Outlook(Observer):
         self._first, self._predicted, self._workers = run.first_step, run.predicted_step_seconds, run.job.data.workers
         self._seconds, self._waited, self._alike = list[float](), list[float](), not run.steps_differ
         steps = run.total_steps - run.first_step
-        if self._predicted is not None and steps:
+        if self._predicted is not None and steps > 0:
             say(_outlook(steps, self._predicted))
 
     def stepped(self, step: StepRecord) -> None:
