@@ -233,6 +233,15 @@ def test_what_would_go_wrong_in_silence_is_told(make: Any, options: dict[str, An
         adapt(nn.Sequential(make(), nn.Linear(4, 2)), seed=1, **options)
 
 
+def test_a_module_at_two_places_stays_one_beside_few_bits() -> None:
+    plain = nn.Sequential(Twice(), nn.Linear(4, 4), nn.Linear(4, 2))
+    x, matrix = torch.randn(2, 4), plain[0].get_parameter("first.weight")
+    layers = adapt(plain, seed=1, base="int8", targets=["1"])
+    assert layers[0].first is layers[0].second
+    assert layers[0].get_parameter("first.weight") is matrix
+    assert layers(x).shape == (2, 2)
+
+
 def test_dora_of_a_layer_that_is_a_linear_layer() -> None:
     layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), seed=1, r=2, use_dora=True)
     assert "0.lora_magnitude_vector.default.weight" in state_of(layers)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear, load_bits
-from hetpipe.layers.adapters.targets import linear_modules, targets_of, trained_too
+from hetpipe.layers.adapters.targets import linear_modules, places_of, targets_of, trained_too
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import Changed, Made, tensors_of
 from hetpipe.spec.sections.adapter import AdapterSection
@@ -32,9 +32,12 @@ class LowRank:
         load_peft()
         self.section, self.seed = section, seed
         self._targets = targets_of(section, layers)
-        self._few = linear_modules(layers) if section.quantised is not None else {}
+        self._few = dict[nn.Module, tuple[str, ...]]()
         if section.quantised is not None:
             load_bits(section.quantised)
+            places = places_of(layers)  # what stands at several stays as it is
+            self._few = {layer: tuple(name for name in names if len(places[layer.get_submodule(name)]) == 1)
+                         for layer, names in linear_modules(layers).items()}  # fmt: skip
             self._check_few()
         self._trained = {id(p) for _, module in trained_too(section.train_also, layers) for p in module.parameters(recurse=False)}
         self._check_targets(layers)

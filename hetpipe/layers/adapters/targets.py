@@ -41,15 +41,20 @@ def targets_of(section: AdapterSection, layers: nn.Sequential) -> dict[nn.Module
     return found
 
 
-def _check_apart(found: Names, layers: nn.Sequential) -> None:
-    """InputError where a module that would get adapters has some, stands at several places, or is passed by in evaluation."""
-    places = dict[nn.Module, list[str]]()
-    seen = set[nn.Module]()
+def places_of(layers: nn.Sequential) -> dict[nn.Module, list[str]]:
+    """Under which names each module stands; those of a layer that stands several times are counted once."""
+    places, seen = dict[nn.Module, list[str]](), set[nn.Module]()
     for label, layer in named_layers(layers):
         if layer not in seen:
             for name, module in layer.named_modules(remove_duplicate=False):
                 places.setdefault(module, []).append(f"{label}.{name}".rstrip("."))
         seen.add(layer)
+    return places
+
+
+def _check_apart(found: Names, layers: nn.Sequential) -> None:
+    """InputError where a module that would get adapters has some, stands at several places, or is passed by in evaluation."""
+    places = places_of(layers)
     had = next((names[0] for module, names in places.items() for name, _ in module.named_parameters(recurse=False)
                 if any(part.startswith("lora_") for part in f"{names[0]}.{name}".split("."))), None)  # fmt: skip
     if had is not None:
