@@ -72,7 +72,7 @@ class LowRank:
         for path in self._few.get(layer, ()):
             linear = layer.get_submodule(path) if path else layer
             if type(linear) is nn.Linear:
-                if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks:
+                if linear._forward_hooks or linear._forward_pre_hooks:
                     raise InputError(f"{_joined(name, path)!r} has hooks, which would be lost with base {self.section.base}: "
                                      "remove them, or write base: as-is")  # fmt: skip
                 holder.set_submodule(_joined(_HELD, path), LINEAR[self.section.quantised](linear))  # type: ignore[index]
