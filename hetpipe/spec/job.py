@@ -28,11 +28,12 @@ from hetpipe.files.messages import Faults, InputError, shown
 from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE, TYPE_OF, Frozen, Held
+from hetpipe.spec.number_types import TYPE_OF, Frozen, Held
 from hetpipe.spec.options import PlanOptions, PlanRules, PrecisionChoice, precision_faults
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.adapter import AdapterSection
+from hetpipe.spec.sections.numbers import ArithmeticSection, LossScaleSection
 
 
 def _refuse_text(data: Any) -> Any:
@@ -169,30 +170,6 @@ class SchedulerSection(TorchNamed):
     """A class of torch.optim.lr_scheduler; `warmup_steps` puts a linear warm-up before it (for LinearLR: is it)."""
 
     warmup_steps: Count = 0
-
-
-class LossScaleSection(Strict):
-    """The scale of a loss in fp16, by the rule of torch.amp.GradScaler: a power of two at first, half as much after an overflow,
-    twice as much after so many steps without one."""
-
-    initial: Annotated[Number, Field(gt=0)] = INITIAL_SCALE
-    growth_interval: Positive = GROWTH_INTERVAL
-
-    @model_validator(mode="after")
-    def _rounds_nothing(self) -> Self:
-        if math.frexp(self.initial)[0] != 0.5:
-            raise ValueError(f"initial is {self.initial:g}; give a power of two, such as 65536, so that scaling rounds nothing")
-        return self
-
-
-class ArithmeticSection(Strict):
-    """What changes the digits and the speed of a card's products: whether those of float32 are computed in TF32 (of about as many
-    digits as bfloat16's inputs and sums in float32), and whether cuDNN may try its algorithms, and choose only such as give the
-    same digits each time. What is left out is as torch has it, and must be so on all ranks."""
-
-    tf32: Flag | None = None
-    cudnn_benchmark: Flag | None = None
-    cudnn_deterministic: Flag | None = None
 
 
 class TrainSection(Strict):

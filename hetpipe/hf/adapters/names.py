@@ -8,10 +8,9 @@ from typing import NamedTuple
 from torch import nn
 
 from hetpipe.hf.chain import HFLayer
+from hetpipe.layers.adapters.low_rank import ADAPTER
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import lineage_of, uncompiled, written_names
-
-ADAPTER = "default"  # peft's name of an adapter that is the only one
 
 
 class Adapted(NamedTuple):

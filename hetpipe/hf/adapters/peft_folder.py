@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.files.writing import make_folder
-from hetpipe.hf.adapters.names import ADAPTER, Adapted, adapted_of, names_of_one
+from hetpipe.hf.adapters.names import Adapted, adapted_of, names_of_one
 from hetpipe.hf.chain import Origin
-from hetpipe.layers.adapters.low_rank import load_peft
+from hetpipe.layers.adapters.low_rank import ADAPTER, load_peft
 from hetpipe.spec.sections.adapter import AdapterSection
 
 if TYPE_CHECKING:

@@ -187,8 +187,3 @@ def load_peft() -> None:
         import peft  # noqa: F401
     except ImportError:
         raise InputError("adapters need peft: pip install 'hetpipe[lora]'") from None
-
-
-def adapted_by(layers: nn.Sequential) -> list[str]:
-    """Names of the layers that have adapters."""
-    return [name for name, layer in named_layers(layers) if any(".lora_" in f".{own}" for own, _ in layer.named_parameters())]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from math import ceil, prod
+from collections.abc import Callable
+from math import ceil
 from typing import Any, Literal
 
 import torch
@@ -188,13 +188,3 @@ def load_bits(bits: Bits) -> None:
         import bitsandbytes  # noqa: F401
     except ImportError:
         raise InputError("base: nf4 needs bitsandbytes: pip install 'hetpipe[lora]', or write base: int8") from None
-
-
-def bits_of(layer: nn.Module) -> Mapping[str, QuantisedLinear]:
-    """Modules of a layer whose matrices are held in few bits, by name."""
-    return {name: module for name, module in layer.named_modules() if isinstance(module, QuantisedLinear)}
-
-
-def quantised_bytes(layer: nn.Module) -> int:
-    """Bytes of such matrices of a layer."""
-    return sum(prod(t.shape) * t.element_size() for module in bits_of(layer).values() for t in module._parts())
