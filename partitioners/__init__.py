@@ -13,7 +13,6 @@
 | rule | a partitioner that tries some plans, and takes the fastest that fits | `step_times/desk.py` |
 | draft, work | a plan that is not built yet; what one of its pipelines does | `step_times/drafts.py` |
 | kind of pipeline | pipelines of a draft with the same work on the same types and links | `step_times/appraisal.py` |
-| sketch | of a draft its kinds of pipeline, enough to bound its step and to see whether it fits | `step_times/appraisal.py` |
 | desk | where drafts are bounded, and those that could be the fastest simulated | `step_times/desk.py` |
 | budget | how many tasks may still be simulated | `step_times/desk.py` |
 | capacity | the most samples that fit into the memory of a pipeline, or of a cluster | `memory_fit/capacity.py` |

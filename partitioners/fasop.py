@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetpipe.partitioners.rules.baseline import common_sizes, divisors, equal_parts, recompute_choices, solve
 from hetpipe.partitioners.rules.grids import Layout, ends_of, layouts, runs, schedule_of
-from hetpipe.partitioners.rules.rotations import AlikeGrids, alike_grids
 from hetpipe.partitioners.stage_kinds.memoized import memoized
-from hetpipe.partitioners.step_times.appraisal import Appraiser, PipelineKind, Sketch
+from hetpipe.partitioners.step_times.appraisal import Appraiser
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
-from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
-from hetpipe.partitioners.step_times.earliest import CommonWork, PipelineRows
-from hetpipe.partitioners.step_times.sets import Set
+from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
 from hetpipe.planning.partition import Problem, Solution
 from hetpipe.predict.cost import occupied_seconds
 
@@ -82,47 +80,61 @@ class Fasop:
         for i, layout in enumerate(every):
             desk.say(f"{self.name}, {i} of {len(every)} grids")
             usable = [start for start in starts if problem.backend == "torch" or runs(desk, layout.rows(start))]
-            if problem.global_batch // layout.R < smallest or not usable:
-                continue
-            grids = alike_grids(desk.appraiser, layout, problem.global_batch % layout.R, usable)
-            yield from _Grids(self.name, desk, layout, i, grids).candidates(cuts)
+            if problem.global_batch // layout.R >= smallest:
+                for grids in _alike(desk, layout, usable):
+                    yield from self._drafts(desk, i, layout, grids, cuts)
+
+    def _drafts(self, desk: Desk, number: int, layout: Layout, grids: _Grids, cuts: _Cuts) -> Iterator[Candidate]:
+        """The drafts of these grids, for each micro-batch size, with recompute nowhere or everywhere."""
+        R, schedule = layout.R, schedule_of(desk.problem)
+        share, more = divmod(desk.problem.global_batch, R)
+        which = (np.arange(R) >= more).astype(np.int64) if more else np.zeros(R, dtype=np.int64)
+        for i, b in enumerate(common_sizes(desk.problem, share)):
+            ends = cuts.found(grids.types, grids.links, b)
+            for recompute in recompute_choices(desk.problem):
+                works = [Work(in_runs(samples, b), ends, recompute) for samples in ([share + 1] if more else []) + [share]]
+                draft = Draft(self.name, schedule, layout.rows(), tuple(works), which)
+                bound = desk.appraiser.least(desk.moved(draft, grids.starts[0]))
+                yield Candidate(bound, (number, i, recompute), draft, grids.starts)
 
 
 class _Grids(NamedTuple):
-    """The grids of one layout."""
+    """Grids that are alike to this rule, from each of `starts` on: of each stage the types of its devices in all rows, and of each
+    boundary the links."""
 
-    name: str
-    desk: Desk
-    layout: Layout
-    number: int
-    alike: AlikeGrids
+    types: tuple[tuple[int, ...], ...]
+    links: tuple[tuple[int, ...], ...]
+    starts: list[int]
 
-    def candidates(self, cuts: _Cuts) -> Iterator[Candidate]:
-        """The drafts of these grids, for each micro-batch size, with recompute nowhere or everywhere."""
-        problem = self.desk.problem
-        for i, b in enumerate(common_sizes(problem, problem.global_batch // self.layout.R)):
-            ends = cuts.of(self.alike, b)
-            for recompute in recompute_choices(problem):
-                yield from self._drafts(i, b, recompute, ends)
 
-    def _drafts(self, i: int, b: int, recompute: bool, ends: Index) -> Iterator[Candidate]:
-        """The drafts of these grids with these cuts [U, n + 1]."""
-        R, grids, schedule = self.layout.R, self.alike, schedule_of(self.desk.problem)
-        share, more = divmod(self.desk.problem.global_batch, R)
-        rows, which = self.layout.rows(), (np.arange(R) >= more).astype(np.int64)
-        ways = [(in_runs(share + 1, b), grids.more)] * (more > 0) + [(in_runs(share, b), grids.others)]
-        bounds = np.zeros(len(ends))
-        for sizes, types in ways:
-            rows_of = PipelineRows(types, grids.links, ends[:, :-1], ends[:, 1:], grids.spread)
-            least = self.desk.appraiser.earliest.steps(rows_of, CommonWork(sizes, recompute, R, schedule))
-            bounds = np.maximum(bounds, least)
-        for u, bound in enumerate(bounds.tolist()):
-            works = tuple(Work(sizes, tuple(ends[u].tolist()), recompute) for sizes, _ in ways)
-            links, spread = tuple(grids.links[u].tolist()), tuple(grids.spread[u].tolist())
-            on = [tuple(types[u].tolist()) for _, types in ways]
-            pipelines = [PipelineKind(work, types, links) for work, types in zip(works, on, strict=True)]
-            draft = Draft(self.name, schedule, rows, works, which if more else np.zeros_like(which))
-            yield Candidate(bound, (self.number, i, recompute), draft, Sketch(pipelines, spread), grids.starts[u])
+def _alike(desk: Desk, layout: Layout, starts: Sequence[int]) -> list[_Grids]:
+    """The grids of this layout from the given devices on, by what is alike to this rule and needs memory alike. Of those that only
+    differ in the order of their rows, the first."""
+    appraiser, found, members = desk.appraiser, dict[bytes, _Grids](), set[tuple[bytes, int]]()
+    more = desk.problem.global_batch % layout.R
+    same = layout.n if layout.row == layout.n and not more else len(appraiser.ids)  # so far on, the same rows come in another order
+    for start in starts:
+        rows = layout.rows(start)
+        joins = _there(appraiser.links.numbers(rows[:, :-1], rows[:, 1:]), len(appraiser.links.all) + 1)
+        first, others = (_there(appraiser.type_of[some], len(appraiser.types)) for some in (rows[:more], rows[more:]))
+        key = first.tobytes() + others.tobytes() + joins.tobytes()
+        grids = found.setdefault(key, _Grids(_members(first | others), _members(joins), []))
+        if (key, start % same) not in members:
+            members.add((key, start % same))
+            grids.starts.append(start)
+    return list(found.values())
+
+
+def _there(numbers: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """Which of so many numbers each column has [count, columns]; −1 is the last."""
+    found = np.zeros((count, numbers.shape[1]), dtype=bool)
+    found[numbers, np.arange(numbers.shape[1])] = True
+    return found
+
+
+def _members(there: NDArray[np.bool_]) -> tuple[tuple[int, ...], ...]:
+    """The numbers of each column."""
+    return tuple(tuple(np.flatnonzero(column).tolist()) for column in there.T)
 
 
 class _Cuts:
@@ -131,32 +143,25 @@ class _Cuts:
     def __init__(self, appraiser: Appraiser) -> None:
         self.appraiser, self.layers = appraiser, appraiser.L
 
-    def of(self, grids: AlikeGrids, b: int) -> Index:
-        """The ends of the stages for every kind of grid, [U, n + 1]."""
-        more, others, links = ([tuple(row) for row in part.tolist()] for part in (grids.more, grids.others, grids.links))
-        return np.array([self.found(*given, b) for given in zip(more, others, links, strict=True)])
-
     @memoized
-    def found(self, more: tuple[int, ...], others: tuple[int, ...], links: tuple[int, ...], b: int) -> tuple[int, ...]:
+    def found(self, types: tuple[tuple[int, ...], ...], links: tuple[tuple[int, ...], ...], b: int) -> tuple[int, ...]:
         """Where stages on these types, joined by these links, are cut."""
-        kinds, joins = self.appraiser.type_sets.all, self.appraiser.link_sets.all
-        types = [kinds[x] | kinds[y] for x, y in zip(more, others, strict=True)]
 
         def seconds(s: int, lo: int, hi: int) -> float:
             compute = self._compute(types[s], lo, hi, b)
-            return compute + self._transfer(joins[links[s - 1]], lo, b) if s else compute
+            return compute + self._transfer(links[s - 1], lo, b) if s else compute
 
         return tuple(greedy(seconds, self.layers, len(types)))
 
     @memoized
-    def _compute(self, types: Set, lo: int, hi: int, b: int) -> float:
+    def _compute(self, types: tuple[int, ...], lo: int, hi: int, b: int) -> float:
         names = self.appraiser.types
         return max(sum(self.appraiser.costs.stage_seconds(names[kind], lo, hi, b)) for kind in types)
 
     @memoized
-    def _transfer(self, links: Set, boundary: int, b: int) -> float:
+    def _transfer(self, links: tuple[int, ...], boundary: int, b: int) -> float:
         size = float(self.appraiser.problem.profile.output_bytes[boundary - 1]) * b
-        each = [self.appraiser.links.link(link) for link in links]
+        each = [self.appraiser.links.link(link if link < len(self.appraiser.links.all) else -1) for link in links]
         return max(occupied_seconds(link, size) + link.seconds(0) for link in each)
 
 

@@ -15,17 +15,15 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.rules.baseline import equal_parts
 from hetpipe.partitioners.search.floor import RULES
+from hetpipe.partitioners.step_times.appraisal import unlike_rows
 from hetpipe.partitioners.step_times.desk import Budget, Candidate, Desk, Rule
 from hetpipe.partitioners.step_times.drafts import Draft, equal_runs, in_runs
 from hetpipe.partitioners.step_times.links import Links
-from hetpipe.partitioners.step_times.sets import NumberedSets, unlike_rows, windows_alike
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import LinkBetween
 from hetpipe.spec.plan import Plan
 from tests.support.strategies import LINK, UNHURRIED, make_cluster, make_problem, make_profile, problems
-
-rings = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
 
 def every(desk: Desk, rule: Rule) -> Iterator[tuple[tuple[int, ...], Candidate, Draft]]:
@@ -58,15 +56,13 @@ class TestEveryDraft:
             return
         assume(drafts)
         _, candidate, draft = data.draw(st.sampled_from(drafts))
-        plan, sketch = draft.plan(problem), desk.appraiser.sketch(draft)
+        plan, types = draft.plan(problem), desk.appraiser.types
         step = simulate(plan, problem.profile, problem.cluster).step_seconds
-        least = desk.steps.least(draft, sketch)
+        least = desk.steps.least(draft)
         assert Budget(desk.steps).step(draft, least) == step
         assert least <= step
-        assert candidate.bound <= desk.bound(draft, sketch) <= step
-        types = desk.appraiser.types
-        for found in (candidate.sketch, sketch):
-            short = desk.appraiser.missing(found, draft.schedule)
+        assert candidate.bound <= step
+        for short in (desk.missing(candidate), desk.appraiser.missing(draft)):
             assert {types[kind]: more for kind, more in short.items()} == missing(problem, plan)
 
     @settings(max_examples=40, **UNHURRIED)
@@ -127,20 +123,11 @@ class TestRuns:
         assert all(a >= b for a, b in pairwise(found))
 
 
-class TestWindows:
-    @given(rings, st.integers(0, 13), st.integers(0, 12))
-    def test_of_a_ring(self, values: list[int], step: int, length: int) -> None:
-        sets, ring = NumberedSets(), np.array(values)
-        window = [{values[(i + k * step) % len(values)] for k in range(length)} for i in range(len(values))]
-        assert [sets.all[x] for x in sets.windows(ring, step, length).tolist()] == window
-        if length:
-            assert windows_alike(ring, step, length).tolist() == [len(x) == 1 for x in window]
-
-    @given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), min_size=1, max_size=9))
-    def test_unlike_rows(self, rows: list[list[int]]) -> None:
-        first, where = unlike_rows(np.array(rows))
-        assert [rows[first[i]] for i in where] == rows
-        assert len({tuple(rows[i]) for i in first}) == len(first) == len({tuple(row) for row in rows})
+@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), min_size=1, max_size=9))
+def test_unlike_rows(rows: list[list[int]]) -> None:
+    first, where = unlike_rows(np.array(rows))
+    assert [rows[first[i]] for i in where] == rows
+    assert len({tuple(rows[i]) for i in first}) == len(first) == len({tuple(row) for row in rows})
 
 
 def test_links_by_number() -> None:

@@ -21,7 +21,6 @@ from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.search.floor import RULES, cost, simple_plans
 from hetpipe.partitioners.stage_kinds.limit import PER_SECOND, Limit
 from hetpipe.partitioners.step_times import desk
-from hetpipe.partitioners.step_times.appraisal import Sketch
 from hetpipe.partitioners.step_times.drafts import Draft
 from hetpipe.partitioners.step_times.steps import Steps
 from hetpipe.planning.partition import PartitionError, Problem
@@ -129,8 +128,8 @@ def test_a_rule_has_a_plan_however_few_are_looked_at(monkeypatch: pytest.MonkeyP
     problem, rule, looked = unlike_nodes(), Fasop(), list[float]()
     least = Steps.least
 
-    def counting(self: Steps, draft: Draft, sketch: Sketch, below: float) -> float:
-        looked.append(least(self, draft, sketch, below))
+    def counting(self: Steps, draft: Draft, below: float) -> float:
+        looked.append(least(self, draft, below))
         return looked[-1]
 
     monkeypatch.setattr(Steps, "least", counting)

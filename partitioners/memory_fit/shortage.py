@@ -42,11 +42,10 @@ def _text(desk: Desk, candidate: Candidate, worst: Shortage) -> str:
     appraiser, names = desk.appraiser, [layer.name for layer in desk.problem.profile.layers]
     kind = appraiser.types.index(worst.type)
     draft = desk.moved(candidate.draft, candidate.starts[0])
-    sketch = appraiser.sketch(draft)
-    for pipeline, rows in zip(sketch.pipelines, sketch.rows, strict=True):
+    for pipeline, rows in appraiser.pipelines(draft):
         for s, ((lo, hi), depth) in enumerate(zip(pipeline.work.stages, pipeline.work.in_flight(draft.schedule), strict=True)):
             peak = appraiser.peak(kind, s, pipeline.work, depth)
-            if kind in appraiser.type_sets.all[pipeline.types[s]] and peak - appraiser.limits[kind] == worst.missing:
+            if kind == pipeline.types[s] and peak - appraiser.limits[kind] == worst.missing:
                 device = appraiser.ids[draft.rows[rows[0]][pipeline.work.used[s]]]
                 return (
                     f"layers {lo} ({names[lo]!r}) to {hi - 1} ({names[hi - 1]!r}) need {in_bytes(peak)} on device {device} of "
@@ -65,8 +64,8 @@ def _change(problem: Problem, shortages: list[list[Shortage]], again: Rule | Non
     def enough(part: int, kind: str) -> bool:
         if again is None:
             return True
-        desk = Desk(with_more_memory(problem, more | {kind: part}), bounding=False)
-        return any(desk.fits(candidate) for candidate in again.candidates(desk))
+        desk = Desk(with_more_memory(problem, more | {kind: part}))
+        return any(not desk.missing(candidate) for candidate in again.candidates(desk))
 
     kind = min(more)
     if not enough(more[kind], kind):

@@ -54,6 +54,8 @@ class Lines:
         self.appraiser, self.schedule, self.problem = desk.appraiser, schedule_of(desk.problem), desk.problem
         self.L, self.batch = self.appraiser.L, desk.problem.global_batch
         self.bytes = Bytes(desk.problem)
+        profile = desk.problem.profile
+        self._summed = float((profile.trained_bytes() - profile.tied_trained_bytes).sum())
         self.devices = [np.nonzero(self.appraiser.type_of == kind)[0] for kind in range(len(self.appraiser.types))]
         self.sizes = common_sizes(self.problem, self.batch)
         slow = [self.seconds(kind, self.sizes[0], False)[-1] for kind in range(len(self.devices))]
@@ -116,7 +118,7 @@ class Lines:
     @memoized
     def sums(self, R: int) -> float:
         """Least seconds of all gradient sums of R replicas, if one device made them all; on n devices the n-th part."""
-        links, part = self.appraiser.links, self.appraiser.earliest.summed[-1:] / R
+        links, part = self.appraiser.links, np.array([self._summed]) / R
         inside = set(links.inside.tolist()) if self.appraiser.largest_node >= R else set()
         rings = [2 * (R - 1) * float(link_floor(links.all[link], part)[0]) for link in (links.between | inside) - {-1}]
         return min(rings, default=0.0) if R > 1 else 0.0

@@ -175,7 +175,7 @@ class Assembly:
             return None
         for about, way, draft in sorted(self.drafts(mix, shares, ways), key=itemgetter(0)):
             if about < min(below, self.close(draft)):
-                if not self.desk.fits(self.desk.candidate(0, draft)):
+                if self.desk.appraiser.missing(draft):
                     continue
                 self.fresh.append((about, sum(count * len(p.stages) for p, count in mix), draft))
             made = Assembled(about, mix, way)
@@ -208,7 +208,7 @@ class Assembly:
 
     def _simulate(self, draft: Draft) -> float:
         """The seconds that a draft takes, which may be the best plan; or takes at least, where that is more than the best."""
-        least = self.desk.steps.least(draft, self.desk.appraiser.sketch(draft), self.step)
+        least = self.desk.steps.least(draft, self.step)
         if least >= self.step:
             return least
         step = self.budget.step(draft, least)

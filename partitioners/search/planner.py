@@ -47,7 +47,7 @@ class Planner:
         self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None
     ) -> None:
         self.problem, self.late, self.until = problem, late or problem.stopped, until
-        self.desk = Desk(problem, self.late, bounding=False)
+        self.desk = Desk(problem, self.late)
         self.types = Types(problem)
         self.lower, self.enough, self.over = Lower(self.types, fluid_bound(problem), self._settled), math.inf, self.late
         self.workers, self.proof = ThreadPoolExecutor(), Future[float]()

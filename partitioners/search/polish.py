@@ -47,11 +47,7 @@ class Polish:
 
     def step(self, draft: Draft, below: float) -> float:
         """Seconds; infinite where it does not fit or is not `below` this."""
-        candidate = self.desk.candidate(0, draft)
-        if not self.desk.fits(candidate):
-            return np.inf
-        least = self.desk.steps.least(draft, candidate.sketch, below)
-        return self.budget.step(draft, least) if least < below else np.inf
+        return self.desk.step(draft, below, self.budget)
 
     def neighbours(self, draft: Draft) -> Iterator[Draft]:
         """All drafts that are one move apart."""

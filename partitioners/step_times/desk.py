@@ -1,4 +1,4 @@
-"""Where the simple rules bring their drafts: bounded, least bound first, only those that could be the fastest are simulated."""
+"""Where rules bring their drafts: bounded, least bound first, only those that could be the fastest are simulated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from hetpipe.partitioners.step_times.appraisal import Appraiser, Sketch
+from hetpipe.partitioners.step_times.appraisal import Appraiser
 from hetpipe.partitioners.step_times.drafts import Draft
 from hetpipe.partitioners.step_times.steps import Steps
 from hetpipe.planning.partition import Problem
@@ -27,8 +27,7 @@ class Candidate(NamedTuple):
     bound: float
     order: tuple[int, ...]
     draft: Draft
-    sketch: Sketch
-    starts: Sequence[int]
+    starts: Sequence[int] = (0,)
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -49,44 +48,32 @@ class Desk:
     """What a problem's drafts are computed with, and whom to tell how far that is."""
 
     def __init__(
-        self,
-        problem: Problem,
-        late: Callable[[], bool] | None = None,
-        say: Callable[[str], None] | None = None,
-        *,
-        bounding: bool = True,
+        self, problem: Problem, late: Callable[[], bool] | None = None, say: Callable[[str], None] | None = None
     ) -> None:
-        self.problem, self.late, self.bounding = problem, late or problem.stopped, bounding
+        self.problem, self.late = problem, late or problem.stopped
         self.below = math.inf  # slower plans are of no use
         self.appraiser = Appraiser(problem)
         self.steps = Steps(self.appraiser)
         self.say = say or problem.progress or (lambda _: None)
 
-    def candidate(self, place: int, draft: Draft, below: float | None = None) -> Candidate:
-        """The candidate of one draft, bounded, unless only its memory is asked for. One that cannot be `below` this is not
-        sketched."""
-        below = self.below if below is None else below
-        busy = self.appraiser.busy(draft) if self.bounding and math.isfinite(below) else 0.0
-        if busy >= below:
-            return Candidate(busy, (place,), draft, Sketch([], ()), (0,))
-        sketch = self.appraiser.sketch(draft)
-        return Candidate(self.bound(draft, sketch) if self.bounding else 0.0, (place,), draft, sketch, (0,))
-
-    def bound(self, draft: Draft, sketch: Sketch) -> float:
-        """No draft of which this is the sketch has a shorter step."""
-        return self.appraiser.bound(sketch, len(draft.rows), draft.schedule)
+    def candidate(self, place: int, draft: Draft) -> Candidate:
+        """The candidate of one draft."""
+        return Candidate(self.appraiser.least(draft), (place,), draft)
 
     def moved(self, draft: Draft, start: int) -> Draft:
         """The draft with its devices moved on."""
         return draft._replace(rows=(draft.rows + start) % len(self.appraiser.ids)) if start else draft
 
-    def fits(self, candidate: Candidate) -> bool:
-        """Whether no device lacks memory."""
-        return not self.missing(candidate)
-
     def missing(self, candidate: Candidate) -> dict[int, float]:
         """The most bytes that are missing on a device of each type, where any are."""
-        return self.appraiser.missing(candidate.sketch, candidate.draft.schedule)
+        return self.appraiser.missing(self.moved(candidate.draft, candidate.starts[0]))
+
+    def step(self, draft: Draft, below: float, budget: Budget) -> float:
+        """The step of a draft; infinite where it does not fit or is not `below` this."""
+        if self.appraiser.missing(draft):
+            return math.inf
+        least = self.steps.least(draft, below)
+        return budget.step(draft, least) if least < below else math.inf
 
     def quickest(self, candidates: Iterable[Candidate], below: float = math.inf) -> tuple[float, Draft] | None:
         """The quickest of the drafts that fit and have a smaller step than `below`, of equals the first in the rule's order; and
@@ -108,7 +95,7 @@ class Desk:
                 looked += 1
                 if looked % 50 == 0:
                     self.say(f"{entry.candidate.draft.name}, {looked} of {number} plans")
-                if left <= 0 or not self.fits(entry.candidate):
+                if left <= 0 or self.missing(entry.candidate):
                     continue
                 for more in self._entries(entry.candidate, below if best is None else best[0]):
                     heappush(waiting, (more.least, (more.start, *entry.candidate.order), number, more))
@@ -130,7 +117,7 @@ class Desk:
         """Its drafts, and what each takes at least, if that could be `below` this."""
         for start in candidate.starts:
             draft = self.moved(candidate.draft, start)
-            yield Entry(candidate, draft, start, self.steps.least(draft, self.appraiser.sketch(draft), below))
+            yield Entry(candidate, draft, start, self.steps.least(draft, below))
 
 
 class Budget:
@@ -176,13 +163,8 @@ class Best:
         if self.spent:
             return
         self.left -= 1
-        candidate = self.desk.candidate(self.count, draft, self.step)
-        if candidate.bound >= self.step or not self.desk.fits(candidate):
-            return
-        least = self.desk.steps.least(draft, candidate.sketch, self.step)
-        if least >= self.step:
-            return
-        step = self.budget.step(draft, least)
+        candidate = self.desk.candidate(self.count, draft)
+        step = self.desk.step(draft, self.step, self.budget) if candidate.bound < self.step else math.inf
         if step < self.step:
             self.step, self.count = step, self.count + 1
             yield candidate

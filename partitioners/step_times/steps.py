@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpipe.partitioners.step_times.appraisal import Appraiser, PipelineKind, Sketch
+from hetpipe.partitioners.step_times.appraisal import Appraiser, PipelineKind
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work
 from hetpipe.partitioners.step_times.pipeline_ends import replica_ends
 from hetpipe.partitioners.step_times.traffic import Array, PipelineTraffic, SumTraffic, Traffic
@@ -62,11 +62,11 @@ class Steps:
         self.traffic = Traffic(self.costs, appraiser.links)
         self._known: dict[object, Run] = {}
 
-    def least(self, draft: Draft, sketch: Sketch, below: float = math.inf) -> float:
+    def least(self, draft: Draft, below: float = math.inf) -> float:
         """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry. Where
         what comes without adapters is not `below` this, that."""
         found, rounded = list[AlikePipelines](), ROUNDED if self.shared else 1.0
-        for kind, rows in zip(sketch.pipelines, sketch.rows, strict=True):
+        for kind, rows in self.appraiser.pipelines(draft):
             devices = draft.rows[rows][:, kind.work.used]
             found.append(AlikePipelines(kind.work, devices, *self._run(kind, draft.schedule, devices[0])))
             if (ready := max(found[-1].ready) * rounded) >= below:
