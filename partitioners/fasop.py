@@ -92,15 +92,15 @@ class Fasop:
         for i, b in enumerate(common_sizes(desk.problem, share)):
             ends = cuts.found(grids.types, grids.links, b)
             for recompute in recompute_choices(desk.problem):
-                works = [Work(in_runs(samples, b), ends, recompute) for samples in ([share + 1] if more else []) + [share]]
+                works = [Work(in_runs(samples, b), ends, recompute) for samples in ([share + 1, share] if more else [share])]
                 draft = Draft(self.name, schedule, layout.rows(), tuple(works), which)
                 bound = desk.appraiser.least(desk.moved(draft, grids.starts[0]))
                 yield Candidate(bound, (number, i, recompute), draft, grids.starts)
 
 
 class _Grids(NamedTuple):
-    """Grids that are alike to this rule, from each of `starts` on: of each stage the types of its devices in all rows, and of each
-    boundary the links."""
+    """Grids that are alike to this rule, from each of `starts` on: of each stage the types of its devices in all rows, and of
+    each boundary the links."""
 
     types: tuple[tuple[int, ...], ...]
     links: tuple[tuple[int, ...], ...]
@@ -108,11 +108,11 @@ class _Grids(NamedTuple):
 
 
 def _alike(desk: Desk, layout: Layout, starts: Sequence[int]) -> list[_Grids]:
-    """The grids of this layout from the given devices on, by what is alike to this rule and needs memory alike. Of those that only
-    differ in the order of their rows, the first."""
+    """The grids of this layout from the given devices on, by what is alike to this rule and needs memory alike. Of those that
+    differ only in the order of their rows, the first."""
     appraiser, found, members = desk.appraiser, dict[bytes, _Grids](), set[tuple[bytes, int]]()
     more = desk.problem.global_batch % layout.R
-    same = layout.n if layout.row == layout.n and not more else len(appraiser.ids)  # so far on, the same rows come in another order
+    same = layout.n if layout.row == layout.n and not more else len(appraiser.ids)  # so far on, the same rows in another order
     for start in starts:
         rows = layout.rows(start)
         joins = _there(appraiser.links.numbers(rows[:, :-1], rows[:, 1:]), len(appraiser.links.all) + 1)

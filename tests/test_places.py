@@ -27,7 +27,7 @@ def pipeline(stages: tuple[int, ...], ends: tuple[int, ...]) -> Pipeline:
 
 
 def assembly(problem: Problem) -> Assembly:
-    return Assembly(Desk(problem, bounding=False), Types(problem), ThreadPoolExecutor(1))
+    return Assembly(Desk(problem), Types(problem), ThreadPoolExecutor(1))
 
 
 PROFILE = make_profile({"a": [1.0] * 4, "b": [2.0] * 4}, sizes=(1,))

@@ -38,7 +38,7 @@ def test_moves_from_the_plan(problem: Problem) -> None:
     draft = first_draft(problem)
     if draft is None:
         return
-    desk = Desk(problem, bounding=False)
+    desk = Desk(problem)
     polish = Polish(desk, Reals(Types(problem)), 4 * LOOKED, 1e6)
     for neighbour in islice(polish.neighbours(draft), LOOKED):
         plan = neighbour.plan(problem)
@@ -63,7 +63,7 @@ def begin(types: dict[str, list[float]], rows: list[list[int]], works: list[Work
 def polished(problem: Problem, draft: Draft) -> Draft:
     """The best that is found."""
     step = simulate(draft.plan(problem), problem.profile, problem.cluster).step_seconds
-    return Polish(Desk(problem, bounding=False), Reals(Types(problem)), 1000, 1e6).run(draft, step)[0]
+    return Polish(Desk(problem), Reals(Types(problem)), 1000, 1e6).run(draft, step)[0]
 
 
 def test_cuts_move() -> None:

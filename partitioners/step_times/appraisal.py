@@ -72,9 +72,10 @@ class Appraiser:
         return found
 
     def least(self, draft: Draft) -> float:
-        """No plan of this draft has a shorter step: a stage does all its work after the first micro-batch has gone forward through
-        the stages before it, and before the last one goes back through them. Where a stage is on several types, it works as long
-        as on the slowest, and takes as long to go through as on the fastest. Transfers, sums and optimizers are left out."""
+        """No plan of this draft has a shorter step: a stage does all its work after the first micro-batch has gone forward
+        through the stages before it, and before the last one goes back through them. Where a stage is on several types, it works
+        as long as on the slowest, and takes as long to go through as on the fastest. Transfers, sums and optimizers are left
+        out."""
         found = 0.0
         for work, there in zip(draft.works, self.there(draft), strict=True):
             busy, through = self._seconds(work.runs, work.ends, work.recomputes)
@@ -87,7 +88,8 @@ class Appraiser:
     def _seconds(self, runs: Runs, ends: tuple[int, ...], recomputes: tuple[bool, ...]) -> tuple[Array, Array]:
         """Seconds of all micro-batches on each type, in each stage that has layers [K, n], and the least of one."""
         lo, hi = np.array([(lo, hi) for lo, hi in pairwise(ends) if hi > lo]).T
-        busy, through, again = np.zeros((len(self.types), len(lo))), np.full((len(self.types), len(lo)), np.inf), np.array(recomputes)
+        busy, again = np.zeros((len(self.types), len(lo))), np.array(recomputes)
+        through = np.full_like(busy, np.inf)
         for k, kind in enumerate(self.types):
             for size, count in runs:
                 times = self.costs.time_prefix(kind, size)
