@@ -13,6 +13,7 @@ from hetpipe.partitioners.pipelines import line_cuts, stage_orders
 from hetpipe.partitioners.rules import balance
 from hetpipe.partitioners.search import estimate, places
 from hetpipe.partitioners.search.cheapest import Cheapest
+from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.floor import cost, simple_plans
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import Limit
@@ -36,7 +37,7 @@ class Auto:
     than 8 devices, or with so many samples; on up to 16 devices that search follows."""
 
     name: str = "auto"
-    time_limit_seconds: float = 4.0
+    time_limit_seconds: float | None = None  # of the joint search, counted; None: what the problem's effort says
 
     def __call__(self, problem: Problem) -> Solution:
         """Search replicas, cuts and shares together."""
@@ -72,14 +73,16 @@ class Auto:
             found = Solution(plan=simple[-1])
         return replace(found, plan=min([found.plan, *simple], key=lambda plan: cost(problem, plan)))
 
-    def _left(self, limit: Limit) -> float:
+    def _left(self, problem: Problem, limit: Limit) -> float:
         """Seconds for the joint search."""
-        return self.time_limit_seconds if math.isinf(limit.seconds) else max(0.1, limit.left())
+        if math.isfinite(limit.seconds):
+            return max(0.1, limit.left())
+        return EFFORTS[problem.effort].exact_seconds if self.time_limit_seconds is None else self.time_limit_seconds
 
     def _subsets(self, problem: Problem, limit: Limit, start: Sequence[Plan]) -> Plan:
         """The cheapest plan of subsets under a deadline. Of a time limit a joint search that follows has half of the rest."""
         if problem.time_limit_seconds is not None:
-            left = self._left(limit) / (1 if self._is_large(problem) else 2)
+            left = self._left(problem, limit) / (1 if self._is_large(problem) else 2)
             problem = replace(problem, time_limit_seconds=left)
         return Cheapest(problem, self.quickly, start).run().plan
 
@@ -93,7 +96,7 @@ class Auto:
     def _joint(self, problem: Problem, limit: Limit, start: Sequence[Plan]) -> Solution:
         """The search over single devices, where these are not too many."""
         if not self._is_large(problem):
-            return ExactSearch(problem, self.name, time_limit_seconds=self._left(limit), start=start).run()
+            return ExactSearch(problem, self.name, time_limit_seconds=self._left(problem, limit), start=start).run()
         if start:
             return Solution(plan=start[-1])
         raise no_plan_in_time(problem) if limit.late() else explain(problem)
@@ -109,18 +112,17 @@ class Auto:
 
     def _by_type(self, problem: Problem, limit: Limit) -> Solution:
         """The plan of `planner`, then the rules; on few devices, and on some more where there is no plan yet, the joint search
-        from the best plan, with the better of both bounds. Of a time limit the planner has half."""
-        with Planner(problem, limit.half_over, limit.late) as planner:
+        from the best plan, which the bound goes on after, if that did not end. Of a time limit the planner has half."""
+        few = len(problem.cluster.devices) <= FEW_DEVICES and problem.global_batch <= MOST_SHARES
+        with Planner(problem, limit.half_over, limit.late, beside=not few) as planner:
             plan = planner.run()
             plans = [] if plan is None else [plan]
             plans += simple_plans(problem, planner.assembly.step, limit.late)
             if not plans:
                 refuse(problem)
             found, step = None, min((cost(problem, plan) for plan in plans), default=math.inf)
-            few = len(problem.cluster.devices) <= (FEW_DEVICES if plans else 2 * FEW_DEVICES)
-            few = few and problem.global_batch <= MOST_SHARES
-            if few and step > CLOSE * planner.bound:
-                found = ExactSearch(problem, self.name, time_limit_seconds=self._left(limit), start=plans).run()
+            if (few or (not plans and not self._is_large(problem))) and step > CLOSE * planner.bound:
+                found = ExactSearch(problem, self.name, time_limit_seconds=self._left(problem, limit), start=plans).run()
                 if found.proof == "exhaustive":
                     return found
                 plans.append(found.plan)

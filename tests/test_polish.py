@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import islice
-from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.partitioners.pipelines.real import Reals
-from hetpipe.partitioners.search import planner
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.search.polish import Polish
 from hetpipe.partitioners.stage_kinds.types import Types
@@ -27,7 +25,8 @@ LOOKED = 40  # neighbours of a draft
 
 def first_draft(problem: Problem) -> Draft | None:
     """The planner's, before any last move."""
-    with patch.object(planner, "FINALISTS", 0), Planner(problem) as whole:
+    with Planner(problem) as whole:
+        whole.effort = whole.effort._replace(finalists=0)
         whole.run()
         return whole.assembly.draft
 

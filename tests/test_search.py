@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
+from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.bound.lower import Lower, least_sum
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.pipelines import line_cuts
-from hetpipe.partitioners.search import assembly, planner
+from hetpipe.partitioners.search import assembly
+from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.floor import simple_plans
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import PER_SECOND, Limit
@@ -25,6 +29,7 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import make_plan
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
+from hetpipe.spec.options import EffortChoice
 from hetpipe.spec.profile import Profile
 from tests.support.plans import ROUNDING, checked
 from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
@@ -243,19 +248,32 @@ def test_a_pipeline_without_a_link_is_not_followed_to_its_end(monkeypatch: pytes
     assert found == np.inf
 
 
-@pytest.mark.parametrize(("seconds", "times"), [(None, 1.0), (1.0, 1.0), (60.0, 60 * PER_SECOND / planner.SECOND)])
-def test_a_longer_time_limit_proves_more(monkeypatch: pytest.MonkeyPatch, seconds: float | None, times: float) -> None:
+@pytest.mark.parametrize("seconds", [None, 1.0, 60.0])
+def test_a_longer_time_limit_proves_more(monkeypatch: pytest.MonkeyPatch, seconds: float | None) -> None:
     """A limit of a minute changed nothing after the seconds that the search takes without one."""
-    efforts = list[tuple[float, float]]()
+    efforts = list[float]()
 
-    def run(self: Lower, _: float, effort: float, patience: float) -> float:
-        efforts.append((effort, patience))
+    def run(self: Lower, _: float, effort: float) -> float:
+        efforts.append(effort)
         return self.bound
 
     monkeypatch.setattr(Lower, "run", run)
     problem = make_problem(make_cluster([{"a": 2}]), make_profile({"a": [1.0, 2.0]}), 8, time_limit_seconds=seconds)
-    limit = Limit.of(problem)
+    limit, effort = Limit.of(problem), EFFORTS["normal"]
     with Planner(problem, limit.half_over, limit.late) as found:
         found.run()
         found.prove(math.inf)
-    assert efforts == [(planner.FIRST, planner.SOON), (planner.SECOND * times, planner.LATER * times)]
+    assert efforts == [effort.before, max(effort.after, (seconds or 0.0) * PER_SECOND)]
+
+
+def test_more_effort_finds_no_slower_plan_here() -> None:
+    """Each with its own bound, which no plan is below."""
+    layer, steps = {"parameter_bytes": 4_000_000, "output_bytes_per_sample": 10_000}, list[float]()
+    profile = make_profile({"a": [0.1] * 8, "b": [0.25] * 8}, (1, 2, 4), layer)
+    problem = make_problem(make_cluster([{"a": 2}, {"b": 2}] * 4, link={"bandwidth": 1e6, "latency": 0.0}), profile, 64)
+    for effort in get_args(EffortChoice):
+        found = Auto()(replace(problem, effort=effort))
+        steps.append(checked(problem, found.plan).step_seconds)
+        assert found.lower_bound_seconds is not None
+        assert found.lower_bound_seconds <= min(steps)
+    assert steps == sorted(steps, reverse=True)

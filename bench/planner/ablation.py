@@ -27,6 +27,7 @@ from hetpipe import partitioners
 from hetpipe.partitioners import auto
 from hetpipe.partitioners.bound import lower
 from hetpipe.partitioners.search import assembly, places, planner
+from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.floor import cost
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
@@ -45,20 +46,25 @@ class Part(NamedTuple):
     modules: Sequence[str] = ()
 
 
+def less(**changes: float) -> dict[str, Any]:
+    """Of each effort so much instead."""
+    return {"EFFORTS": {name: effort._replace(**changes) for name, effort in EFFORTS.items()}}
+
+
 PARTS: dict[str, Part] = {
     "the exact search": Part(auto, {"FEW_DEVICES": 0}, ("exact/*", "compositions/*")),
-    "the bound, and pipelines from it": Part(planner, {"FIRST": 0.0, "SECOND": 0.0}, ("bound/*",)),
-    "pipelines from the bound": Part(planner, {"WISHES": 0}),
-    "the second bound": Part(planner, {"SECOND": 0.0}),
+    "the bound, and pipelines from it": Part(planner, less(before=0.0, after=0.0), ("bound/*",)),
+    "pipelines from the bound": Part(planner, less(wishes=0)),
+    "the second bound": Part(planner, less(after=0.0)),
     "nodes and adapters in the bound": Part(lower.Lower, {"nodes_matter": lambda *_: False}),
-    "pipelines near an even split": Part(planner, {"EVEN": 0}),
-    "pipelines of one type": Part(planner, {"PURE": 0}),
+    "pipelines near an even split": Part(planner, less(even=0)),
+    "pipelines of one type": Part(planner, less(pure=0)),
     "integer programs": Part(assembly.Assembly, {"_choice": lambda *_: None}),
     "cuts that all replicas have": Part(assembly, {"SETS": 0}),
     "short tiles": Part(places, {"TILES": ()}),
-    "local search": Part(planner, {"STARTS": 0}, ("search/improve",)),
-    "last moves": Part(planner, {"FINALISTS": 0}, ("search/polish",)),
-    "16 of 24 numbers of replicas": Part(planner, {"NUMBERS": 8}),
+    "local search": Part(planner, less(starts=0), ("search/improve",)),
+    "last moves": Part(planner, less(finalists=0), ("search/polish",)),
+    "16 of 24 numbers of replicas": Part(planner, less(numbers=8)),
     "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, ("search/floor",)),
 }
 

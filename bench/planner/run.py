@@ -33,6 +33,7 @@ from hetpipe.exchange.importers.sailor import import_sailor
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.search import assembly, planner
+from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.floor import RULES, cost
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.planning.partition import PartitionError, Problem
@@ -48,8 +49,9 @@ NODE = 8
 INSIDE = {"bandwidth": "100 GB/s", "latency": "10 us"}
 BETWEEN = {"bandwidth": "10 GB/s", "latency": "30 us"}
 LIMITS = ("max_price_per_hour", "deadline_seconds_per_step")
-MORE = {"NUMBERS": 200, "WISHES": 300, "EVEN": 300, "PURE": 200, "EVENEST": 40, "RUNGS": 1.05, "STARTS": 500, "TRIES": 10**6,
-        "FINALISTS": 100, "POLISHED": 10**6, "POLISHING": 1e12}  # fmt: skip
+MORE = EFFORTS["long"]._replace(numbers=200, wishes=300, even=300, pure=200, starts=500, tries=10**6, finalists=100, moves=10**6,
+                                tasks=1e12)  # fmt: skip
+RUNGS = {"EVENEST": 40, "RUNGS": 1.05}
 SIMULATED = {"ALIKE": 12, "PLAYED": 12, "SETS": 8, "TASKS": 10**12}
 POLISHING = 0.4  # of the seconds of a longer search
 console = Console(width=160)
@@ -134,11 +136,12 @@ def rules(given: Problem) -> dict[str, float]:
 
 def searched(given: Problem, seconds: float) -> float:
     """The best step that so many seconds find: of all numbers of replicas, from many starts, then by moves that are simulated."""
-    for module, more in ((planner, MORE), (assembly, SIMULATED)):
+    for module, more in ((planner, RUNGS), (assembly, SIMULATED)):
         for name, value in more.items():
             setattr(module, name, value)
     ends = [time.monotonic() + (1 - POLISHING) * seconds]
     search = Planner(given, late=lambda: time.monotonic() > ends[0])
+    search.effort = MORE
     search.run()
     ends[0] = time.monotonic() + POLISHING * seconds
     search.polish()

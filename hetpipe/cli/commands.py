@@ -38,7 +38,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.assumed import is_assumed, told_of
 from hetpipe.spec.clusters.catalogue import Catalogue, choice_of, load_choice
 from hetpipe.spec.job import LOG_FILES, Job
-from hetpipe.spec.options import PlanOptions, ScheduleChoice, parse_precision
+from hetpipe.spec.options import EffortChoice, PlanOptions, ScheduleChoice, parse_precision
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.whatif.cards import Cards
@@ -161,6 +161,7 @@ def plan(
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds to search; then the best plan so far.")
     ] = None,
+    effort: Annotated[EffortChoice, typer.Option(help="How much auto tries: less, and sooner done, or more.")] = "normal",
     pareto: Annotated[
         bool, typer.Option("--pareto", help="The front of price and time over all sub-clusters.")
     ] = False,
@@ -210,6 +211,7 @@ def plan(
         "precision": parse_precision(precision),
         "memory_reserve": memory_reserve,
         "time_limit_seconds": time_limit,
+        "effort": effort,
     })  # fmt: skip
     whole = choice_of(machines).whole() if isinstance(machines, Catalogue) else measured.joined(machines)
     if pareto:

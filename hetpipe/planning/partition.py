@@ -10,7 +10,7 @@ from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, shown
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.assumed import with_assumed
-from hetpipe.spec.options import PlanOptions, ScheduleChoice
+from hetpipe.spec.options import EffortChoice, PlanOptions, ScheduleChoice
 from hetpipe.spec.plan import Backend, Plan, Proof
 from hetpipe.spec.profile import Profile
 
@@ -73,6 +73,7 @@ class Problem:
     max_price_per_hour: float | None = None
     deadline_seconds_per_step: float | None = None
     time_limit_seconds: float | None = None
+    effort: EffortChoice = "normal"
     progress: Callable[[str], None] | None = field(default=None, compare=False)
     stopped: Callable[[], bool] = field(default=never, compare=False)
 

@@ -17,6 +17,7 @@ from hetpipe.spec.plan import Backend
 from hetpipe.spec.profile import Measurement, Profile
 
 ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
+EffortChoice = Literal["quick", "normal", "long"]
 PrecisionChoice = Precision | Literal["auto"] | dict[Name, Precision]  # for all device types, or for each
 Limit = Annotated[Number, Field(gt=0)]
 DEFAULT_RESERVE = 0.08  # of a GPU's memory, for the CUDA context, the libraries, communicators and fragmentation
@@ -31,7 +32,8 @@ class PlanRules(Strict):
     profile has the speed of copies; true refuses a problem in which no device has both.
     `memory_reserve`: the fraction of each device's memory that is left free (None: see `reserve`). `max_price_per_hour`: of the
     devices that a plan uses. `deadline_seconds_per_step` asks for the cheapest plan that meets it. `time_limit_seconds` ends
-    the search with the best plan so far and what is proven of it (None: the partitioner's own limit)."""
+    the search with the best plan so far and what is proven of it (None: the partitioner's own limit). `effort`: how much "auto"
+    tries, counted, so that the same problem has the same plan on any machine."""
 
     partitioner: Name = "auto"
     schedule: ScheduleChoice = "auto"
@@ -42,6 +44,7 @@ class PlanRules(Strict):
     max_price_per_hour: Limit | None = None
     deadline_seconds_per_step: Limit | None = None
     time_limit_seconds: Limit | None = None
+    effort: EffortChoice = "normal"
 
     @model_validator(mode="before")
     @classmethod

@@ -40,6 +40,7 @@ ROUNDS = 40  # of prices for one T
 EXACT, SUMS = 6, 500  # replicas up to which sums are exact, but for so many parts of the batch
 FAR = 1.05  # z from which on ranges of samples are left as they are, and prices go on
 TOLD = 0.01  # of T: as long as this, what goes from node to node is told from what stays
+PATIENCE = 0.25  # of the effort, for one T
 SMOOTH = 0.5  # of new prices, beside the best so far
 
 
@@ -101,10 +102,10 @@ class Lower:
         """A step that is ruled out for all replica counts."""
         return min(part.shown for part in self.parts)
 
-    def run(self, step: float, effort: float, patience: float = math.inf) -> float:
+    def run(self, step: float, effort: float) -> float:
         """The bound, after so much more effort; of no use above `step`. The replica counts at which it rests are looked at until
-        it is known how far it could rise there, then all others are brought as far, and so on, closer each time. After so much of
-        it for one T others have their turn."""
+        it is known how far it could rise there, then all others are brought as far, and so on, closer each time. After a part of
+        it (`PATIENCE`) for one T others have their turn."""
         self.left, last, apart = effort, None, APART
         for part in self.parts:
             part.stuck = 0
@@ -125,7 +126,7 @@ class Lower:
                 self._divide(part)
                 continue
             part.prices = last if part.prices is None else part.prices
-            self.stop = self.left - patience
+            self.stop = self.left - PATIENCE * effort
             if self.ruled_out(part, T):
                 part.shown, part.stuck = T, 0
             elif self.left > max(0.0, self.stop):

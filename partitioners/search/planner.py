@@ -16,6 +16,7 @@ import numpy as np
 from hetpipe.files.messages import counted
 from hetpipe.partitioners.bound.lower import Lower, Part
 from hetpipe.partitioners.search.assembly import ABOVE, Assembled, Assembly, Wish
+from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.improve import ENDS, Improvement
 from hetpipe.partitioners.search.polish import Polish
 from hetpipe.partitioners.stage_kinds.limit import PER_SECOND
@@ -25,32 +26,28 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.plan import Plan
 
-FIRST, SECOND = 15e6, 45e6  # effort of the bound before and after there are plans, in labels joined
-SOON, LATER = 4e6, 15e6  # of these for one T
-WISHES = 50  # of the linear program's pipelines for one number of replicas
-EVEN, PURE = 60, 40  # near an even split of the devices; of one type
 NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
-NUMBERS = 24  # numbers of replicas for which plans are made
 RUNGS, EVENEST = 1.2, 6  # replica counts whose equal pipelines are looked at; how many of its splits, the evenest first
 BESIDE, NEXT = 1.25, 32  # times a number of replicas that was better, and a part of it: its neighbours
-FINALISTS, NEARLY = 3, 1.05  # plans from which the last moves begin; times the best step
-POLISHED, POLISHING = 1000, 2e6  # plans of these moves; tasks simulated
-STARTS, TRIES = 2, 120  # of local search; plans from each
+NEARLY = 1.05  # times the best step: plans from which the last moves may begin
 
 
 class Planner:
-    """The search of one problem: a plan, if one is found, and a bound. Both are searched for side by side, in two threads: what
-    is compiled needs no lock. The search of plans ends when it is `late`, the search of the bound goes on `until` this says so;
-    without it, the bound ends before the search of plans begins. Nothing depends on which is faster."""
+    """The search of one problem: a plan, if one is found, and a bound. The search of plans ends when it is `late`, that of the
+    bound goes on `until` this says so; `beside` the search of plans, in a second thread (what is compiled needs no lock), or when
+    it is asked for. Nothing depends on which is faster."""
 
     def __init__(
-        self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None
-    ) -> None:
-        self.problem, self.late, self.until = problem, late or problem.stopped, until
+        self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None, *,
+        beside: bool = False,
+    ) -> None:  # fmt: skip
+        self.problem, self.late, self.until, self.beside = problem, late or problem.stopped, until or problem.stopped, beside
+        self.effort = EFFORTS[problem.effort]
         self.desk = Desk(problem, self.late)
         self.types = Types(problem)
         self.lower, self.enough, self.over = Lower(self.types, fluid_bound(problem), self._settled), math.inf, self.late
-        self.workers, self.proof = ThreadPoolExecutor(), Future[float]()
+        self.workers = ThreadPoolExecutor()
+        self.proof: Future[float] | None = None
         self.assembly = Assembly(self.desk, self.types, self.workers)
         self.parts, self.bound = list[Part](), 0.0  # of the bound, when the search of plans began
 
@@ -64,14 +61,18 @@ class Planner:
     def run(self) -> Plan | None:
         """The plan of the search; None if it found none."""
         self.desk.say("bounding")
-        self.bound = self.lower.run(math.inf, FIRST, SOON)  # with a T near a known step wishes are worse
+        self.bound = self.lower.run(math.inf, self.effort.before)  # with a T near a step wishes are worse
         self.parts = [replace(part) for part in self.lower.parts]
-        if self.until is not None:
-            self.over = self.until
-            more = max(1.0, (self.problem.time_limit_seconds or 0.0) * PER_SECOND / SECOND)  # it goes on until the limit
-            self.proof = self.workers.submit(self.lower.run, math.inf, SECOND * more, LATER * more)
+        if self.beside:
+            self.proof = self.workers.submit(self._bounded)
         self._search()
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
+
+    def _bounded(self) -> float:
+        """The bound, after the rest of its effort; with a time limit it goes on until that."""
+        self.over = self.until
+        most = max(self.effort.after, (self.problem.time_limit_seconds or 0.0) * PER_SECOND)
+        return self.lower.run(self.enough, most)
 
     def _settled(self) -> bool:
         """Whether the bound is enough, or its time is over."""
@@ -80,7 +81,7 @@ class Planner:
     def _search(self) -> None:
         """Look at plans of all devices."""
         tried, near, far, least = set[int](), list[int](), self.numbers(), math.inf
-        while (near or far) and len(tried) < NUMBERS and not self.late():
+        while (near or far) and len(tried) < self.effort.numbers and not self.late():
             in_turn = near if near and (len(tried) % 2 or not far) else far
             R, step = in_turn.pop(0), self.assembly.step
             if R in tried or not 1 <= R <= self.types.most:
@@ -94,18 +95,19 @@ class Planner:
         starts = dict[int, Assembled]()
         for made in self.assembly.made:
             starts.setdefault(sum(count for _, count in made.mix), made)
-        for made in list(starts.values())[:STARTS]:
+        for made in list(starts.values())[: self.effort.starts]:
             if self.late():
                 break
             self.desk.say(f"local search; best step {self.assembly.step:.4g} s")
-            Improvement(self.assembly, TRIES).run(made)
+            Improvement(self.assembly, self.effort.tries).run(made)
         self.assembly.play(ENDS, last=True)
         self.polish()
 
     def polish(self) -> None:
         """Go on from the best plans that were simulated."""
-        polish, step = Polish(self.desk, self.assembly.reals, POLISHED, POLISHING), self.assembly.step
-        for took, _, draft in self.assembly.played[:FINALISTS]:
+        polish = Polish(self.desk, self.assembly.reals, self.effort.moves, self.effort.tasks)
+        step = self.assembly.step
+        for took, _, draft in self.assembly.played[: self.effort.finalists]:
             if self.late() or took > NEARLY * step:
                 break
             self.desk.say(f"last moves; best step {self.assembly.step:.4g} s")
@@ -117,7 +119,7 @@ class Planner:
         """The bound, when the effort is done, where the best plan of all takes `step`."""
         self.desk.say(f"bounding; best step {step:.4g} s")
         self.enough = step
-        return min(step, self.proof.result())
+        return min(step, self._bounded() if self.proof is None else self.proof.result())
 
     def numbers(self) -> list[int]:
         """The replica counts that are worth a look: in turns those at which the bound rests and those whose equal pipelines
@@ -127,7 +129,7 @@ class Planner:
         found = list[int]()
         for pair in zip_longest((x.R for x in parts), self.promising()):
             found += [R for R in pair if R is not None]
-        return list(dict.fromkeys(found))[:NUMBERS]
+        return list(dict.fromkeys(found))[: self.effort.numbers]
 
     def promising(self) -> list[int]:
         """Replica counts, some of which leave few devices idle, by about what the best of some plans of equal pipelines takes."""
@@ -154,7 +156,7 @@ class Planner:
         nodes."""
         columns = next(x.columns for x in self.parts if x.low <= R <= x.high)
         found = list[Wish]()
-        for x in list(columns)[:WISHES]:
+        for x in list(columns)[: self.effort.wishes]:
             found += [Wish(x.take, (x.low + x.high) // 2, x.b), Wish(x.take, (x.low + x.high) // 2, x.b, x.line)]
         share = max(1, self.problem.global_batch // R)
         found += [Wish(take, share, 0) for take in (*self.even(R), *self.pure(R), *self.filling(share))]
@@ -184,7 +186,7 @@ class Planner:
                 count = int(there[v] / r)
                 if 0 < count <= self.types.L:
                     found[tuple(count if v == x else 0 for x in range(self.types.V))] = None
-        return list(found)[:PURE]
+        return list(found)[: self.effort.pure]
 
     def even(self, R: int) -> list[tuple[int, ...]]:
         """Takes that have of each type none, or groups of one degree, as many as there are for each of R replicas, or one more;
@@ -197,7 +199,7 @@ class Planner:
                 list(dict.fromkeys([(0, 0), *((v, count) for v, count in options if 0 < count <= there[v])]))
             )
         found = dict[tuple[int, ...], int]()
-        for choice in islice(product(*each), 50 * EVEN):
+        for choice in islice(product(*each), 50 * self.effort.even):
             take = np.zeros(self.types.V, dtype=np.int64)
             for v, count in choice:
                 take[v] += count
@@ -205,4 +207,4 @@ class Planner:
                 devices = sum(count * self.types.kinds[v].degree for v, count in choice)
                 found.setdefault(tuple(take.tolist()), devices)
         every = len(self.problem.cluster.devices)
-        return sorted(found, key=lambda take: abs(every - R * found[take]))[:EVEN]
+        return sorted(found, key=lambda take: abs(every - R * found[take]))[: self.effort.even]
