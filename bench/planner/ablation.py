@@ -46,7 +46,7 @@ class Part(NamedTuple):
     modules: Sequence[str] = ()
 
 
-def less(**changes: float) -> dict[str, Any]:
+def less(**changes: Any) -> dict[str, Any]:
     """Of each effort so much instead."""
     return {"EFFORTS": {name: effort._replace(**changes) for name, effort in EFFORTS.items()}}
 
