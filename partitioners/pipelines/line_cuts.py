@@ -15,9 +15,7 @@ from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-MOVED, FARTHEST, NEARLY = 8000, 1.3, 0.9999  # n·n·m up to which cuts are moved; from how much slower ones; by how much
 LEAN = (0.0, 1.0)  # how much of what is before and after a stage counts when cuts are chosen
-CLIMBS = 3  # of so many orders the best cuts are moved
 HALVINGS = 30  # of the longest stage that is allowed
 WAITING = 1.02  # times the least that its work takes: a pipeline that takes longer waits, and deeper warm-ups are tried
 
@@ -214,33 +212,6 @@ def ended(
 
 
 @compiled
-def _climbed(
-    seconds: float, line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, windows: Index,
-    loaded: Loaded, samples: int, waits: Waits, fixed: Fixed,
-) -> float:  # fmt: skip
-    """When a pipeline ends with other cuts, of which each is moved by a layer as long as that is better."""
-    b, again, tables, limits, stop, moved = loaded.b, fixed.recompute, fixed.tables, fixed.limits, waits.stop, True
-    while moved:
-        moved = False
-        for s in range(1, len(line)):
-            for step in (1, -1):
-                end, before, after = ends[s] + step, recompute[s - 1], recompute[s]
-                if not ends[s - 1] < end < ends[s + 1] or end > stop[ends[s - 1]] or ends[s + 1] > stop[end]:
-                    continue
-                recompute[s - 1] = _fit(line[s - 1], ends[s - 1], end, windows[s - 1], samples, b, again, tables, limits)
-                recompute[s] = _fit(line[s], end, ends[s + 1], windows[s], samples, b, again, tables, limits)
-                ends[s] = end
-                found = np.inf
-                if min(recompute[s - 1], recompute[s]) >= 0:
-                    found = ended(line, inside, ends, recompute, forwards, loaded, waits, fixed)
-                if found < seconds * NEARLY:
-                    seconds, moved = found, True
-                else:
-                    ends[s], recompute[s - 1], recompute[s] = end - step, before, after
-    return seconds
-
-
-@compiled
 def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forward: Array, backward: Array,
            occupied: Array, m: int, more: float, frozen: int) -> tuple[float, float]:  # fmt: skip
     """About the least that m micro-batches take, and the longest stage or transfer."""
@@ -264,39 +235,29 @@ def best_line(
     recompute."""
     forward, backward, occupied = loaded.forward[0], loaded.backward[0], loaded.occupied[0]
     b, m, more, first = loaded.b, loaded.m, fixed.more, waits.first
-    n, some = lines.shape[1], len(lines) * len(LEAN) * len(families)
-    ends, flags, windows = np.zeros((some + 1, n + 1), np.int64), np.zeros((some + 1, n), np.int64), np.zeros(n, np.int64)
-    seconds, tried, which = np.full(some + 1, np.inf), 0, np.zeros((some + 1, 2), np.int64)
-    least, farthest = below, FARTHEST if n * n * m <= MOVED else 1.0
+    n, family = lines.shape[1], 0
+    ends, flags, windows = np.zeros((2, n + 1), np.int64), np.zeros((2, n), np.int64), np.zeros(n, np.int64)
+    least, best = below, -1
     for o in range(len(lines)):
         line = lines[o]
         for lean in LEAN:
             for forwards in families:
                 for s in range(n):
                     windows[s] = min(_depth(forwards, n - s, m) * b, samples)
-                if not _cut(least * farthest, line, loaded, waits, fixed, lean, windows, samples, ends[tried], flags[tried]):
+                if not _cut(least, line, loaded, waits, fixed, lean, windows, samples, ends[1], flags[1]):
                     break
-                ideal, _ = _ideal(line, insides[o], ends[tried], flags[tried], forward, backward, occupied, m, more, fixed.frozen)
-                if ideal >= least * farthest:
+                ideal, _ = _ideal(line, insides[o], ends[1], flags[1], forward, backward, occupied, m, more, fixed.frozen)
+                if ideal >= least:
                     break
-                found = ended(line, insides[o], ends[tried], flags[tried], forwards, loaded, waits, fixed)
-                end, again = ends[tried, 1], flags[tried, 0]
+                found = ended(line, insides[o], ends[1], flags[1], forwards, loaded, waits, fixed)
+                end, again = ends[1, 1], flags[1, 0]
                 after = _late(first[0], line[0], 0, end, again, forward, backward, waits.sums, fixed.early, fixed.frozen)
-                which[tried, 0], which[tried, 1], seconds[tried] = o, forwards, found
-                least, tried = min(least, found), tried + 1
+                if found < least:
+                    least, best, family = found, o, forwards
+                    ends[0], flags[0] = ends[1], flags[1]
                 if found <= (ideal + after) * WAITING:
                     break
-    if n * n * m <= MOVED:
-        for x in np.argsort(seconds[:tried])[:CLIMBS]:
-            o, forwards = which[x]
-            for s in range(n):
-                windows[s] = min(_depth(forwards, n - s, m) * b, samples)
-            seconds[x] = _climbed(
-                seconds[x], lines[o], insides[o], ends[x], flags[x], forwards, windows, loaded, samples, waits, fixed
-            )
-    x = seconds.argmin()
-    if seconds[x] == np.inf:
+    if best < 0:
         return -1, 0, np.inf, 0.0, ends[0], flags[0]
-    o, forwards = which[x]
-    _, period = _ideal(lines[o], insides[o], ends[x], flags[x], forward, backward, occupied, m, more, fixed.frozen)
-    return o, forwards, seconds[x], period, ends[x], flags[x]
+    _, period = _ideal(lines[best], insides[best], ends[0], flags[0], forward, backward, occupied, m, more, fixed.frozen)
+    return best, family, least, period, ends[0], flags[0]

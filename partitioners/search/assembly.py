@@ -281,13 +281,19 @@ class Assembly:
         degrees = [tuple(self.degrees[v] for v in p.stages) for p, _ in works]
         node, kinds, R = self.desk.appraiser.links.node, np.array(which), len(each)
         alone = max(self.seconds(p, samples, R) for p, samples in works)
-        for way, rows in self.places.of(mix, ways):
-            for forwards in (-1, *self.reals.forwards[1:].tolist()):
-                deep = [(p._replace(forwards=forwards) if forwards >= 0 else p, samples) for p, samples in works]
-                about = self.estimates.seconds(deep, kinds, node[rows])
-                drafted = tuple(
-                    p.work(samples, self.L, own, n - len(p.stages)) for (p, samples), own in zip(deep, degrees, strict=True)
-                )
-                yield about, way, Draft("auto", self.reals.schedule, rows, drafted, kinds)
-                if forwards == -1 and about < DEEP * alone:
-                    break
+
+        def drafted(rows: Index, forwards: int) -> tuple[float, Draft]:
+            """The draft, and about what it takes; with other warm-ups, where `forwards` says which."""
+            deep = [(p if forwards < 0 else p._replace(forwards=forwards), samples) for p, samples in works]
+            own = tuple(p.work(samples, self.L, x, n - len(p.stages)) for (p, samples), x in zip(deep, degrees, strict=True))
+            about = self.estimates.seconds(deep, kinds, node[rows])
+            return about, Draft("auto", self.reals.schedule, rows, own, kinds)
+
+        found = [(*drafted(rows, -1), way, rows) for way, rows in self.places.of(mix, ways)]
+        for about, draft, way, _ in found:
+            yield about, way, draft
+        if found:  # where the best way waits for others, deeper warm-ups may help
+            about, _, way, rows = min(found, key=itemgetter(0))
+            for forwards in self.reals.forwards[1:].tolist() if about >= DEEP * alone else ():
+                about, draft = drafted(rows, forwards)
+                yield about, way, draft
