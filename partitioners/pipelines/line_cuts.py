@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.stage_kinds.memory import fit
+from hetpipe.partitioners.pipelines.stage_orders import fit
 from hetpipe.partitioners.stage_kinds.space import depth
 from hetpipe.predict import pipeline
 from hetpipe.predict.compiled import compiled, get_ready, inlined, twin
@@ -76,7 +76,7 @@ def ready() -> None:
     get_ready(first_use)
 
 
-_depth, _fit, about = inlined(depth), inlined(fit), twin(pipeline.about, pipeline.PARTS)
+_depth, about = inlined(depth), twin(pipeline.about, pipeline.PARTS)
 
 
 @inlined
@@ -102,11 +102,11 @@ def _within(
             around = lean * (ahead + max(back, sums[v, waits.first[lo], hi]))
             if rounds * (f + g) + around > T:
                 break
-            fit = _fit(v, lo, hi, windows[s], samples, largest, fixed.recompute, fixed.tables, fixed.limits)
-            again = fit * _again(forward[v], lo, hi, fixed.frozen)
+            flag = fit(v, lo, hi, windows[s], samples, largest, fixed.recompute, fixed.tables, fixed.limits)
+            again = flag * _again(forward[v], lo, hi, fixed.frozen)
             end = rounds * (f + g + again) + around
-            if fit >= 0 and end <= T:
-                last, own, f_own, g_own, recompute[s] = hi, end, f, g + again, fit
+            if flag >= 0 and end <= T:
+                last, own, f_own, g_own, recompute[s] = hi, end, f, g + again, flag
         if last == lo:
             return -1.0
         most = max(most, own)
@@ -227,8 +227,8 @@ def _climbed(
                 end, before, after = ends[s] + step, recompute[s - 1], recompute[s]
                 if not ends[s - 1] < end < ends[s + 1] or end > stop[ends[s - 1]] or ends[s + 1] > stop[end]:
                     continue
-                recompute[s - 1] = _fit(line[s - 1], ends[s - 1], end, windows[s - 1], samples, b, again, tables, limits)
-                recompute[s] = _fit(line[s], end, ends[s + 1], windows[s], samples, b, again, tables, limits)
+                recompute[s - 1] = fit(line[s - 1], ends[s - 1], end, windows[s - 1], samples, b, again, tables, limits)
+                recompute[s] = fit(line[s], end, ends[s + 1], windows[s], samples, b, again, tables, limits)
                 ends[s] = end
                 found = np.inf
                 if min(recompute[s - 1], recompute[s]) >= 0:
