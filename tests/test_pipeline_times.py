@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.partitioners.pipelines.line_cuts import about
 from hetpipe.partitioners.stage_kinds.space import depth
-from hetpipe.partitioners.step_times import pipeline_ends
-from hetpipe.partitioners.step_times.pipeline_ends import last_backwards
-from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
+from hetpipe.predict import pipeline
+from hetpipe.predict.pipeline import Array, PipelineCosts, arguments, pipeline_times, stage_ends
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
 from tests.support.strategies import make_cluster, make_profile
@@ -22,7 +22,7 @@ from tests.support.strategies import make_cluster, make_profile
 def searched(costs: PipelineCosts, depths: list[int]) -> list[tuple[list[float], list[float]]]:
     """Round after round over the stages, each goes as far as it can: a forward while fewer than `depth` micro-batches are
     in flight, else a backward; it stops at the first action whose input has not arrived."""
-    n, m = len(costs.forward), len(costs.forward[0])
+    n, m = len(costs.forward), len(costs.which)
     ends: list[tuple[list[float], list[float]]] = [([], []) for _ in range(n)]
     arrived: dict[tuple[str, int, int], float] = {("F", 0, i): 0.0 for i in range(m)}
     arrived |= {("B", n - 1, i): 0.0 for i in range(m)}
@@ -37,12 +37,12 @@ def searched(costs: PipelineCosts, depths: list[int]) -> list[tuple[list[float],
                 kind, i, row = ("F", f, costs.forward) if ahead else ("B", b, costs.backward)
                 if (kind, s, i) not in arrived or (kind == "B" and b >= f):
                     break
-                clock[s] = max(clock[s], arrived[kind, s, i]) + row[s][i]
+                clock[s] = max(clock[s], arrived[kind, s, i]) + float(row[s, costs.which[i]])
                 ends[s]["FB".index(kind)].append(clock[s])
                 to, wire = (s + 1, s) if kind == "F" else (s - 1, s - 1)
                 if 0 <= to < n and not (kind == "B" and to < costs.frozen):
-                    links[kind, wire] = max(clock[s], links[kind, wire]) + costs.occupied[wire][i]
-                    arrived[kind, to, i] = links[kind, wire] + costs.latency[wire]
+                    links[kind, wire] = max(clock[s], links[kind, wire]) + float(costs.occupied[wire, costs.which[i]])
+                    arrived[kind, to, i] = links[kind, wire] + float(costs.latency[wire])
                 remaining -= 1
         if remaining == before:
             raise ValueError("stalled")
@@ -51,15 +51,18 @@ def searched(costs: PipelineCosts, depths: list[int]) -> list[tuple[list[float],
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[PipelineCosts, list[int]]:
-    n, m = draw(st.integers(1, 6)), draw(st.integers(1, 9))
+    n, m, sizes = draw(st.integers(1, 6)), draw(st.integers(1, 9)), draw(st.integers(1, 3))
     seconds = st.sampled_from([0.0, 1e-3, 0.1, 0.5, 1.0, 1.7, 40.0]) | st.floats(0, 3)
 
-    def rows(count: int) -> list[list[float]]:
-        return [draw(st.lists(seconds, min_size=m, max_size=m)) for _ in range(count)]
+    def rows(count: int, size: int) -> Array:
+        return np.array(draw(st.lists(seconds, min_size=count * size, max_size=count * size))).reshape(count, size)
 
-    latency = draw(st.lists(seconds, min_size=n - 1, max_size=n - 1))
+    which = np.array(draw(st.lists(st.integers(0, sizes - 1), min_size=m, max_size=m)))
     frozen = draw(st.integers(0, n - 1) | st.just(0))  # which of these do not take part
-    costs = PipelineCosts(forward=rows(n), backward=rows(n), occupied=rows(n - 1), latency=latency, frozen=frozen)
+    costs = PipelineCosts(
+        forward=rows(n, sizes), backward=rows(n, sizes), occupied=rows(n - 1, sizes), latency=rows(n - 1, 1)[:, 0].copy(),
+        which=which, frozen=frozen,
+    )  # fmt: skip
     return costs, sorted(draw(st.lists(st.integers(1, m + 2), min_size=n, max_size=n)), reverse=True)
 
 
@@ -75,8 +78,15 @@ def test_as_a_search_for_what_is_ready(case: tuple[PipelineCosts, list[int]]) ->
 @given(pipelines())
 def test_compiled_to_the_bit(case: tuple[PipelineCosts, list[int]]) -> None:
     costs, depths = case
-    which = np.arange(len(costs.forward[0]))
-    assert last_backwards(costs, which, depths) == [stage.end for stage in pipeline_times(costs, depths)]
+    found = list[list[Any]]()
+    for run in (pipeline.run, pipeline.ready()):
+        given = arguments(costs, depths, np.zeros((2, len(depths), len(costs.which))))
+        run(*given, costs.frozen)
+        found.append([x.tolist() for x in given[:3]])
+    assert found[0] == found[1]
+    ends = stage_ends(costs, depths)
+    assert ends == [stage.end for stage in pipeline_times(costs, depths)]
+    assert ends == found[0][0][0]
 
 
 @settings(deadline=None)  # numba compiles
@@ -84,32 +94,26 @@ def test_compiled_to_the_bit(case: tuple[PipelineCosts, list[int]]) -> None:
 def test_what_repeats_itself_is_skipped(n: int, m: int, rest: bool, forwards: int, random: Random) -> None:
     times = [[random.choice([0.0, 0.5, 1.0, 1.01, random.random()]) for _ in range(n)] for _ in range(3)]
     forward, backward, occupied = (np.array([row, row[::-1]]).T.copy() for row in times)
-    costs = forward, backward, occupied[1:].copy(), np.array(times[0])[1:].copy(), np.array([0] * (m - 1) + [int(rest)])
+    latency, which = np.array(times[0])[1:].copy(), np.array([0] * (m - 1) + [int(rest)])
     for frozen in range(n):
-        depths = np.array([m if s < frozen else depth(forwards, n - s, m) for s in range(n)])
-        pipeline_ends.ready()
-        found, whole = (end(*costs, depths, frozen).tolist() for end in (pipeline_ends.about, pipeline_ends.run))
-        assert found == pytest.approx(whole, rel=1e-9)
+        depths = [m if s < frozen else depth(forwards, n - s, m) for s in range(n)]
+        costs = PipelineCosts(
+            forward=forward, backward=backward, occupied=occupied[1:].copy(), latency=latency, which=which, frozen=frozen
+        )
+        found = about(costs.forward, costs.backward, costs.occupied, latency, which, np.array(depths), frozen)
+        assert found.tolist() == pytest.approx(stage_ends(costs, depths), rel=1e-9)
 
 
-def test_compiled_takes_a_column_for_each_size() -> None:
-    costs = PipelineCosts(forward=[[1.0, 1.5]] * 2, backward=[[2.0, 3.0]] * 2, occupied=[[0.5, 0.7]], latency=[0.25])
-    which = [1, 0, 1, 1, 0]
-
-    def each(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        return [[row[i] for i in which] for row in rows]
-
-    rows = each(costs.forward), each(costs.backward), each(costs.occupied)
-    whole = PipelineCosts(forward=rows[0], backward=rows[1], occupied=rows[2], latency=costs.latency)
-    ends = [stage.backward[-1] for stage in pipeline_times(whole, [3, 1])]
-    assert last_backwards(costs, np.array(which), [3, 1]) == ends
+def two_stages(backward: float) -> PipelineCosts:
+    """Of three micro-batches, over a link that takes no time."""
+    ones = np.ones((2, 1))
+    return PipelineCosts(
+        forward=ones, backward=backward * ones, occupied=np.zeros((1, 1)), latency=np.zeros(1), which=np.zeros(3, np.int64)
+    )
 
 
 def test_three_micro_batches_over_two_stages() -> None:
-    costs = PipelineCosts(
-        forward=[[1.0] * 3] * 2, backward=[[2.0] * 3] * 2, occupied=[[0.0] * 3], latency=[0.0]
-    )
-    first, second = pipeline_times(costs, [2, 1])
+    first, second = pipeline_times(two_stages(2.0), [2, 1])
     #   stage 0  F0 F1 .. .. B0 B0 F2 B1 B1 .. .. B2 B2
     #   stage 1  .. F0 B0 B0 F1 B1 B1 F2 B2 B2
     assert (first.forward, first.backward) == ([1, 2, 7], [6, 9, 12])
@@ -117,9 +121,7 @@ def test_three_micro_batches_over_two_stages() -> None:
 
 
 def test_depths_that_rise_are_refused() -> None:
-    costs = PipelineCosts(
-        forward=[[1.0] * 3] * 2, backward=[[1.0] * 3] * 2, occupied=[[0.0] * 3], latency=[0.0]
-    )
+    costs = two_stages(1.0)
     with pytest.raises(ValueError, match="warm-up depth 2 of stage 1 is above depth 1 of stage 0"):
         pipeline_times(costs, [1, 2])
     assert pipeline_times(costs, [4, 5]) == pipeline_times(costs, [3, 3])  # never above m

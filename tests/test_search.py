@@ -24,7 +24,6 @@ from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import PER_SECOND, Limit
 from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_stage_kinds
 from hetpipe.partitioners.stage_kinds.types import Types
-from hetpipe.partitioners.step_times import pipeline_ends
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import make_plan
@@ -237,7 +236,7 @@ def test_a_large_prime_batch_has_a_plan_near_its_bound(monkeypatch: pytest.Monke
 
 def test_a_pipeline_without_a_link_is_not_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its micro-batches was, since what is infinite never repeats itself."""
-    monkeypatch.setattr(pipeline_ends, "about", lambda *_: pytest.fail("it was followed"))
+    monkeypatch.setattr(line_cuts, "about", lambda *_: pytest.fail("it was followed"))
     times, sums, none = np.ones((2, 1, 3)), np.zeros((1, 3, 3)), np.zeros(2, np.int64)
     sent = np.full((2, 1, 1, 2, 3), np.inf)
     loaded = line_cuts.Loaded(times.cumsum(axis=2), times.cumsum(axis=2), sent, np.full((1, 1, 2), np.inf), 1, 10, 0)

@@ -20,12 +20,11 @@ FREE = {"bandwidth": 1e300, "latency": 0.0}
 def pipeline(*forward: float, m: int, occupied: float = 0.0, latency: float = 0.0) -> PipelineCosts:
     """Backward takes twice as long as forward."""
     n = len(forward)
+    column = np.array(forward)[:, None]
     return PipelineCosts(
-        forward=[[f] * m for f in forward],
-        backward=[[2 * f] * m for f in forward],
-        occupied=[[occupied] * m for _ in range(n - 1)],
-        latency=[latency] * (n - 1),
-    )
+        forward=column, backward=2 * column, occupied=np.full((n - 1, 1), occupied), latency=np.full(n - 1, latency),
+        which=np.zeros(m, np.int64),
+    )  # fmt: skip
 
 
 def makespan(costs: PipelineCosts, depths: tuple[int, ...]) -> float:
@@ -80,17 +79,12 @@ class TestPipeline:
         frozen = data.draw(st.integers(0, n - 1) | st.just(0))
         ready = ready_times(Durations(forward, backward, occupied, latency), depths, m, frozen)
 
-        def rows(pair: tuple[np.ndarray, np.ndarray], i: int) -> list[list[float]]:
-            return [[float(pair[0][s, i])] * (m - 1) + [float(pair[1][s, i])] for s in range(len(pair[0]))]
-
         for i in range(K):
+            by_size = (np.stack([full[:, i], last[:, i]], axis=1) for full, last in (forward, backward, occupied))
             costs = PipelineCosts(
-                forward=rows(forward, i),
-                backward=rows(backward, i),
-                occupied=rows(occupied, i),
-                latency=latency[:, i].tolist(),
-                frozen=frozen,
-            )
+                **dict(zip(("forward", "backward", "occupied"), by_size, strict=True)), latency=latency[:, i].copy(),
+                which=np.array([0] * (m - 1) + [1]), frozen=frozen,
+            )  # fmt: skip
             assert [stage.end for stage in pipeline_times(costs, depths)] == ready[:, i].tolist()
 
 

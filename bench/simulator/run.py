@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from hetpipe.cli.commands import main
-from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
+from hetpipe.predict.pipeline import PipelineCosts, pipeline_times, ready
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -40,14 +41,12 @@ def deep_depths(n: int, m: int) -> tuple[int, ...]:
 
 def random_costs(n: int, m: int) -> PipelineCosts:
     """n stages, m micro-batches; transfers take about a tenth of a forward."""
-    draw = random.Random(0)
-    forward = [[draw.uniform(0.5, 1.5) for _ in range(m)] for _ in range(n)]
+    draw = np.random.default_rng(0)
+    forward = draw.uniform(0.5, 1.5, (n, m))
     return PipelineCosts(
-        forward=forward,
-        backward=[[2 * x for x in row] for row in forward],
-        occupied=[[draw.uniform(0.0, 0.2) for _ in range(m)] for _ in range(n - 1)],
-        latency=[0.01] * (n - 1),
-    )
+        forward=forward, backward=2 * forward, occupied=draw.uniform(0.0, 0.2, (n - 1, m)), latency=np.full(n - 1, 0.01),
+        which=np.arange(m),
+    )  # fmt: skip
 
 
 def whole_plan(n: int, m: int, R: int = 1, node: int = 0) -> tuple[Plan, Profile, Cluster]:
@@ -111,7 +110,8 @@ def seconds_of(action: Callable[[], object], repeats: int) -> tuple[float, float
 
 
 def measure(n: int, m: int, repeats: int) -> dict[str, tuple[float, float]]:
-    """Seconds of the longest path for three schedules, of `simulate`, and of `simulate` with its spans read."""
+    """Seconds of the longest path for three schedules, of `simulate`, and of `simulate` with its spans read; compiled before."""
+    ready()
     costs, plan = random_costs(n, m), whole_plan(n, m)
     actions: dict[str, Callable[[], object]] = {
         "1f1b": lambda: pipeline_times(costs, default_depths("1f1b", n, m)),

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.predict.pipeline import PipelineCosts
+
 Array = NDArray[np.float64]
 Index = NDArray[np.int32]
 Flags = NDArray[np.bool_]
@@ -21,26 +23,20 @@ CROWDED = 1 + 1e-9  # times what an adapter carries; less is rounding
 
 
 class Pipe(NamedTuple):
-    """A pipeline of n stages and m micro-batches, each of one of K sizes, `which` [m]. By size the seconds [n, K] of forwards and
-    backwards, and [n − 1, K] that each boundary's transfer takes alone, without its latency [n − 1]; warm-up depths and nodes of
-    the stages [n]; bytes/s of a transfer alone [n − 1, K] and how many go side by side [n − 1]; and when it begins. To the first
-    `frozen` stages, of depth m, nothing comes back: their backwards and what would bring them gradients take no time."""
+    """A pipeline of n stages and m micro-batches of K sizes: its durations, alone; warm-up depths and nodes of the stages [n];
+    bytes/s of a transfer alone [n − 1, K] and how many go side by side [n − 1]; and when it begins. Of the first stages that run
+    forwards only, of depth m, backwards and what would bring them gradients take no time."""
 
-    forward: Array
-    backward: Array
-    occupied: Array
-    latency: Array
+    costs: PipelineCosts
     depths: tuple[int, ...]
     nodes: tuple[int, ...]
     rate: Array
     members: Array
     begin: float
-    which: Index
-    frozen: int = 0
 
     def back(self, seconds: Array) -> Array:
         """Of what each boundary's transfers take, that of gradients: nothing where none go."""
-        return np.concatenate([np.zeros_like(seconds[: self.frozen]), seconds[self.frozen :]])
+        return np.concatenate([np.zeros_like(seconds[: self.costs.frozen]), seconds[self.costs.frozen :]])
 
 
 class RingSum(NamedTuple):
@@ -82,7 +78,7 @@ def crowded(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array) ->
 
 def _crossed(pipe: Pipe, s: int, a: int, b: int) -> list[int]:
     """The adapters that what goes from stage s on node a to the next on node b takes, and gradients back."""
-    return [2 * a, 2 * b + 1, 2 * b, 2 * a + 1][: 2 if s < pipe.frozen else 4]
+    return [2 * a, 2 * b + 1, 2 * b, 2 * a + 1][: 2 if s < pipe.costs.frozen else 4]
 
 
 @lru_cache(maxsize=8)
@@ -131,7 +127,7 @@ class _Rows(NamedTuple):
     latency: Array
     begin: Array
     flow: Index
-    which: Index
+    which: NDArray[np.int64]
     waits: tuple[Index, Index, Flags] | None = None
 
 
@@ -188,7 +184,7 @@ class _Build:
         edges, arriving = (np.concatenate(column) for column in zip(*self.edges, strict=True))
         order = np.argsort(edges[:, 0], kind="stable")
         (before, behind), arriving = edges[order].T, arriving[order]
-        E = len(edges) + sum(_edges(len(pipe.forward), len(pipe.which)) for pipe, _ in self.pipes)
+        E = len(edges) + sum(_edges(len(pipe.depths), len(pipe.costs.which)) for pipe, _ in self.pipes)
         seconds, latency, begin = np.empty(self.count), np.empty(self.count), np.empty(self.count)
         flow, first = np.empty(self.count, np.int32), np.zeros(self.count + 1, np.int32)
         after, arrival, task, edge = np.empty(E, np.int32), np.empty(E, np.bool_), 0, 0
@@ -207,14 +203,14 @@ class _Build:
 
     def _rows(self) -> Iterator[_Rows]:
         for pipe, flow in self.pipes:
-            (n, sizes), m = pipe.forward.shape, len(pipe.which)
+            costs, (n, sizes), m = pipe.costs, pipe.costs.forward.shape, len(pipe.costs.which)
             yield _Rows(
-                np.concatenate([pipe.forward, pipe.backward, pipe.occupied, pipe.back(pipe.occupied)]),
-                np.concatenate([np.zeros(2 * n), pipe.latency, pipe.back(pipe.latency)]), np.full(4 * n - 2, pipe.begin),
-                np.concatenate([np.full((2 * n, sizes), -1, np.int32), flow]), pipe.which, _waits(pipe.depths, m),
+                np.concatenate([costs.forward, costs.backward, costs.occupied, pipe.back(costs.occupied)]),
+                np.concatenate([np.zeros(2 * n), costs.latency, pipe.back(costs.latency)]), np.full(4 * n - 2, pipe.begin),
+                np.concatenate([np.full((2 * n, sizes), -1, np.int32), flow]), costs.which, _waits(pipe.depths, m),
             )  # fmt: skip
         seconds, latency, begin, flow = (np.concatenate(column) for column in zip(*self.single, strict=True))
-        yield _Rows(seconds[:, None], latency, begin, flow[:, None], np.zeros(1, np.int32))
+        yield _Rows(seconds[:, None], latency, begin, flow[:, None], np.zeros(1, np.int64))
 
 
 def share(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array, ready: Ready, effort: float) -> Shared | None:
@@ -230,7 +226,7 @@ def share(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array, read
     ends = build.ends(capacity, effort)
     found = {}
     for r, at in first.items():
-        n, m = len(pipes[r].forward), len(pipes[r].which)
+        n, m = len(pipes[r].depths), len(pipes[r].costs.which)
         actions, wires = np.split(ends[at : at + (4 * n - 2) * m], [2 * n * m])
         found[r] = actions.reshape(2, n, m), wires.reshape(2, n - 1, m)
     free, spans = dict[Hashable, float](), []
@@ -252,11 +248,11 @@ def _shares(pipe: Pipe, full: Flags) -> bool:
 
 def _add_pipe(build: _Build, pipe: Pipe) -> int:
     """Add a pipeline's tasks, in the order of `_waits`; the number of the first."""
-    (n, sizes), m = pipe.forward.shape, len(pipe.which)
+    (n, sizes), m, occupied = pipe.costs.forward.shape, len(pipe.costs.which), pipe.costs.occupied
     a, b = np.array(pipe.nodes[:-1]), np.array(pipe.nodes[1:])
     adapters = np.stack([[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]).transpose(0, 2, 1)  # [ways, n − 1, out and in]
     each = np.where((a != b)[:, None], adapters, -1).reshape(-1, 2).repeat(sizes, axis=0)
-    carried = np.concatenate([(seconds > 0) & (pipe.rate > 0) for seconds in (pipe.occupied, pipe.back(pipe.occupied))]).ravel()
+    carried = np.concatenate([(seconds > 0) & (pipe.rate > 0) for seconds in (occupied, pipe.back(occupied))]).ravel()
     flow = build.flow(carried, np.tile(pipe.members.repeat(sizes), 2), np.tile(pipe.rate.ravel(), 2), each)
     build.pipes.append((pipe, flow.reshape(-1, sizes)))
     first = build.count
@@ -303,10 +299,11 @@ def _add_parts(
     for r, s, ahead in dict.fromkeys(made for ring in rings for made in ring.made if made[0] in first):
         needed.setdefault((r, s), {})[ahead] = None
     for (r, s), some in needed.items():
-        n, m, number = len(pipes[r].forward), len(pipes[r].which), len(some)
+        costs, n, number = pipes[r].costs, len(pipes[r].depths), len(some)
+        m = len(costs.which)
         last = (n + s + 1) * m - 1
         before, arrival = _before_last(pipes[r].depths, m, s)
-        seconds = np.maximum(0.0, pipes[r].backward[s, pipes[r].which[-1]] - np.array(list(some)))
+        seconds = np.maximum(0.0, costs.backward[s, costs.which[-1]] - np.array(list(some)))
         part = build.add(seconds, np.zeros(number), np.full(number, pipes[r].begin), np.full(number, -1, np.int32))
         after = np.repeat(np.arange(part, part + number, dtype=np.int32), len(before))
         build.edges.append((np.stack([np.tile(before + first[r], number), after], axis=1), np.tile(arrival, number)))

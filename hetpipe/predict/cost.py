@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from hetpipe.spec.profile import Profile
 from hetpipe.spec.schedule import FORWARD_ONLY
 
 Array = NDArray[np.float64]
+Real = TypeVar("Real", float, Array)
 
 
 def _prefix(values: Array) -> Array:
@@ -47,12 +48,15 @@ class StageMemory:
 
     def peak_of(self, window: int, largest: int) -> int:
         """Greatest bytes at any time, with at most `window` samples in flight, and micro-batches of at most `largest`."""
-        return round(
-            self.static
-            + self.boundary
-            + self.held_per_sample * window
-            + self.transient_per_sample * largest
-        )
+        return int(peak_of(self.static, self.boundary, self.held_per_sample, self.transient_per_sample, 1, window, largest))
+
+
+def peak_of(static: Real, boundary: Real, held: Real, transient: Real, samples: int, window: int, largest: int) -> Real:
+    """Greatest whole bytes of stages at any time, of numbers or of arrays: `static`, `boundary` for each of the `samples` of a
+    step, `held` for each of at most `window` in flight, and `transient` for each of the `largest` micro-batch. Planners compile
+    it into their loops, so this file is among those of which `hetpipe.predict.compiled` has the digest."""
+    found: Real = np.rint(static + boundary * samples + held * window + transient * largest)
+    return found
 
 
 def most_in_flight(sizes: Sequence[int], depth: int) -> int:

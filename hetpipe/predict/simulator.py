@@ -19,7 +19,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
 from hetpipe.predict.contention import Array, Pipe, RingSum, share
 from hetpipe.predict.cost import Costs, most_in_flight
-from hetpipe.predict.pipeline import PipelineCosts, StageTimes, forward_depths, pipeline_times
+from hetpipe.predict.pipeline import PipelineCosts, StageTimes, action_ends, forward_depths, stage_times
 from hetpipe.predict.sums import Segment, gradients_ahead, sync_segments, sync_times
 from hetpipe.predict.timeline import LazySpans, Span, SpanKind, Timeline
 from hetpipe.spec.cluster import Cluster, Link
@@ -28,27 +28,11 @@ from hetpipe.spec.profile import Profile
 
 
 def replica_costs(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
-    """The durations of one replica of a plan (see `costs_by_size`)."""
-    return _of_each(costs_by_size(costs, replica), replica.microbatch_sizes)
-
-
-def _of_each(found: PipelineCosts, sizes: Sequence[int]) -> PipelineCosts:
-    """The durations of every micro-batch, from those of each different size."""
-    place = {size: i for i, size in enumerate(sorted(set(sizes)))}
-    which = [place[size] for size in sizes]
-
-    def each(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One value for each micro-batch."""
-        return [[row[0]] * len(which) if len(place) == 1 else [row[i] for i in which] for row in rows]
-
-    return replace(found, forward=each(found.forward), backward=each(found.backward), occupied=each(found.occupied))
-
-
-def costs_by_size(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
-    """The durations of one micro-batch of each different size, the smallest first. Where transfers do not overlap compute
-    (`runtime_overhead`) each is part of the action that sends it and of the one that receives it, and no wire is left to wait
-    for; a pipeline's fill and drain then count it at both ends."""
-    different, stages = sorted(set(replica.microbatch_sizes)), replica.stages
+    """The durations of one replica of a plan; of its different sizes of micro-batches the smallest first. Where transfers do not
+    overlap compute (`runtime_overhead`) each is part of the action that sends it and of the one that receives it, and no wire is
+    left to wait for; a pipeline's fill and drain then count it at both ends."""
+    (sizes, which), stages = np.unique(replica.microbatch_sizes, return_inverse=True), replica.stages
+    different = sizes.tolist()
     forward, backward, occupied, latency = [], [], [], []
     for s, stage in enumerate(stages):
         kind, degree = costs.cluster.device(stage.device).type, len(stage.devices)
@@ -67,24 +51,21 @@ def costs_by_size(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
             occupied.append([seconds for seconds, _ in sent])
             latency.append(max(delay for _, delay in sent))
     frozen = sum(not costs.has_backward(stage.layers[1]) for stage in stages)
-    found = PipelineCosts(forward=forward, backward=backward, occupied=occupied, latency=latency, frozen=frozen)
+    found = PipelineCosts(
+        forward=np.array(forward), backward=np.array(backward), occupied=np.array(occupied).reshape(-1, len(different)),
+        latency=np.array(latency, dtype=np.float64), which=which, frozen=frozen,
+    )  # fmt: skip
     return found if costs.cluster.runtime_overhead.overlap_transfers else _blocking(found)
 
 
 def _blocking(costs: PipelineCosts) -> PipelineCosts:
-    n, m = len(costs.forward), len(costs.forward[0])
-
-    def longer(rows: Sequence[Sequence[float]], first: int) -> list[list[float]]:
-        """With all that goes one way, over the boundaries from the `first` on."""
-        taken = [[0.0] * m for _ in range(n)]
-        for s, (busy, delay) in list(enumerate(zip(costs.occupied, costs.latency, strict=True)))[first:]:
-            for stage in (s, s + 1):
-                taken[stage] = [total + seconds + delay for total, seconds in zip(taken[stage], busy, strict=True)]
-        return [[a + b for a, b in zip(row, more, strict=True)] for row, more in zip(rows, taken, strict=True)]
-
-    return PipelineCosts(
-        forward=longer(costs.forward, 0), backward=longer(costs.backward, costs.frozen),
-        occupied=[[0.0] * m] * (n - 1), latency=[0.0] * (n - 1), frozen=costs.frozen,
+    more = np.zeros((2, *costs.forward.shape))  # that forwards and backwards take
+    for s, (busy, delay) in enumerate(zip(costs.occupied, costs.latency, strict=True)):
+        for way in (0, 1) if s >= costs.frozen else (0,):
+            more[way, s : s + 2] = more[way, s : s + 2] + busy + delay
+    return replace(
+        costs, forward=costs.forward + more[0], backward=costs.backward + more[1],
+        occupied=np.zeros_like(costs.occupied), latency=np.zeros_like(costs.latency),
     )  # fmt: skip
 
 
@@ -153,12 +134,11 @@ def _links(costs: Costs, replica: ReplicaPlan) -> tuple[Link, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """One pipeline as simulated: its durations, and the optimizer of each stage; how long before the end of its stage's last
-    backward each layer's gradients are made (`gradients_ahead`); and what `contention` has to know of it, but on which nodes it
+    """One pipeline as simulated: the optimizer of each stage; how long before the end of its stage's last backward each layer's
+    gradients are made (`gradients_ahead`); and its durations with what else `contention` has to know of it, but on which nodes it
     is. `shared`, where it shares adapters: when forwards and backwards end [2, n, m], and when each boundary's link is free again
     after transfers of activations, and of gradients [2, n − 1, m]."""
 
-    costs: PipelineCosts
     optimizers: list[float]
     ahead: list[float]
     pipe: Pipe
@@ -167,14 +147,8 @@ class Run:
     @cached_property
     def times(self) -> list[StageTimes]:
         """Finish times since the step began with the optimizers."""
-        if self.shared is not None:
-            ends = [StageTimes(*stage) for stage in zip(*self.shared[0].tolist(), strict=True)]
-            return [stage if s >= self.costs.frozen else StageTimes(stage.forward, []) for s, stage in enumerate(ends)]
-        begin = self.pipe.begin
-        return [
-            StageTimes([begin + x for x in stage.forward], [begin + x for x in stage.backward])
-            for stage in pipeline_times(self.costs, self.pipe.depths)
-        ]
+        costs, depths, begin = self.pipe.costs, self.pipe.depths, self.pipe.begin
+        return stage_times(begin + action_ends(costs, depths) if self.shared is None else self.shared[0], costs.frozen)
 
     @cached_property
     def ready(self) -> list[float]:
@@ -191,22 +165,17 @@ def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
 
 
 def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
-    by_size, optimizers = costs_by_size(costs, replica), optimizers_of(costs, replica)
-    different, which = np.unique(replica.microbatch_sizes, return_inverse=True)
-    n, sizes = len(replica.stages), len(different)
-    rate, members = np.zeros((n - 1, sizes)), np.ones(n - 1)
+    own, optimizers = replica_costs(costs, replica), optimizers_of(costs, replica)
+    rate, members = np.zeros_like(own.occupied), np.ones(len(own.occupied))
+    different = sorted(set(replica.microbatch_sizes))
     for s, (a, b) in enumerate(pairwise(replica.stages)):
         if costs.cluster.runtime_overhead.overlap_transfers:  # else they are part of actions, and share nothing
             parts = min(len(a.devices), len(b.devices))
-            each = [costs.transfer_rate(a.device, b.device, a.layers[1], size, parts) for size in different.tolist()]
-            rate[s], members[s] = each, parts
-    pipe = Pipe(
-        np.array(by_size.forward), np.array(by_size.backward), np.array(by_size.occupied).reshape(n - 1, sizes),
-        np.array(by_size.latency, dtype=np.float64), tuple(forward_depths(depths, by_size.frozen, len(which))), (), rate, members,
-        max(optimizers), which.astype(np.int32), by_size.frozen,
-    )  # fmt: skip
-    priced = _of_each(by_size, replica.microbatch_sizes)
-    return Run(costs=priced, optimizers=optimizers, ahead=gradients_ahead(costs, replica), pipe=pipe)
+            rate[s] = [costs.transfer_rate(a.device, b.device, a.layers[1], size, parts) for size in different]
+            members[s] = parts
+    depths = tuple(forward_depths(depths, own.frozen, len(own.which)))
+    pipe = Pipe(costs=own, depths=depths, nodes=(), rate=rate, members=members, begin=max(optimizers))
+    return Run(optimizers=optimizers, ahead=gradients_ahead(costs, replica), pipe=pipe)
 
 
 Sums = list[tuple[Segment, float, float]]  # each with its start and end
@@ -306,10 +275,11 @@ def _spans(
     }
     spans = []
     for device, (r, s) in where.items():
-        priced, times = runs[r].costs, runs[r].times
+        costs, times = runs[r].pipe.costs, runs[r].times[s]
+        forward, backward = (by_size[s, costs.which].tolist() for by_size in (costs.forward, costs.backward))
         actions: list[tuple[SpanKind, int, float, float]] = [
-            *(("F", i, *x) for i, x in enumerate(zip(times[s].forward, priced.forward[s], strict=True))),
-            *(("B", i, *x) for i, x in enumerate(zip(times[s].backward, priced.backward[s], strict=False))),
+            *(("F", i, *x) for i, x in enumerate(zip(times.forward, forward, strict=True))),
+            *(("B", i, *x) for i, x in enumerate(zip(times.backward, backward, strict=False))),
         ]
         before = 0.0
         for kind, i, end, seconds in sorted(actions, key=itemgetter(2)):
@@ -328,10 +298,11 @@ def _spans(
 def _sends(r: int, replica: ReplicaPlan, run: Run) -> list[Span]:
     """The transfers of one pipeline, on the device that sends: an output to the next stage, a gradient to the one before, each
     from when its link is free to its arrival."""
-    spans, wires = [], None if run.shared is None else run.shared[1].tolist()
-    for s, (occupied, latency) in enumerate(zip(run.costs.occupied, run.costs.latency, strict=True)):
+    spans, wires, costs = [], None if run.shared is None else run.shared[1].tolist(), run.pipe.costs
+    held = costs.occupied[:, costs.which].tolist()
+    for s, (occupied, latency) in enumerate(zip(held, costs.latency.tolist(), strict=True)):
         for way, (stage, ends) in enumerate(((s, run.times[s].forward), (s + 1, run.times[s + 1].backward))):
-            if way == 1 and s < run.costs.frozen:
+            if way == 1 and s < costs.frozen:
                 continue
             free = 0.0
             for i, (ready, seconds) in enumerate(zip(ends, occupied, strict=True)):

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.stage_kinds.memory import fit
+from hetpipe.partitioners.pipelines.stage_orders import fit
 from hetpipe.partitioners.stage_kinds.space import depth
-from hetpipe.partitioners.step_times import pipeline_ends
-from hetpipe.predict.compiled import compiled, get_ready, inlined
+from hetpipe.predict import pipeline
+from hetpipe.predict.compiled import compiled, get_ready, inlined, twin
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -61,7 +61,7 @@ class Fixed(NamedTuple):
 @cache
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
-    pipeline_ends.ready()
+    pipeline.ready()
     times, sent = np.ones((2, 1, 2)), np.ones((2, 1, 1, 2, 2))
     loaded, one, square = Loaded(times, times, sent, np.ones((1, 1, 2)), 1, 1, 0), np.ones(1, np.int64), np.ones((1, 2, 2))
     line, inside, ends = np.zeros((1, 1), np.int64), np.zeros((1, 0), np.bool_), np.arange(2)
@@ -74,7 +74,7 @@ def ready() -> None:
     get_ready(first_use)
 
 
-_depth, _fit = inlined(depth), inlined(fit)
+_depth, about = inlined(depth), twin(pipeline.about, pipeline.PARTS)
 
 
 @inlined
@@ -100,11 +100,11 @@ def _within(
             around = lean * (ahead + max(back, sums[v, waits.first[lo], hi]))
             if rounds * (f + g) + around > T:
                 break
-            fit = _fit(v, lo, hi, windows[s], samples, largest, fixed.recompute, fixed.tables, fixed.limits)
-            again = fit * _again(forward[v], lo, hi, fixed.frozen)
+            flag = fit(v, lo, hi, windows[s], samples, largest, fixed.recompute, fixed.tables, fixed.limits)
+            again = flag * _again(forward[v], lo, hi, fixed.frozen)
             end = rounds * (f + g + again) + around
-            if fit >= 0 and end <= T:
-                last, own, f_own, g_own, recompute[s] = hi, end, f, g + again, fit
+            if flag >= 0 and end <= T:
+                last, own, f_own, g_own, recompute[s] = hi, end, f, g + again, flag
         if last == lo:
             return -1.0
         most = max(most, own)
@@ -159,7 +159,7 @@ def durations(
     line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, loaded: Loaded, more: float,
     blocking: bool, frozen: int,
 ) -> tuple[Array, Array, Array, Array, Index, Index, int]:
-    """The arguments that `pipeline_ends.about` wants for a pipeline, of which so many first layers need no backward."""
+    """The arguments that `about` wants for a pipeline, of which so many first layers need no backward."""
     n, m, forward, backward = len(line), loaded.m, loaded.forward, loaded.backward
     occupied, latency = loaded.occupied, loaded.latency
     f, g, held, late = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((max(0, n - 1), 2)), np.zeros(max(0, n - 1))
@@ -202,7 +202,7 @@ def ended(
     for s in range(len(held)):
         if held[s, 0] == np.inf:  # there is no link between two such devices
             return np.inf
-    done = pipeline_ends.about(f, g, held, delays, which, depths, frozen)
+    done = about(f, g, held, delays, which, depths, frozen)
     end = longest = 0.0
     for s in range(len(line)):
         v, lo, hi = line[s], ends[s], ends[s + 1]

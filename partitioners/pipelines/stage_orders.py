@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.stage_kinds.memory import fit
 from hetpipe.predict.compiled import compiled, get_ready, inlined
+from hetpipe.predict.cost import peak_of
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -24,7 +24,19 @@ def ready() -> None:
     get_ready(lambda: best_order(one, times, times, one, 1, 1, False, tables, np.ones(1), 1.0, 2.0))
 
 
-_fit = inlined(fit)
+_peak = inlined(peak_of)
+
+
+@inlined
+def fit(v: int, lo: int, hi: int, window: int, samples: int, largest: int, again: bool, tables: Array, limits: Array) -> int:
+    """How layers [lo, hi) fit on kind v, with tables [V, 6, lo, hi] and a limit for each, `window` samples in flight, and
+    micro-batches of up to `largest`: 0 as they are, 1 with recompute if that is allowed `again`, −1 not at all."""
+    static, boundary = tables[v, 0, lo, hi], tables[v, 1, lo, hi]
+    if _peak(static, boundary, tables[v, 2, lo, hi], tables[v, 3, lo, hi], samples, window, largest) <= limits[v]:
+        return 0
+    if again and _peak(static, boundary, tables[v, 4, lo, hi], tables[v, 5, lo, hi], samples, window, largest) <= limits[v]:
+        return 1
+    return -1
 
 
 @compiled
@@ -52,7 +64,7 @@ def _reach(T: float, take: Index, forward: Array, backward: Array, windows: Inde
                 own_back = backward[v, hi] - backward[v, lo - 1]
                 if own + own_back > T:
                     break
-                flag = _fit(v, lo - 1, hi, windows[place - 1], samples, largest, again, tables, limits)
+                flag = fit(v, lo - 1, hi, windows[place - 1], samples, largest, again, tables, limits)
                 if flag < 0 or own * (1 + flag) + own_back > T:
                     break
                 lo -= 1

@@ -18,6 +18,7 @@ from hetpipe.partitioners.stage_kinds.wires import link_floor
 from hetpipe.partitioners.step_times.appraisal import samples_in_flight
 from hetpipe.partitioners.step_times.desk import Desk
 from hetpipe.partitioners.step_times.drafts import Runs
+from hetpipe.predict.cost import peak_of
 from hetpipe.spec.schedule import default_depths
 
 Used = tuple[int, ...]  # devices of each type
@@ -85,7 +86,7 @@ class Lines:
         step, at most `window` in flight, `largest` in one micro-batch [L + 1]."""
         static, boundary, *plain_and_less = self.bytes.tables(StageKind(self.appraiser.types[kind], 1))
         held, transient = plain_and_less[2:] if recompute else plain_and_less[:2]
-        short = np.rint(static + boundary * samples + held * window + transient * largest) > self.appraiser.limits[kind]
+        short = peak_of(static, boundary, held, transient, samples, window, largest) > self.appraiser.limits[kind]
         places = np.arange(self.L + 1)
         first = np.where(short & (places > places[:, None]), places, self.L + 1).min(axis=1)
         found: Index = np.maximum(first - 1, places)

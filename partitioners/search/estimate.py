@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.pipelines.line_cuts import Loaded, durations
+from hetpipe.partitioners.pipelines.line_cuts import Loaded, about, durations
 from hetpipe.partitioners.pipelines.real import Pipeline, Reals
-from hetpipe.partitioners.step_times import pipeline_ends
 from hetpipe.predict.compiled import compiled, get_ready, inlined
 
 Array = NDArray[np.float64]
@@ -228,7 +227,7 @@ def _seconds(which: Index, nodes: Index, built: Built, network: Network) -> floa
         )  # fmt: skip
         if not blocking:
             _share(held, late, crossed[r], samples[i], loads[i], loads[i, 1] * (f[:, 0] + g[:, 0]).max())
-        done = pipeline_ends.about(f, g, held, late, which_size, depths, frozen)
+        done = about(f, g, held, late, which_size, depths, frozen)
         size, begin = 1 if loads[i, 2] > 0 else 0, _longest(lines[i, :n], ends[i], network.optimizer)
         earliest = min(earliest, begin)
         for s in range(n):

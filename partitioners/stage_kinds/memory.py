@@ -1,4 +1,4 @@
-"""What layers [lo, hi) take, as matrices, and how they fit."""
+"""What layers [lo, hi) take, as matrices."""
 
 from __future__ import annotations
 
@@ -31,14 +31,3 @@ def memory_tables(costs: Costs, L: int, kind: str, degree: int) -> Array:
             less.held_per_sample, less.transient_per_sample,
         )  # fmt: skip
     return tables
-
-
-def fit(v: int, lo: int, hi: int, window: int, samples: int, largest: int, again: bool, tables: Array, limits: Array) -> int:
-    """How layers [lo, hi) fit on kind v, with tables [V, 6, lo, hi] and a limit for each, `window` samples in flight, and
-    micro-batches of up to `largest`: 0 as they are, 1 with recompute if that is allowed `again`, −1 not at all."""
-    base = tables[v, 0, lo, hi] + tables[v, 1, lo, hi] * samples
-    if np.rint(base + tables[v, 2, lo, hi] * window + tables[v, 3, lo, hi] * largest) <= limits[v]:
-        return 0
-    if again and np.rint(base + tables[v, 4, lo, hi] * window + tables[v, 5, lo, hi] * largest) <= limits[v]:
-        return 1
-    return -1

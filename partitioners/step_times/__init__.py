@@ -1,6 +1,5 @@
 """How long a step of a plan takes, found without building the plan. Read in this order:
 
-drafts (rows of devices, most of which do the same), links, pipeline_ends (the simulator's pipelines, compiled), appraisal (a
-bound on a draft's step, and what it lacks in memory), traffic (what adapters carry), steps (its step, to the bit), desk (of many
-drafts the best).
+drafts (rows of devices, most of which do the same), links, appraisal (a bound on a draft's step, and what it lacks in memory),
+traffic (what adapters carry), steps (its step, to the bit), desk (of many drafts the best).
 """

@@ -12,11 +12,11 @@ import numpy as np
 
 from hetpipe.partitioners.step_times.appraisal import Appraiser, PipelineKind
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work
-from hetpipe.partitioners.step_times.pipeline_ends import replica_ends
 from hetpipe.partitioners.step_times.traffic import Array, PipelineTraffic, SumTraffic, Traffic
 from hetpipe.predict.cost import occupied_seconds, rate_alone, ring_seconds
 from hetpipe.predict.flows import EffortError
-from hetpipe.predict.simulator import Run, optimizers_of, play
+from hetpipe.predict.pipeline import stage_ends
+from hetpipe.predict.simulator import Run, optimizers_of, play, replica_costs
 from hetpipe.predict.sums import gradients_ahead
 from hetpipe.spec.plan import ReplicaPlan
 from hetpipe.spec.schedule import ScheduleName
@@ -82,7 +82,7 @@ class Steps:
 
     def played(self, draft: Draft, effort: float = math.inf) -> float:
         """Seconds, with all that shares adapters; infinite where that takes more effort (see `flows.ends`)."""
-        if sum(len(run.pipe.depths) * len(run.pipe.which) for run in self._known.values()) > KNOWN:
+        if sum(len(run.pipe.depths) * len(run.pipe.costs.which) for run in self._known.values()) > KNOWN:
             self._known.clear()
         try:
             return play(draft.plan(self.appraiser.problem), self.costs, self._known, effort).step
@@ -100,7 +100,8 @@ class Steps:
                 row[s] = device
             replica = kind.work.replica(row, self.appraiser.ids)
             begin = max(optimizers_of(self.costs, replica))
-            ready = tuple(begin + end for end in replica_ends(self.costs, replica, schedule))
+            ends = stage_ends(replica_costs(self.costs, replica), replica.depths(schedule))
+            ready = tuple(begin + end for end in ends)
             self._runs[kind, schedule] = ready, gradients_ahead(self.costs, replica), begin, self._bytes(replica, kind.work)
         return self._runs[kind, schedule]
 
