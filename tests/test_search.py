@@ -202,20 +202,6 @@ def test_slow_devices_stay_out() -> None:
     assert {problem.cluster.device(x).type for x in plan.device_ids} == {"a"}
 
 
-def test_what_shares_an_adapter_is_in_the_bound() -> None:
-    """Two nodes of two devices, of which each holds one of two layers. Two pipelines across the nodes send 32 outputs of 1,000
-    bytes through one adapter, two inside of the nodes sum 80,000 bytes through it; over a link alone half of either would go. So
-    one pipeline is best."""
-    layer = {"parameter_bytes": 40_000, "output_bytes_per_sample": 1_000}
-    between, inside = ({"bandwidth": rate, "latency": 0.0} for rate in (1e3, 1e9))
-    cluster = make_cluster([{"a": 2}] * 2, memory=200_000, link=between, inside=inside)
-    problem = make_problem(cluster, make_profile({"a": [0.35] * 2}, layer=layer), 32)
-    plan = Exhaustive()(problem).plan
-    step = checked(problem, plan).step_seconds
-    assert len(plan.replicas) == 1
-    assert 0.9 * step < Lower(Types(problem), fluid_bound(problem)).run(1.5 * step, 1e7) <= step * ROUNDING
-
-
 BERT = Path(__file__).resolve().parent.parent / "configs" / "bert-large"
 
 

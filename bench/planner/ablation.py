@@ -25,7 +25,6 @@ from bench.planner.run import drawn, each_apart
 from bench.tables import geometric_mean, markdown
 from hetpipe import partitioners
 from hetpipe.partitioners import auto
-from hetpipe.partitioners.bound import lower
 from hetpipe.partitioners.search import assembly, places, planner
 from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.floor import cost
@@ -56,7 +55,6 @@ PARTS: dict[str, Part] = {
     "the bound, and pipelines from it": Part(planner, less(before=0.0, after=0.0), ("bound/*",)),
     "pipelines from the bound": Part(planner, less(wishes=0)),
     "the second bound": Part(planner, less(after=0.0)),
-    "nodes and adapters in the bound": Part(lower.Lower, {"nodes_matter": lambda *_: False}),
     "pipelines near an even split": Part(planner, less(even=0)),
     "pipelines of one type": Part(planner, less(pure=0)),
     "integer programs": Part(assembly.Assembly, {"_choice": lambda *_: None}),

@@ -75,22 +75,21 @@ class Demand:
         each = [np.max(rows, axis=0) for rows in layers]
         return _prefixes(each)
 
-    def load(self, b: int, low: int, high: int, nodes: bool) -> PipelineDemand:
-        """Pipelines of `low` to `high` samples in micro-batches of b: m = ⌊low / b⌋ full ones, and one of q = low mod b samples
-        or more. The first forward is of b samples, or of q where m = 0; the last backward of q or more, and where `high` is not
-        `low` and m > 0, of any number. If `nodes` do not matter, all goes over the best link there is."""
+    def load(self, b: int, low: int, high: int, R: int) -> PipelineDemand:
+        """Pipelines of `low` to `high` samples, beside R − 1 or more others, in micro-batches of b: m = ⌊low / b⌋ full ones, and
+        one of q = low mod b samples or more. The first forward is of b samples, or of q where m = 0; the last backward of q or
+        more, and where `high` is not `low` and m > 0, of any number. All goes over the best link there is."""
         m, q = divmod(low, b)
         first = b if m else q
         last = first if not m else (q or b) if low == high else 1
         full, rest = self._times(b, b), self._times(b, q)
         work, actions = m * full + rest if m else rest, m + (q > 0)
         wires = m * self._held(b) + (self._held(q) if q else 0.0) if m else self._held(q)
-        wire, inside = self._apart(wires, nodes)
         return PipelineDemand(
             work=work.sum(axis=0), backward=work[1], again=self.types.costs.again(work[0]), work_more=2 * self.more * actions,
             once_more=2 * self.more, longest=self._longest(b), hiding=self._hiding(rest if q else full),
-            wire=wire, wire_inside=inside, b=b, samples=low, frozen=self.types.costs.first_trained,
-            **self._ends(b, first, last, nodes),
+            wire=wires.min(axis=0), sums=self._sums(b, R), b=b, samples=low, frozen=self.types.costs.first_trained,
+            **self._ends(b, first, last),
         )  # fmt: skip
 
     def _hiding(self, last: Array) -> Array:
@@ -98,17 +97,15 @@ class Demand:
         return np.stack([self.types.costs.again(last[0]), last[1]]) * self.problem.sums_early
 
     @memoized
-    def _ends(self, b: int, first: int, last: int, nodes: bool) -> dict[str, Array]:
+    def _ends(self, b: int, first: int, last: int) -> dict[str, Array]:
         """The parts of a demand that depend only on the samples of the first micro-batch and of the last one."""
         begin, end = (self._times(b, size) for size in (first, last))
         beyond = [np.diff(x.sum(axis=0)).min(axis=0)[::-1].cumsum()[::-1] for x in (begin, end)]
         back = np.arange(self.L + 1) > self.types.costs.first_trained
         links = self._links(first).sum(axis=0) + np.where(back, self._links(last).sum(axis=0), 0.0)
-        hop, inside = self._apart(links, nodes)
         return {
             "once": begin[0] + end[1], "once_again": self.types.costs.again(end[0]), "ahead": begin[0],
-            "hop": hop, "hop_inside": inside,
-            "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
+            "hop": links.min(axis=0), "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
         }  # fmt: skip
 
     @memoized
@@ -124,11 +121,10 @@ class Demand:
         found: Array = links.sum(axis=0) if self.blocking else links[0]
         return found
 
-    def _apart(self, links: Array, nodes: bool) -> tuple[Array, Array]:
-        """Between nodes and inside; if `nodes` do not matter, all goes over the best link there is."""
-        if nodes:
-            return links[0], links[1:].reshape(self.types.K, self.types.K, -1)
-        return links.min(axis=0), np.full((1, 1, self.L + 1), np.inf)
+    @memoized
+    def _sums(self, b: int, R: int) -> Array:
+        """The least seconds of gradient sums on the kinds that were measured at b [V, lo, hi]."""
+        return np.ascontiguousarray(self.types.sums(R)[self.usable(b)])
 
 
 def _prefixes(each: Sequence[Array]) -> Array:

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.bound.demand import Demand
 from hetpipe.partitioners.bound.labels import label_space
-from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.partition import never
 from hetpipe.planning.programs import Program
@@ -39,7 +38,6 @@ NARROW = 1.01  # most of a range of samples, times its least, that is not divide
 ROUNDS = 40  # of prices for one T
 EXACT, SUMS = 6, 500  # replicas up to which sums are exact, but for so many parts of the batch
 FAR = 1.05  # z from which on ranges of samples are left as they are, and prices go on
-TOLD = 0.01  # of T: as long as this, what goes from node to node is told from what stays
 PATIENCE = 0.25  # of the effort, for one T
 SMOOTH = 0.5  # of new prices, beside the best so far
 
@@ -52,7 +50,6 @@ class Column(NamedTuple):
     low: int
     high: int
     b: int
-    crossing: tuple[float, ...] = ()  # seconds that it takes of the adapters of nodes with each type
 
 
 @dataclass(eq=False)
@@ -77,11 +74,8 @@ class Lower:
         self.types, self.demand, self.late = types, Demand(types), late
         self.batch = types.problem.global_batch
         self.takes, self.there = types.limits
-        self.devices, self.none = len(self.there), (np.zeros((1, types.L + 1)),) * 2
-        if types.adapters is not None:
-            self.there = np.append(self.there, types.adapters[0])
         self.left = self.stop = 0.0
-        self.spaces = label_space(types.L, 1, 1), label_space(types.L, types.K, max(types.nodes))
+        self.space = label_space(types.L)
         self.parts = self._ranges(least)
         relaxed.ready()
 
@@ -159,7 +153,7 @@ class Lower:
             np.concatenate([np.geomspace(1, self.batch - part.low + 1, GRID).round(), part.near])
         ).astype(int)
         intervals = list(zip([1, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True))
-        prices = part.prices if part.prices is not None else self.first(part, T)
+        prices = part.prices if part.prices is not None else self.first()
         best, columns = 0.0, dict[Column, None]()
         for _ in range(ROUNDS):
             if self.left <= max(0, self.stop) or self.late():
@@ -173,7 +167,7 @@ class Lower:
                 return True
             if not columns:  # the effort ended before any was found
                 return False
-            z, dual, columns, intervals = self.program(part, T, columns, intervals)
+            z, dual, columns, intervals = self.program(part, columns, intervals)
             dual = dual / (dual @ self.there)
             if z <= 1:  # few replicas may still not be able to: parts of pipelines could
                 return part.low <= EXACT and self.value(part, T, dual, intervals)[0] > SLACK
@@ -181,10 +175,9 @@ class Lower:
             prices = prices / (prices @ self.there)
         return False
 
-    def first(self, part: Part, T: float) -> Array:
-        """Prices, before the linear program says any: of all that there is as much, and of adapters only where they count."""
-        some = len(self.there) if self.nodes_matter(part.low, T) else self.devices
-        return np.where(np.arange(len(self.there)) < some, 1.0 / self.there / some, 0.0)
+    def first(self) -> Array:
+        """Prices, before the linear program says any: of all that there is as much."""
+        return 1.0 / self.there / len(self.there)
 
     def value(
         self, part: Part, T: float, prices: Array, intervals: list[tuple[int, int]]
@@ -193,7 +186,7 @@ class Lower:
         rests, as long as that could be enough. Only ranges on which it rests are priced; of others c is what the work of their
         samples costs at least, or that of fewer samples."""
         scale, priced = float(prices @ self.there), dict[int, tuple[float, Column]]()
-        each, exact = self.demand.cheapest_sample(prices[: self.devices] @ self.takes) / (T * SLACK), False
+        each, exact = self.demand.cheapest_sample(prices @ self.takes) / (T * SLACK), False
         while True:
             costs = np.array([priced[low][0] if low in priced else each * low for low, _ in intervals])
             costs = np.maximum.accumulate(costs)
@@ -225,96 +218,25 @@ class Lower:
         self, part: Part, T: float, prices: Array, low: int, high: int, below: float
     ) -> tuple[float, Column]:
         """The least price of a pipeline of so many samples, and one of that price; infinite where there is none `below` this."""
-        each, nodes = prices[: self.devices] @ self.takes, self.nodes_matter(part.low, T)
-        sent, rings = self.crossed(part.low, low) if nodes else self.none
-        second = prices[self.devices :, None] / (T * SLACK) if sent.any() or rings.any() else 0.0
-        adapters = relaxed.Adapters(second * sent, second * rings, self.owners(part.high) if nodes else np.ones(1, np.int64))
-        best, column, one = math.inf, Column((), (), low, high, 0), set[int]()
+        each, best, column, one = prices @ self.takes, math.inf, Column((), (), low, high, 0), set[int]()
         for b in self.demand.sizes:
             usable = self.demand.usable(b)
             if b > high and set(usable.tolist()) <= one:  # it is one micro-batch, as with the b above before
                 continue
             one |= set(usable.tolist()) if b > high else set()
-            placings = self.placings(b, part.low, nodes)
-            placings = placings._replace(price=each[usable][placings.kind])
             found = relaxed.cheapest(
-                self.demand.load(b, low, high, nodes), placings, self.demand.memory(b), adapters, self.types.optimizer[usable],
-                T * SLACK, min(best, below), self.demand.blocking, self.demand.gpipe, self.spaces[nodes],
+                self.demand.load(b, low, high, part.low), each[usable], self.demand.memory(b), self.types.optimizer[usable],
+                T * SLACK, min(best, below), self.demand.blocking, self.demand.gpipe, self.space,
             )  # fmt: skip
             self.left -= found.effort
             if found.price < best:
-                stages = usable[placings.kind[found.placings]]
-                take = np.bincount(stages, minlength=self.types.V)
-                best, column = found.price, Column(tuple(take.tolist()), tuple(stages.tolist()), low, high, b,
-                                                   self.crossing(found, placings, adapters.owners, sent, rings))  # fmt: skip
+                line = usable[found.kinds]
+                take = np.bincount(line, minlength=self.types.V)
+                best, column = found.price, Column(tuple(take.tolist()), tuple(line.tolist()), low, high, b)
         return best, column
 
-    @memoized
-    def crossed(self, R: int, samples: int) -> tuple[Array, Array]:
-        """Seconds that the adapters of a node with each type are taken by the outputs of so many samples at each boundary, and by
-        the gradients of all layers before each, in a ring of R owners that are not all on one node [K, L + 1]. What blocks is a
-        part of actions and shares nothing."""
-        none = np.zeros((self.types.K, self.types.L + 1))
-        if self.types.adapters is None:
-            return none, none
-        rates = self.types.adapters[1][:, None]
-        output = np.append(0.0, self.types.problem.profile.output_bytes)
-        return none if self.demand.blocking else samples * output / rates, 2 * (R - 1) / R * self.types.summed[0] / rates
-
-    @memoized
-    def owners(self, R: int) -> Index:
-        """The most owners of a layer that a node with devices of each type has, if it has not all R or fewer."""
-        found: Index = np.minimum(np.array(self.types.nodes), max(1, R - 1))
-        return found
-
-    def crossing(
-        self, found: relaxed.RelaxedPipeline, placings: relaxed.Placings, owners: Index, sent: Array, rings: Array
-    ) -> tuple[float, ...]:
-        """The seconds that a pipeline takes of the adapters of nodes with each type, counted as `relaxed` prices them."""
-        taken, lo, at = np.zeros(len(self.there) - self.devices), 0, placings.at[found.placings]
-        if sent.any() or rings.any():
-            for n, (w, i, hi, near) in enumerate(zip(found.placings, at, found.ends, found.near, strict=True)):
-                if placings.others[w] == 0:
-                    beside = placings.node[i] - placings.devices[w] - near
-                    taken[i] += (rings[i, hi] - rings[i, lo]) / max(1, min(owners[i], beside + 1))
-                if near == 0 and hi < self.types.L:
-                    taken[i] += sent[i, hi]
-                    taken[at[n + 1]] += sent[at[n + 1], hi] * self.types.costs.has_backward(hi)
-                lo = hi
-        return tuple(taken.tolist())
-
-    def nodes_matter(self, R: int, T: float) -> bool:
-        """Whether it takes long enough to go from node to node, or to sum gradients between them, to ask what shares a node."""
-        if not self.types.between or not self.types.inside:
-            return False
-        between, inside = (x.sum(axis=0) for x in self.types.transfer(1))
-        longer = (between - inside.min(axis=(0, 1)))[1:-1].max(initial=0.0) * self.batch / R
-        if 1 < R <= self.types.largest_node:
-            apart, together = self.types.sums_over(R, False), self.types.sums_over(R, True)
-            longer = max(longer, np.where(np.isfinite(together), apart - together, 0.0).max())
-        return bool(longer > TOLD * T)
-
-    @memoized
-    def placings(self, b: int, R: int, nodes: bool) -> relaxed.Placings:
-        """Where stages can be put beside R − 1 or more other replicas: each kind that was measured at b counts twice; the owners
-        of each of its layers are on several nodes, or those of one are all on one, of which they take a device each, and of the
-        others anywhere. If nodes do not matter, each kind counts once, with the best of both."""
-        usable, found = self.demand.usable(b), list[tuple[int, int, int, Array]]()
-        for k, v in enumerate(usable.tolist()):
-            for inside in (False, True) if nodes else ():
-                sums = self.types.sums_over(R, inside)[v]
-                if np.isfinite(sums).all():
-                    sums = self.types.sums(R)[v] if inside else sums
-                    found.append((k, self.types.kinds[v].degree, R - 1 if inside else 0, sums))
-            if not nodes:
-                found.append((k, 0, 0, self.types.sums(R)[v]))
-        kinds, devices, others, sums = (np.array(x) for x in zip(*found, strict=True))
-        at = self.types.at[usable][kinds] if nodes else np.zeros_like(kinds)
-        node = np.array(self.types.nodes) if nodes else np.zeros(1, dtype=np.int64)
-        return relaxed.Placings(kinds, at, devices, others, np.zeros(len(kinds)), sums, node)
-
     def program(
-        self, part: Part, T: float, columns: dict[Column, None], intervals: list[tuple[int, int]]
+        self, part: Part, columns: dict[Column, None], intervals: list[tuple[int, int]]
     ) -> tuple[float, Array, dict[Column, None], list[tuple[int, int]]]:
         """The least part z of what there is, its prices, the columns, and the ranges of samples, divided where it rests on wide
         ones."""
@@ -322,14 +244,14 @@ class Lower:
             ends = np.array([high for _, high in intervals])
             columns = {x._replace(high=int(ends[np.searchsorted(ends, x.low)])): None for x in columns}
             every = list(columns)
-            uses = np.array([np.append(self.takes @ np.array(x.take), np.array(x.crossing) / T) for x in every]).T
+            uses = np.array([self.takes @ np.array(x.take) for x in every]).T
             samples, one = np.array([x.high for x in every], dtype=np.float64), np.ones(len(every))
             rows = np.vstack([uses.reshape(len(self.there), -1), samples, one])
             last, none = np.append(-self.there, np.zeros(2)), np.zeros_like(self.there)
             low, high = np.append(none - np.inf, [self.batch, part.low]), np.append(none, [np.inf, part.high])
             found = Program(np.hstack([rows, last[:, None]]), low, high).least(np.append(0 * one, 1.0))
             if found is None:
-                return math.inf, self.first(part, T), columns, intervals
+                return math.inf, self.first(), columns, intervals
             used = [x for x, y in zip(every, found.x[:-1], strict=True) if y > 1e-7]
             part.columns = {**dict.fromkeys(used), **part.columns}
             wide = {(x.low, x.high) for x in used if x.high > max(x.low, NARROW * x.low)} & set(intervals)

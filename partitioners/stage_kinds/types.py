@@ -219,16 +219,6 @@ class Types:
             for name in self.types
         ]
 
-    @cached_property
-    def adapters(self) -> tuple[Array, Array] | None:
-        """How many nodes have devices of each type, and the most bytes/s that the adapters of one carry out [K].
-        None where nothing shares them, or links between nodes are measured: what those carry may be less than its bytes
-        (`rate_alone`)."""
-        if not self.cluster.shares_adapters or any(link.points is not None for link in self.between):
-            return None
-        rates = [[self.cluster.adapter_rates[name][0] for name in names] for names in self._names]
-        return np.array([len(row) for row in rates], dtype=np.float64), np.array([max(row) for row in rates])
-
     @property
     def largest_node(self) -> int:
         """Most devices of any node."""
