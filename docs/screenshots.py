@@ -26,7 +26,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
-from hetpipe.study.rules import RULES
+from hetpipe.study.rules import rule_names
 from hetpipe.study.study import Study
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,7 @@ def chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("google-chrome")
 
 
-studied = partial(make_study, rules=RULES, changes=True, cuts=True)
+studied = partial(make_study, rules=rule_names(), changes=True, cuts=True)
 
 
 def shown(demo: Path) -> Iterator[tuple[str, Study]]:

@@ -40,10 +40,11 @@ Folders are rooms that the planners share; imports go down this list:
 
 auto, chain, exhaustive
 search, exact
+even_pipelines
 pipelines, compositions
 bound
-cephalo, equal_parameters, even, even_data_parallel, even_pipelines, fasop, memory_layers, torchgpipe_balance, type_blind,
-    uneven_data_parallel, zorse
+cephalo, equal_parameters, even, even_data_parallel, fasop, memory_layers, torchgpipe_balance, type_blind, uneven_data_parallel,
+    zorse
 rules
 memory_fit
 step_times

@@ -10,7 +10,6 @@ from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.memory_fit.obstacle import explain, refuse
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
-from hetpipe.partitioners.rules import balance
 from hetpipe.partitioners.search import estimate, places
 from hetpipe.partitioners.search.cheapest import Cheapest
 from hetpipe.partitioners.search.effort import EFFORTS
@@ -45,7 +44,7 @@ class Auto:
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
             problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
-        for module in (balance, estimate, line_cuts, places, relaxed, stage_orders):
+        for module in (estimate, line_cuts, places, relaxed, stage_orders):
             module.ready()
         found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))

@@ -19,6 +19,7 @@ class Even:
     micro-batch size, and recompute on all stages or none, are those that simulate fastest."""
 
     name: str = "even"
+    equal: bool = True  # it treats all devices alike
 
     def __call__(self, problem: Problem) -> Solution:
         """The best equal pipeline that fits."""

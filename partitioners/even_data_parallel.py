@@ -21,6 +21,7 @@ class EvenDataParallel:
     fastest."""
 
     name: str = "even-data-parallel"
+    equal: bool = True  # it treats all devices alike
 
     def __call__(self, problem: Problem) -> Solution:
         """The best equal data-parallel plan that fits."""

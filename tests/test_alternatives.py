@@ -16,7 +16,7 @@ from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.study.changes import carried_plan, make_changes
 from hetpipe.study.clusters import changed_clusters
 from hetpipe.study.cuts import moved_cuts, moved_plan
-from hetpipe.study.rules import EQUAL, RULES, equal_split, other_rules
+from hetpipe.study.rules import equal_names, equal_split, other_rules, rule_names
 from hetpipe.study.study import Study
 from tests.support.plans_shown import demo, many, three
 from tests.support.strategies import LINK, UNHURRIED, clusters, make_cluster
@@ -68,11 +68,11 @@ def test_a_device_more_goes_where_a_link_is_known() -> None:
 def test_the_equal_split_is_the_faster_of_those_that_fit() -> None:
     shown = demo()
     assert shown.problem is not None
-    found = other_rules(shown.plan, *shown.problem, RULES)
+    found = other_rules(shown.plan, *shown.problem, rule_names())
     equal = equal_split(found)
     assert equal is not None
     steps = {}
-    for name in EQUAL:
+    for name in equal_names():
         try:
             predicted = make_plan(*shown.problem, shown.plan.global_batch, partitioner=name).predicted
             assert predicted is not None

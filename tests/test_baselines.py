@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.cephalo import Cephalo
 from hetpipe.partitioners.equal_parameters import EqualParameters, balanced
-from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.fasop import Fasop, greedy, placements
 from hetpipe.partitioners.memory_layers import MemoryLayers
@@ -20,26 +18,14 @@ from hetpipe.partitioners.rules.grids import in_proportion, layouts
 from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance, block_partition
 from hetpipe.partitioners.type_blind import TypeBlind
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel, limited_shares
-from hetpipe.partitioners.zorse import Zorse
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
-from hetpipe.planning.registry import partitioner, partitioner_names
+from hetpipe.planning.registry import partitioner, partitioner_names, rules
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
 from tests.support.plans import checked, cuts
 from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
-BASELINES: list[Partitioner] = [
-    EvenPipelines(),
-    EqualParameters(),
-    TorchgpipeBalance(),
-    Fasop(),
-    TypeBlind(),
-    MemoryLayers(),
-    UnevenDataParallel(),
-    Cephalo(),
-    Zorse(),
-]
 costs_lists = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 
 
@@ -52,7 +38,7 @@ def step(problem: Problem, plan: Plan) -> float:
 
 
 class TestEveryBaseline:
-    @pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: str(b.name))
+    @pytest.mark.parametrize("baseline", rules(), ids=lambda b: str(b.name))
     @settings(max_examples=12, **UNHURRIED)
     @given(problem=problems(most_devices=4, most_layers=6))
     def test_plans_are_valid_fit_and_obey_the_bound(self, baseline: Partitioner, problem: Problem) -> None:
@@ -72,7 +58,7 @@ class TestEveryBaseline:
             assert all(len(found) == 1 for found in nodes)
         assert problem.allow_recompute or not any(s.recompute for r in plan.replicas for s in r.stages)
 
-    @pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: str(b.name))
+    @pytest.mark.parametrize("baseline", rules(), ids=lambda b: str(b.name))
     def test_is_found_by_name_and_refuses_prices(self, baseline: Partitioner) -> None:
         assert baseline.name in partitioner_names()
         assert partitioner(baseline.name) == baseline
@@ -82,7 +68,7 @@ class TestEveryBaseline:
         with pytest.raises(InputError, match=f"'{baseline.name}'.*cannot honour --max-price-per-hour"):
             baseline(problem)
 
-    @pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: str(b.name))
+    @pytest.mark.parametrize("baseline", rules(), ids=lambda b: str(b.name))
     def test_says_what_does_not_fit(self, baseline: Partitioner) -> None:
         """One layer of 100 parameter bytes needs 400 (gradient, AdamW): 100 more than b has."""
         profile = make_profile(
@@ -305,7 +291,7 @@ class TestUnevenDataParallel:
 
 
 class TestAutoIsNeverSlower:
-    @pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: str(b.name))
+    @pytest.mark.parametrize("baseline", rules(), ids=lambda b: str(b.name))
     @settings(max_examples=10, **UNHURRIED)
     @given(problem=problems(most_devices=3, most_layers=5))
     def test_it_starts_from_them(self, baseline: Partitioner, problem: Problem) -> None:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.rules.baseline import equal_parts
-from hetpipe.partitioners.search.floor import RULES
 from hetpipe.partitioners.step_times.appraisal import unlike_rows
 from hetpipe.partitioners.step_times.desk import Budget, Candidate, Desk, Rule
 from hetpipe.partitioners.step_times.drafts import Draft, equal_runs, in_runs
 from hetpipe.partitioners.step_times.links import Links
 from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.planning.registry import rules
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import LinkBetween
 from hetpipe.spec.plan import Plan
@@ -46,7 +46,7 @@ def missing(problem: Problem, plan: Plan) -> dict[str, float]:
 
 class TestEveryDraft:
     @settings(max_examples=60, **UNHURRIED)
-    @given(problems(most_devices=12, most_layers=6, most_batch=30), st.sampled_from(RULES), st.data())
+    @given(problems(most_devices=12, most_layers=6, most_batch=30), st.sampled_from(rules()), st.data())
     def test_bound_memory_and_step(self, problem: Problem, rule: Rule, data: st.DataObject) -> None:
         """The step and the bytes of the simulator, to the bit; and no bound above the step."""
         desk = Desk(problem)
@@ -66,7 +66,7 @@ class TestEveryDraft:
             assert {types[kind]: more for kind, more in short.items()} == missing(problem, plan)
 
     @settings(max_examples=40, **UNHURRIED)
-    @given(problems(most_devices=9, most_layers=5, most_batch=20), st.sampled_from(RULES))
+    @given(problems(most_devices=9, most_layers=5, most_batch=20), st.sampled_from(rules()))
     def test_the_quickest_is_the_first_of_the_quickest(self, problem: Problem, rule: Rule) -> None:
         """Nothing is left out: every draft is built and simulated here."""
         desk = Desk(problem)

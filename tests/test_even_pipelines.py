@@ -1,65 +1,76 @@
-"""`even-pipelines`: its cuts, its bounds, and what it finds."""
+"""`even-pipelines`: the replicas that it tries, and what it finds."""
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.even_pipelines import EvenPipelines, EvenShapes
-from hetpipe.partitioners.rules.balance import shortest_cuts
-from hetpipe.partitioners.step_times.desk import Desk
+from hetpipe.partitioners.even import Even
+from hetpipe.partitioners.even_data_parallel import EvenDataParallel
+from hetpipe.partitioners.even_pipelines import EvenPipelines
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
 from tests.support.plans import checked
 from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 
-@settings(deadline=None)  # numba compiles
-@given(st.data())
-def test_cuts_fit_and_on_devices_of_one_speed_the_longest_stage_is_as_short_as_it_can_be(data: st.DataObject) -> None:
-    layers = data.draw(st.integers(1, 6))
-    n = data.draw(st.integers(1, layers))
-    times = st.lists(st.floats(0, 5), min_size=layers, max_size=layers)
-    unlike = data.draw(st.booleans())
-    rows = [data.draw(times) for _ in range(n)] if unlike else [data.draw(times)] * n
-    seconds = np.array([[0.0, *np.cumsum(row)] for row in rows])
-    most = [data.draw(st.integers(0, layers)) for _ in range(n)]  # layers that fit
-    reach = np.array([[min(lo + count, layers) for lo in range(layers + 1)] for count in most])
-
-    def longest(ends: tuple[int, ...]) -> float:
-        return max(float(row[hi] - row[lo]) for row, (lo, hi) in zip(seconds, pairwise(ends), strict=True))
-
-    every = [(0, *inner, layers) for inner in combinations(range(1, layers), n - 1)]
-    fitting = [ends for ends in every if all(hi - lo <= count for count, (lo, hi) in zip(most, pairwise(ends), strict=True))]
-    found = shortest_cuts(seconds, reach)
-    if found is None:
-        assert unlike or not fitting
-    else:
-        assert found in fitting
-        assert unlike or longest(found) <= min(longest(ends) for ends in fitting) * (1 + 2e-6) + 1e-12
-
-
-@settings(max_examples=40, **UNHURRIED)
-@given(problem=problems(most_devices=5, most_layers=6))
-def test_no_shape_has_a_shorter_step_than_its_bound(problem: Problem) -> None:
-    desk = Desk(problem)
+def found(problem: Problem) -> list[Candidate]:
+    """What the rule yields; nothing where it refuses."""
     try:
-        search = EvenShapes(desk, "test")
-        shapes = search.all
+        return list(EvenPipelines().candidates(Desk(problem)))
     except (PartitionError, InputError):  # no micro-batch size that all types have, or no link
-        return
-    for shape in shapes:
-        for line in search.lines.of(shape.used):
-            search.best.step = float("inf")
-            for candidate in search.of(shape, line):
-                assert shape.bound <= candidate.bound * (1 + 1e-9) or shape.bound <= search.best.step * (1 + 1e-9)
-                plan = candidate.draft.plan(problem)
-                assert search.best.step == pytest.approx(checked(problem, plan).step_seconds, rel=1e-12)
+        return []
+
+
+@settings(max_examples=60, **UNHURRIED)
+@given(problem=problems(most_devices=6, most_layers=6, most_batch=20))
+def test_replicas_are_equal_and_each_plan_is_faster_than_those_before_it(problem: Problem) -> None:
+    """Of each type a replica has as many devices as one of R equal replicas can have, half of them, or none."""
+    desk, before, there = Desk(problem), float("inf"), Counter(device.type for device in problem.cluster.devices)
+    for candidate in found(problem):
+        if desk.missing(candidate):
+            assert len(candidate.draft.rows) == 1, "nothing fits: one pipeline says what is missing"
+            continue
+        plan = candidate.draft.plan(problem)
+        step = checked(problem, plan).step_seconds
+        assert step < before
+        before = step
+        samples = [sum(replica.microbatch_sizes) for replica in plan.replicas]
+        assert max(samples) - min(samples) <= 1
+        kinds = {
+            tuple((problem.cluster.device(stage.device).type, stage.layers, stage.recompute) for stage in replica.stages)
+            for replica in plan.replicas
+        }
+        assert len(kinds) == 1
+        used = Counter(kind for kind, _, _ in kinds.pop())
+        parts = ({kind: count // R for kind, count in there.items()} for R in range(1, max(there.values()) + 1))
+        assert any(all(used[kind] in (0, part // 2, part) for kind, part in each.items()) for each in parts)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 6, 12])
+def test_every_number_of_replicas_is_tried(stages: int) -> None:
+    """Twelve devices, on each of which memory holds a part of twelve layers; over free links the shortest pipelines are best."""
+    layers = make_profile({"a": [1.0] * 12}, layer={"parameter_bytes": 1000})
+    state = 4 * 1000  # of a layer: parameters, gradients, and twice that of the optimizer
+    problem = make_problem(make_cluster([{"a": 12}], memory=12 // stages * state), layers, 120)
+    assert [len(replica.stages) for replica in EvenPipelines()(problem).plan.replicas] == [stages] * (12 // stages)
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.5])
+@pytest.mark.parametrize("layers", [3, 8, 11])
+def test_no_slower_than_equal_stages_or_data_parallelism_on_devices_of_one_type(layers: int, fixed: float) -> None:
+    times = [0.1 * (1 + i % 3) for i in range(layers)]
+    layer = {"parameter_bytes": 10**6, "output_bytes_per_sample": 10**4}
+    profile = make_profile({"a": times}, sizes=(1, 2, 4), layer=layer, fixed=fixed)
+    problem = make_problem(make_cluster([{"a": 4}, {"a": 4}]), profile, 50)
+    plans = [rule(problem).plan for rule in (EvenPipelines(), Even(), EvenDataParallel())]
+    own, *others = (simulate(plan, problem.profile, problem.cluster).step_seconds for plan in plans)
+    assert own <= min(others) * (1 + 1e-9)
 
 
 def test_slow_devices_stay_out_and_slow_links_make_few_pipelines_or_owners_that_are_neighbours() -> None:

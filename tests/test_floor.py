@@ -18,7 +18,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.fasop import Fasop
-from hetpipe.partitioners.search.floor import RULES, cost, simple_plans
+from hetpipe.partitioners.search.floor import cost, rules, simple_plans
 from hetpipe.partitioners.stage_kinds.limit import PER_SECOND, Limit
 from hetpipe.partitioners.step_times import desk
 from hetpipe.partitioners.step_times.drafts import Draft
@@ -76,7 +76,7 @@ class TestNeverSlower:
     @given(crowds(most_devices=110))
     def test_than_any_rule(self, problem: Problem) -> None:
         steps = {}
-        for rule in RULES:
+        for rule in rules():
             try:
                 steps[rule.name] = step(problem, partitioner(rule.name)(problem).plan)
             except (PartitionError, InputError):
@@ -210,5 +210,5 @@ class TestTime:
 def test_progress() -> None:
     said: list[str] = []
     list(simple_plans(few_unlike_nodes(progress=said.append)))
-    assert said[0] == "trying the simple rules: uneven-data-parallel"
+    assert said[0] == "trying the simple rules: even-pipelines"
     assert "trying the simple rules: fasop, 3 of 5 grids" in said

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import hetpipe
+import hetpipe.partitioners
 from hetpipe.files.messages import InputError
+from hetpipe.partitioners.search import floor
 from hetpipe.planning import registry
 from hetpipe.spec.job import Job
+from hetpipe.study.changes import QUICK
+from hetpipe.study.rules import equal_names, rule_names
+from tests.support.strategies import make_cluster, make_problem, make_profile
 
 
 def test_partitioners_are_found_by_name() -> None:
@@ -20,6 +24,41 @@ def test_partitioners_are_found_by_name() -> None:
     assert not any(name.startswith("-") for name in names)
     for name in names:
         assert registry.partitioner(name).name == name
+
+
+def test_rules_are_listed_once_and_tried_by_auto_and_shown_beside_plans() -> None:
+    from bench.partitioners.run import BASELINES
+
+    names = [rule.name for rule in registry.rules()]
+    assert names == sorted(names)
+    others = set(registry.partitioner_names()) - set(names)
+    assert others == {"auto", "chain", "exhaustive"}, "these search, all others are rules"
+    assert sorted(rule.name for rule in floor.rules()) == names
+    assert rule_names() == [*names, "chain"]
+    assert list(BASELINES) == names
+    assert {floor.FIRST, *QUICK, *equal_names()} <= set(names)
+
+
+def test_a_rule_is_added_by_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In every list, and tried by `auto`."""
+    (tmp_path / "mine.py").write_text(
+        "from hetpipe.partitioners.even import Even\n\npartitioner = Even(name='mine', equal=True)\n"
+    )
+    (tmp_path / "searcher.py").write_text("from hetpipe.partitioners.chain import Chain\n\npartitioner = Chain()\n")
+    before, said = floor.rules(), list[str]()
+    monkeypatch.setattr(hetpipe.partitioners, "__path__", [*hetpipe.partitioners.__path__, str(tmp_path)])
+    registry.rules.cache_clear()
+    try:
+        assert {rule.name for rule in floor.rules()} - {rule.name for rule in before} == {"mine"}
+        assert "mine" in rule_names()
+        assert "mine" in equal_names()
+        problem = make_problem(make_cluster([{"a": 2}]), make_profile({"a": [1.0, 1.0]}), 2, progress=said.append)
+        assert list(floor.simple_plans(problem))
+        assert "trying the simple rules: mine" in said
+    finally:
+        registry.rules.cache_clear()
+        for name in ("mine", "searcher"):
+            sys.modules.pop(f"hetpipe.partitioners.{name}", None)
 
 
 def test_models_and_data_are_found_by_name() -> None:

@@ -35,7 +35,7 @@ from hetpipe.show.words import (
 )
 from hetpipe.spec.plan import Plan
 from hetpipe.study.make import make_study
-from hetpipe.study.rules import RULES
+from hetpipe.study.rules import rule_names
 from hetpipe.study.scene import LaneScene, Scene, StageScene
 from hetpipe.study.study import Study
 from tests.support.plans_shown import LINK, demo, many, three, whole
@@ -217,7 +217,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     layers = tuple(layer.model_copy(update={"name": f"{evil}{i}"}) for i, layer in enumerate(shown.profile.layers))
     known = shown.profile.model_copy(update={"layers": layers, "model": evil})
     plan = shown.plan.model_copy(update={"model": evil})
-    evil_study = make_study(plan, profile=known, cluster=shown.cluster, rules=RULES, cuts=True)
+    evil_study = make_study(plan, profile=known, cluster=shown.cluster, rules=rule_names(), cuts=True)
     draw_plan(evil_study, tmp_path / "plan.html")
     text = (tmp_path / "plan.html").read_text("utf-8")
     assert text.count("<script") == 3

@@ -11,7 +11,7 @@ from hetpipe.show.page.report import report_page
 from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.text_picture import TextPicture
 from hetpipe.study import changes, make
-from hetpipe.study.rules import EQUAL, RULES
+from hetpipe.study.rules import equal_names, rule_names
 from tests.support.commands import Command
 from tests.support.plans_shown import demo, save_parts, three, whole
 from tests.support.rooms import ROOT, imported
@@ -33,9 +33,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize(("picture", "names"), [("plan.svg", EQUAL), ("plan.html", RULES)])
+@pytest.mark.parametrize(("picture", "names"), [("plan.svg", equal_names()), ("plan.html", rule_names())])
 def test_a_command_that_draws_runs_no_partitioner_twice(
-    run: Command, tmp_path: Path, planned: Counter[str], picture: str, names: tuple[str, ...]
+    run: Command, tmp_path: Path, planned: Counter[str], picture: str, names: list[str]
 ) -> None:
     """It draws into a file and prints: the equal split is in both."""
     save_parts(three(), tmp_path)
@@ -58,7 +58,7 @@ def test_the_cluster_as_it_is_is_not_planned_again_by_the_rules_that_are_known(
     found = whole(shown, changes=True).changes
     assert found is not None
     others = len(found.plans) - 1
-    assert planned == Counter(RULES) + Counter(dict.fromkeys(changes.QUICK, others))
+    assert planned == Counter(rule_names()) + Counter(dict.fromkeys(changes.QUICK, others))
     assert shown.problem is not None
     assert found.plans[0] == changes.make_changes(shown.plan, *shown.problem).plans[0], "as if it were planned again"
 

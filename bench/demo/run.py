@@ -33,7 +33,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
-from hetpipe.study.rules import RULES
+from hetpipe.study.rules import rule_names
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import profile_everywhere, run_everywhere
 from hetpipe.training.trainer import Trainer
@@ -173,7 +173,7 @@ def run(
     with Activity("drawing") as activity:
         study = make_study(
             best.plan, profile=profile, cluster=cluster, measured=best.measured,
-            rules=RULES, changes=True, cuts=True, progress=activity.say,
+            rules=rule_names(), changes=True, cuts=True, progress=activity.say,
         )  # fmt: skip
         for picture in ("plan.svg", "report.html"):
             draw_plan(study, folder / picture)

@@ -26,13 +26,12 @@ from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
 from hetpipe.partitioners.auto import Auto
 from hetpipe.planning.partition import PartitionError, Problem
-from hetpipe.planning.registry import partitioner
+from hetpipe.planning.registry import partitioner, rules
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.plan import Plan
 
-BASELINES = ("even", "equal-parameters", "torchgpipe-balance", "memory-layers", "type-blind", "fasop",
-             "even-data-parallel", "uneven-data-parallel", "zorse", "cephalo")  # fmt: skip
+BASELINES = tuple(rule.name for rule in rules())
 TOLERANCE = 1e-9
 console = Console(width=200)
 

@@ -34,11 +34,11 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.search import assembly, planner
 from hetpipe.partitioners.search.effort import EFFORTS
-from hetpipe.partitioners.search.floor import RULES, cost
+from hetpipe.partitioners.search.floor import cost
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
-from hetpipe.planning.registry import partitioner
+from hetpipe.planning.registry import rules as every_rule
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.profile import Profile
 
@@ -126,9 +126,9 @@ def measure(given: Problem, others: bool, regret: float) -> dict[str, Any]:
 def rules(given: Problem) -> dict[str, float]:
     """What the plan of every simple rule costs, of those that have one that keeps the limits. (Rules themselves know none.)"""
     found, free = dict[str, float](), replace(given, max_price_per_hour=None, deadline_seconds_per_step=None)
-    for rule in RULES:
+    for rule in every_rule():
         try:
-            found[rule.name] = cost(given, partitioner(rule.name)(free).plan)
+            found[rule.name] = cost(given, rule(free).plan)
         except (PartitionError, InputError):
             continue
     return {name: value for name, value in found.items() if math.isfinite(value)}

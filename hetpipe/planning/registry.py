@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
@@ -28,6 +29,15 @@ DATASETS = {
 def partitioner_names() -> list[str]:
     """All known partitioners."""
     return _names("hetpipe.partitioners", dash=True)
+
+
+@cache
+def rules() -> tuple[Any, ...]:
+    """The simple rules, by name: those of our partitioners that have `candidates`, whose drafts `auto` tries, too. Whoever lists
+    rules takes them from here. All of our partitioners are imported for that."""
+    package = "hetpipe.partitioners"
+    each = [import_module(f"{package}.{name}").partitioner for name in _modules(package)]
+    return tuple(sorted((one for one in each if hasattr(one, "candidates")), key=lambda one: str(one.name)))
 
 
 def model_names() -> list[str]:
@@ -136,13 +146,14 @@ def _check(what: str, name: str, known: list[str]) -> None:
 
 
 def _names(package: str, *, dash: bool = False) -> list[str]:
-    """Modules of a package whose names do not begin with an underscore, without its folders, and entry points of that group."""
-    modules = [
-        info.name
-        for info in pkgutil.iter_modules(import_module(package).__path__)
-        if not (info.ispkg or info.name.startswith("_"))
-    ]
-    return sorted({*(name.replace("_", "-") if dash else name for name in modules), *_points(package)})
+    """Modules of a package, and entry points of that group."""
+    return sorted({*(name.replace("_", "-") if dash else name for name in _modules(package)), *_points(package)})
+
+
+def _modules(package: str) -> list[str]:
+    """Modules of a package whose names do not begin with an underscore, without its folders."""
+    modules = pkgutil.iter_modules(import_module(package).__path__)
+    return [info.name for info in modules if not (info.ispkg or info.name.startswith("_"))]
 
 
 def _points(group: str) -> dict[str, EntryPoint]:

@@ -44,7 +44,7 @@ def show(
     from hetpipe.show.draw import PICTURES, draw_plan
     from hetpipe.show.trace import load_measured
     from hetpipe.study.make import belonging, make_study
-    from hetpipe.study.rules import EQUAL, RULES
+    from hetpipe.study.rules import rule_names
 
     check_output(output, *PICTURES)
     if plan.is_dir():
@@ -62,7 +62,7 @@ def show(
     with Activity("drawing", shown=output is not None) as activity:
         study = make_study(
             own, profile=layers, cluster=machines, measured=run, front=prices, source=source,
-            rules=RULES if page else EQUAL, changes=page and what_if, cuts=page, progress=activity.say,
+            rules=rule_names() if page else None, changes=page and what_if, cuts=page, progress=activity.say,
         )  # fmt: skip
         if output is not None:
             draw_plan(study, output)

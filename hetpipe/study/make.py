@@ -14,18 +14,18 @@ from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.study.changes import make_changes
 from hetpipe.study.cuts import moved_cuts
-from hetpipe.study.rules import EQUAL, equal_split, other_rules
+from hetpipe.study.rules import equal_names, equal_split, other_rules
 from hetpipe.study.scene import Scene, make_scene
 from hetpipe.study.study import Alternative, Study
 
 
 def make_study(
     plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None, measured: Timeline | None = None,
-    front: Front | None = None, source: str = "the plan", rules: Sequence[str] = EQUAL, changes: bool = False,
+    front: Front | None = None, source: str = "the plan", rules: Sequence[str] | None = None, changes: bool = False,
     cuts: bool = False, progress: Callable[[str], None] = lambda _: None,
 ) -> Study:  # fmt: skip
     """The study of a plan; InputError if what is given does not belong together. With profile and cluster the partitioners
-    `rules` plan the same problem, among them those of the equal split; changed clusters are planned (`changes`), and cuts moved
+    `rules` plan the same problem, without any those of the equal split; changed clusters are planned (`changes`), and cuts moved
     (`cuts`), if that is asked for. All of it takes seconds: `progress` is told what is done."""
     profile, cluster = belonging(plan, profile, cluster, source)
     if profile is None or cluster is None:
@@ -33,7 +33,7 @@ def make_study(
         return Study(plan=plan, scene=scene, profile=profile, cluster=cluster, measured=measured, front=front)
     problem = profile, cluster
     progress("other partitioners")
-    others = other_rules(plan, *problem, rules)
+    others = other_rules(plan, *problem, equal_names() if rules is None else rules)
     changed = make_changes(plan, *problem, others, progress) if changes else None
     predicted = with_footprint(simulate(plan, *problem), plan, *problem)
     scene = make_scene(plan, profile=profile, cluster=cluster, timeline=predicted, equal=_equal_scene(others, *problem))

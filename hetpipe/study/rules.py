@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hetpipe.files.messages import InputError
+from hetpipe.planning import registry
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.spec.cluster import Cluster
@@ -13,9 +14,15 @@ from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.study.study import Alternative
 
-EQUAL = ("even", "even-data-parallel")
-RULES = (*EQUAL, "even-pipelines", "uneven-data-parallel", "fasop", "memory-layers", "type-blind", "torchgpipe-balance",
-         "equal-parameters", "chain")  # fmt: skip
+
+def rule_names() -> list[str]:
+    """What a plan is compared with: the simple rules, and `chain`."""
+    return [*(rule.name for rule in registry.rules()), "chain"]
+
+
+def equal_names() -> list[str]:
+    """The rules that treat all devices alike."""
+    return [rule.name for rule in registry.rules() if getattr(rule, "equal", False)]
 
 
 def plan_with(name: str, label: str, profile: Profile, cluster: Cluster, batch: int, **options: Any) -> Alternative:
@@ -27,11 +34,12 @@ def plan_with(name: str, label: str, profile: Profile, cluster: Cluster, batch: 
 
 
 def other_rules(plan: Plan, profile: Profile, cluster: Cluster, names: Sequence[str]) -> list[Alternative]:
-    """What the simple rules make of the plan's problem."""
+    """What these partitioners make of the plan's problem."""
     return [plan_with(name, name, profile, cluster, plan.global_batch, backend=plan.backend) for name in names]
 
 
 def equal_split(found: Sequence[Alternative]) -> Alternative | None:
     """The fastest of the rules that treat all devices alike, of those that fit."""
-    equal = [one for one in found if one.name in EQUAL and one.plan is not None]
+    names = equal_names()
+    equal = [one for one in found if one.name in names and one.plan is not None]
     return min(equal, key=lambda one: one.step_seconds, default=None)

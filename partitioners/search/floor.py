@@ -6,26 +6,19 @@ import math
 from collections.abc import Callable, Iterator
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.cephalo import Cephalo
-from hetpipe.partitioners.equal_parameters import EqualParameters
-from hetpipe.partitioners.even import Even
-from hetpipe.partitioners.even_data_parallel import EvenDataParallel
-from hetpipe.partitioners.even_pipelines import EvenPipelines
-from hetpipe.partitioners.fasop import Fasop
-from hetpipe.partitioners.memory_layers import MemoryLayers
 from hetpipe.partitioners.step_times.desk import Desk, Rule
-from hetpipe.partitioners.torchgpipe_balance import TorchgpipeBalance
-from hetpipe.partitioners.type_blind import TypeBlind
-from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
-from hetpipe.partitioners.zorse import Zorse
+from hetpipe.planning import registry
 from hetpipe.planning.partition import PartitionError, Problem, never
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.plan import Plan
 
-RULES: tuple[Rule, ...] = (
-    UnevenDataParallel(), EvenDataParallel(), TypeBlind(), MemoryLayers(), Fasop(), Even(), EqualParameters(),
-    TorchgpipeBalance(), EvenPipelines(), Cephalo(), Zorse(),
-)  # fmt: skip
+FIRST = "even-pipelines"
+
+
+def rules() -> list[Rule]:
+    """All simple rules: first the one that is best on most problems, so that its plan is there where there is no time for more,
+    and most plans of the others are ruled out by what they take at least; then those others by name."""
+    return sorted(registry.rules(), key=lambda rule: rule.name != FIRST)
 
 
 def simple_plans(problem: Problem, below: float = math.inf, late: Callable[[], bool] = never) -> Iterator[Plan]:
@@ -35,7 +28,7 @@ def simple_plans(problem: Problem, below: float = math.inf, late: Callable[[], b
     limited = problem.max_price_per_hour is not None or problem.deadline_seconds_per_step is not None
     told = problem.progress or (lambda _: None)
     desk = Desk(problem, late, lambda text: told(f"trying the simple rules: {text}"))
-    for rule in RULES:
+    for rule in rules():
         desk.say(rule.name)
         desk.below = math.inf if limited else below
         try:

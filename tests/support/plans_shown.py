@@ -10,7 +10,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
-from hetpipe.study.rules import RULES
+from hetpipe.study.rules import rule_names
 from hetpipe.study.study import Study
 from tests.support.strategies import make_cluster, make_profile
 
@@ -71,7 +71,7 @@ def planned(measured: Profile, cluster: Cluster, batch: int, partitioner: str) -
 
 def whole(shown: Study, **more: Any) -> Study:
     """All of it that a report shows, but for what takes seconds to search; and `more`."""
-    return make_study(shown.plan, profile=shown.profile, cluster=shown.cluster, rules=RULES, cuts=True, **more)
+    return make_study(shown.plan, profile=shown.profile, cluster=shown.cluster, rules=rule_names(), cuts=True, **more)
 
 
 def save_parts(study: Study, folder: Path) -> None:
