@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
+from hetpipe.files.messages import InputError
+from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.exact.best_first import ExactSearch
-from hetpipe.planning.partition import Problem, Solution
+from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.spec.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -18,9 +22,12 @@ class Chain:
     time_limit_seconds: float = 30.0
 
     def __call__(self, problem: Problem) -> Solution:
-        """Search one pipeline."""
+        """Search one pipeline, from that of `even` if there is one."""
+        start = list[Plan]()
+        with suppress(PartitionError, InputError):  # the search says what is missing
+            start.append(Even()(problem).plan)
         seconds = problem.time_limit_seconds or self.time_limit_seconds
-        return ExactSearch(problem, self.name, max_replicas=1, time_limit_seconds=seconds).run()
+        return ExactSearch(problem, self.name, max_replicas=1, time_limit_seconds=seconds, start=start).run()
 
 
 partitioner = Chain()

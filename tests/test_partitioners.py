@@ -96,7 +96,7 @@ class TestAutoIsTheOracle:
         """Where rows, shares or combinations are too many: a plan that fits, and a bound that the best plan respects."""
         best = solve(Exhaustive(), problem)
         with (
-            patch.multiple(best_first, ROWS=room, SEED_ROWS=1, SEEDS=1),
+            patch.multiple(best_first, ROWS=room),
             patch.multiple(shares, MOST_PARTIAL=room, COMBINATIONS=room),
         ):
             try:

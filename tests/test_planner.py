@@ -207,10 +207,10 @@ class TestOptions:
             make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", stopped=lambda: True)
         assert raised.value.out_of_time
 
-    def test_a_first_plan_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_time_leaves_the_plan_in_hand(self) -> None:
         problem = make_problem(CLUSTER, PROFILE, 6, time_limit_seconds=1e-9)
-        assert ExactSearch(problem, "auto", time_limit_seconds=1e-9).run().plan.global_batch == 6
-        monkeypatch.setattr("hetpipe.partitioners.exact.best_first.GRACE_SECONDS", 0.0)
+        plan = make_plan(PROFILE, CLUSTER, 6, partitioner="even")
+        assert ExactSearch(problem, "even", time_limit_seconds=1e-9, start=[plan]).run().plan == plan
         with pytest.raises(PartitionError, match="no plan was found within the time limit") as raised:
             ExactSearch(problem, "auto", time_limit_seconds=1e-9).run()
         assert raised.value.out_of_time

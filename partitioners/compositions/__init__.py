@@ -1,5 +1,4 @@
 """Bounds for pipelines that are known by their numbers of devices only (compositions). Read in this order:
 
-symmetry (nodes that can be exchanged), composition_bounds (one for each), groupings (which stand side by side),
-packing (which fill the cluster best).
+symmetry (nodes that can be exchanged), composition_bounds (one for each), groupings (which stand side by side).
 """

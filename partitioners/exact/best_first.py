@@ -1,10 +1,9 @@
 """The joint search: groupings, shares and cuts, least bound first, until the next bound is worse than the
 plan in hand.
 
-1. A plan in hand of step T: the best of those that the search was given to start from.
+1. A plan in hand of step T: the best of those that the search was given to start from; T is infinite without one.
 2. Bound every composition of devices for every number of samples (`composition_bounds`), and every grouping from these.
-3. A better plan in hand: a few groupings with the smallest bounds, priced roughly.
-4. For each grouping whose bound is below T, least first: replica r can take n samples only if its bound is below
+3. For each grouping whose bound is below T, least first: replica r can take n samples only if its bound is below
    T, and must take at least what the others cannot take within T. For the n left in these windows list *all* its
    pipelines with a bound below T, of every micro-batch size and depth family, and simulate them (once for each
    composition; what is learned tightens the bounds of all groupings that hold it); then every way to share B samples out, and
@@ -25,14 +24,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hetpipe.partitioners.compositions.groupings import Bounds, Grouping
-from hetpipe.partitioners.compositions.packing import packings
 from hetpipe.partitioners.exact.batch import PricedPipelines
 from hetpipe.partitioners.exact.candidates import Enumeration, Variant
 from hetpipe.partitioners.exact.joint import Joint
-from hetpipe.partitioners.exact.long import long_pipelines
 from hetpipe.partitioners.exact.plans import Chosen, build_plan, replicas_of
 from hetpipe.partitioners.exact.pools import SPLITS, Pools
-from hetpipe.partitioners.exact.shares import below, choices, greedy_shares, least_by_share, share_lists
+from hetpipe.partitioners.exact.shares import below, choices, least_by_share, share_lists
 from hetpipe.partitioners.memory_fit.obstacle import explain
 from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.space import Array, Space, families_of, load_of, microbatch_sizes
@@ -42,13 +39,11 @@ from hetpipe.spec.plan import Plan
 
 ROWS = 40_000  # partial pipelines kept at a time
 CHUNK = 4096
-GROUPINGS, FEW_GROUPINGS = 40_000, 3_000  # listed at most; listed without an integer program first
+GROUPINGS = 40_000  # listed at most
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
-SEEDS, SEED_ROWS = 16, 400  # groupings priced roughly; pipelines each
 SHARED = 150_000  # numbers that take as long to handle as to simulate a plan whose transfers share adapters
 GROUPING = 10_000  # numbers that take as long to handle as to list one
-GRACE_SECONDS = 5.0  # beyond the time limit, or as long again, for a first plan
 
 
 class BoundedGrouping(NamedTuple):
@@ -144,7 +139,7 @@ class ExactSearch:
         for i in np.argsort(alone, kind="stable").tolist():
             if alone[i] >= least:
                 break
-            if self.late() and self.found:
+            if self.late():
                 self.left_out(float(alone[i]), price)
                 break
             self.space.meter.count(SHARED)
@@ -158,21 +153,14 @@ class ExactSearch:
         return self.solution()
 
     def prepared(self) -> list[BoundedGrouping]:
-        """What is to be searched, least bound first; and a plan in hand, if there is one to be had."""
+        """What is to be searched, least bound first."""
         self.say(f"bounding pipelines of {sum(self.space.devices)} devices")
-        self.bounds = self.bounded(COMPOSITIONS)
-        if not any(np.isfinite(table).any() for table in self.bounds.of.values()):
-            self.bounds = self.bounded(2 * COMPOSITIONS)
+        only = self.one_pipeline_only
+        self.bounds = Bounds(self.space, one_pipeline=only, most=COMPOSITIONS, late=self.late)
         self.pools = Pools(self.space, self.bounds, self.late)
-        items = self.items([(c,) for c in self.bounds.firsts])
-        self.seed_one(items)
-        if not self.one_pipeline_only:
-            items = sorted(items + self.replicated())
         if not self.bounds.complete:
             self.open_bound = 0.0
-            if not self.found:
-                self.long_pipelines()
-        return items
+        return self.items([(c,) for c in self.bounds.firsts] + ([] if only else self.replicated()))
 
     def explore_all(self, items: list[BoundedGrouping]) -> None:
         """Search all groupings that could beat the plan in hand."""
@@ -189,46 +177,23 @@ class ExactSearch:
                 self.say(f"grouping {number} of {len(items)}: {best}")
             self.explore(item)
 
-    def bounded(self, most: int) -> Bounds:
-        """Bounds of at most about `most` compositions."""
-        late = self.late if self.found else self.far_too_late
-        only = self.one_pipeline_only
-        return Bounds(self.space, one_pipeline=only, most=most, late=late)
-
     @property
     def found(self) -> bool:
         """Whether there is a plan in hand."""
         return bool(self.chosen) or self.given is not None
 
-    def long_pipelines(self) -> None:
-        """Where only pipelines longer than those bounded fit: one pipeline, in a few device orders."""
-        for b in microbatch_sizes(self.problem):
-            for comp, pipeline in long_pipelines(self.space, load_of(self.problem.global_batch, b)):
-                if self.late() and (self.found or self.far_too_late()):
-                    return
-                if self.affordable((comp,)):
-                    self.offer((comp,), [pipeline])
-
-    def replicated(self) -> list[BoundedGrouping]:
-        """Groupings of several replicas that could beat the plan in hand, after a look at the most promising ones."""
-        relaxed = 0.0
-        few = self.listed(self.widest(), FEW_GROUPINGS)
-        if len(few) < FEW_GROUPINGS and not self.late():
-            self.seed(self.items(few)[:SEEDS])
-        elif not self.found or (self.problem.deadline_seconds_per_step is None and not self.late()):
-            cheapest = self.problem.deadline_seconds_per_step is not None
-            most_price = self.problem.max_price_per_hour or math.inf
-            relaxed, packed = packings(self.bounds, most_price, self.widest(), cheapest)
-            self.seed(self.items(packed)[:SEEDS])
-        listed = self.listed(self.widest(), GROUPINGS)
-        items = self.items(listed)
-        if len(listed) == GROUPINGS or self.space.states > STATES or self.late():
-            self.open_bound = min(self.open_bound, relaxed)  # not all were looked at
-        return items
-
-    def far_too_late(self) -> bool:
-        """Whether even a search without a plan in hand has to end."""
-        return self.ends.late(max(GRACE_SECONDS, self.time_limit))
+    def replicated(self) -> list[Grouping]:
+        """Groupings of several replicas that can do B samples within what is of interest: the first `GROUPINGS`."""
+        found: list[Grouping] = []
+        if self.space.states <= STATES:
+            for grouping in islice(self.bounds.groupings(self.widest()), GROUPINGS):
+                if self.late():
+                    break
+                self.space.meter.count(GROUPING)
+                found.append(grouping)
+        if len(found) == GROUPINGS or self.space.states > STATES or self.late():
+            self.open_bound = 0.0  # not all were looked at
+        return found
 
     def solution(self) -> Solution:
         """What was found, with what was proven."""
@@ -256,18 +221,6 @@ class ExactSearch:
             return self.best_step
         return self.problem.deadline_seconds_per_step * (1 + 1e-12)
 
-    def listed(self, threshold: float, most: int) -> list[Grouping]:
-        """Groupings of several replicas that can do B samples within the threshold: all, or the first `most`."""
-        if self.space.states > STATES:
-            return []
-        found = []
-        for grouping in islice(self.bounds.groupings(threshold), most):
-            if self.late():
-                break
-            self.space.meter.count(GROUPING)
-            found.append(grouping)
-        return found
-
     def items(self, found: Sequence[Grouping]) -> list[BoundedGrouping]:
         """These groupings with their bounds, in order: least bound first, then fewest devices."""
         items = []
@@ -280,30 +233,6 @@ class ExactSearch:
                 devices = sum(sum(self.space.used(c)) for c in grouping)
                 items.append(BoundedGrouping(self.key(grouping, bound), devices, number, bound, grouping))
         return sorted(items)
-
-    def seed_one(self, items: list[BoundedGrouping]) -> None:
-        """A plan in hand: the most promising single pipelines, a few rows each."""
-        for item in items[:SEEDS]:
-            if (self.late() and self.found) or item.bound >= self.limit(self.price(item.grouping)):
-                return
-            enumeration = Enumeration(self.space, item.grouping[0], self.whole(item.grouping), 1)
-            rows, _ = enumeration.rows(self.limit(self.price(item.grouping)), SEED_ROWS)
-            if len(rows.g):
-                self.offer(item.grouping, [enumeration.price(rows)])
-
-    def seed(self, items: list[BoundedGrouping]) -> None:
-        """A better plan in hand: the most promising groupings, few pipelines each, shares close to those of one good list."""
-        for item in items:
-            if (self.late() and self.found) or item.bound >= self.limit(self.price(item.grouping)):
-                return
-            R, B = len(item.grouping), self.bounds.B
-            shares = greedy_shares([self.bounds.least(c, R) for c in item.grouping], B)
-            pools = {}
-            for c in dict.fromkeys(item.grouping):
-                own = [n for n, other in zip(shares, item.grouping, strict=True) if other == c]
-                around = range(max(1, min(own) - 1), min(B - 1, max(own) + 1) + 1)
-                pools[c] = self.pools.few(c, around, R, SEED_ROWS)
-            self.combine(item.grouping, [pools[c] for c in item.grouping], 4)
 
     def explore(self, item: BoundedGrouping) -> None:
         """All plans of one grouping that could beat the plan in hand."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from hetpipe.partitioners.compositions.groupings import Bounds
 from hetpipe.partitioners.exact.batch import PricedPipelines
-from hetpipe.partitioners.exact.candidates import Listing, Variant, concatenated, empty, priced
+from hetpipe.partitioners.exact.candidates import Listing, Variant, concatenated, priced
 from hetpipe.partitioners.exact.pricing import bound
 from hetpipe.partitioners.stage_kinds.space import Array, Counts, Space, families_of, load_of
 
@@ -85,12 +85,6 @@ class Pools:
             order = np.argsort(found.bound, kind="stable")
             self._bounded[key] = found.pick(order[: np.searchsorted(found.bound[order], threshold)])
         return self._bounded[key]
-
-    def few(self, c: Counts, shares: range, R: int, limit: int) -> PricedPipelines:
-        """A few promising pipelines with these numbers of samples."""
-        variants = self.variants(c, shares, R, np.inf)
-        found = priced(self.space, c, variants, R, np.inf, limit).pipelines
-        return self.useful(found) if found.number else empty(sum(c))
 
     def useful(self, rows: PricedPipelines) -> PricedPipelines:
         """The pipelines that could be in the best plan: where adapters are shared, one that is ready later may be in nobody's

@@ -9,19 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from hetpipe.partitioners.exact.batch import Index, PricedPipelines
-from hetpipe.partitioners.stage_kinds.space import Array
 
 MOST_PARTIAL = 20_000  # lists of the shares of the first replicas, kept at a time
 COMBINATIONS = 1_000_000  # pipelines put side by side, for one list of shares
-
-
-def greedy_shares(tables: Sequence[Array], B: int) -> list[int]:
-    """Shares that are good by tables[r][n − 1]: one sample each, then each to the replica that ends first with it."""
-    shares = [1] * len(tables)
-    for _ in range(B - len(tables)):
-        ends = [table[n] if n < B else math.inf for table, n in zip(tables, shares, strict=True)]
-        shares[int(np.argmin(ends))] += 1
-    return shares
 
 
 def narrow(open_: list[set[int]], B: int) -> bool:
