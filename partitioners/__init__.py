@@ -3,12 +3,12 @@
 | word | meaning | file |
 |---|---|---|
 | problem | what is planned: a cluster, a profile, a global batch, and options | `hetpipe/planning/partition.py` |
-| plan class | all plans that `auto` and `exhaustive` choose from | `stage_kinds/space.py` |
+| plan class | all plans that `auto` and `exhaustive` choose from | `stage_kinds/plan_class.py` |
 | kind of stage | what a stage can be put on: a device of a type, or several that split its tensors | `stage_kinds/types.py` |
 | kind of a node | a kind of stage on one node only: the exact search tells nodes apart | `stage_kinds/space.py` |
-| degree | how many devices split the tensors of a stage | `stage_kinds/space.py` |
-| load | the samples of a replica, in micro-batches of one size and a remainder | `stage_kinds/space.py` |
-| family | a rule for the warm-up depths of all stages of a pipeline | `stage_kinds/space.py` |
+| degree | how many devices split the tensors of a stage | `stage_kinds/types.py` |
+| load | the samples of a replica, in micro-batches of one size and a remainder | `stage_kinds/plan_class.py` |
+| family | a rule for the warm-up depths of all stages of a pipeline | `stage_kinds/plan_class.py` |
 | limit, meter | when a search has to end; what counts how much it did | `stage_kinds/limit.py` |
 | rule | a partitioner that tries some plans, and takes the fastest that fits | `step_times/desk.py` |
 | draft, work | a plan that is not built yet; what one of its pipelines does | `step_times/drafts.py` |
@@ -27,7 +27,7 @@
 | cut, common cut | the layer that a stage ends before; one that all replicas have | `pipelines/line_cuts.py` |
 | wish | a pipeline that is to be built: a take or a line, about so many samples, a micro-batch | `search/assembly.py` |
 | mix | the pipelines of a plan, and how many of each | `search/assembly.py` |
-| share | the samples of a step that a replica gets | `exact/shares.py` |
+| share | the samples of a step that a replica gets | `exact/side_by_side.py` |
 | way | how the stages of a mix are placed on nodes | `search/places.py` |
 | floor | the best plans of the simple rules: `auto` is never slower | `search/floor.py` |
 | composition | a pipeline, only by its stages of each kind of a node | `compositions/composition_bounds.py` |
@@ -41,7 +41,8 @@ Folders are rooms that the planners share; imports go down this list:
 auto, chain, exhaustive
 search, exact
 even_pipelines
-pipelines, compositions
+compositions
+pipelines
 bound
 cephalo, equal_parameters, even, even_data_parallel, fasop, memory_layers, torchgpipe_balance, type_blind, uneven_data_parallel,
     zorse

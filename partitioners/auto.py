@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetpipe.partitioners.bound import relaxed
+from hetpipe.partitioners.exact import best_first
 from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.memory_fit.obstacle import explain, refuse
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
@@ -16,7 +17,7 @@ from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.floor import cost, simple_plans
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import Limit
-from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_stage_kinds
+from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes, require_stage_kinds
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.spec.plan import Plan
 
@@ -30,8 +31,8 @@ CLOSE = 1.0001  # times the bound: nothing is left to search for
 class Auto:
     """`planner` tells devices apart by their type only: it finds a plan and a proven bound. Then all simple rules (`floor`) are
     tried for a better one, at every size, so it never returns a slower plan than theirs. On up to 8 devices the exact search of
-    `best_first` follows, which ends with the optimum in the plan class of `space`, or at its limit; with more than 4,096 samples,
-    each number of which would be another pipeline to it, the others are near their bound without it. Back ends that run one
+    `best_first` follows, which ends with the optimum in the plan class, or at its limit; with more than 4,096 samples, each
+    number of which would be another pipeline to it, the others are near their bound without it. Back ends that run one
     process a node have the rules and that search only. For the cheapest plan under a deadline `cheapest` plans subsets of more
     than 8 devices, or with so many samples; on up to 16 devices that search follows."""
 
@@ -44,7 +45,7 @@ class Auto:
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
             problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
-        for module in (estimate, line_cuts, places, relaxed, stage_orders):
+        for module in (best_first, estimate, line_cuts, places, relaxed, stage_orders):
             module.ready()
         found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))

@@ -9,7 +9,7 @@ import numpy as np
 
 from hetpipe.partitioners.rules.baseline import recompute_choices, solve
 from hetpipe.partitioners.rules.grids import schedule_of
-from hetpipe.partitioners.stage_kinds.space import Array
+from hetpipe.partitioners.stage_kinds.wires import Array
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
 from hetpipe.planning.partition import Problem, Solution

@@ -1,10 +1,10 @@
-"""`exhaustive`: the oracle. Every plan of the class in `space`, priced one by one with the simulator's own
+"""`exhaustive`: the oracle. Every plan of the class in `plan_class`, priced one by one with the simulator's own
 functions.
 
 No bounds and no cleverness but four: interchangeable devices are told apart only by their kind; a pipeline
 is simulated once however many plans hold it; of pipelines that differ in nothing but when their stages are ready
 and their gradients made, one that is later at all of them is left out, and so is recompute where a stage fits
-without (`space` says why neither loses an optimum); and a combination is skipped if one of its pipelines alone ends
+without (`plan_class` says why neither loses an optimum); and a combination is skipped if one of its pipelines alone ends
 after the best step."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners.memory_fit.obstacle import explain
 from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.memoized import memoized
-from hetpipe.partitioners.stage_kinds.space import (
+from hetpipe.partitioners.stage_kinds.plan_class import (
     allowed_families,
     depth_of,
     families_of,

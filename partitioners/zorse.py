@@ -14,7 +14,7 @@ from hetpipe.partitioners.rules.baseline import common_sizes, recompute_choices,
 from hetpipe.partitioners.rules.grids import ends_of, in_proportion, runs, schedule_of
 from hetpipe.partitioners.rules.min_cut import splits
 from hetpipe.partitioners.stage_kinds.memoized import memoized
-from hetpipe.partitioners.stage_kinds.space import Array
+from hetpipe.partitioners.stage_kinds.wires import Array
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
 from hetpipe.planning.partition import PartitionError, Problem, Solution

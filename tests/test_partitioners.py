@@ -14,7 +14,7 @@ from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.compositions import groupings
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
-from hetpipe.partitioners.exact import best_first, shares
+from hetpipe.partitioners.exact import best_first, listing
 from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.search.floor import simple_plans
@@ -87,7 +87,7 @@ class TestAutoIsTheOracle:
     @given(problems(most_devices=4, most_layers=5))
     def test_bounds_on_a_grid(self, problem: Problem) -> None:
         """Where there are too many loads to bound each: the same plan."""
-        with patch.multiple(groupings, FINE=0, GRID=4):
+        with patch.object(groupings, "FINE", 100):
             agree(problem)
 
     @settings(max_examples=12, **UNHURRIED)
@@ -97,7 +97,7 @@ class TestAutoIsTheOracle:
         best = solve(Exhaustive(), problem)
         with (
             patch.multiple(best_first, ROWS=room),
-            patch.multiple(shares, MOST_PARTIAL=room, COMBINATIONS=room),
+            patch.multiple(listing, STEPS=200 * room),
         ):
             try:
                 solution = ExactSearch(problem, "auto").run()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.partitioners.pipelines.line_cuts import about
-from hetpipe.partitioners.stage_kinds.space import depth
+from hetpipe.partitioners.stage_kinds.plan_class import depth
 from hetpipe.predict import pipeline
 from hetpipe.predict.pipeline import Array, PipelineCosts, arguments, pipeline_times, stage_ends
 from hetpipe.predict.simulator import simulate

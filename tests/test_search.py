@@ -22,7 +22,7 @@ from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.floor import simple_plans
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import PER_SECOND, Limit
-from hetpipe.partitioners.stage_kinds.space import microbatch_sizes, require_stage_kinds
+from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes, require_stage_kinds
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem

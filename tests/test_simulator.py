@@ -1,18 +1,28 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.partitioners.exact.batch import Durations, ready_times
-from hetpipe.predict.pipeline import PipelineCosts, pipeline_times
-from hetpipe.predict.simulator import simulate
+from hetpipe.partitioners.compositions.composition_bounds import composition_sizes, compositions
+from hetpipe.partitioners.compositions.symmetry import Symmetry
+from hetpipe.partitioners.exact.listing import rows_below
+from hetpipe.partitioners.exact.plans import build_plan
+from hetpipe.partitioners.exact.pricing import priced
+from hetpipe.partitioners.stage_kinds.plan_class import load_of
+from hetpipe.partitioners.stage_kinds.space import Space
+from hetpipe.planning.partition import PartitionError, Problem
+from hetpipe.predict.pipeline import PipelineCosts, pipeline_times, stage_ends
+from hetpipe.predict.simulator import optimizers_of, replica_costs, simulate
+from hetpipe.predict.sums import gradients_ahead
 from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.schedule import default_depths
-from tests.support.strategies import make_cluster, make_profile
+from tests.support.strategies import UNHURRIED, make_cluster, make_profile, problems
 
 FREE = {"bandwidth": 1e300, "latency": 0.0}
 
@@ -63,29 +73,29 @@ class TestPipeline:
         _, second = pipeline_times(pipeline(1, 1, m=2, latency=5.0), (2, 2))
         assert second.forward == [7, 8]
 
-    @given(st.data())
-    @settings(max_examples=60)
-    def test_many_at_once_are_the_same_bits(self, data: st.DataObject) -> None:
-        n, m, K = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)), 3
-        seconds = st.floats(0.0, 2.0)
 
-        def draw(rows: int) -> tuple[np.ndarray, np.ndarray]:
-            one = st.lists(st.lists(seconds, min_size=K, max_size=K), min_size=rows, max_size=rows)
-            return tuple(np.array(data.draw(one)).reshape(rows, K) for _ in range(2))  # type: ignore[return-value]
-
-        forward, backward, occupied, (latency, _) = draw(n), draw(n), draw(n - 1), draw(n - 1)
-        depth = data.draw(st.integers(1, 6))
-        depths = tuple(max(1, depth - s) for s in range(n))
-        frozen = data.draw(st.integers(0, n - 1) | st.just(0))
-        ready = ready_times(Durations(forward, backward, occupied, latency), depths, m, frozen)
-
-        for i in range(K):
-            by_size = (np.stack([full[:, i], last[:, i]], axis=1) for full, last in (forward, backward, occupied))
-            costs = PipelineCosts(
-                **dict(zip(("forward", "backward", "occupied"), by_size, strict=True)), latency=latency[:, i].copy(),
-                which=np.array([0] * (m - 1) + [1]), frozen=frozen,
-            )  # fmt: skip
-            assert [stage.end for stage in pipeline_times(costs, depths)] == ready[:, i].tolist()
+@settings(max_examples=30, **UNHURRIED)
+@given(problems(most_devices=3, most_layers=5, tensor_parallel=True), st.data())
+def test_pipelines_of_the_exact_search_are_the_same_bits(problem: Problem, data: st.DataObject) -> None:
+    """When stages are ready and gradients made, in its compiled loop over rows."""
+    try:
+        space = Space(problem)
+    except PartitionError:  # no device can have a stage
+        assume(False)
+    comp = data.draw(st.sampled_from(compositions(Symmetry(space), 100)[0]))
+    load = load_of(problem.global_batch, data.draw(st.sampled_from(sorted(composition_sizes(space, comp)))))
+    family = data.draw(st.sampled_from(space.families))
+    rows, _ = rows_below(space, comp, family, load, math.inf, 0.0, 20)
+    found = priced(space, rows, family, load, 1)
+    for i in range(found.number):
+        plan = build_plan(space, [found.pick(slice(i, i + 1))], "test")
+        (replica,) = plan.replicas
+        begin = max(optimizers_of(space.costs, replica))
+        ready = [begin + end for end in stage_ends(replica_costs(space.costs, replica), replica.depths(plan.schedule))]
+        assert found.ready[i].tolist() == ready
+        ends = [end for end, stage in zip(ready, replica.stages, strict=True) for _ in range(*stage.layers)]
+        ahead = gradients_ahead(space.costs, replica)
+        assert found.made[i].tolist() == [end - before for end, before in zip(ends, ahead, strict=True)]
 
 
 def two_replicas(optimizer: float = 0.0, link: dict[str, float] = FREE) -> Timeline:

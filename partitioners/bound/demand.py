@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners.bound.relaxed import Memory, PipelineDemand
 from hetpipe.partitioners.stage_kinds.memoized import memoized
-from hetpipe.partitioners.stage_kinds.space import allowed_families, cluster_sizes
+from hetpipe.partitioners.stage_kinds.plan_class import allowed_families, cluster_sizes
 from hetpipe.partitioners.stage_kinds.types import Types
 
 Array = NDArray[np.float64]

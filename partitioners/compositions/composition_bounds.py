@@ -1,109 +1,25 @@
-"""Lower bounds on the time of every pipeline of a composition (how many devices of each kind), for all its
-orders and cuts.
-
-**The bound.** Take a pipeline of n stages; stage s does `work` (all its forwards and backwards), its first
-forward and last backward take at least `through`, a boundary's transfer `occupied` + `latency` each way. Let
-u be the time of one micro-batch from the end of its forward on s, down to the last stage and back to s. Then
-the time from the first forward of s to its last backward is at least g_s, where
-
-    g_s = max( work_s + wait_s,
-               through_s + 2(occupied + latency) + g_{s+1},
-               through_s + Σ occupied + latency + u' + latency + occupied )
-
-- The stage does its own work, and waits: with depth w < m, at most w − 1 forwards can be done while the first
-  micro-batch is away (idle ≥ u − (w − 1)F), and at most w − 1 backwards while the last one is (idle ≥ u − (w
-  − 1)B); the first gap ends before the second begins. With w = m they are one gap, and the larger counts. If
-  all stages have depth m (gpipe), the first backward anywhere comes after the last forward has reached the
-  end, so the stage waits for u.
-- All that stage s + 1 does happens between its first activation and its last gradient.
-- The forward link carries all m activations, then the last micro-batch goes down to the end and back (u',
-  from stage s + 1). The backward link alike, mirrored.
-
-A stage that only runs forward (`Costs.has_backward`) waits for nothing that comes back, and no gradient goes over the
-boundary behind it. For it g_s is the time from its first forward to the last backward of the first stage that has one:
-after its last forward that micro-batch is still away, so it waits for u, whatever its depth; the other two hold with one
-way of the transfer.
-
-Where transfers do not overlap compute (`runtime_overhead`), they lengthen the actions at both ends instead,
-and the step is no shorter: the bound holds.
-
-g and u of a suffix of stages depend only on that suffix, since 1F1B's depths are counted from the end. The
-table keeps, for each (counts used, kind of the suffix's first stage, first layer), the least g and the least
-u apart: a relaxation, because one suffix need not reach both. With the gradient sums and the optimizer of
-stage 0, which end the step, it bounds the step. Family "any" bounds all families at once: the least memory
-and the least wait of those allowed.
-
-O(Π(n_k + 1) · K · G · L²) in numpy, for G loads at once.
-"""
+"""Lower bounds on the time of every pipeline of a composition (how many stages of each kind of a node), for all its orders and
+cuts. docs/planner.md says why they hold ("The bound of a composition"). O(Π(n_k + 1) · K² · L²) for each load."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.partitioners.compositions.stage_times import Warmup, fits, idle, joined, stage_seconds
 from hetpipe.partitioners.compositions.symmetry import Symmetry
-from hetpipe.partitioners.stage_kinds.space import FORWARDS, Array, Counts, Family, Load, Space, StageTables
-from hetpipe.partitioners.stage_kinds.wires import exposed
+from hetpipe.partitioners.stage_kinds.plan_class import Load
+from hetpipe.partitioners.stage_kinds.space import Array, Counts, Index, Loaded, Space
+from hetpipe.predict.compiled import compiled
 
 MOST = 10_000  # compositions, exchanged nodes and all
-RANKS = 5  # replica counts told apart: 1, 2, 3, 4, and 5 or more
+QUICK = 3  # stages that are looked at in the time of a number
 
 
-class Hops(NamedTuple):
-    """What links add at every boundary, per load [G, K, K, L + 1]. `each`: both ways of one micro-batch, 2(occupied + latency);
-    `all`: Σ occupied + latency + occupied + latency, all transfers one way plus one. Where no gradient comes back there is the
-    one way only. Infinite where no link joins the two kinds."""
-
-    each: Array
-    all: Array
-
-
-def hops(space: Space, loads: Sequence[Load]) -> Hops:
-    """The seconds that links add to these loads, at every boundary."""
-    missing = np.where(space.link_ids >= 0, 0.0, np.inf)[:, :, None]
-    sizes = sorted({(load.b, load.q) for load in loads})
-    index = np.array([sizes.index((load.b, load.q)) for load in loads])
-    full, rest, one, delay = [], [], [], []
-    for b, q in sizes:
-        (long, latency), (short, other) = space.transfer(b), space.transfer(q or b)
-        delay.append(np.maximum(latency, other))
-        full.append(long)
-        rest.append(short if q else np.zeros_like(short))
-        one.append(np.minimum(long, short) + delay[-1] + missing)
-    number = np.array([load.full for load in loads], dtype=np.float64)[:, None, None, None]
-    queue = [np.stack(rest), np.stack(delay) + missing, np.where(space.returns, np.stack(one), 0.0)]
-    return Hops(
-        (np.stack(one) + queue[2])[index], number * np.stack(full)[index] + (queue[0] + queue[1] + queue[2])[index]
-    )
-
-
-def wait(u: Array, forward: Array, backward: Array, depth: Array | int, m: Array | int) -> Array:
-    """Idle seconds of a stage while its first and its last micro-batch are downstream for u seconds."""
-    first = np.maximum(u - (depth - 1) * forward, 0.0)
-    last = np.maximum(u - (depth - 1) * backward, 0.0)
-    return np.where(depth < m, first + last, np.maximum(first, last))
-
-
-def idle(
-    space: Space, family: Family, u: Array, tables: StageTables, place: int, m: Array, returns: NDArray[np.bool_]
-) -> Array:
-    """`wait` of a stage that is `place` stages from the end, in a pipeline of this family; u where no gradient `returns`."""
-    if family == "gpipe":
-        return u
-    families = space.families if family == "any" else (family,)
-    deepest = [f for f in families if f != "gpipe"][-1:]  # which waits no longer than others
-    found = [wait(u, tables.forward, tables.backward, np.minimum(FORWARDS[f] * (place - 1) + 1, m), m) for f in deepest]
-    found += [u for f in families if f == "gpipe"]
-    return np.where(returns, reduce(np.minimum, found), u)
-
-
-def compositions(
-    symmetry: Symmetry, most: int
-) -> tuple[list[Counts], bool]:
+def compositions(symmetry: Symmetry, most: int) -> tuple[list[Counts], bool]:
     """Counts of stages of each kind in one pipeline at a micro-batch size that all its kinds have, smallest first: all (True), or
     if these are more than `most` but for exchanges of nodes, all up to some number of stages (False), so that parts of a
     composition are in the list too."""
@@ -132,88 +48,81 @@ def composition_sizes(space: Space, c: Counts) -> set[int]:
     return set.intersection(*(set(space.sizes_of(k)) for k, used in enumerate(c) if used))
 
 
-def without(c: Counts, k: int) -> Counts:
-    """Counts with one device of kind k less."""
-    return (*c[:k], c[k] - 1, *c[k + 1 :])
+class Parts(NamedTuple):
+    """Compositions, parts before the whole: stages of each kind `counts` [C, K]; which composition is left without a stage of
+    each kind, but for exchanges of nodes, `rest` [C, K]; and there the kind in the place of each, `turned` [C, K, K]."""
+
+    counts: Index
+    rest: Index
+    turned: Index
 
 
-class Suffixes(NamedTuple):
-    """Least g and u of one composition's suffixes that begin with one kind, [G, L + 1] by first layer."""
-
-    g: Array
-    u: Array
-
-
-def composition_bounds(
-    symmetry: Symmetry, comps: list[Counts], family: Family, loads: tuple[Load, ...]
-) -> dict[Counts, NDArray[np.float64]]:
-    """Lower bounds [RANKS, G] on the step of any plan with 1, 2, … replicas, one of which has this
-    composition and load; of each composition that exchanges of nodes make the same only the first."""
-    space = symmetry.space
-    links = hops(space, loads)
-    table: dict[tuple[Counts, int], Suffixes] = {}
-    result, sums = {}, dict[tuple[int, int], list[Array]]()
-    sizes, which = np.unique([load.last for load in loads], return_inverse=True)
-    for c in comps:
-        if symmetry.turned(c).comp != c:
-            continue
-        best = np.full((RANKS, len(loads)), np.inf)
-        for k in np.flatnonzero(c):
-            rest = without(c, int(k))
-            first_of, kinds = symmetry.turned(rest)
-            after = {int(j): table[first_of, kinds[j]] for j in np.flatnonzero(rest)}
-            row, first = _extend(space, after, links, sum(rest) + 1, int(k), family, loads)
-            table[c, int(k)] = row
-            ends = first + space.optimizer(int(k))[0]
-            recompute = space.stage(int(k), sum(c), family, loads).recompute[:, 0]
-            for R in range(1, RANKS + 1):
-                if (int(k), R) not in sums:
-                    sums[int(k), R] = [
-                        np.stack([first_sums(space, int(k), R, size, again) for size in sizes.tolist()])[which]
-                        for again in (False, True)
-                    ]
-                plain, again = sums[int(k), R]
-                late = np.where(recompute, again, plain) if recompute.any() else plain
-                best[R - 1] = np.minimum(best[R - 1], (ends + late).min(axis=1))
-        result[c] = best
-    return result
+def parts_of(symmetry: Symmetry, comps: list[Counts]) -> Parts:
+    """These compositions, each the first of those that exchanges of nodes make of it."""
+    number, K = {c: i for i, c in enumerate(comps)}, symmetry.space.K
+    rest, turned = np.full((len(comps), K), -1), np.zeros((len(comps), K, K), dtype=np.int64)
+    for i, c in enumerate(comps):
+        for k in np.flatnonzero(c).tolist() if sum(c) > 1 else ():
+            first, kinds = symmetry.turned((*c[:k], c[k] - 1, *c[k + 1 :]))
+            rest[i, k], turned[i, k] = number[first], kinds
+    return Parts(np.array(comps, dtype=np.int64).reshape(-1, K), rest, turned)
 
 
-def first_sums(space: Space, k: int, R: int, size: int, again: bool) -> Array:
-    """Lower bound [hi] on the seconds from the last backward of a first stage of layers [0, hi) on kind k, of so many samples,
-    with or without recompute, to the end of its gradient sums beside R − 1 other replicas."""
-    below = np.zeros((1, space.L + 1))
-    if space.problem.sums_early:
-        forward, backward = space.prefixes(k, [size])
-        below = backward + space.costs.again(forward) if again else backward
-    found: Array = exposed(space.sum_floor(k, R)[:1], below)[0]
+def composition_bounds(space: Space, parts: Parts, which: Sequence[int], load: Load) -> Array:
+    """Lower bounds [which] on the step of any plan of which one replica has this load and one of these compositions: all that
+    have its micro-batch size, so that their parts are among them."""
+    comps = np.array(which, dtype=np.int64)
+    bounds, numbers = _bounds(space.loaded(load), Warmup.of(*space.families), *parts, comps)
+    space.meter.count(numbers / QUICK)
+    return bounds
+
+
+@compiled
+def _bounds(x: Loaded, warmup: Warmup, counts: Index, rest: Index, turned: Index, which: Index) -> tuple[Array, int]:
+    """The bounds of `composition_bounds` [which], and how many stages were looked at. For each composition, kind k of its
+    first stage and first layer are kept the least g and the least u, apart."""
+    C, K, L = len(counts), len(x.at), len(x.returns) - 1
+    g, u = np.full((C, K, L + 1), np.inf), np.full((C, K, L + 1), np.inf)
+    found, numbers, places = np.full(len(which), np.inf), 0, 0
+    for c in which:
+        places = max(places, counts[c].sum())
+    how = _all_fits(x, warmup, places)
+    for row, c in enumerate(which):
+        place = counts[c].sum()
+        for k in range(K):
+            if counts[c, k] == 0:
+                continue
+            numbers += L * L // 2
+            v, r = x.at[k], rest[c, k]
+            for hi in range(1, L + 1):
+                onward = away = 0.0 if place == 1 and hi == L else np.inf
+                for j in range(K if hi < L else 0):
+                    if counts[c, j] > (j == k):
+                        both, queue = joined(x, k, j, hi)
+                        after, round_trip = g[r, turned[c, k, j], hi], u[r, turned[c, k, j], hi]
+                        onward, away = min(onward, max(both + after, queue + round_trip)), min(away, both + round_trip)
+                for lo in range(hi if onward < np.inf else 0):
+                    fit = how[v, place - 1, lo, hi]
+                    if fit < 0:
+                        continue
+                    own, through, f, b = stage_seconds(x, v, lo, hi, fit)
+                    if place > 1:
+                        own += idle(x, away, f, b, hi, place, warmup)
+                    own = max(own, through + onward)
+                    g[c, k, lo], u[c, k, lo] = min(g[c, k, lo], own), min(u[c, k, lo], through + away)
+                    if lo == 0:
+                        found[row] = min(found[row], own + x.optimizer[v, 0, hi])
+    return found, numbers
+
+
+@compiled
+def _all_fits(x: Loaded, warmup: Warmup, places: int) -> NDArray[np.int8]:
+    """How all stages fit, by kind of `types` and place from the end [V, places, lo, hi]."""
+    V, L = len(x.limits), len(x.returns) - 1
+    found = np.full((V, places, L + 1, L + 1), -1, dtype=np.int8)
+    for v in range(V):
+        for place in range(places):
+            for lo in range(L):
+                for hi in range(lo + 1, L + 1):
+                    found[v, place, lo, hi] = fits(x, v, lo, hi, place + 1, warmup.held)
     return found
-
-
-def _extend(
-    space: Space,
-    suffixes: dict[int, Suffixes],
-    links: Hops,
-    place: int,
-    k: int,
-    family: Family,
-    loads: tuple[Load, ...],
-) -> tuple[Suffixes, Array]:
-    """The suffixes that begin with a stage on kind k and go on with those, by the kind they begin with; and g of stage 0 by
-    its last layer, [G, L + 1]."""
-    stage = space.stage(k, place, family, loads)
-    L = space.L
-    space.meter.count(len(loads) * L * L)
-    if place == 1:
-        g, u = stage.work[:, :, L], stage.through[:, :, L]
-        first = np.full((len(loads), L + 1), np.inf)
-        first[:, L] = g[:, 0]
-        return Suffixes(g, u), first
-    after = [(links.each[:, k, j], links.all[:, k, j], suffix) for j, suffix in suffixes.items()]
-    onward = np.minimum.reduce([np.maximum(both + s.g, queue + s.u) for both, queue, s in after])  # [G, hi]
-    away = np.minimum.reduce([both + s.u for both, _, s in after])  # [G, hi]
-    m = np.array([load.m for load in loads], dtype=np.float64)[:, None, None]
-    waited = idle(space, family, away[:, None, :], stage, place, m, space.returns)
-    g = np.maximum(stage.work + waited, stage.through + onward[:, None, :])
-    u = stage.through + away[:, None, :]
-    return Suffixes(g.min(axis=2), u.min(axis=2)), g[:, 0, :]

@@ -3,45 +3,34 @@ step."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetpipe.partitioners.compositions.composition_bounds import (
-    RANKS,
     composition_bounds,
     composition_sizes,
     compositions,
+    parts_of,
 )
 from hetpipe.partitioners.compositions.symmetry import Blocks, Symmetry
-from hetpipe.partitioners.stage_kinds.space import Array, Counts, Load, Space, cluster_sizes, load_of
-from hetpipe.planning.partition import never
+from hetpipe.partitioners.stage_kinds.plan_class import Load, cluster_sizes, load_of
+from hetpipe.partitioners.stage_kinds.space import Array, Counts, Index, Space
 
 Grouping = tuple[Counts, ...]
-FINE = 1e8  # stages × loads that are bounded one by one; above, on a grid
-GRID = 12
-CHUNK = 2e5  # numbers in one array
+FINE = 1e8  # stages × loads up to which all are bounded; above, some numbers of full micro-batches
 
 
 class Bounds:
     """Lower bounds of every composition by replica count and number of samples n ≤ B.
 
-    `loads` are the loads that were bounded, `of[c]` [RANKS, loads + 1] their bounds (the last: infinite). Row i of
+    `loads` are the loads that were bounded, `of[c]` [loads + 1] their bounds (the last: infinite). Row i of
     `cover` [rows, B + 1] says by which load n samples with the i-th micro-batch size are bounded: their own, or where
     these would be too many, one with fewer full micro-batches and no remainder (a pipeline takes no less time for
     more). Row 0 is a single micro-batch of n. `complete` is false where there are too many compositions,
     or too little time: those left out have no bound and are not searched."""
 
-    def __init__(
-        self,
-        space: Space,
-        *,
-        one_pipeline: bool = False,
-        most: int = 10_000,
-        late: Callable[[], bool] = never,
-    ) -> None:
+    def __init__(self, space: Space, one_pipeline: bool, most: int, late: Callable[[], bool]) -> None:
         self.late = late
         self.space, self.B = space, space.problem.global_batch
         self.symmetry = Symmetry(space)
@@ -50,9 +39,9 @@ class Bounds:
         self.common = {c: composition_sizes(space, c) for c in self.comps}
         self.loads: list[Load] = []
         self.cover = np.full((len(self.sizes) + 1, self.B + 1), -1)
-        self._lay_out(one_pipeline)
         self.firsts = [c for c in self.comps if self.symmetry.turned(c).comp == c]
-        self.of: dict[Counts, Array] = {c: np.full((RANKS, len(self.loads) + 1), np.inf) for c in self.firsts}
+        self._lay_out(one_pipeline)
+        self.of: dict[Counts, Array] = {c: np.full(len(self.loads) + 1, np.inf) for c in self.firsts}
         self._found: dict[Counts, Array] = {}
         self._windows: tuple[float, dict[Counts, int]] | None = None
         self._least: dict[tuple[Counts, int], Array] = {}
@@ -62,17 +51,13 @@ class Bounds:
         """Which loads are bounded, and what each covers."""
         largest = max((max(sizes) for sizes in self.common.values()), default=0)
         first = self.B if one_pipeline else 1
-        single = range(first, min(self.B, largest) + 1)
-        stages = sum(sum(x > 0 for x in c) for c in self.comps) * (self.space.L + 1) ** 2
-        fine = stages * (len(single) + sum(self.B - b for b in self.sizes)) <= FINE
-        self._cover(0, single, [(n, n) for n in single])
-        for row, b in enumerate(self.sizes, 1):
-            starts = range(max(first, b + 1), self.B + 1)
-            if one_pipeline or fine:
-                self._cover(row, starts, [(n, b) for n in starts])
-            else:
-                grid = [m * b for m in _grid(self.B // b, GRID)]
-                self._cover(row, starts, [(n, b) for n in sorted({*grid, self.B})])
+        rows = [(0, 0, range(first, min(self.B, largest) + 1))]
+        rows += [(row, b, range(max(first, b + 1), self.B + 1)) for row, b in enumerate(self.sizes, 1)]
+        stages = sum(sum(x > 0 for x in c) for c in self.firsts) * (self.space.L + 1) ** 2
+        step = 1 + int(stages * sum(len(samples) for _, _, samples in rows[1:]) / FINE)
+        for row, b, samples in rows:
+            every = samples if step == 1 or b == 0 else [*range(b, self.B, b * -(-step // b)), self.B]
+            self._cover(row, samples, [(n, b or n) for n in every])
 
     def _cover(self, row: int, samples: range, bounded: list[tuple[int, int]]) -> None:
         """Each number of samples is bounded by the largest of `bounded` (samples, b) that is not above it."""
@@ -82,34 +67,21 @@ class Bounds:
             self.loads += [load_of(n, b) for n, b in bounded]
 
     def _bound(self) -> None:
-        """Fill `of`, some loads at a time: those that the same compositions allow."""
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        largest = sorted({max(sizes) for sizes in self.common.values()})
+        """Fill `of`, load by load: of compositions that have its micro-batch size, or, if it is one micro-batch, none below."""
+        parts = parts_of(self.symmetry, self.firsts)
         for i, load in enumerate(self.loads):
-            if load.m == 1 and not load.q:
-                groups[0, next(x for x in largest if x >= load.b)].append(i)
-            else:
-                groups[load.b, 0].append(i)
-        alike: dict[tuple[Counts, ...], list[int]] = defaultdict(list)
-        for (b, least), rows in groups.items():
-            comps = (c for c in self.comps if (b in self.common[c] if b else max(self.common[c]) >= least))
-            alike[tuple(comps)] += rows
-        for comps_, rows in alike.items():
-            numbers = (self.space.L + 1) ** 2
-            size = max(4, int(min(CHUNK / numbers, 50 * CHUNK / numbers / max(1, len(comps_)))))
-            for at in range(0, len(rows), size):
-                part = rows[at : at + size]
-                if self.late():
-                    self.complete = False  # these loads are not looked at
-                    return
-                loads = tuple(self.loads[i] for i in part)
-                for c, found in composition_bounds(self.symmetry, list(comps_), "any", loads).items():
-                    self.of[c][:, part] = found
-                self.space.forget()
+            if self.late():
+                self.complete = False  # these loads are not looked at
+                return
+            alone = load.m == 1
+            sizes = (self.common[c] for c in self.firsts)
+            which = [i for i, has in enumerate(sizes) if (max(has) >= load.b if alone else load.b in has)]
+            for row, bound in zip(which, composition_bounds(self.space, parts, which, load).tolist(), strict=True):
+                self.of[self.firsts[row]][i] = bound
 
-    def by_size(self, c: Counts, R: int) -> Array:
+    def by_size(self, c: Counts) -> Array:
         """[rows, B + 1] bounds for each micro-batch size, row 0 for a single micro-batch."""
-        return np.asarray(self.of[self.first(c)][min(R, RANKS) - 1][self.cover])
+        return np.asarray(self.of[self.first(c)][self.cover])
 
     def first(self, c: Counts) -> Counts:
         """The first of the compositions that exchanges of nodes make of one: their bounds are the same."""
@@ -117,12 +89,12 @@ class Bounds:
 
     def table(self, c: Counts, R: int) -> Array:
         """[B + 1] bounds for a plan with R replicas, of which this one has n samples."""
-        least, c = self.by_size(c, R).min(axis=0), self.first(c)
+        least, c = self.by_size(c).min(axis=0), self.first(c)
         return np.maximum(least, self._found[c]) if R > 1 and c in self._found else np.asarray(least)
 
     def least(self, c: Counts, R: int) -> Array:
         """[B] bounds for n or more samples, n = 1 … B."""
-        key = (self.first(c), min(R, RANKS))
+        key = (self.first(c), min(R, 2))
         if key not in self._least:
             table = self.table(c, R)
             self._least[key] = table[-1:] if R == 1 else np.minimum.accumulate(table[:0:-1])[::-1]
@@ -132,8 +104,7 @@ class Bounds:
         """Better bounds [B + 1] of a composition in plans of several replicas."""
         c = self.first(c)
         self._found[c] = table
-        for R in range(2, RANKS + 1):
-            self._least.pop((c, R), None)
+        self._least.pop((c, 2), None)
 
     def bound(self, grouping: Grouping) -> float:
         """No plan of this grouping is faster: the least T in which its replicas can do B samples."""
@@ -144,28 +115,18 @@ class Bounds:
         merged = np.partition(np.concatenate(tables), self.B - 1)[self.B - 1]
         return float(max(merged, *(table[0] for table in tables)))
 
-    def capacities(self, threshold: float) -> dict[Counts, int]:
-        """Most samples of each composition within the threshold, in a plan of several replicas."""
-        found = {c: int(np.searchsorted(self.least(c, 2), threshold)) for c in self.comps}
-        return {c: n for c, n in found.items() if n}
-
     def groupings(self, threshold: float) -> Iterator[Grouping]:
         """All groupings of two or more replicas whose capacities within the threshold reach B. Of those that exchanges of nodes
         make the same there is the first, and maybe some others: that whose compositions, in order, are the least. If one of
         these had more of a node than of a later one, while those before have the same of both, to exchange the two would
         make it less, and leave those before as they are."""
-        capacities = self.capacities(threshold)
-        comps = list(capacities)
+        comps, devices, capacity, most, radix = self._packed(threshold)
         if not comps:
             return
-        devices, capacity = np.array([self.space.used(c) for c in comps]), np.array(list(capacities.values()))
-        radix = np.cumprod([1, *(count + 1 for count in self.space.devices[:-1])])
-        most, offsets = knapsack(self.space.devices, devices, capacity), devices @ radix
+        offsets = devices @ radix
         longest, largest, codes = self.B, int(capacity.max()), self.symmetry.codes(comps)
 
-        def add(
-            first: int, left: NDArray[np.int64], need: int, chosen: Grouping, blocks: Blocks
-        ) -> Iterator[Grouping]:
+        def add(first: int, left: Index, need: int, chosen: Grouping, blocks: Blocks) -> Iterator[Grouping]:
             if len(chosen) > 1 and need <= 0:
                 yield chosen
             if need > (longest - len(chosen)) * largest or len(chosen) == longest:
@@ -189,27 +150,22 @@ class Bounds:
         return self._windows[1]  # what was learned since would only narrow it
 
     def _fewest(self, threshold: float) -> dict[Counts, int]:
-        capacities = self.capacities(threshold)
-        comps = list(capacities)
-        if not comps:
-            return {}
-        devices, capacity = np.array([self.space.used(c) for c in comps]), np.array(list(capacities.values()))
-        radix = np.cumprod([1, *(count + 1 for count in self.space.devices[:-1])])
-        most = knapsack(self.space.devices, devices, capacity)
+        comps, devices, _, most, radix = self._packed(threshold)
         left = most[(np.array(self.space.devices) - devices) @ radix]
         return {c: max(1, self.B - int(n)) for c, n in zip(comps, left, strict=True)}
 
+    def _packed(self, threshold: float) -> tuple[list[Counts], Index, Index, Index, Index]:
+        """Compositions that do any samples within the threshold, in a plan of several replicas; the devices and the most samples
+        of each; and the most that parts of the cluster can do, by their number in this radix."""
+        fits = {c: int(np.searchsorted(self.least(c, 2), threshold)) for c in self.comps}
+        comps = [c for c, n in fits.items() if n]
+        devices = np.array([self.space.used(c) for c in comps], dtype=np.int64).reshape(-1, len(self.space.devices))
+        capacity = np.array([fits[c] for c in comps], dtype=np.int64)
+        radix = np.cumprod([1, *(count + 1 for count in self.space.devices[:-1])])
+        return comps, devices, capacity, knapsack(self.space.devices, devices, capacity), radix
 
-def _grid(M: int, size: int) -> list[int]:
-    if size >= M:
-        return list(range(1, M + 1))
-    steps = np.unique(np.geomspace(size // 4, M, size).astype(int)).tolist()
-    return sorted({*range(1, size // 4), *steps, M})
 
-
-def knapsack(
-    counts: Counts, devices: NDArray[np.int64], capacity: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def knapsack(counts: Counts, devices: Index, capacity: Index) -> Index:
     """Most samples that any grouping of at most so many devices can do, by mixed-radix index."""
     radix = np.cumprod([1, *(count + 1 for count in counts[:-1])])
     best = np.zeros(int(np.prod(np.array(counts) + 1)), dtype=np.int64)

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners.stage_kinds.memoized import memoized
-from hetpipe.partitioners.stage_kinds.space import Counts, Space
+from hetpipe.partitioners.stage_kinds.space import Counts, Index, Space
 
-Index = NDArray[np.int64]
 Blocks = tuple[tuple[int, ...], ...]
 
 

@@ -6,48 +6,51 @@ plan in hand.
 3. For each grouping whose bound is below T, least first: replica r can take n samples only if its bound is below
    T, and must take at least what the others cannot take within T. For the n left in these windows list *all* its
    pipelines with a bound below T, of every micro-batch size and depth family, and simulate them (once for each
-   composition; what is learned tightens the bounds of all groupings that hold it); then every way to share B samples out, and
-   every choice of one pipeline per replica, whose parts are below T, with the gradient sums of exactly these.
+   composition; what is learned tightens the bounds of all groupings that hold it); then every choice of one pipeline per
+   replica which do B samples and are below T, with the gradient sums of exactly these.
 
-Nothing is left out whose step could be below T, so the plan in hand at the end is optimal in the plan class (or
-better than it, if it is one of those to start from and not of the class), unless a limit (rows, combinations,
-seconds) was met: then the least bound of what was left out is the proven bound. In the worst case exponential in
-the devices, as the problem is; the windows are narrow when the bounds are."""
+Nothing is left out whose step could be below T, so the plan in hand at the end is optimal in the plan class (or better than it,
+if it is one of those to start from and not of the class), unless a limit (rows, seconds) was met: then the least bound of what
+was left out is the proven bound. In the worst case exponential in the devices, as the problem is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import islice, takewhile
+from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from hetpipe.partitioners.compositions.groupings import Bounds, Grouping
-from hetpipe.partitioners.exact.batch import PricedPipelines
-from hetpipe.partitioners.exact.candidates import Enumeration, Variant
-from hetpipe.partitioners.exact.joint import Joint
-from hetpipe.partitioners.exact.plans import Chosen, build_plan, replicas_of
-from hetpipe.partitioners.exact.pools import SPLITS, Pools
-from hetpipe.partitioners.exact.shares import below, choices, least_by_share, share_lists
+from hetpipe.partitioners.exact.plans import build_plan
+from hetpipe.partitioners.exact.pools import Pools
+from hetpipe.partitioners.exact.pricing import PricedPipelines
+from hetpipe.partitioners.exact.side_by_side import beside, plans_below, summing
 from hetpipe.partitioners.memory_fit.obstacle import explain
 from hetpipe.partitioners.stage_kinds.limit import Limit
-from hetpipe.partitioners.stage_kinds.space import Array, Space, families_of, load_of, microbatch_sizes
+from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes
+from hetpipe.partitioners.stage_kinds.space import Space
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
+from hetpipe.predict.compiled import get_ready
 from hetpipe.predict.simulator import play, simulate
+from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
 
-ROWS = 40_000  # partial pipelines kept at a time
-CHUNK = 4096
+ROWS = 40_000  # pipelines of a composition kept
+CHUNK = 4096  # plans at a time
 GROUPINGS = 40_000  # listed at most
 COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
 SHARED = 150_000  # numbers that take as long to handle as to simulate a plan whose transfers share adapters
+SUMMED = 1.25  # numbers that each layer of a replica is worth, where sums are computed
 GROUPING = 10_000  # numbers that take as long to handle as to list one
 
 
 class BoundedGrouping(NamedTuple):
-    """A grouping to be searched."""
+    """A grouping to be searched; by `key`, its bound, or under a deadline the price of that (per hour × seconds)."""
 
     key: float
     devices: int
@@ -60,92 +63,52 @@ class ExactSearch:
     """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem."""
 
     def __init__(
-        self,
-        problem: Problem,
-        name: str,
-        *,
-        max_replicas: int | None = None,
-        time_limit_seconds: float = 30.0,
+        self, problem: Problem, name: str, *, max_replicas: int | None = None, time_limit_seconds: float = 30.0,
         start: Sequence[Plan] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.problem, self.name, self.one_pipeline_only = problem, name, max_replicas == 1
-        self.time_limit = problem.time_limit_seconds or time_limit_seconds
         microbatch_sizes(problem)  # says what is missing
         self.space = Space(problem)
-        self.joint = Joint(self.space)
+        self.summing = summing(self.space)
         self.best_step, self.best_cost = math.inf, math.inf
-        self.chosen: list[Chosen] = []
+        self.chosen: list[PricedPipelines] = []
         self.given: Plan | None = None
         self.open_bound = math.inf  # the least bound of what was left out
-        self.ends = Limit(
-            time_limit_seconds, self.done if problem.time_limit_seconds is None else None, problem.stopped
-        )
-        self.late = self.ends.late  # whether the time limit, or so much effort, is over
-        self.start(start)
-
-    def done(self) -> float:
-        """What was done so far, in partial pipelines."""
-        return self.space.meter.done
-
-    def start(self, plans: Sequence[Plan]) -> None:
-        """The best of these plans, which keep all limits, is the first in hand."""
-        for plan in plans:
-            step = simulate(plan, self.problem.profile, self.problem.cluster).step_seconds
-            price = sum(self.problem.cluster.type_of(device).price_per_hour for device in plan.device_ids)
+        meter = self.space.meter
+        done = (lambda: meter.done) if problem.time_limit_seconds is None else None
+        self.late = Limit(time_limit_seconds, done, problem.stopped).late  # whether the time limit, or so much effort, is over
+        for plan in start:
+            step = simulate(plan, problem.profile, problem.cluster).step_seconds
+            price = sum(problem.cluster.type_of(device).price_per_hour for device in plan.device_ids)
             if step < self.limit(price):
                 self.best_step, self.best_cost, self.given = step, price * step, plan
 
     def limit(self, price: float) -> float:
         """A plan of this price per hour is better than the one in hand only with a step below this."""
-        deadline = self.problem.deadline_seconds_per_step
-        if deadline is None:
+        if self.problem.deadline_seconds_per_step is None:
             return self.best_step
-        at_most = deadline * (1 + 1e-12)  # bounds are sums in another order
         if price > 0:
-            return min(at_most, self.best_cost / price)
-        return at_most if self.best_cost > 0 else min(at_most, self.best_step)
+            return min(self.widest(), self.best_cost / price)
+        return self.widest() if self.best_cost > 0 else min(self.widest(), self.best_step)
 
-    def key(self, grouping: Grouping, step: float) -> float:
-        """What is minimised: the step, or under a deadline its price (per hour × seconds)."""
-        return step if self.problem.deadline_seconds_per_step is None else step * self.price(grouping)
+    def widest(self) -> float:
+        """The largest step that any grouping may take to be of interest."""
+        deadline = self.problem.deadline_seconds_per_step
+        return self.best_step if deadline is None else deadline * (1 + 1e-12)  # bounds are sums in another order
 
     def price(self, grouping: Grouping) -> float:
         """Price per hour of all devices of a grouping."""
         return sum(self.space.price(c) for c in grouping)
 
-    def affordable(self, grouping: Grouping) -> bool:
-        """Whether the price limit allows it."""
-        most = self.problem.max_price_per_hour
-        return most is None or self.price(grouping) <= most * (1 + 1e-12)
-
-    def offer(self, grouping: Grouping, parts: list[PricedPipelines]) -> None:
-        """Price plans exactly, [K] at once, and keep the best if it beats the plan in hand."""
-        if not parts[0].number:
-            return
-        steps, price = self.joint.step(parts), self.price(grouping)
+    def offer(self, chosen: list[PricedPipelines], step: float, price: float) -> None:
+        """Keep the plan of these pipelines, of which each is one row, if it is better than the plan in hand; `step` is what it
+        takes if nothing shares adapters."""
         if self.problem.cluster.shares_adapters:
-            steps = self.shared(parts, steps, price)
-        if self.problem.deadline_seconds_per_step is not None:
-            steps = np.where(steps <= self.problem.deadline_seconds_per_step, steps, np.inf)
-        i = int(np.argmin(steps))
-        if steps[i] < self.limit(price):
-            self.best_step, self.best_cost = float(steps[i]), price * float(steps[i])
-            self.chosen = replicas_of(parts, i)
-
-    def shared(self, parts: list[PricedPipelines], alone: Array, price: float) -> Array:
-        """The steps of those that could beat the plan in hand, if others cross the same adapters; infinite for the rest, which
-        take too long `alone`."""
-        steps, least = np.full(len(alone), np.inf), self.limit(price)
-        for i in np.argsort(alone, kind="stable").tolist():
-            if alone[i] >= least:
-                break
-            if self.late():
-                self.left_out(float(alone[i]), price)
-                break
             self.space.meter.count(SHARED)
-            steps[i] = play(build_plan(self.space, replicas_of(parts, i), self.name), self.joint.costs).step
-            least = min(least, steps[i])
-        return steps
+            step = play(build_plan(self.space, chosen, self.name), self.space.costs).step
+        deadline = self.problem.deadline_seconds_per_step
+        if step < self.limit(price) and (deadline is None or step <= deadline):
+            self.best_step, self.best_cost, self.chosen = step, price * step, chosen
 
     def run(self) -> Solution:
         """Search to the end, or to the time limit."""
@@ -156,8 +119,8 @@ class ExactSearch:
         """What is to be searched, least bound first."""
         self.say(f"bounding pipelines of {sum(self.space.devices)} devices")
         only = self.one_pipeline_only
-        self.bounds = Bounds(self.space, one_pipeline=only, most=COMPOSITIONS, late=self.late)
-        self.pools = Pools(self.space, self.bounds, self.late)
+        self.bounds = Bounds(self.space, only, COMPOSITIONS, self.late)
+        self.pools = Pools(self.space, self.bounds, ROWS, self.late)
         if not self.bounds.complete:
             self.open_bound = 0.0
         return self.items([(c,) for c in self.bounds.firsts] + ([] if only else self.replicated()))
@@ -177,11 +140,6 @@ class ExactSearch:
                 self.say(f"grouping {number} of {len(items)}: {best}")
             self.explore(item)
 
-    @property
-    def found(self) -> bool:
-        """Whether there is a plan in hand."""
-        return bool(self.chosen) or self.given is not None
-
     def replicated(self) -> list[Grouping]:
         """Groupings of several replicas that can do B samples within what is of interest: the first `GROUPINGS`."""
         found: list[Grouping] = []
@@ -197,12 +155,12 @@ class ExactSearch:
 
     def solution(self) -> Solution:
         """What was found, with what was proven."""
-        if not self.found and self.late() and math.isfinite(self.open_bound):
-            raise no_plan_in_time(self.problem)
         if self.chosen:
             plan = build_plan(self.space, self.chosen, self.name)
         elif self.given is not None:
             plan = self.given.model_copy(update={"partitioner": self.name})
+        elif self.late() and math.isfinite(self.open_bound):
+            raise no_plan_in_time(self.problem)
         else:
             raise explain(self.problem, one_pipeline=self.one_pipeline_only)
         if self.problem.deadline_seconds_per_step is not None:
@@ -215,33 +173,28 @@ class ExactSearch:
             return Solution(plan=plan, lower_bound_seconds=self.open_bound, proof="search-bound")
         return Solution(plan=plan, lower_bound_seconds=self.best_step, proof="exhaustive")
 
-    def widest(self) -> float:
-        """The largest step that any grouping may take to be of interest."""
-        if self.problem.deadline_seconds_per_step is None:
-            return self.best_step
-        return self.problem.deadline_seconds_per_step * (1 + 1e-12)
-
     def items(self, found: Sequence[Grouping]) -> list[BoundedGrouping]:
         """These groupings with their bounds, in order: least bound first, then fewest devices."""
-        items = []
+        items, priced = [], self.problem.deadline_seconds_per_step is not None
+        most = math.inf if self.problem.max_price_per_hour is None else self.problem.max_price_per_hour * (1 + 1e-12)
         for number, grouping in enumerate(found):
-            if number % 1000 == 999 and self.late():
-                self.open_bound = 0.0
-                break
-            bound = self.bounds.bound(grouping)
-            if bound < self.limit(self.price(grouping)) and self.affordable(grouping):
+            bound, price = self.bounds.bound(grouping), self.price(grouping)
+            if bound < self.limit(price) and price <= most:
                 devices = sum(sum(self.space.used(c)) for c in grouping)
-                items.append(BoundedGrouping(self.key(grouping, bound), devices, number, bound, grouping))
+                items.append(BoundedGrouping(bound * price if priced else bound, devices, number, bound, grouping))
         return sorted(items)
 
     def explore(self, item: BoundedGrouping) -> None:
         """All plans of one grouping that could beat the plan in hand."""
-        if len(item.grouping) == 1:
-            self.one(item.grouping)
+        grouping, price, R = item.grouping, self.price(item.grouping), len(item.grouping)
+        if R == 1:
+            B = self.bounds.B
+            found = self.pools.below(grouping[0], range(B, B + 1), 1, self.limit(price))
+            self.left_out(found.dropped, price)
+            self.combine(grouping, [found.pipelines])
             return
-        price, R = self.price(item.grouping), len(item.grouping)
-        for c in sorted(dict.fromkeys(item.grouping), key=sum):
-            if self.bounds.bound(item.grouping) >= self.limit(price):
+        for c in sorted(dict.fromkeys(grouping), key=sum):
+            if self.bounds.bound(grouping) >= self.limit(price):
                 return
             if self.late():
                 self.left_out(item.bound, price)
@@ -250,66 +203,38 @@ class ExactSearch:
                 first = self.bounds.windows(self.widest()).get(c)
                 if first is None:
                     return
-                self.pools.list_all(c, first, self.widest(), ROWS)
+                self.pools.list_all(c, first, self.widest())
             self.left_out(self.pools.dropped(c), price)
-        pools = [self.pools.rows(c, R, self.widest()) for c in item.grouping]
-        for most in (4, None):
-            self.combine(item.grouping, pools, most)
+        self.combine(grouping, [self.pools.rows(c) for c in grouping])
 
-    def whole(self, grouping: Grouping) -> list[Variant]:
-        """All micro-batch sizes and families of one pipeline that does the whole batch."""
-        (c,), B = grouping, self.bounds.B
-        by_size = self.bounds.by_size(c, 1)[:, B]
-        loads = [load_of(B, b or B) for b, least in zip([0, *self.bounds.sizes], by_size, strict=True)
-                 if least < self.limit(self.price(grouping))]  # fmt: skip
-        return [Variant(f, load) for load in loads for f in families_of(self.space.families, sum(c), load.m)]
-
-    def one(self, grouping: Grouping) -> None:
-        """One pipeline: simulate what the bound leaves, least bound first, while the threshold falls."""
-        price = self.price(grouping)
-        waiting = [(self.whole(grouping), SPLITS)]
-        while waiting:
-            variants, splits = waiting.pop()
-            if not variants:
-                continue
-            enumeration = Enumeration(self.space, grouping[0], variants, 1)
-            rows, dropped = enumeration.rows(self.limit(price), ROWS, self.late)
-            if math.isfinite(dropped) and len(variants) > 1 and splits and not self.late():
-                half = len(variants) // 2
-                waiting += [(variants[:half], splits - 1), (variants[half:], splits - 1)]
-                continue
-            for chunk in rows.chunks(CHUNK // 8):
-                if chunk.bound[0] >= self.limit(price):
-                    break
-                if self.late():
-                    self.left_out(float(chunk.bound[0]), price)
-                    break
-                self.offer(grouping, [enumeration.price(chunk)])
-            self.left_out(dropped, price)
-
-    def combine(self, grouping: Grouping, pools: list[PricedPipelines], most: int | None) -> None:
-        """Every choice of one pipeline per replica that could beat the plan in hand; of each pool and share the first
-        `most` only."""
-        price, B = self.price(grouping), self.bounds.B
-        pools = [below(pool, self.limit(price), most) for pool in pools]
-        same = [r > 0 and grouping[r] == grouping[r - 1] for r in range(len(grouping))]
+    def combine(self, grouping: Grouping, pools: list[PricedPipelines]) -> None:
+        """Every choice of one pipeline for each replica that could beat the plan in hand."""
+        price, R, falling = self.price(grouping), len(grouping), not self.problem.cluster.shares_adapters
+        pools = [pool.pick(pool.bound < self.limit(price)) for pool in pools]
         if not all(pool.number for pool in pools):
             return
-
-        def left_out(bound: float) -> None:
-            if most is None:
-                self.left_out(bound, price)
-
-        lists = share_lists([least_by_share(pool) for pool in pools], B, same, left_out)
-        open_ = (shares for _, shares in takewhile(lambda found: found[0] < self.limit(price), lists))
-        found = choices(pools, open_, same, CHUNK, left_out)
-        for rows in found:
-            bound = np.maximum.reduce([pool.bound[i] for pool, i in zip(pools, rows, strict=True)])
-            keep = bound < self.limit(price)
-            self.offer(grouping, [pool.pick(i[keep]) for pool, i in zip(pools, rows, strict=True)])
+        pools = [pool.pick(np.lexsort((pool.bound, pool.samples))) for pool in pools]
+        same = [r > 0 and grouping[r] == grouping[r - 1] for r in range(R)]
+        side = beside(pools, same, self.bounds.B)
+        rows, found, steps = np.zeros(R, np.int64), np.zeros((CHUNK, R), np.int64), np.zeros(CHUNK)
+        state = np.array([0, side.first[0, -1], 0])
+        rows[0] = side.first[0, 0] - 1
+        while state[0] >= 0:
             if self.late():
-                left_out(float(max(pool.bound[0] for pool in pools)))
+                self.left_out(max(float(pool.bound.min()) for pool in pools), price)
                 return
+            done = int(state[2])
+            number = plans_below(self.summing, side, rows, state, self.limit(price), falling, found, steps)
+            self.space.meter.count(SUMMED * (int(state[2]) - done))
+            for i in np.argsort(steps[:number], kind="stable").tolist():
+                if steps[i] >= self.limit(price):
+                    break
+                if self.late():
+                    self.left_out(float(steps[i]), price)
+                    return
+                at = found[i] - side.first[:, 0]
+                chosen = [pool.pick(slice(j, j + 1)) for pool, j in zip(pools, at.tolist(), strict=True)]
+                self.offer(chosen, float(steps[i]), price)
 
     def left_out(self, bound: float, price: float) -> None:
         """Something with this bound was not searched."""
@@ -320,3 +245,19 @@ class ExactSearch:
         """Report progress."""
         if self.problem.progress is not None:
             self.problem.progress(message)
+
+
+@cache
+def ready() -> None:
+    """Compile what a search calls, or read it from disk, by a search for one device: outside of any time limit."""
+    layer = {"name": "all", "parameter_bytes": 1, "output_bytes_per_sample": 1, "saved_bytes_per_sample": 1}
+    measured = {"device_type": "a", "microbatch_sizes": [1], "forward_seconds": [[1.0]], "backward_seconds": [[1.0]]}
+    document = {"model": "small", "layers": [layer], "measurements": [measured | {"optimizer_seconds": [1.0]}]}
+    optimizer = {"state_bytes_per_parameter_byte": 1.0}
+    profile = Profile.parse(document | {"format": "hetpipe.profile/1", "optimizer": optimizer}, "a small profile")
+    node = {"name": "n", "devices": {"a": 1}}
+    cluster = Cluster.parse(
+        {"format": "hetpipe.cluster/1", "device_types": {"a": {"memory": 100}}, "nodes": [node]}, "a small cluster"
+    )
+    problem = Problem.create(cluster=cluster, profile=profile, global_batch=1)
+    get_ready(lambda: ExactSearch(problem, "exact").run())

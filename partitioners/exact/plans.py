@@ -3,60 +3,35 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import NamedTuple
 
-import numpy as np
-
-from hetpipe.partitioners.exact.batch import PricedPipelines
-from hetpipe.partitioners.stage_kinds.space import Load, Space, load_of
+from hetpipe.partitioners.exact.pricing import PricedPipelines
+from hetpipe.partitioners.stage_kinds.plan_class import depth, load_of
+from hetpipe.partitioners.stage_kinds.space import Space
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
-class Chosen(NamedTuple):
-    """One replica: its load, and its pipeline (one row)."""
-
-    load: Load
-    pipeline: PricedPipelines
-
-
-def replicas_of(parts: list[PricedPipelines], row: int) -> list[Chosen]:
-    """The replicas of one plan of many."""
-    found = []
-    for part in parts:
-        pipeline = part.pick(np.array([row]))
-        b, samples = (int(x) for x in pipeline.load[0])
-        found.append(Chosen(load_of(samples, b), pipeline))
-    return found
-
-
-def build_plan(space: Space, chosen: list[Chosen], name: str) -> Plan:
-    """The plan of these replicas. Devices of a kind are taken in the order of the cluster file."""
+def build_plan(space: Space, chosen: list[PricedPipelines], name: str) -> Plan:
+    """The plan of these replicas, each one row. Devices of a kind are taken in the order of the cluster file."""
     free = {group: iter(kind.devices) for group, kind in zip(space.groups, space.kinds, strict=True)}
-    full = all((c.pipeline.depths == c.load.m).all() for c in chosen)
-    gpipe = space.families == ("gpipe",) or (
-        full and "gpipe" in space.families and any(c.pipeline.kinds.shape[1] > 1 for c in chosen)
-    )
+    loads, depths = [], []
+    for pipeline in chosen:
+        (b, samples, forwards), n = pipeline.load[0].tolist(), pipeline.kinds.shape[1]
+        loads.append(load_of(samples, b))
+        depths.append([depth(forwards, n - s, loads[-1].m) for s in range(n)])
+    full = all(set(own) == {load.m} for own, load in zip(depths, loads, strict=True))
+    gpipe = space.families == ("gpipe",) or (full and "gpipe" in space.families and any(len(own) > 1 for own in depths))
     replicas = []
-    for load, pipeline in chosen:
-        n = pipeline.kinds.shape[1]
+    for pipeline, load, own in zip(chosen, loads, depths, strict=True):
         stages = []
-        for s in range(n):
-            k, depth = int(pipeline.kinds[0, s]), int(pipeline.depths[0, s])
-            plain = gpipe or depth == max(1, min(n - s, load.m))
-            stages.append(
-                StagePlan(
-                    layers=(int(pipeline.cuts[0, s]), int(pipeline.cuts[0, s + 1])),
-                    devices=tuple(islice(free[space.groups[k]], space.kinds[k].degree)),
-                    recompute=bool(pipeline.recompute[0, s]),
-                    warmup=None if plain else depth,
-                )
-            )
+        kinds, cuts, recompute = (x[0].tolist() for x in (pipeline.kinds, pipeline.cuts, pipeline.recompute))
+        for s, k in enumerate(kinds):
+            plain = gpipe or own[s] == max(1, min(len(own) - s, load.m))
+            devices = tuple(islice(free[space.groups[k]], space.kinds[k].degree))
+            warmup = None if plain else own[s]
+            stages.append(StagePlan(layers=(cuts[s], cuts[s + 1]), devices=devices, recompute=bool(recompute[s]), warmup=warmup))
         replicas.append(ReplicaPlan(microbatch_sizes=load.sizes, stages=tuple(stages)))
+    problem = space.problem
     return Plan(
-        model=space.problem.profile.model,
-        global_batch=space.problem.global_batch,
-        schedule="gpipe" if gpipe else "1f1b",
-        partitioner=name,
-        backend=space.problem.backend,
-        replicas=tuple(replicas),
-    )
+        model=problem.profile.model, global_batch=problem.global_batch, schedule="gpipe" if gpipe else "1f1b",
+        partitioner=name, backend=problem.backend, replicas=tuple(replicas),
+    )  # fmt: skip

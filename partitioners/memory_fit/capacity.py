@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.memory import memory_tables
-from hetpipe.partitioners.stage_kinds.space import allowed_families, cluster_sizes
+from hetpipe.partitioners.stage_kinds.plan_class import allowed_families, cluster_sizes
 from hetpipe.planning.partition import Problem
 from hetpipe.planning.programs import Program
 from hetpipe.predict.cost import Costs
@@ -129,7 +129,7 @@ class Yard:
 
 
 class Capacity:
-    """The samples that a problem's cluster holds in plans of the class in `space`, or in one pipeline only."""
+    """The samples that a problem's cluster holds in plans of the class in `plan_class`, or in one pipeline only."""
 
     def __init__(self, problem: Problem, *, one_pipeline: bool = False, bytes_: Bytes | None = None) -> None:
         self.problem, self.one_pipeline = problem, one_pipeline

@@ -15,7 +15,7 @@ from hetpipe.files.messages import counted
 from hetpipe.files.units import in_bytes
 from hetpipe.partitioners.memory_fit.capacity import Capacity, Packing, StageKind
 from hetpipe.partitioners.memory_fit.shortage import first_enough
-from hetpipe.partitioners.stage_kinds.space import cluster_sizes
+from hetpipe.partitioners.stage_kinds.plan_class import cluster_sizes
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.cluster import Cluster
 

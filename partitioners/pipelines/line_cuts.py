@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners.pipelines.stage_orders import fit
-from hetpipe.partitioners.stage_kinds.space import depth
+from hetpipe.partitioners.stage_kinds.plan_class import depth
 from hetpipe.predict import pipeline
 from hetpipe.predict.compiled import compiled, get_ready, inlined, twin
 

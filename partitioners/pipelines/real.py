@@ -16,7 +16,7 @@ from hetpipe.partitioners.pipelines import line_cuts, stage_orders
 from hetpipe.partitioners.pipelines.line_cuts import Fixed, Loaded, Waits, best_line, ended
 from hetpipe.partitioners.pipelines.stage_orders import best_order
 from hetpipe.partitioners.stage_kinds.memoized import memoized
-from hetpipe.partitioners.stage_kinds.space import FORWARDS, allowed_families, depth
+from hetpipe.partitioners.stage_kinds.plan_class import FORWARDS, allowed_families, depth
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.step_times.drafts import Work, in_runs
 from hetpipe.spec.schedule import ScheduleName

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hetpipe.partitioners.stage_kinds.space import Array
+from hetpipe.partitioners.stage_kinds.wires import Array
 
 
 def min_cut(weights: Array) -> tuple[float, list[int]]:

@@ -8,7 +8,7 @@ from itertools import combinations, permutations, product
 import numpy as np
 
 from hetpipe.partitioners.pipelines.real import Reals
-from hetpipe.partitioners.stage_kinds.space import depth
+from hetpipe.partitioners.stage_kinds.plan_class import depth
 from hetpipe.partitioners.step_times.desk import Budget, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
 

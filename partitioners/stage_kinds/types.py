@@ -107,8 +107,14 @@ class Types:
 
     @memoized
     def memory(self, v: int) -> Array:
-        """The bytes that layers need on kind v, as `memory_tables` has them."""
-        return memory_tables(self.costs, self.L, self.kinds[v].type, self.kinds[v].degree)
+        """The bytes that layers need on kind v, as `memory_tables` has them; whole and as built, the same on all types."""
+        alike = (u for u in range(v) if self._as_built(u) and self._as_built(v))
+        same = next(alike, None)
+        return memory_tables(self.costs, self.L, self.kinds[v].type, self.kinds[v].degree) if same is None else self.memory(same)
+
+    def _as_built(self, v: int) -> bool:
+        own = self._measured(v)
+        return own.tensor_parallel == 1 and own.saved_bytes_per_sample is None and own.cast_bytes is None
 
     @cached_property
     def _names(self) -> list[set[str]]:

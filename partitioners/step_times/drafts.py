@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.stage_kinds.space import depth
+from hetpipe.partitioners.stage_kinds.plan_class import depth
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.spec.schedule import ScheduleName, default_depths
