@@ -87,16 +87,13 @@ class Bounds:
         """The first of the compositions that exchanges of nodes make of one: their bounds are the same."""
         return self.symmetry.turned(c).comp
 
-    def table(self, c: Counts, R: int) -> Array:
-        """[B + 1] bounds for a plan with R replicas, of which this one has n samples."""
-        least, c = self.by_size(c).min(axis=0), self.first(c)
-        return np.maximum(least, self._found[c]) if R > 1 and c in self._found else np.asarray(least)
-
     def least(self, c: Counts, R: int) -> Array:
-        """[B] bounds for n or more samples, n = 1 … B."""
+        """Bounds for a plan with R replicas, of which this one has n or more samples, n = 1 … B; for R = 1 that of B alone."""
         key = (self.first(c), min(R, 2))
         if key not in self._least:
-            table = self.table(c, R)
+            table = self.by_size(c).min(axis=0)
+            if R > 1 and key[0] in self._found:
+                table = np.maximum(table, self._found[key[0]])
             self._least[key] = table[-1:] if R == 1 else np.minimum.accumulate(table[:0:-1])[::-1]
         return self._least[key]
 

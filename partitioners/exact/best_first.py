@@ -143,13 +143,14 @@ class ExactSearch:
     def replicated(self) -> list[Grouping]:
         """Groupings of several replicas that can do B samples within what is of interest: the first `GROUPINGS`."""
         found: list[Grouping] = []
-        if self.space.states <= STATES:
+        few = math.prod(count + 1 for count in self.space.devices) <= STATES
+        if few:
             for grouping in islice(self.bounds.groupings(self.widest()), GROUPINGS):
                 if self.late():
                     break
                 self.space.meter.count(GROUPING)
                 found.append(grouping)
-        if len(found) == GROUPINGS or self.space.states > STATES or self.late():
+        if len(found) == GROUPINGS or not few or self.late():
             self.open_bound = 0.0  # not all were looked at
         return found
 
@@ -189,9 +190,9 @@ class ExactSearch:
         grouping, price, R = item.grouping, self.price(item.grouping), len(item.grouping)
         if R == 1:
             B = self.bounds.B
-            found = self.pools.below(grouping[0], range(B, B + 1), 1, self.limit(price))
-            self.left_out(found.dropped, price)
-            self.combine(grouping, [found.pipelines])
+            found, dropped = self.pools.below(grouping[0], range(B, B + 1), 1, self.limit(price))
+            self.left_out(dropped, price)
+            self.combine(grouping, [found])
             return
         for c in sorted(dict.fromkeys(grouping), key=sum):
             if self.bounds.bound(grouping) >= self.limit(price):
@@ -199,12 +200,12 @@ class ExactSearch:
             if self.late():
                 self.left_out(item.bound, price)
                 return
-            if not self.pools.known(c):
+            if self.bounds.first(c) not in self.pools.known:
                 first = self.bounds.windows(self.widest()).get(c)
                 if first is None:
                     return
                 self.pools.list_all(c, first, self.widest())
-            self.left_out(self.pools.dropped(c), price)
+            self.left_out(self.pools.known[self.bounds.first(c)][1], price)
         self.combine(grouping, [self.pools.rows(c) for c in grouping])
 
     def combine(self, grouping: Grouping, pools: list[PricedPipelines]) -> None:

@@ -3,7 +3,6 @@ those of `types`; links are those of the nodes."""
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import NamedTuple
 
@@ -83,11 +82,6 @@ class Space:
         self.counts: Counts = tuple(len(kind.devices) // kind.degree for kind in self.kinds)
         self.at = np.array([kind.at for kind in self.kinds], dtype=np.int64)
         self.meter = Meter()
-
-    @property
-    def states(self) -> int:
-        """How many parts of the cluster there are, in counts of devices."""
-        return math.prod(count + 1 for count in self.devices)
 
     def used(self, counts: Counts) -> Counts:
         """Devices that so many stages of each kind take, by group of interchangeable devices."""
