@@ -13,7 +13,7 @@ import numpy as np
 from hetpipe.partitioners.pipelines.real import Pipeline, Reals
 from hetpipe.partitioners.rules.baseline import equal_parts, solve
 from hetpipe.partitioners.rules.grids import ends_of, grid_drafts, one_line, runs
-from hetpipe.partitioners.stage_kinds.space import require_stage_kinds
+from hetpipe.partitioners.stage_kinds.plan_class import require_stage_kinds
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.step_times.desk import Best, Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index
