@@ -125,6 +125,16 @@ class TestCertain:
         assert not Obstacle(replace(problem, global_batch=6), False).certain()
         assert Obstacle(replace(problem, global_batch=6), True).certain()
 
+    def test_a_layer_that_fits_only_with_another(self) -> None:
+        """The second layer alone has buffers for what it receives; with the first, which does not train, it has none."""
+        layer = {"parameter_bytes": 100, "saved_bytes_per_sample": 50, "output_bytes_per_sample": 100}
+        profile = make_profile({"a": [1.0, 1.0]}, layer=layer, layers=[{"trained_bytes": 0}, {}])
+        problem = make_problem(make_cluster([{"a": 1}] * 2, memory=650), profile, 2)
+        assert Packer(problem).peak(0, 1, 1, 1)[1, 2] > 650
+        assert not Obstacle(problem, False).certain()
+        assert fits(problem)
+        assert planned(problem, Auto())
+
 
 class TestSmallestChange:
     @settings(max_examples=12, **UNHURRIED)

@@ -1,8 +1,8 @@
 """Why nothing fits, and small changes with which a plan does.
 
-That nothing fits is said for certain where some layer fits no kind of stage alone, or where the bound of `lower` rules out every
-step, however long. Each change is tried on its own, with the other numbers as they are, and a plan that fits was found with it;
-with a smaller one of its kind none was found, which proves nothing."""
+That nothing fits is said for certain where no stage with some layer fits any kind of stage, or where the bound of `lower` rules
+out every step, however long. Each change is tried on its own, with the other numbers as they are, and a plan that fits was found
+with it; with a smaller one of its kind none was found, which proves nothing."""
 
 from __future__ import annotations
 
@@ -131,8 +131,10 @@ class Obstacle:
         if short > 0:
             kind, limit = packer.kinds[v], packer.limits[v]
             split = f" split over {kind.degree}" if kind.degree > 1 else ""
+            alone = packer.peak(v, 1, 1, 1)[layer, layer + 1] == short + limit
+            needs = "alone needs" if alone else "needs at least"
             return (
-                f"layer {layer} ({layers[layer].name!r}) alone needs {in_bytes(short + limit)} on a {kind.type!r}{split}, which "
+                f"layer {layer} ({layers[layer].name!r}) {needs} {in_bytes(short + limit)} on a {kind.type!r}{split}, which "
                 f"has {in_bytes(limit)}{problem.without_reserve}: {in_bytes(short)} are missing"
             ), round(short), round(short + limit)
         found, text = packer.longest(-(-problem.global_batch // len(packing)) if packing else 1), ""
@@ -155,11 +157,11 @@ class Obstacle:
             return text, None, None
         size, name = more
         needed = (problem.cluster.device_types[name].memory + size) * (1 - problem.memory_reserve)
-        return f"{text}: {in_bytes(size, up=True)} are missing on each {name!r}", size, round(needed)
+        return f"{text}: {in_bytes(size)} are missing on each {name!r}", size, round(needed)
 
     def largest_layer(self) -> tuple[float, int, int]:
-        """(bytes missing, layer, kind of stage) of the layer that lacks most alone, on the kind where it lacks least."""
-        table = np.array([self.packer.alone(v) - self.packer.limits[v] for v in self.packer.usable])
+        """(bytes missing, layer, kind of stage) of the layer that lacks most, on the kind where it lacks least."""
+        table = np.array([self.packer.least(v) - self.packer.limits[v] for v in self.packer.usable])
         layer = int(table.min(axis=0).argmax())
         row = int(table[:, layer].argmin())
         return float(table[row, layer]), layer, self.packer.usable[row]

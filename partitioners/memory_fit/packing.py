@@ -57,8 +57,8 @@ class Packer:
                 self.sizes.append((b, measured))
             if b >= self.batch:
                 break
-        alone = np.min([self.alone(v) * self.kinds[v].degree for v in self.usable], axis=0)
-        self.behind = np.append(np.cumsum(alone[::-1])[::-1], 0.0)  # bytes of all layers from each on
+        least = np.min([self.least(v) * self.kinds[v].degree for v in self.usable], axis=0)
+        self.behind = np.append(np.cumsum(least[::-1])[::-1], 0.0)  # bytes of all layers from each on
 
     def packing(self, one_pipeline: bool = False, whole: bool = False) -> list[Packed]:
         """Pipelines side by side, or one, that do the batch, or the most samples that were found to fit; or fewer, if only the
@@ -129,8 +129,8 @@ class Packer:
 
     @memoized
     def farthest(self, each: tuple[float, ...], samples: int) -> Packed:
-        """The stages that hold the most layers at the end of the model with so many samples, and take no more than `each` [N]; where
-        they can hold all, the fewest that do."""
+        """The stages that hold most layers at the end of the model with so many samples, and take no more than `each` [N]; the
+        fewest that hold all."""
         best, room = Packed((0,) * self.V, samples, self.sizes[0][0], self.L), np.array(each)
         size = np.array([limit * kind.degree for limit, kind in zip(self.limits, self.kinds, strict=True)])
         for b, kinds in self.sizes:
@@ -180,9 +180,11 @@ class Packer:
                 found = np.minimum(found, np.rint(base + less * window + layer * largest))
         return np.where(np.isfinite(static), found, np.inf)
 
-    def alone(self, v: int) -> Array:
-        """Bytes of each layer [L] alone on kind v, with one sample."""
-        return self.peak(v, 1, 1, 1)[np.arange(self.L), np.arange(1, self.L + 1)]
+    def least(self, v: int) -> Array:
+        """The least bytes that a stage with each layer [L] takes on kind v, with one sample: of the layer alone, or where others
+        spare it a boundary, or the room of a stage that only runs forward, of it with them."""
+        peak = np.minimum.accumulate(np.minimum.accumulate(self.peak(v, 1, 1, 1), axis=0)[:, ::-1], axis=1)[:, ::-1]
+        return peak[np.arange(self.L), np.arange(1, self.L + 1)]
 
 
 def samples_of(pipelines: list[Packed]) -> int:
