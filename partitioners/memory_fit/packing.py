@@ -19,6 +19,7 @@ from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.space import allowed_families, cluster_sizes
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.partition import Problem
+from hetpipe.predict.cost import peak_of
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -174,10 +175,9 @@ class Packer:
             self.tables[key] = self.types.memory(v)
         static, boundary, held, transient, less, layer = self.tables[key]
         with np.errstate(invalid="ignore"):
-            base = static + samples * boundary
-            found = np.rint(base + held * window + transient * largest)
+            found = peak_of(static, boundary, held, transient, samples, window, largest)
             if self.problem.allow_recompute:
-                found = np.minimum(found, np.rint(base + less * window + layer * largest))
+                found = np.minimum(found, peak_of(static, boundary, less, layer, samples, window, largest))
         return np.where(np.isfinite(static), found, np.inf)
 
     def least(self, v: int) -> Array:
