@@ -15,9 +15,9 @@
 | kind of pipeline | pipelines of a draft with the same work on the same types and links | `step_times/appraisal.py` |
 | desk | where drafts are bounded, and those that could be the fastest simulated | `step_times/desk.py` |
 | budget | how many tasks may still be simulated | `step_times/desk.py` |
-| capacity | the most samples that fit into the memory of a pipeline, or of a cluster | `memory_fit/capacity.py` |
+| packing | pipelines side by side that memory holds, whatever the time they take | `memory_fit/packing.py` |
 | shortage | the bytes that are missing on devices of a type | `memory_fit/shortage.py` |
-| obstacle | why nothing fits, and the smallest changes with which a plan does | `memory_fit/obstacle.py` |
+| obstacle | why nothing fits, and small changes with which a plan does | `memory_fit/obstacle.py` |
 | grid, layout | pipelines × replicas over all devices | `rules/grids.py` |
 | bound | a step that no plan is below | `bound/lower.py` |
 | relaxed pipeline | a pipeline that keeps fewer rules than a real one, so that none is cheaper | `bound/relaxed.py` |
@@ -43,11 +43,11 @@ search, exact
 even_pipelines
 compositions
 pipelines
-bound
 cephalo, equal_parameters, even, even_data_parallel, fasop, memory_layers, torchgpipe_balance, type_blind, uneven_data_parallel,
     zorse
 rules
 memory_fit
+bound
 step_times
 stage_kinds
 """

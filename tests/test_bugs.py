@@ -11,8 +11,8 @@ from torch import nn
 from hetpipe.files.messages import InputError
 from hetpipe.measuring.discover import cluster_of
 from hetpipe.partitioners.chain import Chain
-from hetpipe.partitioners.memory_fit.capacity import Capacity
 from hetpipe.partitioners.memory_fit.obstacle import explain
+from hetpipe.partitioners.memory_fit.packing import Packer, samples_of
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.predict.cost import Costs
 from hetpipe.runtime.gradients import GradientSync
@@ -99,10 +99,10 @@ def test_a_lighter_boundary_counts_where_nothing_fits() -> None:
         make_cluster([{"a": 2}], memory=1_040, overhead={"receive_buffers": "step"}),
         make_profile({"a": [1.0] * 3}, layers=layers), 4,
     )  # fmt: skip
-    capacity = Capacity(problem, one_pipeline=True)
-    last, before = (capacity.fits(0, place, 1, 4, capacity.limits) for place in (1, 2))
-    assert (last[1, 3], before[0, 1]) == (True, False)
-    assert capacity.most() == (4, 1)
+    packer = Packer(problem)
+    last, before = (packer.fits(0, 4, place, 1) for place in (1, 2))
+    assert (last[3, 1], before[1, 0]) == (True, False)
+    assert samples_of(packer.packing(one_pipeline=True)) == 4
     assert [stage.layers for stage in Chain()(problem).plan.replicas[0].stages] == [(0, 2), (2, 3)]
 
 
@@ -111,7 +111,7 @@ def test_receive_buffers_of_a_whole_step_are_shared_by_pipelines() -> None:
     profile = make_profile({"a": [1.0]}, layer=LAYER).model_dump() | {"input_bytes_per_sample": 100}
     tight = make_problem(make_cluster([{"a": 2}], memory=760), Profile.parse(profile, "profile"), 7)
     message = str(explain(tight))
-    assert "6 of the 7 samples of a step are the most that fit (2 pipelines)" in message
+    assert "6 of the 7 samples of a step are the most that were found to fit (2 pipelines)" in message
     assert "use a global batch of 6 instead of 7" in message
     assert "give each 'a' 100 bytes" in message
     assert "add 1 'a'" in message

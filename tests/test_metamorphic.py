@@ -31,7 +31,7 @@ from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.bound.lower import NEAR, Lower
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.exhaustive import Exhaustive
-from hetpipe.partitioners.memory_fit.capacity import Capacity
+from hetpipe.partitioners.stage_kinds.plan_class import require_stage_kinds
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
@@ -192,7 +192,11 @@ ORIGINAL = problems(most_devices=3, most_layers=5, most_batch=6)
 
 def measured(problem: Problem) -> bool:
     """Whether some stage can be put somewhere: a node may have fewer devices than every measured degree."""
-    return bool(Capacity(problem).stage_kinds)
+    try:
+        require_stage_kinds(problem)
+    except PartitionError:
+        return False
+    return True
 
 
 SMALL = st.booleans().flatmap(

@@ -1,5 +1,5 @@
-"""What the memory of a cluster holds, against the oracle; and that each change that a message names is enough, and the
-smallest of its kind."""
+"""What is said where nothing fits, against the oracle: that nothing fits for certain, and that each change that a message names
+is enough."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.exhaustive import Exhaustive
-from hetpipe.partitioners.memory_fit.capacity import Capacity
-from hetpipe.partitioners.memory_fit.obstacle import explain, refuse, with_spares
+from hetpipe.partitioners.memory_fit.obstacle import Obstacle, explain, fits, refuse, with_spares
+from hetpipe.partitioners.memory_fit.packing import Packer, samples_of
 from hetpipe.partitioners.memory_fit.shortage import with_more_memory
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
 from hetpipe.planning.registry import rules
@@ -55,16 +55,13 @@ def at_the_edge(problem: Problem, data: st.DataObject, *, one_pipeline: bool = F
     low, high = 0.0, 64.0
     for _ in range(14):
         middle = (low + high) / 2
-        fits = (
-            Capacity(scaled(problem, middle), one_pipeline=one_pipeline).most().samples
-            >= problem.global_batch
-        )
-        low, high = (low, middle) if fits else (middle, high)
+        held = samples_of(Packer(scaled(problem, middle)).packing(one_pipeline))
+        low, high = (low, middle) if held >= problem.global_batch else (middle, high)
     return scaled(problem, high * data.draw(st.sampled_from([0.7, 0.85, 0.95, 0.99, 1.0, 1.02])))
 
 
-def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Problem | None]]:
-    """Each change that a message names: the problem with it, and with one less of it."""
+def changes(problem: Problem, message: str, close: float = 0.0) -> Iterator[tuple[str, Problem, Problem | None]]:
+    """Each change that a message names: the problem with it, and with one less of it; of bytes, a part less."""
     found = re.search(r"give (each .* more memory)", message)
     more = {
         kind: int(part) for kind, part in re.findall(r"each '(\w+)' (\d+) bytes", found[1] if found else "")
@@ -73,7 +70,7 @@ def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Prob
         ("uneven-data-parallel", "memory-layers", "even-pipelines", "cephalo", "zorse")
     )  # the plans depend on memory
     for kind, part in more.items():
-        less = None if moved else with_more_memory(problem, more | {kind: part - 1})
+        less = None if moved else with_more_memory(problem, more | {kind: part - 1 - int(close * part)})
         yield "memory", with_more_memory(problem, more), less
     for batch in map(int, re.findall(r"use a global batch of (\d+)", message)):
         bigger = replace(problem, global_batch=batch + 1) if batch + 1 < problem.global_batch else None
@@ -89,51 +86,73 @@ def changes(problem: Problem, message: str) -> Iterator[tuple[str, Problem, Prob
         yield "schedule", replace(problem, schedule="auto"), None
 
 
-class TestCapacity:
-    @settings(max_examples=20, **UNHURRIED)
+class TestCertain:
+    @settings(max_examples=30, **UNHURRIED)
     @given(st.data())
-    def test_a_plan_exists_exactly_where_the_samples_fit(self, data: st.DataObject) -> None:
+    def test_nothing_fits_where_that_is_said_and_a_plan_where_one_was_packed(self, data: st.DataObject) -> None:
         problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4, most_batch=5)), data)
-        capacity = Capacity(problem)
-        assert capacity.complete
-        assert not (capacity.impossible() and planned(problem, Exhaustive()))
-        fits = capacity.most().samples >= problem.global_batch
-        event(f"fits: {fits}")
-        assert planned(problem, Exhaustive()) == fits
+        certain, packed, found = Obstacle(problem, False).certain(), fits(problem), planned(problem, Exhaustive())
+        event(f"certain: {certain}, packed: {packed}, found: {found}")
+        assert not (certain and found)
+        assert not packed or found
 
-    @settings(max_examples=15, **UNHURRIED)
+    @settings(max_examples=20, **UNHURRIED)
     @given(st.data())
     def test_one_pipeline(self, data: st.DataObject) -> None:
         problem = at_the_edge(data.draw(problems(most_devices=4, most_layers=5)), data, one_pipeline=True)
-        fits = Capacity(problem, one_pipeline=True).most().samples >= problem.global_batch
-        assert planned(problem, Chain()) == fits
+        obstacle, found = Obstacle(problem, True), planned(problem, Chain())
+        certain, packed = obstacle.certain(), obstacle.enough(problem)
+        event(f"certain: {certain}, packed: {packed}, found: {found}")
+        assert not (certain and found)
+        assert not packed or found
 
-    def test_buffers_for_the_whole_step_need_several_pipelines(self) -> None:
+    @settings(max_examples=20, **UNHURRIED)
+    @given(problems(most_devices=3, most_layers=4, most_batch=5), st.sampled_from([0.2, 0.5, 0.9, 1.5]))
+    def test_under_a_price(self, problem: Problem, price: float) -> None:
+        problem = replace(problem, max_price_per_hour=price)
+        certain, found = Obstacle(problem, False).certain(), planned(problem, Exhaustive())
+        event(f"certain: {certain}, found: {found}")
+        assert not (certain and found)
+
+    def test_pipelines_side_by_side_share_what_is_held_for_the_whole_step(self) -> None:
         """The whole model on one device takes 400 + 100 a sample: 3 samples in each of 2."""
         profile = make_profile({"a": [1.0]}, layer={"parameter_bytes": 100}).model_dump()
         profile["input_bytes_per_sample"] = 100
         problem = make_problem(make_cluster([{"a": 2}], memory=700), Profile.parse(profile, "profile"), 9)
-        assert Capacity(problem).most() == (6, 2)
-        assert Capacity(problem, one_pipeline=True).most() == (3, 1)
+        for one, samples in ((False, [3, 3]), (True, [3])):
+            assert [x.samples for x in Packer(problem).packing(one)] == samples
+            assert Obstacle(problem, one).certain()
+        assert not Obstacle(replace(problem, global_batch=6), False).certain()
+        assert Obstacle(replace(problem, global_batch=6), True).certain()
+
+    def test_a_layer_that_fits_only_with_another(self) -> None:
+        """The second layer alone has buffers for what it receives; with the first, which does not train, it has none."""
+        layer = {"parameter_bytes": 100, "saved_bytes_per_sample": 50, "output_bytes_per_sample": 100}
+        profile = make_profile({"a": [1.0, 1.0]}, layer=layer, layers=[{"trained_bytes": 0}, {}])
+        problem = make_problem(make_cluster([{"a": 1}] * 2, memory=650), profile, 2)
+        assert Packer(problem).peak(0, 1, 1, 1)[1, 2] > 650
+        assert not Obstacle(problem, False).certain()
+        assert fits(problem)
+        assert planned(problem, Auto())
 
 
 class TestSmallestChange:
     @settings(max_examples=12, **UNHURRIED)
     @given(st.data())
-    def test_each_change_is_enough_and_one_less_is_not(self, data: st.DataObject) -> None:
+    def test_each_change_is_enough_and_no_less_was_found_to_be(self, data: st.DataObject) -> None:
         one = data.draw(st.booleans())
         problem = at_the_edge(data.draw(problems(most_devices=3, most_layers=4)), data, one_pipeline=one)
-        assume(Capacity(problem, one_pipeline=one).most().samples < problem.global_batch)
+        partitioner = Chain() if one else Auto()
+        assume(not Obstacle(problem, one).enough(problem) and not planned(problem, partitioner))
         message = str(explain(problem, one_pipeline=one))
         assert re.search(r"layer \d \('layer\.\d'\)", message)
         assert re.search(r"\d+ bytes .*missing.* '[abc]'|on a '[abc]'.* \d+ bytes .*missing", message)
-        partitioner = Chain() if one else Auto()
-        found = list(changes(problem, message))
+        found = list(changes(problem, message, close=0.002))
         assert "memory" in [name for name, _, _ in found]
         for name, enough, less in found:
             event(name)
             assert planned(enough, partitioner), name
-            assert less is None or not planned(less, partitioner), name
+            assert less is None or not Obstacle(problem, one).enough(less), name
 
     @settings(max_examples=10, **UNHURRIED)
     @given(problems(most_devices=3, most_layers=4))
@@ -143,7 +162,7 @@ class TestSmallestChange:
             Auto()(replace(problem, max_price_per_hour=0.4))
         (least,) = re.findall(r"raise --max-price-per-hour to ([\d.]+)", str(caught.value))
         assert planned(replace(problem, max_price_per_hour=float(least)), Exhaustive())
-        assert not planned(replace(problem, max_price_per_hour=float(least) * 0.999), Exhaustive())
+        assert not fits(replace(problem, max_price_per_hour=float(least) * 0.998))
 
 
 def test_hundreds_of_devices_without_memory_are_refused_at_once() -> None:
@@ -155,10 +174,10 @@ def test_hundreds_of_devices_without_memory_are_refused_at_once() -> None:
     message = r"layer \d+ .* on a 'a', which has 350 bytes: 60 bytes .*It would fit if you give each 'a' (\d+) bytes"
     with pytest.raises(PartitionError, match=message) as caught:
         refuse(problem)
-    for _, enough, less in changes(problem, str(caught.value)):
+    for _, enough, less in changes(problem, str(caught.value), close=0.002):
         refuse(enough)
-        assert Capacity(enough).enough()
-        assert less is None or not Capacity(less).enough()
+        assert fits(enough)
+        assert less is None or not fits(less)
 
 
 def test_what_is_missing_on_a_large_cluster_is_said_without_a_search_of_single_devices(
@@ -170,19 +189,20 @@ def test_what_is_missing_on_a_large_cluster_is_said_without_a_search_of_single_d
     profile = Profile.parse(profile.model_dump() | {"input_bytes_per_sample": 20}, "the profile")
     cluster = make_cluster([{"a": 8}, {"b": 8}] * 8, memory={"a": 600, "b": 600})
     monkeypatch.setattr(ExactSearch, "run", lambda search: pytest.fail("single devices were searched"))
-    refuse(problem := make_problem(cluster, profile, 256))
-    with pytest.raises(PartitionError, match="45 of the 256 samples of a step are the most that fit"):
+    problem = make_problem(cluster, profile, 256)
+    with pytest.raises(PartitionError, match="45 of the 256 samples of a step are the most that were found to fit"):
         Auto()(problem)
 
 
-@pytest.mark.parametrize(("each", "proven"), [(390, True), (410, True), (610, False)])
-def test_what_is_not_proven_is_not_said_to_be(each: int, proven: bool) -> None:
-    """25 layers of 400 bytes, and 24 devices of eight types, too many to count their pipelines: none holds a layer; all together
-    have too few bytes; each has room for a layer and a half."""
+@pytest.mark.parametrize(("each", "backend", "proven"), [(390, "torch", True), (410, "torch", True), (610, "torch", True),
+                                                         (610, "fairscale", False)])  # fmt: skip
+def test_what_is_not_proven_is_not_said_to_be(each: int, backend: str, proven: bool) -> None:
+    """25 layers of 400 bytes, and 24 devices of eight types: none holds a layer, or each holds one. On 26 devices there would be
+    room, but for pipelines that stay within a node, of which the bound does not know."""
     kinds = "abcdefgh"
     profile = make_profile({kind: [1.0] * 25 for kind in kinds}, layer={"parameter_bytes": 100})
-    problem = make_problem(make_cluster([{kind: 3} for kind in kinds], memory=dict.fromkeys(kinds, each)), profile, 4)
-    error = explain(problem)
+    cluster = make_cluster([{kind: 3 + (backend != "torch")} for kind in kinds], memory=dict.fromkeys(kinds, each))
+    error = explain(make_problem(cluster, profile, 4, backend=backend))
     assert ("no plan fits the memory" in str(error)) == proven
     assert ("there may be one" in str(error)) != proven
 

@@ -15,7 +15,7 @@ from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
-from hetpipe.partitioners.memory_fit.capacity import Capacity
+from hetpipe.partitioners.memory_fit.obstacle import fits
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.number_types import Precision
@@ -175,7 +175,7 @@ def _holding(question: Question, added: Sequence[Machine]) -> Machine | None:
         cluster = as_cluster((here[0] + more, *here[1:]), question.cards, question.link, question.network)
         for precisions in turns(question.precision, profile, chosen, list(cluster.device_types)):
             problem = Problem.of(question.at(profile, precisions), cluster, question.global_batch, PlanOptions())
-            if Capacity(problem).enough():
+            if fits(problem):
                 return more
     return None
 

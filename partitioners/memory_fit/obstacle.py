@@ -1,8 +1,8 @@
-"""Why nothing fits, and the smallest change that would.
+"""Why nothing fits, and small changes with which a plan does.
 
-Each change is tried out on its own, with the other numbers as they are, and is the smallest of its kind: one byte less
-on each device of the type, one sample more, or one device less, and no plan fits (as far as `capacity` is exact; where it
-may not be, the error says that nothing is proven)."""
+That nothing fits is said for certain where no stage with some layer fits any kind of stage, or where the bound of `lower` rules
+out every step, however long. Each change is tried on its own, with the other numbers as they are, and a plan that fits was found
+with it; with a smaller one of its kind none was found, which proves nothing."""
 
 from __future__ import annotations
 
@@ -13,211 +13,202 @@ import numpy as np
 
 from hetpipe.files.messages import counted
 from hetpipe.files.units import in_bytes
-from hetpipe.partitioners.memory_fit.capacity import Capacity, Packing, StageKind
-from hetpipe.partitioners.memory_fit.shortage import first_enough
-from hetpipe.partitioners.stage_kinds.plan_class import cluster_sizes
+from hetpipe.partitioners.bound.lower import Lower
+from hetpipe.partitioners.memory_fit.packing import Packed, Packer, Tables, samples_of
+from hetpipe.partitioners.memory_fit.shortage import first_enough, with_more_memory
+from hetpipe.partitioners.stage_kinds.plan_class import cluster_sizes, require_stage_kinds
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.spec.cluster import Cluster
 
 MOST_DEVICES = 16  # more than these are no small change
+CLOSE = 1e-3  # of a number that is enough: as far below it another may be enough, too
+ENDLESS = 1e6  # times all samples one after the other, on the slowest devices: no step that is of interest
+EFFORT = 5e6  # of the bound, in labels joined
 
 
 def explain(problem: Problem, *, one_pipeline: bool = False) -> PartitionError:
     """The error to be raised where no plan was found: limits on price and time first, then memory."""
-    free = Capacity(replace(problem, max_price_per_hour=None), one_pipeline=one_pipeline)
-    if free.most().samples >= problem.global_batch:
-        return _limits(problem, free)
-    capacity = Capacity(problem, one_pipeline=one_pipeline, bytes_=free.bytes)
-    packing = capacity.most()
-    certain = capacity.certain()  # of this memory; others are tried below
-    more = _memory(capacity)
-    text, missing, needed = _obstacle(capacity, packing, more)
-    changes = list(_changes(capacity, packing, more))
-    if not changes:
-        changes = [
-            "use other devices: no single change of memory, batch, schedule or number of devices is enough"
-        ]
-    found = "no plan fits the memory of the cluster"
-    if not certain:
-        found = "no plan that fits the memory of the cluster was found; there may be one, as not all pipelines could be counted"
-    return PartitionError(
-        f"{found}: {text}. It would fit if you {', or '.join(changes)}",
-        missing_bytes=missing,
-        needed_bytes=needed,
-    )
+    return Obstacle(problem, one_pipeline).error()
 
 
 def refuse(problem: Problem) -> None:
-    """Raise that error at once, without a search, where it is certain that nothing fits."""
-    if Capacity(problem).impossible():
-        raise explain(problem)
+    """Raise that error where it is certain that nothing fits."""
+    obstacle = Obstacle(problem, False)
+    if obstacle.certain():
+        raise obstacle.error()
 
 
-def _limits(problem: Problem, free: Capacity) -> PartitionError:
-    """The error to be raised where memory is enough, but the price or the deadline allows no plan."""
-    wanted = []
-    if problem.max_price_per_hour is not None:
-        wanted.append(f"at most {problem.max_price_per_hour} per hour")
-    if problem.deadline_seconds_per_step is not None:
-        wanted.append(f"at most {problem.deadline_seconds_per_step} s per step")
-    if not wanted:
+def fits(problem: Problem) -> bool:
+    """Whether a plan is found that fits into memory. Where none is, there may be one."""
+    try:
+        require_stage_kinds(problem)
+    except PartitionError:
+        return False
+    return samples_of(Packer(problem).packing(whole=True)) >= problem.global_batch
+
+
+class Obstacle:
+    """Why nothing fits a problem, in any number of replicas or in one pipeline."""
+
+    def __init__(self, problem: Problem, one_pipeline: bool) -> None:
+        self.problem, self.one_pipeline, self.tables = problem, one_pipeline, Tables()
+        self.packer = Packer(problem, self.tables)
+
+    def packing(self, changed: Problem) -> list[Packed]:
+        """Pipelines that do the batch of a changed problem; not all of it, where none were found that fit."""
+        return Packer(changed, self.tables).packing(self.one_pipeline, whole=True)
+
+    def enough(self, changed: Problem) -> bool:
+        """Whether a plan that fits is found for a changed problem."""
+        return samples_of(self.packing(changed)) >= changed.global_batch
+
+    def certain(self) -> bool:
+        """Whether it is proven that no plan fits, and has the price."""
+        if self.largest_layer()[0] > 0:
+            return True
+        types, batch = self.packer.types, self.problem.global_batch
+        lower = Lower(types, 0.0)
+        lower.left = EFFORT
+        slowest = max(types.times(v, b)[:, -1].sum() for v, kind in enumerate(types.kinds) for b in types.sizes_of(kind))
+        parts = lower.parts[:1] if self.one_pipeline else lower.parts  # the first is of one replica
+        return all(lower.ruled_out(part, ENDLESS * slowest * batch) for part in parts)
+
+    def error(self) -> PartitionError:
+        """The error of `explain`."""
+        problem = self.problem
+        free = self.packing(replace(problem, max_price_per_hour=None))
+        if samples_of(free) >= problem.global_batch:
+            return self._limits(free)
+        packing = self.packer.packing(self.one_pipeline)
+        more = self._least(lambda name, more: with_more_memory(problem, {name: more}), self._ample)
+        text, missing, needed = self._text(packing, more)
+        changes = list(self._changes(samples_of(packing), more)) or [
+            "use other devices: no single change of memory, batch, schedule or number of devices was found to be enough"
+        ]
+        found = "no plan fits the memory of the cluster"
+        if not self.certain():
+            found = "no plan that fits the memory of the cluster was found; there may be one"
         return PartitionError(
-            f"no plan was found, though the devices have memory for {problem.global_batch} samples; allow more time "
-            "(--time-limit, time_limit_seconds)",
-            out_of_time=True,
+            f"{found}: {text}. It would fit if you {', or '.join(changes)}", missing_bytes=missing, needed_bytes=needed
         )
-    least = free.least_price() if problem.max_price_per_hour is not None else None
-    if least is not None and problem.max_price_per_hour is not None and least > problem.max_price_per_hour:
-        change = f"the cheapest devices that hold the model cost {least} per hour: raise --max-price-per-hour to {least}"
-    else:
-        change = "raise --deadline-seconds-per-step, or plan without it to see the fastest plan"
-        if problem.max_price_per_hour is not None:
-            change = f"raise --max-price-per-hour, {change}"
-    return PartitionError(f"no plan has {' and '.join(wanted)}, though the model fits the cluster; {change}")
 
-
-def _obstacle(
-    capacity: Capacity, packing: Packing, more: tuple[int, str] | None
-) -> tuple[str, int | None, int | None]:
-    """Which layer has no device left, and how many bytes are missing on which type; that number; and what is needed there."""
-    problem, layers = capacity.problem, capacity.problem.profile.layers
-    short, layer, stage_kind = _largest_layer(capacity)
-    if short > 0:
-        limit, kind = capacity.limits[stage_kind.type], f"a {stage_kind.type!r}"
-        split = f" split over {stage_kind.degree}" if stage_kind.degree > 1 else ""
-        return (
-            f"layer {layer} ({layers[layer].name!r}) alone needs {in_bytes(short + limit)} on {kind}{split}, which has "
-            f"{in_bytes(limit)}{problem.without_reserve}: {in_bytes(short)} are missing"
-        ), round(short), round(short + limit)
-    samples = -(-problem.global_batch // packing.replicas) if packing.samples else 1
-    end, devices, b = _longest(capacity, samples)
-    text = ""
-    if packing.samples:
-        text = (
-            f"{packing.samples} of the {problem.global_batch} samples of a step are the most that fit "
-            f"({counted(packing.replicas, 'pipeline')}); "
-        )
-    each = (
-        f"with {counted(samples, 'sample')} in micro-batches of {b}" if packing.samples else f"with micro-batches of {b}"
-    )
-    if end == len(layers):
-        text += f"{each} no device holds even layer {end - 1} ({layers[end - 1].name!r})"
-    elif end:
-        text += (
-            f"{each} a pipeline of {devices} devices holds only layers {end} to {len(layers) - 1}; "
-            f"layer {end - 1} ({layers[end - 1].name!r}) is left over"
-        )
-    else:
-        text += f"{each} layer {layer} ({layers[layer].name!r}) is the largest for the devices"
-    if more is None:
-        return text, None, None
-    size, kind = more
-    needed = round(capacity.limits_with({kind: size})[kind])
-    return f"{text}: {in_bytes(size)} are missing on each {kind!r}", size, needed
-
-
-def _largest_layer(capacity: Capacity) -> tuple[float, int, StageKind]:
-    """(bytes missing, layer, kind of stage) of the layer that is shortest of memory alone, on the kind of stage that is closest
-    to it."""
-    L = capacity.bytes.L
-    found = []
-    for b, stage_kinds in capacity.sizes():
-        for v in stage_kinds:
-            peak = capacity.peak(v, 1, b, 1)
-            found.append(
-                (peak[np.arange(L), np.arange(1, L + 1)] - capacity.limits[capacity.stage_kinds[v].type], v)
+    def _limits(self, free: list[Packed]) -> PartitionError:
+        """The error where memory is enough, but no plan was found that has the price or the deadline."""
+        problem, most, wanted = self.problem, self.problem.max_price_per_hour, list[str]()
+        if most is not None:
+            wanted.append(f"at most {most} per hour")
+        if problem.deadline_seconds_per_step is not None:
+            wanted.append(f"at most {problem.deadline_seconds_per_step} s per step")
+        if not wanted:
+            return PartitionError(
+                f"no plan was found, though the devices have memory for {problem.global_batch} samples; allow more time "
+                "(--time-limit, time_limit_seconds)",
+                out_of_time=True,
             )
-    table = np.stack([row for row, _ in found])
-    layer = int(table.min(axis=0).argmax())
-    row = int(table[:, layer].argmin())
-    return float(table[row, layer]), layer, capacity.stage_kinds[found[row][1]]
+        change = "raise --deadline-seconds-per-step, or plan without it to see the fastest plan"
+        if most is not None:
+            least = self._least_price(free)
+            change = f"raise --max-price-per-hour, {change}"
+            if least > most:
+                change = (f"the cheapest devices that were found to hold the model cost {least} per hour: raise "
+                          f"--max-price-per-hour to {least}")  # fmt: skip
+        return PartitionError(f"no plan has {' and '.join(wanted)}, though the model fits the cluster; {change}")
 
+    def _least_price(self, free: list[Packed]) -> float:
+        """The least price of devices that were found to hold the batch, beginning with some."""
+        low, high = 0.0, self.packer.price(free)
+        while high - low > CLOSE * high:
+            middle = (low + high) / 2
+            found = self.packing(replace(self.problem, max_price_per_hour=middle))
+            enough = samples_of(found) >= self.problem.global_batch
+            low, high = (low, self.packer.price(found)) if enough else (middle, high)
+        return high
 
-def _longest(capacity: Capacity, samples: int) -> tuple[int, int, int]:
-    """The first layer of the longest end of the model that a pipeline holds, its devices (the fewest), and the size of
-    its micro-batches."""
-    degree = np.array([stage_kind.degree for stage_kind in capacity.stage_kinds])
-    best = (capacity.bytes.L, 0, capacity.sizes()[0][0])
-    for yard, _ in capacity.yards:
-        for b, stage_kinds in capacity.sizes():
-            reaches = capacity.reaches(yard, b, stage_kinds, samples, capacity.limits)
-            for level, reached in zip(yard.levels, reaches, strict=True):
-                first = np.where(reached.any(axis=1), reached.argmax(axis=1), capacity.bytes.L)
-                devices = level.rows @ degree
-                i = int(np.lexsort((devices, first))[0])
-                best = min(best, (int(first[i]), int(devices[i]), b))
-    return best
+    def _text(self, packing: list[Packed], more: tuple[int, str] | None) -> tuple[str, int | None, int | None]:
+        """Which layer has no device left, and how many bytes are missing on which type; that number; and what is needed there."""
+        problem, layers, packer = self.problem, self.problem.profile.layers, self.packer
+        short, layer, v = self.largest_layer()
+        if short > 0:
+            kind, limit = packer.kinds[v], packer.limits[v]
+            split = f" split over {kind.degree}" if kind.degree > 1 else ""
+            alone = packer.peak(v, 1, 1, 1)[layer, layer + 1] == short + limit
+            needs = "alone needs" if alone else "needs at least"
+            return (
+                f"layer {layer} ({layers[layer].name!r}) {needs} {in_bytes(short + limit)} on a {kind.type!r}{split}, which "
+                f"has {in_bytes(limit)}{problem.without_reserve}: {in_bytes(short)} are missing"
+            ), round(short), round(short + limit)
+        found, text = packer.longest(-(-problem.global_batch // len(packing)) if packing else 1), ""
+        devices = sum(count * kind.degree for count, kind in zip(found.take, packer.kinds, strict=True))
+        if packing:
+            text = (
+                f"{samples_of(packing)} of the {problem.global_batch} samples of a step are the most that were found to fit "
+                f"({counted(len(packing), 'pipeline')}); with {counted(found.samples, 'sample')} in "
+            )
+        text += f"{'' if packing else 'with '}micro-batches of {found.b} "
+        left = f"layer {found.first - 1} ({layers[found.first - 1].name!r})"
+        if found.first == len(layers):
+            text += f"no device holds even {left}"
+        elif found.first:
+            holds = f"a pipeline of {counted(devices, 'device')} holds only layers {found.first} to {len(layers) - 1}"
+            text += f"{holds}; {left} is left over"
+        else:
+            text += f"layer {layer} ({layers[layer].name!r}) is the largest for the devices"
+        if more is None:
+            return text, None, None
+        size, name = more
+        needed = (problem.cluster.device_types[name].memory + size) * (1 - problem.memory_reserve)
+        return f"{text}: {in_bytes(size)} are missing on each {name!r}", size, round(needed)
 
+    def largest_layer(self) -> tuple[float, int, int]:
+        """(bytes missing, layer, kind of stage) of the layer that lacks most, on the kind where it lacks least."""
+        table = np.array([self.packer.least(v) - self.packer.limits[v] for v in self.packer.usable])
+        layer = int(table.min(axis=0).argmax())
+        row = int(table[:, layer].argmin())
+        return float(table[row, layer]), layer, self.packer.usable[row]
 
-def _memory(capacity: Capacity) -> tuple[int, str] | None:
-    """(bytes, type): the least memory more on every device of one type with which a plan fits; None if no memory is
-    enough (the price limit rules the devices out)."""
-    best: tuple[int, str] | None = None
-    for kind in sorted({stage_kind.type for stage_kind in capacity.stage_kinds}):
+    def _least(self, changed: Callable[[str, int], Problem], most: Callable[[str], int]) -> tuple[int, str] | None:
+        """(number, type): the least number that is enough of one type, up to the most of each; None if none is."""
+        best: tuple[int, str] | None = None
+        for name in sorted({self.packer.kinds[v].type for v in self.packer.usable}):
 
-        def enough(more: int, kind: str = kind) -> bool:
-            return capacity.enough({kind: more})
+            def enough(number: int, name: str = name) -> bool:
+                return self.enough(changed(name, number))
 
-        high = best[0] - 1 if best is not None else _ample(capacity, kind)
-        if high >= 1 and enough(high):
-            best = first_enough(enough, 0, high), kind
-    return best
+            high = most(name) if best is None else min(most(name), int(best[0] * (1 - CLOSE)))
+            if high >= 1 and enough(high):
+                best = first_enough(enough, 0, high, CLOSE), name
+        return best
 
+    def _ample(self, name: str) -> int:
+        """So many bytes more that one device of the type holds everything."""
+        packer, batch = self.packer, self.problem.global_batch
+        whole = [packer.peak(v, batch, batch if packer.gpipe else min(b, batch), min(b, batch))[0, -1]
+                 for b, kinds in packer.sizes for v in kinds if packer.kinds[v].type == name]  # fmt: skip
+        return int(max(whole, default=0.0) / (1 - self.problem.memory_reserve)) + 1
 
-def _ample(capacity: Capacity, kind: str) -> int:
-    """So many bytes more that one device of the type holds everything."""
-    whole = [capacity.peak(v, 1, b, capacity.problem.global_batch)[0, -1]
-             for b, stage_kinds in capacity.sizes() for v in stage_kinds if capacity.stage_kinds[v].type == kind]  # fmt: skip
-    return int(max(whole, default=0.0) / (1 - capacity.problem.memory_reserve)) + 1
-
-
-def _changes(capacity: Capacity, packing: Packing, more: tuple[int, str] | None) -> Iterator[str]:
-    """The changes that are enough, those that cost nothing first."""
-    problem = capacity.problem
-
-    def enough(changed: Problem) -> bool:
-        found = Capacity(changed, one_pipeline=capacity.one_pipeline, bytes_=capacity.bytes)
-        return found.enough()
-
-    if not problem.allow_recompute and enough(replace(problem, allow_recompute=True)):
-        yield "allow recompute"
-    if problem.memory_reserve > 0 and enough(replace(problem, memory_reserve=0.0)):
-        yield f"set the memory reserve of {problem.memory_reserve:.0%} to 0"
-    if (
-        problem.schedule == "gpipe"
-        and problem.backend == "torch"
-        and enough(replace(problem, schedule="auto"))
-    ):
-        yield "allow the schedule 1f1b"
-    batch, smallest = packing.samples, cluster_sizes(problem)[0]
-    while batch >= smallest and not enough(replace(problem, global_batch=batch)):
-        batch -= 1 + batch // 50
-    if batch >= smallest:
-        yield f"use a global batch of {batch} instead of {problem.global_batch}"
-    if more is not None:
-        yield f"give each {more[1]!r} {in_bytes(more[0], up=True)} more memory"
-    spare = _spare(capacity, enough) if _largest_layer(capacity)[0] <= 0 else None
-    if spare is not None:
-        yield spare
-
-
-def _spare(capacity: Capacity, enough: Callable[[Problem], bool]) -> str | None:
-    """The fewest devices more of one type that are enough."""
-    problem = capacity.problem
-    best: tuple[int, str] | None = None
-    for kind in sorted({stage_kind.type for stage_kind in capacity.stage_kinds}):
-
-        def more(number: int, kind: str = kind) -> bool:
-            return enough(with_spares(problem, kind, number))
-
-        most = best[0] - 1 if best is not None else MOST_DEVICES
-        number = next((n for n in (1, 2, 4, 8, 16) if n <= most and more(n)), None)
-        if number is not None:
-            best = first_enough(more, number // 2, number), kind
-    if best is None:
-        return None
-    node = next(node.name for node in problem.cluster.nodes if best[1] in node.devices)
-    return f"add {best[0]} {best[1]!r}" + ("" if problem.backend == "torch" else f" to node {node!r}")
+    def _changes(self, samples: int, more: tuple[int, str] | None) -> Iterator[str]:
+        """The changes that are enough, those that cost nothing first; so many samples were found to fit."""
+        problem = self.problem
+        if not problem.allow_recompute and self.enough(replace(problem, allow_recompute=True)):
+            yield "allow recompute"
+        if problem.memory_reserve > 0 and self.enough(replace(problem, memory_reserve=0.0)):
+            yield f"set the memory reserve of {problem.memory_reserve:.0%} to 0"
+        if problem.schedule == "gpipe" and problem.backend == "torch" and self.enough(replace(problem, schedule="auto")):
+            yield "allow the schedule 1f1b"
+        smallest = cluster_sizes(problem)[0]
+        while samples >= smallest and not self.enough(replace(problem, global_batch=samples)):
+            samples -= 1 + samples // 50
+        if samples >= smallest:
+            yield f"use a global batch of {samples} instead of {problem.global_batch}"
+        if more is not None:
+            yield f"give each {more[1]!r} {in_bytes(more[0], up=True)} more memory"
+        spare = None
+        if self.largest_layer()[0] <= 0:
+            spare = self._least(lambda name, number: with_spares(problem, name, number), lambda name: MOST_DEVICES)
+        if spare is not None:
+            number, name = spare
+            node = next(node.name for node in problem.cluster.nodes if name in node.devices)
+            yield f"add {number} {name!r}" + ("" if problem.backend == "torch" else f" to node {node!r}")
 
 
 def with_spares(problem: Problem, kind: str, number: int) -> Problem:

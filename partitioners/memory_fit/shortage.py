@@ -95,9 +95,10 @@ def with_more_memory(problem: Problem, more: Mapping[str, int]) -> Problem:
     return replace(problem, cluster=problem.cluster.model_copy(update={"device_types": {**types, **richer}}))
 
 
-def first_enough(enough: Callable[[int], bool], low: int, high: int) -> int:
-    """A number above `low` that is enough while one less is not, where `high` is enough: the least, if all above it are."""
-    while high - low > 1:
+def first_enough(enough: Callable[[int], bool], low: int, high: int, close: float = 0.0) -> int:
+    """A number above `low` that is enough, where `high` is; and one that is less by 1, or by this part, is not: the least, if all
+    above it are."""
+    while high - low > max(1, close * high):
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
