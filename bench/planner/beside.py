@@ -84,18 +84,19 @@ def main(
     output: Annotated[Path | None, typer.Option("-o", "--output")] = None,
 ) -> None:
     """Print the table."""
-    first, kind = int(date.today().strftime("%Y%m%d")) if seed is None else seed, "wide" if beyond else "measured"
+    first = int(date.today().strftime("%Y%m%d")) if seed is None else seed
+    kind = "wide" if beyond else "measured"
     rows = list[dict[str, Any]]()
     with ThreadPoolExecutor(jobs) as pool:
         for row in pool.map(lambda i: both(other.resolve(), first + i, kind), range(draws)):
             rows.append(row)
             before, after = row["before"], row["after"]
-            console.print(f"{row['seed']}: {after['devices']} devices, {before['cost']:.5g} then {after['cost']:.5g}, "
-                          f"{before['seconds']:.1f} then {after['seconds']:.1f} s")  # fmt: skip
+            each = ", ".join(f"{x['cost']:.5g} in {x['seconds']:.1f} s" for x in (before, after))
+            console.print(f"{row['seed']}: {after['devices']} devices, {each}")
             if output is not None:
                 output.write_text(json.dumps(rows, indent=1) + "\n")
-    titles = ["devices", "draws", "step, mean", "worst", "best", "over a rule, worst", "seconds, median of ratios", "before", "after",
-              "gap before", "after", "peak MB"]  # fmt: skip
+    titles = ["devices", "draws", "step, mean", "worst", "best", "over a rule, worst", "seconds, median of ratios", "before",
+              "after", "gap before", "after", "peak MB"]  # fmt: skip
     console.print(markdown(titles, list(lines(rows))), markup=False)
 
 
