@@ -27,6 +27,12 @@ MOST_SHARES = 4096  # samples, of which it looks at every number that a replica 
 CLOSE = 1.0001  # times the bound: nothing is left to search for
 
 
+def ready() -> None:
+    """Compile all that is compiled for `auto`, or read it from disk: outside of any time limit."""
+    for module in (best_first, estimate, line_cuts, places, relaxed, stage_orders):
+        module.ready()
+
+
 @dataclass(frozen=True)
 class Auto:
     """`planner` tells devices apart by their type only: it finds a plan and a proven bound. Then all simple rules (`floor`) are
@@ -44,9 +50,8 @@ class Auto:
         require_stage_kinds(problem)
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
-            problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
-        for module in (best_first, estimate, line_cuts, places, relaxed, stage_orders):
-            module.ready()
+            problem.progress("loading what numba compiled; the first time it compiles for about a minute")
+        ready()
         found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
 

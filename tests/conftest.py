@@ -39,15 +39,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 
 class Compiling:
-    """What numba compiles, half a minute of work, is compiled while processes side by side collect their tests, and not in
+    """What numba compiles, about a minute of work, is compiled while processes side by side collect their tests, and not in
     each of them and in what they start. None of them begins before."""
 
     CODE = """
 from hetpipe.partitioners import auto
 from hetpipe.predict import flows
 
-for part in (auto.balance, auto.estimate, auto.line_cuts, auto.places, auto.relaxed, auto.stage_orders, flows):
-    part.ready()
+auto.ready()
+flows.ready()
 """
 
     def __init__(self) -> None:
