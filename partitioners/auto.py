@@ -50,7 +50,7 @@ class Auto:
         require_stage_kinds(problem)
         microbatch_sizes(problem)  # says what is missing
         if problem.progress is not None:
-            problem.progress("loading what numba compiled; the first time it compiles for about a minute")
+            problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
         ready()
         found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -37,8 +38,8 @@ console = Console(width=160)
 
 
 class Part(NamedTuple):
-    """What is left out: names of a module or class, and what they are instead. `modules` serve nothing else but `chain`: patterns
-    of files."""
+    """What is left out: names of a module or class, and what they are instead; without an `owner` of the problem. `modules` serve
+    nothing else but `chain`: patterns of files."""
 
     owner: Any
     instead: dict[str, Any]
@@ -63,6 +64,8 @@ PARTS: dict[str, Part] = {
     "local search": Part(planner, less(starts=0), ("search/improve",)),
     "last moves": Part(planner, less(finalists=0), ("search/polish",)),
     "16 of 24 numbers of replicas": Part(planner, less(numbers=8)),
+    "--effort quick": Part(None, {"effort": "quick"}),
+    "--effort long": Part(None, {"effort": "long"}),
     "the simple rules": Part(auto, {"simple_plans": lambda *_, **__: iter(())}, ("search/floor",)),
 }
 
@@ -87,9 +90,9 @@ def measure(again: Callable[[], Problem], names: Sequence[str]) -> dict[str, Any
     for name in names:
         owner, instead, _ = PARTS[name]
         with ExitStack() as stack:
-            for attribute, value in instead.items():
+            for attribute, value in instead.items() if owner is not None else ():
                 stack.enter_context(patch.object(owner, attribute, value))
-            found[name] = planned(again())
+            found[name] = planned(again() if owner is not None else replace(again(), **instead))
     return found
 
 
