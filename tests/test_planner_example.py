@@ -27,7 +27,7 @@ def test_what_there_is_and_the_first_prices(bound: Lower) -> None:
     assert [kind.type for kind in bound.types.kinds] == ["a", "b"]
     assert bound.there.tolist() == [1, 2]
     assert "A = (1, 2)" in TEXT
-    assert bound.first(Part(2, 2, 0.0), example.RULED_OUT).tolist() == [0.5, 0.25]
+    assert bound.first().tolist() == [0.5, 0.25]
     assert "π = (0.5, 0.25)" in TEXT
 
 
@@ -83,7 +83,7 @@ def test_what_is_not_ruled_out(bound: Lower) -> None:
     assert found.lines[2] == "b b"
     assert found.lines[4] == "a"
     columns = [bound.cheapest(Part(2, 2, 0.0), T, np.array([0.5, 0.25]), n, n, np.inf)[1] for n in (3, 5)]
-    z, *_ = bound.program(Part(2, 2, 0.0), T, dict.fromkeys(columns), list(example.RANGES))
+    z, *_ = bound.program(Part(2, 2, 0.0), dict.fromkeys(columns), list(example.RANGES))
     assert z == pytest.approx(1)
     assert "so z = 1," in TEXT
 
