@@ -8,7 +8,7 @@
 # make rooms   the picture of the rooms in CONTRIBUTING.md, as they are
 # make check   lint and test: what CI runs
 # make docs    the documentation as a site, in build/site; fails where a link leads nowhere (installs the extra `docs` first)
-# make pictures   the pictures of docs/ that `hetpipe show` draws
+# make pictures   the pictures of docs/: those that `hetpipe show` draws, and that of the bound
 # make screenshots   those of reports in docs/, with Chromium, of what `make demo` left and of configs/bert-large
 # make test-torch TORCH=2.8.0   the runtime's tests on another release of torch, in an environment of its own (CUDA builds take 4 GB)
 # make clean   removes what building and running left behind, but for .venv
@@ -98,6 +98,7 @@ pictures: setup
 	$(PY) -m hetpipe plan $(EXAMPLE) --global-batch 64 -o configs/bert-large/plan.json
 	$(PY) -m hetpipe plan $(EXAMPLE) --global-batch 64 --partitioner even -o configs/bert-large/plan-even.json
 	for plan in plan plan-even; do $(PY) -m hetpipe show configs/bert-large/$$plan.json $(EXAMPLE) -o docs/pictures/$$plan.svg || exit; done
+	$(PY) -m docs.bound_picture
 
 screenshots: setup
 	$(PY) docs/screenshots.py
