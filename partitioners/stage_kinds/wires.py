@@ -1,4 +1,4 @@
-"""Seconds of a link, for arrays of sizes, and of gradient sums over it."""
+"""Seconds of a link, for arrays of sizes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,3 @@ def link_seconds(link: Link, size: Array) -> Array:
     slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
     beyond = seconds[-1] + max(slope, 0.0) * (size - sizes[-1])
     return np.where(size > sizes[-1], beyond, np.interp(size, sizes, seconds))
-
-
-def exposed(sums: Array, below: Array) -> Array:
-    """The least seconds from the last backward of a stage of layers [lo, hi) to the end of its gradient sums, where those of [lo,
-    hi) take at least `sums`, and the backward that is left when layer l is done at most `below` [lo, l]: of the layers up to l no
-    sum begins before l is done, so it is the longest sums[lo, l + 1] − below[lo, l]."""
-    found = np.zeros_like(sums)
-    found[:, 1:] = np.maximum.accumulate(np.triu(sums[:, 1:] - below[:, :-1]), axis=1)
-    return found
