@@ -169,7 +169,7 @@ class Lower:
                 return False
             z, dual, columns, intervals = self.program(part, columns, intervals)
             dual = dual / (dual @ self.there)
-            if z <= 1:  # few replicas may still not be able to: parts of pipelines could
+            if z <= SLACK:  # few replicas may still not be able to: parts of pipelines could
                 return part.low <= EXACT and self.value(part, T, dual, intervals)[0] > SLACK
             prices = dual if best == 0 or part.prices is None else SMOOTH * dual + (1 - SMOOTH) * part.prices
             prices = prices / (prices @ self.there)
