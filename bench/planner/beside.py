@@ -34,7 +34,8 @@ from bench.planner.ablation import planned
 from bench.planner.run import drawn
 given = drawn(int(sys.argv[1]), beyond=sys.argv[2] == "wide")
 found = planned(given) | {"devices": len(given.cluster.devices)}
-kibibytes = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]  # what getrusage says begins with the parent's
+# what getrusage says begins with the parent's peak
+kibibytes = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
 print(json.dumps(found | {"peak_bytes": 1024 * int(kibibytes)}))
 """
 SIZES = ((2, 8), (9, 32), (33, 128), (129, 4096), (2, 4096))  # devices
