@@ -104,7 +104,7 @@ def _simulate(x: Loaded, forwards: int, kinds: Index, cuts: Index, recompute: In
 
 @inlined
 def _block(forward: Array, backward: Array, occupied: Array, latency: Array, sent: Array, frozen: int) -> None:
-    """Make transfers a part of the actions at both ends, and gradients where any come back (see `simulator.costs_by_size`);
+    """Make transfers a part of the actions at both ends, and gradients where any come back (see `simulator.replica_costs`);
     `sent` is when of a last backward the gradient is."""
     n = len(forward)
     for j in range(2):

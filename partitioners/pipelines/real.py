@@ -24,7 +24,7 @@ from hetpipe.spec.schedule import ScheduleName
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 STATES, WORST = 2_000, 8  # numbers of each kind up to which the best order is looked for; times an even stage
-FEW_KINDS, SHORT = 3, 8  # of stages: all orders of so many are tried, of one more where there are so few stages
+FEW_KINDS, SHORT = 3, 8  # kinds up to which all orders are tried; one more if there are at most so many stages
 
 
 class Pipeline(NamedTuple):

@@ -30,7 +30,7 @@ WIDE, CHEAP = 1.15, 20_000  # those of up to so many tasks
 DEEP = 1.02  # times what the slowest pipeline takes alone: a plan that takes longer may have deeper warm-ups
 PLAYED = 4  # of the plans that one look makes: so many that take about least are simulated
 TASKS = 5_000_000  # of plans whose transfers share adapters: so many are simulated
-LONG = 0.125  # of these, which no plan has more of that is simulated before the others are made
+LONG = 0.125  # of `TASKS`: plans with more tasks wait until all others are made
 ABOVE = 1.2  # times the best step: what local search may start from
 SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
@@ -79,9 +79,9 @@ class Assembly:
         self.degrees = [kind.degree for kind in types.kinds]
 
     def look(self, R: int, wishes: Sequence[Wish], least: float) -> float:
-        """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First of those that all
-        can be; then cut anywhere; then, those that were nearly chosen, so that all are cut where one of the chosen is: their sums
-        wait for fewer others. About what the best takes."""
+        """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First plans in which all replicas
+        are alike; then the mix that the integer program chooses, with any cuts; then mixes of pipelines that it nearly chose, all
+        cut where one of the chosen is, since their sums wait for fewer others. About what the best takes."""
         alike = [p for p in self.pool(R, wishes, ()) if self.all_can(R, p.take(self.types.V))]
         for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]:
             self.make(((p, R),))

@@ -218,7 +218,7 @@ class Types:
 
     @cached_property
     def nodes(self) -> list[int]:
-        """Most devices of a node that has one of each type."""
+        """For each type, the most devices of any node that has it."""
         every = self.cluster.nodes
         return [
             max(sum(node.devices.values()) for node in every if node.devices.get(name, 0))

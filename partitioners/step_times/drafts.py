@@ -80,7 +80,7 @@ class Work(_Work):
         return self.depths or default_depths(schedule, len(self.stages), self.m)
 
     def warmed(self, forwards: int, schedule: ScheduleName) -> Work:
-        """The work with the warm-up depths of stages that do so many forwards more than the next (`space.depth`)."""
+        """The work with the warm-up depths of stages that do so many forwards more than the next (`plan_class.depth`)."""
         depths = tuple(depth(forwards, place, self.m) for place in range(len(self.stages), 0, -1))
         return self._replace(depths=() if depths == default_depths(schedule, len(depths), self.m) else depths)
 
