@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from hetpipe.partitioners import auto
 from hetpipe.predict import compiled
+from hetpipe.spec.cluster import RuntimeOverhead
+from tests.support.strategies import make_cluster, make_problem, make_profile
 
 
 def loaded(path: Path) -> Any:
@@ -44,3 +47,17 @@ def test_the_digest_is_of_files_with_compiled_functions(tmp_path: Path, monkeypa
     assert len(set(digests)) == 3
     (tmp_path / "other.py").write_text("# changed")
     assert compiled.sources.__wrapped__() == digests[-1]
+
+
+def test_planning_compiles_nothing_that_was_not_made_ready() -> None:
+    """A number of another type, such as a bucket's bytes that are none, compiled a function once more, for seconds."""
+    auto.ready()
+    known = {function.py_func: len(function.signatures) for function in compiled.on_disk}
+    cluster = make_cluster([{"a": 2}, {"b": 2}])
+    profile = make_profile({"a": [0.1] * 4, "b": [0.2] * 4}, (1, 2), {"parameter_bytes": 400, "output_bytes_per_sample": 50})
+    for overhead in (RuntimeOverhead(), RuntimeOverhead(bucket_bytes=0, overlap_transfers=False, action_seconds=1e-3)):
+        own = cluster.model_copy(update={"runtime_overhead": overhead})
+        for backend in ("torch", "torchgpipe"):
+            auto.Auto()(make_problem(own, profile, 8, backend=backend))
+    grown = [f.py_func for f in compiled.on_disk if known.get(f.py_func, 0) and len(f.signatures) > known[f.py_func]]
+    assert not grown

@@ -48,8 +48,8 @@ def summing(space: Space) -> Summing:
     return Summing(
         np.array([kind.degree for kind in space.kinds], dtype=np.int64), np.pad(held, ((0, 0), (1, 0))),
         np.pad(tied * 1.0, (1, 0)), space.link_ids, table[:, :, 0].copy(), table[:, :, 1].copy(), members,
-        np.array([size for _, _, size in profile.ties], dtype=np.float64), np.inf if one_process else space.costs.bucket_bytes,
-        one_process,
+        np.array([size for _, _, size in profile.ties], dtype=np.float64),
+        np.inf if one_process else float(space.costs.bucket_bytes), one_process,
     )  # fmt: skip
 
 
