@@ -233,3 +233,27 @@ def test_memory_kept_in_reserve_is_told_from_what_a_device_has() -> None:
     with pytest.raises(PartitionError, match="has 357 bytes without the memory reserve of 15%: 53 bytes are missing"):
         Even()(kept)
     refuse(problem)
+
+
+def test_a_size_that_no_device_can_use_is_not_packed() -> None:
+    """Type a was measured at a size of 1 only over two devices, of which no node has as many; the batch is a sample."""
+    layer = {"parameter_bytes": 10, "output_bytes_per_sample": 1, "saved_bytes_per_sample": 1}
+    document = make_profile({"a": [1.0, 1.0]}, sizes=(2,), layer=layer).model_dump()
+    (alone,) = document["measurements"]
+    split = alone | {"tensor_parallel": 2, "microbatch_sizes": [1], "forward_seconds": alone["forward_seconds"][:1],
+                     "backward_seconds": alone["backward_seconds"][:1]}  # fmt: skip
+    profile = Profile.parse(document | {"measurements": [alone, split]}, "the profile")
+    with pytest.raises(PartitionError, match="no plan fits the memory of the cluster"):
+        Auto()(make_problem(make_cluster([{"a": 1}], memory=20), profile, 1))
+
+
+def test_a_size_above_the_batch_is_packed_too() -> None:
+    """Type a was measured at 4 only, and b, which has no memory, at 3: a does all three samples in one micro-batch."""
+    layer = {"parameter_bytes": 10, "output_bytes_per_sample": 1, "saved_bytes_per_sample": 1}
+    document = make_profile({"a": [1.0, 1.0], "b": [5.0, 5.0]}, sizes=(4,), layer=layer).model_dump()
+    a, b = document["measurements"]
+    profile = Profile.parse(document | {"measurements": [a, b | {"microbatch_sizes": [3]}]}, "the profile")
+    problem = make_problem(make_cluster([{"a": 1}, {"b": 1}], memory={"a": 10**9, "b": 10}), profile, 3)
+    assert planned(problem, Exhaustive())
+    assert fits(problem)
+

@@ -262,3 +262,11 @@ def test_more_effort_finds_no_slower_plan_here() -> None:
         assert found.lower_bound_seconds is not None
         assert found.lower_bound_seconds <= min(steps)
     assert steps == sorted(steps, reverse=True)
+
+
+def test_layers_that_are_free_somewhere_leave_a_bound_of_nothing() -> None:
+    """Each of two layers takes no time on one of two types."""
+    problem = make_problem(make_cluster([{"a": 1, "b": 1}]), make_profile({"a": [0.1, 0.0], "b": [0.0, 0.1]}), 3)
+    found = Auto()(problem)
+    assert checked(problem, found.plan).step_seconds == pytest.approx(checked(problem, Exhaustive()(problem).plan).step_seconds)
+

@@ -100,6 +100,8 @@ class Lower:
         """The bound, after so much more effort; of no use above `step`. The replica counts at which it rests are looked at until
         it is known how far it could rise there, then all others are brought as far, and so on, closer each time. After a part of
         it (`PATIENCE`) for one T others have their turn."""
+        if self.bound <= 0:  # each layer is free on some type: there is no T to begin with
+            return 0.0
         self.left, last, apart = effort, None, APART
         for part in self.parts:
             part.stuck = 0

@@ -56,8 +56,6 @@ class Packer:
             measured = [v for v in self.usable if b in self.types.sizes_of(self.kinds[v])]
             if measured and not any(set(measured) <= set(others) for _, others in self.sizes):
                 self.sizes.append((b, measured))
-            if b >= self.batch:
-                break
         least = np.min([self.least(v) * self.kinds[v].degree for v in self.usable], axis=0)
         self.behind = np.append(np.cumsum(least[::-1])[::-1], 0.0)  # bytes of all layers from each on
 

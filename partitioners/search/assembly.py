@@ -34,6 +34,7 @@ LONG = 0.125  # of `TASKS`: plans with more tasks wait until all others are made
 ABOVE = 1.2  # times the best step: what local search may start from
 SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
 FEW = 40  # pipelines of an integer program
+LEAST = 1e-3  # of a T that is possible, from which on T is bisected
 LADDER = (1.01, 1.04, 1.1, 1.2)  # times the T of the linear program, until whole numbers are possible
 ALIKE = 6  # pipelines of which all replicas are
 SETS = 4  # of cuts that all replicas have
@@ -110,6 +111,7 @@ class Assembly:
             high = 2 * max(p.offset + (self.batch / R / p.b + 1) * p.period for p in pool)
         if self.most_samples(pool, program, high) is None:
             return None
+        low = max(low, LEAST * high)
         while high > SURE * low:
             middle = math.sqrt(low * high)
             possible = self.most_samples(pool, program, middle) is not None
