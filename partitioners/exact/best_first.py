@@ -39,7 +39,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 
-ROWS = 40_000  # pipelines of a composition kept
+ROWS = 80_000  # pipelines of a composition kept
 CHUNK = 4096  # plans at a time
 GROUPINGS = 40_000  # listed at most
 COMPOSITIONS = 600  # bounded at most
