@@ -29,12 +29,14 @@ WIDER = 1.25  # times the stages of one number of replicas: those of the next th
 
 
 class Packed(NamedTuple):
-    """Stages of each kind that hold the layers from `first` on, for so many samples in micro-batches of b."""
+    """Stages of each kind that hold the layers from `first` on, for so many samples in micro-batches of b. Where these are all
+    layers, the kind of each stage, where it ends, and whether it recomputes."""
 
     take: tuple[int, ...]
     samples: int
     b: int
     first: int
+    stages: tuple[tuple[int, int, bool], ...] = ()
 
 
 class Packer:
@@ -134,8 +136,9 @@ class Packer:
         size = np.array([limit * kind.degree for limit, kind in zip(self.limits, self.kinds, strict=True)])
         for b, kinds in self.sizes:
             takes, begins = np.zeros((1, self.V), dtype=np.int64), np.eye(1, self.L + 1, self.L, dtype=np.float32)
+            behind = [(takes, begins)]
             for place in range(1, self.L + 1):
-                window, some = samples if self.gpipe else min(samples, place * b), begins.any(axis=0)
+                window, some = self.window(samples, b, place), begins.any(axis=0)
                 longer, held = list[Index](), list[NDArray[np.float32]]()
                 for v in kinds:
                     longer.append(takes + np.eye(1, self.V, v, dtype=np.int64))
@@ -155,26 +158,49 @@ class Packer:
                 if first[i] < best.first:
                     best = Packed(tuple(takes[i].tolist()), samples, b, int(first[i]))
                 if best.first == 0:
-                    return best
+                    return best._replace(stages=self._stages(best, behind))
                 kept = np.argsort(unused, kind="stable")[:BEAM]
                 takes, begins = takes[kept], begins[kept]
+                behind.append((takes, begins))
         return best
+
+    def _stages(self, found: Packed, behind: list[tuple[Index, NDArray[np.float32]]]) -> tuple[tuple[int, int, bool], ...]:
+        """Stages in an order in which they hold all layers; the takes of so many stages `behind`, and where they can begin."""
+        lo, left, stages, largest = 0, np.array(found.take), list[tuple[int, int, bool]](), min(found.b, found.samples)
+        for place in range(len(behind), 0, -1):
+            takes, begins = behind[place - 1]
+            window = self.window(found.samples, found.b, place)
+            for v in np.flatnonzero(left).tolist():
+                rest = left - np.eye(1, self.V, v, dtype=np.int64)[0]
+                there = begins[(takes == rest).all(axis=1)].any(axis=0)
+                ends = np.flatnonzero(there & (self.fits(v, found.samples, window, largest)[:, lo] > 0))
+                if len(ends):
+                    break
+            hi = int(ends[len(ends) // 2])
+            again = self.peak(v, found.samples, window, largest, again=False)[lo, hi] > self.limits[v]
+            stages.append((v, hi, bool(again)))
+            lo, left = hi, rest
+        return tuple(stages)
+
+    def window(self, samples: int, b: int, place: int) -> int:
+        """Samples in flight in the stage that is `place` stages from the end (the last: 1)."""
+        return samples if self.gpipe else min(samples, place * b)
 
     @memoized
     def fits(self, v: int, samples: int, window: int, largest: int) -> NDArray[np.float32]:
         """Where a stage on kind v holds layers [lo, hi), 1 or 0 [hi, lo]."""
         return (self.peak(v, samples, window, largest) <= self.limits[v]).T.astype(np.float32)
 
-    def peak(self, v: int, samples: int, window: int, largest: int) -> Array:
+    def peak(self, v: int, samples: int, window: int, largest: int, *, again: bool = True) -> Array:
         """Least bytes of a stage on kind v [lo, hi], with `window` of its samples in flight and micro-batches of at most
-        `largest`; infinite where there is no layer."""
+        `largest`, which may compute `again` if the problem allows it; infinite where there is no layer."""
         key = self.kinds[v].type, self.kinds[v].degree
         if key not in self.tables:
             self.tables[key] = self.types.memory(v)
         static, boundary, held, transient, less, layer = self.tables[key]
         with np.errstate(invalid="ignore"):
             found = peak_of(static, boundary, held, transient, samples, window, largest)
-            if self.problem.allow_recompute:
+            if again and self.problem.allow_recompute:
                 found = np.minimum(found, peak_of(static, boundary, less, layer, samples, window, largest))
         return np.where(np.isfinite(static), found, np.inf)
 

@@ -137,6 +137,12 @@ class Reals:
         line, again = tuple(lines[which].tolist()), tuple(bool(x) for x in flags)
         return Pipeline(line, b, tuple(ends.tolist()), again, int(forwards), common, samples, period, seconds - loaded.m * period)
 
+    def cut(self, stages: tuple[tuple[int, int, bool], ...], samples: int, b: int, R: int) -> Pipeline:
+        """The pipeline with these stages (the kind of each, where it ends, whether it recomputes) and the shallowest warm-up."""
+        line, ends, again = zip(*stages, strict=True)
+        found = Pipeline(line, b, (0, *ends), again, int(self.forwards[0]), (), samples, 0.0, 0.0)
+        return found._replace(period=self.seconds(found, samples, R) / self.loaded(b, samples).m)
+
     def seconds(self, p: Pipeline, samples: int, R: int) -> float:
         """When its gradient sums and optimizers have ended, about as simulated: what its own last backward does not hide of a
         stage's sums, and those of all layers below it, down to a cut that all replicas have."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from operator import itemgetter
@@ -184,6 +185,16 @@ class Assembly:
             insort(self.made, made, key=itemgetter(0))
             return made
         return None
+
+    def keep(self, pipelines: Sequence[Pipeline]) -> None:
+        """Make and simulate the plan of these pipelines, each with the samples that it was cut for."""
+        mix = tuple(Counter(pipelines).items())
+        shares = [p.samples for p, count in mix for _ in range(count)]
+        for about, way, draft in self.drafts(mix, shares) if mix else ():
+            if math.isfinite(about) and not self.desk.appraiser.missing(draft):
+                self.fresh.append((about, sum(len(p.stages) for p in pipelines), draft))
+                insort(self.made, Assembled(about, mix, way), key=itemgetter(0))
+        self.play(PLAYED)
 
     def play(self, most: int, *, last: bool = False) -> float:
         """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Those of

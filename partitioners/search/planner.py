@@ -15,6 +15,8 @@ import numpy as np
 
 from hetpipe.files.messages import counted
 from hetpipe.partitioners.bound.lower import Lower, Part
+from hetpipe.partitioners.memory_fit.packing import Packer, samples_of
+from hetpipe.partitioners.pipelines.real import Pipeline
 from hetpipe.partitioners.search.assembly import ABOVE, Assembled, Assembly, Wish
 from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.improve import ENDS, Improvement
@@ -92,6 +94,8 @@ class Planner:
             if about < least or self.assembly.step < step:  # and others about as many
                 by = max(1, R // NEXT)
                 near, least = [R - by, R + by, round(R / BESIDE), round(R * BESIDE), *near], min(about, least)
+        if not self.assembly.made and not self.late():
+            self.assembly.keep(self.packed())
         starts = dict[int, Assembled]()
         for made in self.assembly.made:
             starts.setdefault(sum(count for _, count in made.mix), made)
@@ -102,6 +106,13 @@ class Planner:
             Improvement(self.assembly, self.effort.tries).run(made)
         self.assembly.play(ENDS, last=True)
         self.polish()
+
+    def packed(self) -> list[Pipeline]:
+        """Pipelines that memory holds, whatever time they take; none if no such are found for the whole batch."""
+        packing, reals = Packer(self.problem).packing(whole=True), self.assembly.reals
+        if samples_of(packing) < self.problem.global_batch:
+            return []
+        return [reals.cut(x.stages, x.samples, x.b, len(packing)) for x in packing]
 
     def polish(self) -> None:
         """Go on from the best plans that were simulated."""
