@@ -7,9 +7,8 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 from hetpipe.files.writing import write_text
 
@@ -19,7 +18,7 @@ def environment() -> str:
     load = os.getloadavg()[0]
     return (
         f"{os.cpu_count()} processors ({platform.machine()}), load {load:.1f} at the start, Python {platform.python_version()}, "
-        f"torch {torch.__version__}"
+        f"torch {version('torch')}"
     )
 
 
