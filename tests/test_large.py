@@ -10,6 +10,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
+from hetpipe.planning.registry import rules
 from hetpipe.spec.profile import Profile
 from tests.support.plans import ROUNDING, checked
 from tests.support.strategies import make_cluster, make_problem, make_profile, mixed
@@ -71,5 +72,6 @@ def test_with_little_time_simple_plans_come_last() -> None:
 @pytest.mark.parametrize("devices", [2, 10, 20])
 def test_a_batch_below_the_smallest_measured_size(devices: int) -> None:
     problem = make_problem(make_cluster([{"a": devices}]), make_profile({"a": [0.1, 0.2]}, sizes=(4, 8)), 3)
-    with pytest.raises(InputError, match="the global batch of 3 samples is below the smallest micro-batch .* 4; measure"):
-        Auto()(problem)
+    for partitioner in (Auto(), *rules()):
+        with pytest.raises(InputError, match="the global batch of 3 samples is below the smallest micro-batch .* 4; measure"):
+            partitioner(problem)

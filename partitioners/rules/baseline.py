@@ -7,14 +7,16 @@ from math import isqrt
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.memory_fit.shortage import nothing_fits
+from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes
 from hetpipe.partitioners.step_times.desk import Desk, Rule
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 
 def solve(problem: Problem, rule: Rule, *, by_memory: bool = False) -> Solution:
     """The plan of a rule that fits and simulates fastest; PartitionError, with the least shortage, if none fits.
-    `by_memory`: which plans there are depends on memory."""
+    InputError for a batch below what was measured. `by_memory`: which plans there are depends on memory."""
     refuse_prices(problem, rule.name)
+    microbatch_sizes(problem)  # says what is missing
     desk = Desk(problem)
     candidates = list(rule.candidates(desk))
     if not candidates:
