@@ -107,7 +107,7 @@ class TestCertain:
 
     @pytest.mark.parametrize("seed", [303, 323, 329, 334, 357])
     def test_the_search_has_a_plan_where_one_was_packed(self, seed: int) -> None:
-        """Without the exact search, which only few devices have. Nothing else is found for these."""
+        """Without the exact search, which only few devices have. The search for quick pipelines finds none for these."""
         problem = replace(wide(seed), deadline_seconds_per_step=None, max_price_per_hour=None)
         problem = scaled(problem, least_memory(problem, 4.0, whole=True))
         assert fits(problem)

@@ -16,10 +16,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
+from unittest.mock import patch
 
 import typer
 from rich.console import Console
@@ -36,6 +38,7 @@ from hetpipe.partitioners.search import assembly, planner
 from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.floor import cost
 from hetpipe.partitioners.search.planner import Planner
+from hetpipe.partitioners.step_times.drafts import Draft
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 from hetpipe.planning.registry import rules as every_rule
@@ -95,6 +98,20 @@ def drawn(seed: int, *, beyond: bool) -> Problem:
     return wide(seed) if beyond or ZORSE is None else measured(seed, ZORSE)
 
 
+@contextmanager
+def plans_noted() -> Iterator[list[float]]:
+    """The processor seconds of this process at which the search had simulated a plan, the first first."""
+    found, simulated = list[float](), assembly.Assembly._simulate
+
+    def noted(self: assembly.Assembly, draft: Draft) -> float:
+        took = simulated(self, draft)
+        found.append(time.process_time())
+        return took
+
+    with patch.object(assembly.Assembly, "_simulate", noted):
+        yield found
+
+
 def measure(given: Problem, others: bool, regret: float) -> dict[str, Any]:
     """One problem, in this process: `auto`, then every rule, then a search of so many seconds."""
     row: dict[str, Any] = {
@@ -103,9 +120,11 @@ def measure(given: Problem, others: bool, regret: float) -> dict[str, Any]:
     }  # fmt: skip
     began, worked = time.perf_counter(), time.process_time()
     try:
-        solution = Auto()(given)
+        with plans_noted() as noted:
+            solution = Auto()(given)
     except PartitionError as error:
         solution, row["refused"] = None, str(error)
+    row["first"] = noted[0] - worked if noted else None
     row["seconds"], row["processor_seconds"] = time.perf_counter() - began, time.process_time() - worked
     row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     least = math.inf
@@ -160,7 +179,8 @@ def spread(rows: list[dict[str, Any]], name: str, shown: str) -> list[str]:
 def summary(rows: list[dict[str, Any]]) -> Table:
     """Of all draws."""
     table = Table("", "problems", "median", "95 %", "worst", "its seed")
-    for name, shown in (("ratio", ".3f"), ("regret", ".1%"), ("gap", ".1%"), ("seconds", ".2f"), ("peak_bytes", ".3g")):
+    each = {"ratio": ".3f", "regret": ".1%", "gap": ".1%", "first": ".2f", "seconds": ".2f", "peak_bytes": ".3g"}
+    for name, shown in each.items():
         if row := spread(rows, name, shown):
             table.add_row(*row)
     return table

@@ -167,19 +167,18 @@ class Packer:
     def _stages(self, found: Packed, behind: list[tuple[Index, NDArray[np.float32]]]) -> tuple[tuple[int, int, bool], ...]:
         """Stages in an order in which they hold all layers; the takes of so many stages `behind`, and where they can begin."""
         lo, left, stages, largest = 0, np.array(found.take), list[tuple[int, int, bool]](), min(found.b, found.samples)
+        one = np.eye(self.V, dtype=np.int64)
         for place in range(len(behind), 0, -1):
             takes, begins = behind[place - 1]
             window = self.window(found.samples, found.b, place)
-            for v in np.flatnonzero(left).tolist():
-                rest = left - np.eye(1, self.V, v, dtype=np.int64)[0]
-                there = begins[(takes == rest).all(axis=1)].any(axis=0)
-                ends = np.flatnonzero(there & (self.fits(v, found.samples, window, largest)[:, lo] > 0))
-                if len(ends):
-                    break
-            hi = int(ends[len(ends) // 2])
+            rest = {v: begins[(takes == left - one[v]).all(axis=1)].any(axis=0) for v in np.flatnonzero(left).tolist()}
+            fits = {v: self.fits(v, found.samples, window, largest)[:, lo] > 0 for v in rest}
+            ends = {v: np.flatnonzero(rest[v] & fits[v]) for v in rest}
+            v = next(v for v in ends if len(ends[v]))  # the take was made of one of these
+            hi = int(ends[v][len(ends[v]) // 2])
             again = self.peak(v, found.samples, window, largest, again=False)[lo, hi] > self.limits[v]
             stages.append((v, hi, bool(again)))
-            lo, left = hi, rest
+            lo, left = hi, left - one[v]
         return tuple(stages)
 
     def window(self, samples: int, b: int, place: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from operator import itemgetter
@@ -170,10 +169,13 @@ class Assembly:
         """Samples that a pipeline is given at most."""
         return min(int(MORE * p.samples) + p.b, self.batch)
 
-    def make(self, mix: Mix, below: float = math.inf, ways: Sequence[int] = ()) -> Assembled | None:
+    def make(
+        self, mix: Mix, below: float = math.inf, ways: Sequence[int] = (), shares: list[int] | None = None
+    ) -> Assembled | None:
         """About what the plan of so many pipelines of each kind takes, placed in the best of these ways, or of all; None if it
-        cannot be, or would not be `below` this even if none waited for others. Which is best `play` says."""
-        shares = self.shares(mix, below)
+        cannot be, or would not be `below` this even if none waited for others. Which is best `play` says. Each replica has the
+        samples of its share; without `shares`, as many as it does while the others do theirs."""
+        shares = shares or self.shares(mix, below)
         if shares is None:
             return None
         for about, way, draft in sorted(self.drafts(mix, shares, ways), key=itemgetter(0)):
@@ -185,16 +187,6 @@ class Assembly:
             insort(self.made, made, key=itemgetter(0))
             return made
         return None
-
-    def keep(self, pipelines: Sequence[Pipeline]) -> None:
-        """Make and simulate the plan of these pipelines, each with the samples that it was cut for."""
-        mix = tuple(Counter(pipelines).items())
-        shares = [p.samples for p, count in mix for _ in range(count)]
-        for about, way, draft in self.drafts(mix, shares) if mix else ():
-            if math.isfinite(about) and not self.desk.appraiser.missing(draft):
-                self.fresh.append((about, sum(len(p.stages) for p in pipelines), draft))
-                insort(self.made, Assembled(about, mix, way), key=itemgetter(0))
-        self.play(PLAYED)
 
     def play(self, most: int, *, last: bool = False) -> float:
         """Simulate so many of the plans made since the last time, those first that take least; one may be the best plan. Those of

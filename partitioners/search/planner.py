@@ -16,7 +16,6 @@ import numpy as np
 from hetpipe.files.messages import counted
 from hetpipe.partitioners.bound.lower import Lower, Part
 from hetpipe.partitioners.memory_fit.packing import Packer, samples_of
-from hetpipe.partitioners.pipelines.real import Pipeline
 from hetpipe.partitioners.search.assembly import ABOVE, Assembled, Assembly, Wish
 from hetpipe.partitioners.search.effort import EFFORTS
 from hetpipe.partitioners.search.improve import ENDS, Improvement
@@ -95,7 +94,7 @@ class Planner:
                 by = max(1, R // NEXT)
                 near, least = [R - by, R + by, round(R / BESIDE), round(R * BESIDE), *near], min(about, least)
         if not self.assembly.made and not self.late():
-            self.assembly.keep(self.packed())
+            self._pack()
         starts = dict[int, Assembled]()
         for made in self.assembly.made:
             starts.setdefault(sum(count for _, count in made.mix), made)
@@ -107,12 +106,13 @@ class Planner:
         self.assembly.play(ENDS, last=True)
         self.polish()
 
-    def packed(self) -> list[Pipeline]:
-        """Pipelines that memory holds, whatever time they take; none if no such are found for the whole batch."""
+    def _pack(self) -> None:
+        """Make the plan of pipelines that memory holds, whatever time they take, if such are found for the whole batch."""
         packing, reals = Packer(self.problem).packing(whole=True), self.assembly.reals
-        if samples_of(packing) < self.problem.global_batch:
-            return []
-        return [reals.cut(x.stages, x.samples, x.b, len(packing)) for x in packing]
+        if samples_of(packing) == self.problem.global_batch:
+            mix = tuple(Counter(reals.cut(x.stages, x.samples, x.b, len(packing)) for x in packing).items())
+            self.assembly.make(mix, shares=[p.samples for p, count in mix for _ in range(count)])
+            self.assembly.play(1)
 
     def polish(self) -> None:
         """Go on from the best plans that were simulated."""
