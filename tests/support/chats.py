@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from hetpipe.files.messages import InputError
@@ -54,22 +55,43 @@ WORDS = (
 )
 
 
-def tokenizer(folder: Path, template: str | None = CHATML, **options: Any) -> str:
-    """A byte-level tokenizer in a folder, by its path."""
-    own = Tokenizer(models.BPE())
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    own.train_from_iterator([WORDS] * 3, trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet,
-                                                             show_progress=False))  # fmt: skip
+def tokenizer(
+    folder: Path, template: str | None = CHATML, special: Sequence[str | AddedToken] = SPECIAL, plain: Sequence[str] = (),
+    adds_bos: bool = False, **options: Any
+) -> str:  # fmt: skip
+    """A byte-level tokenizer in a folder, by its path. `special` tokens are added, and `plain` ones that are not special;
+    `adds_bos` puts bos_token before a text."""
     options = {"bos_token": "<s>", "eos_token": "</s>", **options}
     options = {key: value for key, value in options.items() if value is not None}
-    others = [token for token in SPECIAL if token not in options.values()]
+    named = [each.content if isinstance(each, AddedToken) else each for each in special]
+    others = [each for each, name in zip(special, named, strict=True) if name not in options.values()]
+    roles = [value for key, value in options.items() if key.endswith("_token") and value not in named]
+    words, merges = _trained()
+    numbers = {token: number for number, token in enumerate(dict.fromkeys([*named, *roles, *plain, *words]))}
+    own = Tokenizer(models.BPE(numbers, merges))
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    own.add_special_tokens([*special, *roles])
+    own.add_tokens(list(plain))
+    if adds_bos:
+        bos = options["bos_token"]
+        own.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, own.token_to_id(bos))])
     fast = PreTrainedTokenizerFast(tokenizer_object=own, additional_special_tokens=others, **options)
     if template is not None:
         fast.chat_template = template
     fast.save_pretrained(folder)
     return str(folder)
+
+
+@functools.cache
+def _trained() -> tuple[list[str], list[tuple[str, str]]]:
+    """The tokens of the words, and of which two each is made."""
+    own = Tokenizer(models.BPE())
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    own.train_from_iterator([WORDS] * 3, trainers.BpeTrainer(vocab_size=385, initial_alphabet=alphabet, show_progress=False))
+    model = json.loads(own.to_str())["model"]
+    return sorted(model["vocab"], key=model["vocab"].get), [(one, other) for one, other in model["merges"]]
 
 
 def chat_of(*turns: str, **more: Any) -> dict[str, Any]:
