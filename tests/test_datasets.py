@@ -7,8 +7,8 @@ import torch
 
 from hetpipe.building.data import fetch
 from hetpipe.building.datasets import Samples, cifar10, random_classification
-from hetpipe.building.language.documents import text
 from hetpipe.files.messages import InputError
+from hetpipe.language.documents import text
 from tests.support.external import NEEDS_CIFAR10
 
 

@@ -10,17 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from hetpipe.building.language.samples import Sequences
 from hetpipe.cli.finetune.table import how_to_load, instead_text, numbered
 from hetpipe.finetune.asked import Asked, parse_lora
-from hetpipe.finetune.draft import base_of, draft, open_keys, precision_of, schedule
+from hetpipe.finetune.draft import (
+    DataFacts,
+    ModelFacts,
+    base_of,
+    draft,
+    filled,
+    open_keys,
+    precision_of,
+    schedule,
+    steps_of,
+)
 from hetpipe.finetune.emulated import parse_emulated
-from hetpipe.finetune.facts import DataFacts, ModelFacts, model_facts
+from hetpipe.finetune.facts import model_facts
 from hetpipe.finetune.folder import exported, install, refuse_another, write_cluster, write_job
-from hetpipe.finetune.job import Made, filled, make_job, steps_of
+from hetpipe.finetune.job import Made, make_job
 from hetpipe.finetune.kinds import Found, kind_of
+from hetpipe.finetune.looked import look
 from hetpipe.finetune.program import Finetuned
 from hetpipe.finetune.statement import Instead, others, plan_text
 from hetpipe.processes.ranks.preload import modules_of
@@ -35,7 +44,7 @@ CHATS = Found("chat", {"file": "chats.jsonl"})
 
 
 def asked(**options: Any) -> Asked:
-    return Asked(**{"model": "tiny", "data": "chats.jsonl", **options})
+    return Asked(**{"model": "tiny", "data": ("chats.jsonl",), **options})
 
 
 def drafted(*, found: Found = CHATS, cards: bool = False, **options: Any) -> dict[str, Any]:
@@ -44,11 +53,14 @@ def drafted(*, found: Found = CHATS, cards: bool = False, **options: Any) -> dic
     return draft(asked(**options), found, cluster, cards=cards)
 
 
+def job_of(**options: Any) -> Made:
+    return make_job(asked(**options), look(asked(**options)))
+
+
 def facts(*lengths: int) -> DataFacts:
     """Of samples of these lengths."""
     count = sum(lengths)
-    sequences = Sequences(torch.zeros(count).int(), torch.zeros(count).int(), torch.tensor(lengths))
-    return DataFacts(len(lengths), 0, count, count, max(lengths), sequences)
+    return DataFacts(len(lengths), 0, count, count, max(lengths), lengths)
 
 
 def test_every_default_stands_in_the_job() -> None:
@@ -170,32 +182,43 @@ def test_adapters_that_cannot_be(text: str, wrong: str) -> None:
 def test_options_that_do_not_go_together() -> None:
     assert "leave one of the two out" in refusal(asked, cluster="c.yaml", emulate=(CARDS,))
     assert "with --lora none all of it trains" in refusal(asked, lora="none", base="nf4")
-    assert "did you mean 'nf4'?" in refusal(lambda: make_job(asked(base="nf5")))
+    assert "did you mean 'nf4'?" in refusal(lambda: look(asked(base="nf5")))
+    for rate in (float("nan"), float("inf"), -1.0):
+        assert f"--lr {rate}: write a number of at least 0, such as 2e-4" in refusal(asked, rate=rate)
 
 
 def test_the_kind_of_data_is_told_by_the_first_record(tmp_path: Path) -> None:
     def kind(record: Any, name: str = "a.jsonl") -> Found:
-        return kind_of(lines(tmp_path / name, [record]))
+        return kind_of([lines(tmp_path / name, [record])])
 
     assert kind(chat_of("a", "b")) == Found("chat", {"file": str(tmp_path / "a.jsonl")})
-    assert kind({"conversations": []}).kind == "chat"
-    assert kind({"prompt": "a", "completion": "b"}).kind == kind({"instruction": "a", "output": "b"}).kind == "instructions"
+    assert kind({"conversations": []}).kind == kind({"prompt": [], "completion": []}).kind == "chat"
+    for record in ({"prompt": "a", "completion": "b"}, {"instruction": "a", "output": "b"}, {"question": "a", "answer": "b"}):
+        assert kind(record).kind == "instructions"
+    assert kind({"text": "words"}) == Found("text", {"files": str(tmp_path / "a.jsonl")})
     assert kind("just words", "a.md") == Found("text", {"files": str(tmp_path / "a.md")})
     folder = tmp_path / "texts"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "b.txt").write_text("words")
-    assert kind_of(str(folder)) == Found("text", {"files": [f"{folder}/**/*.txt"]})
-    lines(folder / "c.jsonl", [chat_of("a", "b")])
-    assert kind_of(str(folder)) == Found("chat", {"file": str(folder)})
+    assert kind_of([str(folder)]) == Found("text", {"files": f"{folder}/**/*.txt"})
+    file = lines(folder / "c.jsonl", [chat_of("a", "b")])
+    assert kind_of([str(folder)]) == Found("chat", {"file": str(folder)})
+    both = [file, str(tmp_path / "a.jsonl")]
+    assert kind_of(both).files == {"file": both}
+    assert "some of these are plain texts, and others hold records" in refusal(kind_of, data=[file, str(tmp_path / "a.md")])
+    spoken = lines(tmp_path / "said.jsonl", [{"ask": "a", "reply": "b"}])
+    assert kind_of([spoken], {"prompt": "ask", "completion": "reply"}).kind == "instructions"
 
 
 @pytest.mark.parametrize(("record", "wrong"), [
-    ({"text": "words"}, "line 1 is a record with the keys ['text']; expected a record with messages (or conversations), prompt"),
-    ("[1]", "line 1 is a list; expected"), ("{", "line 1: "), ("", "line 1: the line is empty"),
+    ({"words": "a"}, "line 1 is a record with the keys ['words']; expected one with messages (or conversations), prompt and c"),
+    ("[1]", "line 1: expected a mapping with the key messages, or prompt and completion, found a list"), ("{", "line 1: "),
+    ("", "line 1: the line is empty"),
+    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "line 1: it has ['chosen', 'rejected']: these are preference data (as f"),
 ], ids=str)  # fmt: skip
 def test_data_of_no_known_kind(tmp_path: Path, record: Any, wrong: str) -> None:
-    assert wrong in refusal(kind_of, data=lines(tmp_path / "a.jsonl", [record]))
-    assert "holds no records" in refusal(kind_of, data=lines(tmp_path / "b.jsonl", []))
+    assert wrong in refusal(kind_of, data=[lines(tmp_path / "a.jsonl", [record])])
+    assert "holds no records" in refusal(kind_of, data=[lines(tmp_path / "b.jsonl", [])])
 
 
 def test_a_job_is_made_of_a_model_and_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +226,7 @@ def test_a_job_is_made_of_a_model_and_its_data(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     small_model(Path("tiny"))
     chats(Path("chats.jsonl"), 40)
-    made = make_job(asked(emulate=(CARDS,), global_batch=8, epochs=2))
+    made = job_of(emulate=(CARDS,), global_batch=8, epochs=2)
     args = made.job.data.args
     assert args["pack"] is True
     assert 20 < args["length"] < 100  # the longest
@@ -213,7 +236,7 @@ def test_a_job_is_made_of_a_model_and_its_data(tmp_path: Path, monkeypatch: pyte
     steps = 2 * -(-rows // 8)
     assert made.job.train.scheduler.arguments["T_max"] + made.job.train.scheduler.warmup_steps == steps
     assert model_facts({"name": "gpt"}) == ModelFacts()
-    plain = make_job(asked(settings=("data.args.pack=false",), lora="none"))
+    plain = job_of(settings=("data.args.pack=false",), lora="none")
     assert "the longest has" in plain.data
     write_cluster("out", made)
     file = write_job("out", made, "hetpipe finetune …", Path("job.yaml"))

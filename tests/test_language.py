@@ -1,4 +1,4 @@
-"""Data for language models (hetpipe/building/language): which tokens are learned, what is told of files, and that packed rows
+"""Data for language models (hetpipe/language): which tokens are learned, what is told of files, and that packed rows
 train what single samples do. What batches of samples of different lengths are is in test_ragged.py."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from hetpipe.building.data import fetch
-from hetpipe.building.language import reading
-from hetpipe.building.language.conversations import chat, instructions
-from hetpipe.building.language.documents import text
-from hetpipe.building.language.samples import pack
-from hetpipe.building.language.tokenizer import PARALLEL
+from hetpipe.language import reading
+from hetpipe.language.conversations import chat, instructions
+from hetpipe.language.documents import text
+from hetpipe.language.packing import pack
+from hetpipe.language.tokenizer import PARALLEL
 from hetpipe.layers.model import Loss, cross_entropy
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
@@ -95,15 +95,43 @@ def test_what_the_assistant_says_is_learned_with_the_end_of_each_turn(name: str,
     assert plain(chat(file, folder, turns="last", test_fraction=0).train[0]) == by_hand(folder, only_last)
 
 
-def test_a_template_that_writes_earlier_turns_otherwise_is_refused(tmp_path: Path) -> None:
-    """The mask would be that of another text."""
+def test_where_a_template_writes_earlier_answers_otherwise_each_is_a_sample(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    """As it is written at inference. The mask of one row would be that of another text."""
     folder = tokenizer(tmp_path / "tokenizer", chats.THINKING)
     file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes."), chat_of("And?", "<think>hm</think>Yes.", "No?", "No.")])
-    said = refusal(chat, file=file, tokenizer=folder)
+    with heard(caplog):
+        data = chat(file, folder, test_fraction=0).train
+    begin, end = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "\n"
+    assert [plain(data[i]) for i in range(len(data))] == [  # type: ignore[arg-type]
+        by_hand(folder, [(begin.format("Hello"), False), ("Yes.<|im_end|>", True), (end, False)]),
+        by_hand(folder, [(begin.format("And?"), False), ("<think>hm</think>Yes.<|im_end|>", True), (end, False)]),
+        by_hand(folder, [(f"{begin.format('And?')}Yes.<|im_end|>\n{begin.format('No?')}", False), ("No.<|im_end|>", True),
+                         (end, False)]),
+    ]  # fmt: skip
+    more = len(data[1][0])
+    assert "\n".join(caplog.messages) == (
+        f"note: 1 of 2 records of {file} are 2 samples, one for each answer, since the template writes earlier answers, or what "
+        f"is before them, otherwise when more follows: {more} tokens more than one sample each; turns: last (--turns last) "
+        "learns the last ones only"
+    )
+    said = refusal(chat, file=file, tokenizer=folder, turns="all")
     assert said.startswith("1 of 2 records cannot be used:\n")
-    assert f"{file}, line 2: turn 2: the template writes it otherwise when more follows (some leave out earlier thinking)" in said
-    assert "give turns: last" in said
+    assert f"{file}, line 2: the template writes earlier answers otherwise when more follows (some leave out what was th" in said
+    assert "turns: auto makes a sample of each answer, turns: last learns the last one only" in said
     assert len(chat(file, folder, turns="last", test_fraction=0).train) == 2  # type: ignore[arg-type]
+
+
+def test_samples_of_one_chat_are_held_out_together(tmp_path: Path) -> None:
+    folder = tokenizer(tmp_path / "tokenizer", chats.THINKING)
+    talk = [chat_of(f"And {i}?", "<think>hm</think>Yes.", "No?", "No.") for i in range(4)]
+    found = chat(lines(tmp_path / "chats.jsonl", talk), folder, test_fraction=0.5)
+    its = AutoTokenizer.from_pretrained(folder)
+    held = [str(its.decode(found.test[i][0])) for i in range(len(found.test))]  # type: ignore[arg-type, index]
+    assert len(found.train) == len(held) == 4  # type: ignore[arg-type]
+    assert ["And 1" in text for text in held] == [True, True, False, False]
+    assert ["And 3" in text for text in held] == [False, False, True, True]
 
 
 def test_other_keys_tools_and_chats_without_an_answer(chatml: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,10 +145,12 @@ def test_other_keys_tools_and_chats_without_an_answer(chatml: str, tmp_path: Pat
         data = chat(file, chatml, test_fraction=0).train
     assert len(data) == 3  # type: ignore[arg-type]
     assert plain(data[0]) == plain(data[1]) == plain(data[2])
-    assert caplog.messages == [f"note: of 4 records of {file}, 1 have no token to learn and were left out"]
+    assert caplog.messages == [
+        f"note: of 4 records of {file}, 1 have no token to learn and were left out",
+    ]
     file = lines(tmp_path / "tools.jsonl", [plain_chat, {**other, "tools": json.dumps(tools)}])
     said = refusal(chat, file=file, tokenizer=chatml)
-    assert f"{file}, line 2: the template writes nothing of the tool 'look', which would not be learned; take a tokenizer" in said
+    assert f"{file}, line 2: the template does not write the tool 'look'; take a template that does (template: FILE, or " in said
     folder = tokenizer(tmp_path / "with-tools", "{% if tools %}{{ tools | tojson }}{% endif %}" + chats.CHATML)
     first, second = (chat(file, folder, test_fraction=0).train[i][0] for i in (0, 1))
     said = str(AutoTokenizer.from_pretrained(folder).decode(second))
@@ -147,9 +177,12 @@ class heard:  # noqa: N801
 ])  # fmt: skip
 def test_a_completion_and_the_end_are_learned(record: dict[str, str], chatml: str, tmp_path: Path) -> None:
     file = lines(tmp_path / "pairs.jsonl", [record])
+    (sample,) = [instructions(file, chatml, template="none", test_fraction=0).train[0]]
+    asked = "And then?" if record.get("input", "") == "" else "And\n\nthen?"
+    assert plain(sample) == by_hand(chatml, [(record.get("prompt", f"{asked}\n\n"), False), ("Yes.</s>", True)])
     (sample,) = [instructions(file, chatml, test_fraction=0).train[0]]
-    prompt = record.get("prompt", "And then?\n\n" if record.get("input", "") == "" else "And\n\nthen?\n\n")
-    assert plain(sample) == by_hand(chatml, [(prompt, False), ("Yes.</s>", True)])
+    parts = [(f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n", False), ("Yes.<|im_end|>", True), ("\n", False)]
+    assert plain(sample) == by_hand(chatml, [("And then? ", False), ("Yes.</s>", True)] if "prompt" in record else parts)
 
 
 def test_a_token_that_begins_a_text_is_that_of_the_tokenizer(tmp_path: Path) -> None:
@@ -177,27 +210,29 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
         "9 of 11 records cannot be used:",
         f"  {file}, line 2: the line is empty",
         f"  {file}, line 3: not valid JSON: column 15: Expecting value",
-        f"  {file}, line 4: it has no key messages (nor conversations); its keys: ['text']",
+        f"  {file}, line 4: it has a text of which no part is said to be learned: take data of the name text",
         f"  {file}, line 5: messages must be a list of turns, found []",
-        f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, function",
+        (f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, and human, "
+         "gpt, observation, function_call; columns gives roles other names, as in {user: customer}"),
         f"  {file}, line 7: turn 1 has no content that is text: None",
-        f"  {file}, line 8: expected a mapping with the key messages, found a list",
+        f"  {file}, line 8: expected a mapping with the key messages, or prompt and completion, found a list",
         f"  {file}, line 9: turn 1 has no content that is text: [{{'type': 'image'}}]",
         "  … and 1 more",
     ]
     file = lines(tmp_path / "pairs.jsonl", [{"prompt": "a"}, {"instruction": 1, "output": "b"}, {"text": "c"}, 5])
     assert refusal(instructions, file=file, tokenizer=chatml).splitlines() == [
         "4 of 4 records cannot be used:",
-        f"  {file}, line 1: it has no key completion; its keys: ['prompt']",
+        f"  {file}, line 1: it has no key completion (nor output, nor answer); its keys: ['prompt']",
         f"  {file}, line 2: instruction must be a text, found 1",
-        f"  {file}, line 3: it has no prompt and completion (nor instruction and output); its keys: ['text']",
-        f"  {file}, line 4: expected a mapping with the keys prompt and completion, found a int",
+        f"  {file}, line 3: it has a text of which no part is said to be learned: take data of the name text",
+        f"  {file}, line 4: expected a mapping with the key messages, or prompt and completion, found a int",
     ]
     (tmp_path / "bytes.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a", "completion": "b"}\r\n{"prompt": "\xff"}\n')
     found = refusal(instructions, file=str(tmp_path / "bytes.jsonl"), tokenizer=chatml)
     assert found.startswith("1 of 2 records cannot be used:\n")
     assert found.endswith("bytes.jsonl, line 2: byte 12 is not UTF-8")
-    template = lines(tmp_path / "twice.jsonl", [{"messages": [{"role": "user", "content": "a"}] * 2}])
+    answered = [{"role": "user", "content": "a"}] * 2 + chat_of("", "b")["messages"][1:]
+    template = lines(tmp_path / "twice.jsonl", [{"messages": answered}])
     folder = tokenizer(tmp_path / "mistral", chats.MISTRAL)
     assert "line 1: the template does not take it: roles must alternate user" in refusal(chat, file=template, tokenizer=folder)
 
@@ -264,7 +299,7 @@ def test_a_data_set_of_the_hub_is_had_by_the_library_for_them(
     assert plain(data[0]) == by_hand(chatml, [("a", False), ("b</s>", True)])
     assert asked == [("them/pairs", "en", "train")]
     said = refusal(instructions, file="them/pairs", tokenizer=chatml)
-    assert "them/pairs, split train, record 2: it has no key prompt; its keys: ['completion']" in said
+    assert "them/pairs, split train, record 2: it has no key prompt (nor instruction, nor question); its keys: ['compl" in said
     said = refusal(instructions, file="them/pairs", tokenizer=chatml, split="nope")
     assert "as a data set of the hub, split 'nope', it cannot be had: Unknown split \"nope\". Should be one of [train]" in said
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -10,9 +10,9 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
-from hetpipe.building.language.conversations import chat, instructions
 from hetpipe.hf.replay.tiny import tiny
+from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
+from hetpipe.language.conversations import chat, instructions
 from tests.support.chats import chat_of, lines, refusal, tokenizer
 
 import transformers  # isort: skip
@@ -30,7 +30,7 @@ def test_wrong_arguments_are_named(chatml: str, tmp_path: Path) -> None:
     (tmp_path / "whole.json").write_text('[{"prompt": 1},')
     good: dict[str, Any] = {"file": file, "tokenizer": chatml}
     faults: list[tuple[dict[str, Any], str]] = [
-        ({"file": str(tmp_path / "chat.jsonl")}, f"cannot read {tmp_path / 'chat.jsonl'}: No such file or directory"),
+        ({"file": str(tmp_path / "chat.jsonl")}, f"there is no file or folder '{tmp_path / 'chat.jsonl'}' (from "),
         ({"file": str(tmp_path / "none")}, f"the folder {tmp_path / 'none'} holds no file that ends in .jsonl, .json, .parquet"),
         ({"file": str(tmp_path / "empty.jsonl")}, f"{tmp_path / 'empty.jsonl'} holds no records"),
         ({"file": str(tmp_path / "whole.json")}, f"{tmp_path / 'whole.json'} is not valid JSON: line 1, column 16"),
@@ -38,7 +38,7 @@ def test_wrong_arguments_are_named(chatml: str, tmp_path: Path) -> None:
         ({"tokenizer": str(tmp_path / "nowhere")}, f"there is no folder '{tmp_path / 'nowhere'}' with a tokenizer (from "),
         ({"tokenizer": str(tmp_path / "none")}, f"cannot load the tokenizer '{tmp_path / 'none'}': "),
         ({"tokenizer": 3}, "tokenizer must be a folder of save_pretrained, or a name on the hub, found 3"),
-        ({"tokenizer": tokenizer(tmp_path / "plain", None)}, "has no template of chats: Cannot use chat template functions"),
+        ({"tokenizer": tokenizer(tmp_path / "plain", None)}, "has no template of chats: name a file with one (template: FI"),
         ({"length": 0}, "chat: length must be an integer of at least 1, got 0"),
         ({"limit": 0}, "chat: limit must be an integer of at least 1, got 0"),
         ({"too_long": "cut"}, "unknown too_long 'cut'"),
@@ -52,7 +52,7 @@ def test_wrong_arguments_are_named(chatml: str, tmp_path: Path) -> None:
     ]
     for changes, said in faults:
         assert said in refusal(chat, **{**good, **changes}), changes
-    ends = tokenizer(tmp_path / "endless", eos_token=None)
+    ends = tokenizer(tmp_path / "endless", None, eos_token=None)
     assert "names no token that ends a text (eos_token)" in refusal(instructions, file=file, tokenizer=ends)
 
 

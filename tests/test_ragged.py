@@ -14,10 +14,10 @@ from torch import Tensor
 from hetpipe.building.build import build_data, build_model
 from hetpipe.building.data import EpochSampler, Ragged, fetch, size_for
 from hetpipe.building.feed import Batch, Feed, Reading
-from hetpipe.building.language.conversations import chat
-from hetpipe.building.language.samples import Padded, Sequences, default_sizes
 from hetpipe.building.same_data import check_same_data
 from hetpipe.files.messages import InputError
+from hetpipe.language.conversations import chat
+from hetpipe.language.samples import Padded, Sequences, default_sizes
 from hetpipe.layers.numbers import as_type
 from hetpipe.processes.world import alone
 from hetpipe.spec.job import Job

@@ -21,10 +21,10 @@ from rich.console import Console
 
 from bench.tables import environment, markdown, replace_table
 from hetpipe.building.datasets import DataSplits
-from hetpipe.building.language.samples import IGNORED, Packed, Padded, Sequences, default_sizes
 from hetpipe.building.lengths import size_shares
 from hetpipe.cli.exits import main
 from hetpipe.files.writing import check_output, write_text
+from hetpipe.language.samples import IGNORED, Packed, Padded, Sequences, default_sizes
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.job import Job
 from hetpipe.training.runlog import TrainResult

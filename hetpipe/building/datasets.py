@@ -6,9 +6,10 @@ Each function returns a DataSplits of map-style datasets. A sample is (inputs, t
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,11 +44,14 @@ class Samples(Dataset[Sample], ABC):
 @dataclass(frozen=True, kw_only=True)
 class DataSplits:
     """What a data function returns: samples to train on, and some held out, or None. `names`: what the tensors of a sample's
-    inputs are, as a model of transformers calls them (input_ids, attention_mask, position_ids); None where that is not known."""
+    inputs are, as a model of transformers calls them (input_ids, attention_mask, position_ids); None where that is not known.
+    `made_of`: what samples hang on beside files, in plain values: digests of a `tokenizer` and of a `template` of chats, and the
+    tokens that end what is learned (`ends`)."""
 
     train: Dataset[Sample]
     test: Dataset[Sample] | None = None
     names: tuple[str, ...] | None = None
+    made_of: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Images(Samples):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ class Asked:
     """The arguments and options; None where one was left out."""
 
     model: str
-    data: str
+    data: tuple[str, ...]
     out: str = "finetuned"
     lora: str = "r=16"
     base: str | None = None
@@ -29,6 +30,10 @@ class Asked:
     rate: float | None = None
     precision: str | None = None
     tokenizer: str | None = None
+    turns: str | None = None
+    template: str | None = None
+    thinking: str | None = None
+    columns: str | None = None
     cluster: str | None = None
     emulate: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -40,11 +45,39 @@ class Asked:
         if not self.lora_keys and self.base is not None:
             raise InputError(f"--base {self.base} is of a model that stays as it is, and with --lora {NONE} all of it trains: "
                              "leave one of the two out")  # fmt: skip
+        if self.rate is not None and not (math.isfinite(self.rate) and self.rate >= 0):
+            raise InputError(f"--lr {self.rate}: write a number of at least 0, such as 2e-4")
 
     @property
     def lora_keys(self) -> dict[str, Any]:
         """Keys of the section `adapter`, r and alpha among them; none where all parameters train."""
         return parse_lora(self.lora)
+
+
+    @property
+    def of_records(self) -> dict[str, Any]:
+        """Arguments of chats and of questions with their answers, which plain text has none of."""
+        given = {"turns": self.turns, "template": self.template, "thinking": self.thinking}
+        return {key: value for key, value in given.items() if value is not None}
+
+    @property
+    def named_columns(self) -> dict[str, str] | None:
+        """What the data call their keys and roles."""
+        return parse_columns(self.columns) if self.columns is not None else None
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """`prompt=question,completion=answer` as a mapping.
+
+    >>> parse_columns("prompt=ask, completion=reply")
+    {'prompt': 'ask', 'completion': 'reply'}
+    """
+    pairs = [tuple(piece.strip() for piece in part.partition("=")) for part in text.split(",")]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise InputError(f"--columns {shown(text)}: write our name, =, and that of the data, as in "
+                             "prompt=question,completion=answer")  # fmt: skip
+    return {key: name for key, _, name in pairs}
 
 
 def parse_lora(text: str) -> dict[str, Any]:

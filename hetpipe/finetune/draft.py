@@ -1,14 +1,16 @@
-"""The job as far as the command alone says it, and what is filled in when the model and the data are known."""
+"""The job as far as the command alone says it, and with what is known of the model and of the data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.kinds import Found
+from hetpipe.language.packing import pack
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job, apply_settings
 from hetpipe.spec.number_types import TYPE_OF
@@ -29,6 +31,13 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     whether these, or those that a cluster file does not emulate, are GPUs. Settings of the command are in it."""
     lora, precision = asked.lora_keys, precision_of(asked.precision, cluster, cards=cards)
     data: dict[str, Any] = {**found.files, "tokenizer": asked.tokenizer or asked.model.partition("@")[0]}
+    if found.kind == "text" and asked.of_records:
+        option = next(iter(asked.of_records))
+        raise InputError(f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers; the data "
+                         "are plain text, all of which is learned: leave it out")  # fmt: skip
+    data |= asked.of_records
+    if asked.named_columns is not None:
+        data["columns"] = asked.named_columns
     if asked.length is not None:
         data[LENGTH_KEY[found.kind]] = asked.length
     rate = asked.rate if asked.rate is not None else RATES["lora" if lora else "full"]
@@ -102,3 +111,61 @@ def schedule(steps: int) -> dict[str, Any]:
     """A warm-up over the first 3 % of the steps, then down to nothing by a cosine."""
     warmup = ceil(WARMUP * steps)
     return {"name": "CosineAnnealingLR", "T_max": max(1, steps - warmup), "warmup_steps": warmup}
+
+
+class ModelFacts(NamedTuple):
+    """Of a model: for how many tokens it has positions (None: any number, or not known), and whether it tells samples in a row
+    apart; `switch`: of samples of up to so many tokens, and of longer ones, it takes positions otherwise (None: of none)."""
+
+    positions: int | None = None
+    apart: bool = False
+    switch: int | None = None
+
+
+class DataFacts(NamedTuple):
+    """Of the data: samples to train on and held out, tokens of the former, how many of them are learned, and the longest sample
+    of all (None: not known). `lengths`: of those to train on, where they are of different lengths."""
+
+    train: int
+    test: int
+    tokens: int | None = None
+    learned: int | None = None
+    longest: int | None = None
+    lengths: Sequence[int] | None = None
+
+    def rows(self, length: int | None) -> int:
+        """How many samples the run sees in an epoch; packed into rows of this length, where there is one."""
+        return self.train if length is None or self.lengths is None else len(pack(self.lengths, length))
+
+    def crosses(self, switch: int | None) -> bool:
+        """Whether some samples are longer than this, and others are not."""
+        return switch is not None and self.lengths is not None and min(self.lengths) <= switch < max(self.lengths)
+
+
+def filled(found: Mapping[str, Any], model: ModelFacts, data: DataFacts | None) -> dict[str, Any]:
+    """The draft with a value for each key that it leaves open: samples are of 2048 tokens at most, and of no more than the model
+    has positions for; rows are packed where the model tells samples apart, and as long as the longest sample; a step has 32 of
+    them, or all that there are; the schedule goes over all steps."""
+    content, left = copy.deepcopy(dict(found)), set(open_keys(found))
+    args, train = content["data"].setdefault("args", {}), content["train"]
+    length = LENGTH_KEY.get(content["data"].get("name"), "")
+    if ("data", length) in left:
+        args[length] = min(LENGTH, model.positions or LENGTH)
+    if ("data", "pack") in left:
+        crosses = data is not None and data.crosses(model.switch)
+        args["pack"] = model.apart and not crosses and not {"sizes", "mask"} & set(args)
+    if ("data", length) in left and data is not None and data.longest is not None:
+        args[length] = min(args[length], data.longest)
+    rows = data.rows(args[length] if args.get("pack") else None) if data is not None else None
+    if ("train", "global_batch") in left:
+        train["global_batch"] = min(BATCH, rows or BATCH)
+    if ("train", "scheduler") in left and rows is not None:
+        train["scheduler"] = schedule(steps_of(train, rows))
+    return content
+
+
+def steps_of(train: Mapping[str, Any], rows: int) -> int:
+    """Steps of a section `train`, where an epoch has so many samples."""
+    if train.get("steps") is not None:
+        return int(train["steps"])
+    return int(train["epochs"]) * -(-rows // int(train["global_batch"]))

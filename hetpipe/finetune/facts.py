@@ -1,27 +1,20 @@
-"""What has to be known of the model and of the data before a job can be written: looked at in small, or read."""
+"""What is found out of the model and of the data: looked at in small, or read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hetpipe.building.build import build_data
-from hetpipe.building.language.apart import refuse_mixing
-from hetpipe.building.language.samples import IGNORED, Packed, Padded, Sequences
 from hetpipe.files.messages import InputError
+from hetpipe.finetune.draft import DataFacts, ModelFacts
 from hetpipe.hf.replay.build import configured
 from hetpipe.hf.replay.tiny import tiny
+from hetpipe.language.apart import refuse_mixing
+from hetpipe.language.samples import IGNORED, Padded
 from hetpipe.spec.job import Job
-
-
-class ModelFacts(NamedTuple):
-    """Of a model: for how many tokens it has positions (None: any number, or not known), and whether it tells samples in a row
-    apart."""
-
-    positions: int | None = None
-    apart: bool = False
 
 
 def model_facts(model: Mapping[str, Any]) -> ModelFacts:
@@ -43,22 +36,6 @@ def model_facts(model: Mapping[str, Any]) -> ModelFacts:
     return ModelFacts(most if isinstance(most, int) and most > 0 else None, apart)
 
 
-class DataFacts(NamedTuple):
-    """Of the data: samples to train on and held out, tokens of the former, how many of them are learned, and the longest sample
-    of all (None: not known). `sequences`: those to train on, where they are of different lengths."""
-
-    train: int
-    test: int
-    tokens: int | None = None
-    learned: int | None = None
-    longest: int | None = None
-    sequences: Sequences | None = None
-
-    def rows(self, length: int | None) -> int:
-        """How many samples the run sees in an epoch; packed into rows of this length, where there is one."""
-        return self.train if length is None or self.sequences is None else len(Packed(self.sequences, length, 0))
-
-
 def data_facts(job: Job) -> DataFacts:
     """Of a job's data, read as they are, one sample in a row. InputError where they cannot be used."""
     splits = build_data(job)
@@ -71,7 +48,8 @@ def data_facts(job: Job) -> DataFacts:
         return DataFacts(len(train), held, tokens, tokens, windows)
     longest = max(int(part.lengths.max()) for part in (train, test) if isinstance(part, Padded))
     own = train.sequences
-    return DataFacts(len(train), held, len(own.tokens), int((own.targets != IGNORED).sum()), longest, own)
+    learned = int((own.targets != IGNORED).sum())
+    return DataFacts(len(train), held, len(own.tokens), learned, longest, own.lengths.tolist())
 
 
 def cards_here() -> bool:

@@ -1,21 +1,20 @@
-"""What the data are: chats, pairs of a prompt and its completion, or plain text, told by the files' names or the first record."""
+"""What the data are: chats, questions with their answers, or plain text, told by the files' names or the first record."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from hetpipe.building.language.records import KINDS, Source, UnusableError
 from hetpipe.files.messages import InputError, shown
+from hetpipe.language.formats.columns import Columns
+from hetpipe.language.formats.formats import EXPECTED, Kind, kind_of_record
+from hetpipe.language.records.files import KINDS
+from hetpipe.language.records.record import UnusableError
+from hetpipe.language.records.source import Source
 
-Kind = Literal["chat", "instructions", "text"]
 PLAIN = (".txt", ".md")
-KEYS: dict[str, Kind] = {
-    "messages": "chat", "conversations": "chat", "prompt": "instructions", "completion": "instructions",
-    "instruction": "instructions", "output": "instructions",
-}  # fmt: skip
-EXPECTED = "messages (or conversations), prompt and completion, or instruction and output"
 COUNTED: dict[str, str] = {"chat": "chat", "instructions": "pair", "text": "window"}
 
 
@@ -26,24 +25,38 @@ class Found(NamedTuple):
     files: dict[str, Any]
 
 
-def kind_of(data: str) -> Found:
-    """InputError where a file, a folder or the first record is of none of these kinds."""
-    path = Path(os.path.expanduser(data))
-    if path.suffix.lower() in PLAIN and not path.is_dir():
-        return Found("text", {"files": data})
-    if path.is_dir() and not any(file.suffix in KINDS for file in path.iterdir()):
-        endings = [end for end in PLAIN if next(path.rglob(f"*{end}"), None) is not None]
-        if endings:
-            return Found("text", {"files": [f"{data.rstrip('/')}/**/*{end}" for end in endings]})
-    first = next(Source.of(data).records(), None)
+def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None) -> Found:
+    """InputError where a file, a folder or the first record is of none of these kinds, or where plain texts are named beside
+    records."""
+    plain = [part for part in map(_plain, data) if part is not None]
+    if plain and len(plain) < len(data):
+        raise InputError(f"{shown(list(data))}: some of these are plain texts, and others hold records: give one kind")
+    if plain:
+        files = [file for part in plain for file in part]
+        return Found("text", {"files": files[0] if len(files) == 1 else files})
+    names: str | list[str] = data[0] if len(data) == 1 else list(data)
+    first = next(Source.of(names).records(), None)
     if first is None:
-        raise InputError(f"{data} holds no records")
-    if isinstance(first.value, UnusableError):
-        raise InputError(f"{first.where}: {first.value}")
-    keys = list(first.value) if isinstance(first.value, dict) else []
-    kind = next((kind for key, kind in KEYS.items() if key in keys), None)
+        raise InputError(f"{shown(names)} holds no records")
+    try:
+        if isinstance(first.value, UnusableError):
+            raise first.value
+        kind = kind_of_record(first.value, Columns(columns))
+    except UnusableError as error:
+        raise InputError(f"{first.where}: {error}") from None
     if kind is None:
-        what = f"a record with the keys {shown(keys)}" if keys else f"a {type(first.value).__name__}"
-        plain = ", or give plain text as .txt or .md files" if keys in (["text"], []) else ""
-        raise InputError(f"{first.where} is {what}; expected a record with {EXPECTED}{plain}")
-    return Found(kind, {"file": data})
+        raise InputError(f"{first.where} is a record with the keys {shown(list(first.value))}; expected one with {EXPECTED}, or "
+                         "text; --columns says what they are called otherwise, as in --columns prompt=ask,completion=reply; "
+                         "plain texts are given as .txt or .md files")  # fmt: skip
+    return Found(kind, {"files" if kind == "text" else "file": names})
+
+
+def _plain(name: str) -> list[str] | None:
+    """The files of a name that stands for plain texts; None where it stands for records."""
+    path = Path(os.path.expanduser(name))
+    if path.suffix.lower() in PLAIN and not path.is_dir():
+        return [name]
+    if path.is_dir() and not any(file.suffix.lower() in KINDS for file in path.iterdir()):
+        endings = [end for end in PLAIN if next(path.rglob(f"*{end}"), None) is not None]
+        return [f"{name.rstrip('/')}/**/*{end}" for end in endings] or None
+    return None

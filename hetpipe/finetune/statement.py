@@ -10,7 +10,7 @@ from torch import nn
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.files.messages import InputError
-from hetpipe.finetune.job import steps_of
+from hetpipe.finetune.draft import steps_of
 from hetpipe.layers.adapters.quantised import QuantisedLinear
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan

@@ -16,9 +16,9 @@ from hetpipe.planning.partition import Partitioner
 from hetpipe.spec.job import Job
 
 DATASETS = {
-    "chat": "hetpipe.building.language.conversations",
-    "instructions": "hetpipe.building.language.conversations",
-    "text": "hetpipe.building.language.documents",
+    "chat": "hetpipe.language.conversations",
+    "instructions": "hetpipe.language.conversations",
+    "text": "hetpipe.language.documents",
     "cifar10": "hetpipe.building.datasets",
     "random_classification": "hetpipe.building.datasets",
     "source_packages": "hetpipe.building.texts",

@@ -15,12 +15,12 @@ from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
-from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
 from hetpipe.building.same_data import check_same_data
 from hetpipe.checkpoints.resume import flat
 from hetpipe.checkpoints.revision import check_same_revision
 from hetpipe.files.formats import Document
 from hetpipe.files.messages import InputError
+from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, type_name

@@ -18,6 +18,7 @@ from hetpipe.files.screen import Screen
 from hetpipe.files.writing import check_output
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.emulated import EXAMPLE
+from hetpipe.finetune.looked import look
 from hetpipe.processes.environment import check_environment, place
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.ranks.launch import start_server
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from hetpipe.finetune.program import Finetuned
 
 Texts = list[str]
-DATA = ("Chats, or prompts and completions (.jsonl, .json, .parquet, a folder of such, a data set of the hub), or plain text "
-        "(.txt, .md, a folder of such).")  # fmt: skip
+DATA = ("Chats, or questions with their answers (.jsonl, .json, .csv, .parquet, several or a pattern of such, a folder, a data "
+        "set of the hub), or plain text (.txt, .md, records with a text, a folder of such).")  # fmt: skip
 OUTPUT = "The folder of the run: job, checkpoints, log, adapter. A second run there goes on from the newest checkpoint."
 LORA = ("Adapters beside all linear layers: r=16, or r=16,alpha=32,dropout=0.05 (alpha is 2 r by default); none: all parameters "
         "train.")  # fmt: skip
@@ -43,6 +44,12 @@ RATE = ("Learning rate of AdamW, after a warm-up over 3 % of the steps; it falls
 PRECISION = ("Of matrix products: fp32, bf16, fp16, '3090=bf16,1080ti=fp16', or auto: the fastest that each device has. By "
              "default auto on GPUs, else fp32.")  # fmt: skip
 TOKENIZER = "Another folder, or name, with the tokenizer. By default the model's."
+TURNS = ("Which answers of a chat are learned: auto (all, in one row where the template writes each the same whatever follows, "
+         "else in samples of their own), all (in one row), or last.")  # fmt: skip
+TEMPLATE = "A file with another template of chats (Jinja); none: questions and answers are written without any."
+THINKING = ("Whether answers begin with a thought, for templates that are told so: on, or off, which also leaves thoughts out of "
+            "answers. By default what each answer has.")  # fmt: skip
+COLUMNS = "What the data call their keys and roles: prompt=question,completion=answer, or role=speaker,assistant=bot."
 CLUSTER = "cluster.yaml: which devices there are. By default all that are here."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
 EMULATE = f"Cards that CPU processes play, as name:memory:slowdown: '{EXAMPLE}'. Once for each machine."
@@ -50,16 +57,20 @@ EMULATE = f"Cards that CPU processes play, as name:memory:slowdown: '{EXAMPLE}'.
 
 def finetune(
     model: Annotated[str, typer.Argument(help="A folder of save_pretrained with a tokenizer, or a name on Hugging Face.")],
-    data: Annotated[str, typer.Argument(help=DATA)],
+    data: Annotated[Texts, typer.Argument(help=DATA)],
     output: Annotated[str, typer.Option("-o", "--output", help=OUTPUT)] = "finetuned",
     lora: Annotated[str, typer.Option(help=LORA)] = "r=16",
     base: Annotated[str | None, typer.Option(help=BASE)] = None,
     length: Annotated[int | None, typer.Option(min=1, help=LENGTH)] = None,
     global_batch: Annotated[int | None, typer.Option("--global-batch", min=1, max=MOST_BATCH, help=BATCH)] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="How often all of the data are seen. By default once.")] = None,
-    rate: Annotated[float | None, typer.Option("--lr", min=0, help=RATE)] = None,
+    rate: Annotated[float | None, typer.Option("--lr", help=RATE)] = None,
     precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
     tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
+    turns: Annotated[str | None, typer.Option(help=TURNS)] = None,
+    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
+    thinking: Annotated[str | None, typer.Option(help=THINKING)] = None,
+    columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER)] = None,
     emulate: Annotated[Texts | None, typer.Option(help=EMULATE)] = None,
     write_job: Annotated[
@@ -74,14 +85,15 @@ def finetune(
     writes an adapter for peft. Asks nothing. Starts its own ranks on one machine; works unchanged under torchrun on many."""
     check_environment()
     asked = Asked(
-        model=model, data=data, out=output, lora=lora, base=base, length=length, global_batch=global_batch, epochs=epochs,
-        rate=rate, precision=precision, tokenizer=tokenizer, cluster=cluster, emulate=tuple(emulate or ()),
+        model=model, data=tuple(data), out=output, lora=lora, base=base, length=length, global_batch=global_batch, epochs=epochs,
+        rate=rate, precision=precision, tokenizer=tokenizer, turns=turns, template=template, thinking=thinking,
+        columns=columns, cluster=cluster, emulate=tuple(emulate or ()),
         settings=tuple(settings or ()),
     )  # fmt: skip
     is_main = place().rank == 0
     if is_main:
         check_output(write_job)
-        say(f"{model} on {data}, into {output}")
+        say(f"{model} on {' '.join(data)}, into {output}")
     if watch:
         show_with(install_watching)
     with nothing_else(as_json):
@@ -91,6 +103,7 @@ def finetune(
 
 
 def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made, Finetuned | None]:
+    looked = look(asked)
     start_server(["hetpipe.models.causal_lm", *(["hetpipe.layers.adapters.ahead"] if asked.lora_keys else [])])
     with importing(), Activity("starting: importing torch and transformers", shown=place().local_rank == 0):
         try:
@@ -103,7 +116,7 @@ def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made
         from hetpipe.finetune.program import Wanted, finetune_rank
         from hetpipe.planning import registry
         from hetpipe.training.start import train_everywhere
-    made = make_job(asked)
+    made = make_job(asked, looked)
     registry.check_names(made.job)
     folder.refuse_another(asked.out, made.job)
     folder.write_cluster(asked.out, made)

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from hetpipe.building.language.apart import seen_ahead
 from hetpipe.files.messages import InputError, nearest, one_line, shown
 from hetpipe.hf.configs import configure, empty_model
 from hetpipe.hf.folder import WeightFolder
@@ -18,6 +17,7 @@ from hetpipe.hf.replay.compare import compare
 from hetpipe.hf.replay.layers import chain
 from hetpipe.hf.replay.tiny import tiny
 from hetpipe.hf.replay.trace import CannotCutError, form_of
+from hetpipe.language.apart import seen_ahead
 
 AHEAD = 1e-4  # likewise, of logits with other tokens behind them
 ROUNDING = 1e-6  # by which sums in another order may differ, of the largest

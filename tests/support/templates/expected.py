@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date
 
+from hetpipe.language.writing.template import DATE
 from tests.support.templates.conversations import ONE, SYSTEM, THREE, WITH_SYSTEM
 
 Sample = list[tuple[str, bool]]  # texts in order, each with whether it is learned
-TODAY = "<today>"  # stands for the date that some templates write
+TODAY = "<today>"  # stands for the date that some templates write: always the same one
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def samples(expected: Expected, turns: str) -> list[Sample] | Refusal:
 
 def _sample(of: Row, only_last: bool) -> Sample:
     last = len(of.texts) - 2
-    texts = [text.replace(TODAY, date.today().isoformat()) for text in of.texts]
+    texts = [text.replace(TODAY, DATE.isoformat()) for text in of.texts]
     return [(text, i % 2 == 1 and (i == last or not only_last)) for i, text in enumerate(texts) if text]
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from tests.support.templates.expected import NO_THOUGHT, Refusal, written_alike
+from tests.support.templates.expected import NO_THOUGHT, NO_TOOLS, Refusal, written_alike
 from tests.support.templates.template import Template
 
 ASK = "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n"
-ALTERNATE = Refusal(("Conversation roles must alternate",))
 
 GEMMA = tuple(
     Template(
         name=name, bos="<bos>", eos="<eos>", special=("<pad>", "<unk>", "<start_of_turn>", "<end_of_turn>"), adds_bos=True,
         chats={
             **written_alike(begin="<bos>", ask=ASK, answer="{}<end_of_turn>", after="\n", system=system, trims=True),
-            "tools": ALTERNATE,
+            "tools": NO_TOOLS,
             "thinking": NO_THOUGHT,
         },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.templates.conversations import ARGUMENTS_JSON, RESULT_JSON, TOOL_JSON_INDENTED, WITH_TOOLS
-from tests.support.templates.expected import NO_THOUGHT, NO_TOOLS, Refusal, Row, row, written_alike
+from tests.support.templates.expected import NO_THOUGHT, NO_TOOLS, Row, row, written_alike
 from tests.support.templates.template import Template
 
 BOS = "<|begin_of_text|>"
@@ -40,7 +40,7 @@ LLAMA = (
                 ask="<s>[INST] {} [/INST]", answer=" {} </s>", trims=True,
                 system="<s>[INST] <<SYS>>\n{system}\n<</SYS>>\n\n{question} [/INST]",
             ),
-            "tools": Refusal(("Conversation roles must alternate",)),
+            "tools": NO_TOOLS,
             "thinking": NO_THOUGHT,
         },
     ),

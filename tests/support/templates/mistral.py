@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.templates.conversations import ARGUMENTS_JSON, CALL_ID, RESULT, TOOL_JSON, WITH_TOOLS
-from tests.support.templates.expected import NO_THOUGHT, Refusal, Row, row, written_alike
+from tests.support.templates.expected import NO_THOUGHT, NO_TOOLS, Refusal, Row, row, written_alike
 from tests.support.templates.template import Template
 
 
@@ -23,7 +23,7 @@ MISTRAL = (
             **written_alike(
                 begin="<s>", ask=" [INST] {} [/INST]", answer=" {}</s>", system="<s> [INST] {system}\n\n{question} [/INST]"
             ),
-            "tools": Refusal(("conversation roles must alternate",)),
+            "tools": NO_TOOLS,
             "thinking": NO_THOUGHT,
         },
     ),

@@ -5,19 +5,23 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hetpipe.building.datasets import DataSplits, Sample, Samples, require_count
-from hetpipe.building.language.tokenizer import Tokenizer
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, shown
+from hetpipe.language.formats.columns import Columns
+from hetpipe.language.records.files import KINDS, records_of
+from hetpipe.language.records.record import UnusableError
+from hetpipe.language.tokenizer import Tokenizer
 from hetpipe.processes.environment import own_rank
 from hetpipe.processes.progress import Activity
 
-TOGETHER = 100  # files that are tokenized at once
+TOGETHER = 100  # texts that are tokenized at once
 
 
 class Windows(Samples):
@@ -42,17 +46,20 @@ def text(
     test_fraction: float = 0.1,
     limit_bytes: int | None = None,
     tokenizer: str | None = None,
+    columns: Mapping[str, str | None] | None = None,
 ) -> DataSplits:
-    """Next-token prediction over text files: int64 [context] bytes or tokens, and the same one place later.
+    """Next-token prediction over texts: int64 [context] bytes or tokens, and the same one place later.
 
     Args:
         context: bytes, or tokens, in a sample; windows do not overlap.
-        files: paths and glob patterns (`**` goes into folders), read in sorted order. The default is real
-            text that every machine has: the source of Python's standard library (its top level).
+        files: paths and glob patterns (`**` goes into folders), read in sorted order. Of .jsonl, .json, .csv, .tsv and .parquet
+            files each record has a `text`. The default is real text that every machine has: the source of Python's standard
+            library (its top level).
         test_fraction: part of the text, at its end, that is held out; 0 for none.
         limit_bytes: use this many bytes from the start; None for all.
-        tokenizer: a folder of save_pretrained with a tokenizer, or its name on the hub. Files, which are UTF-8 then, are joined
-            by the token that ends a text. None: samples are bytes, and files are joined by a line feed.
+        tokenizer: a folder of save_pretrained with a tokenizer, or its name on the hub. Texts, which are UTF-8 then, are joined
+            by the token that ends a text. None: samples are bytes, and texts are joined by a line feed.
+        columns: what records call their text, as in {text: content}.
     """
     require_count("context", context, "text")
     if limit_bytes is not None:
@@ -60,14 +67,21 @@ def text(
     if not 0 <= test_fraction < 1:
         raise InputError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
     paths = _standard_library() if files is None else _expand([files] if isinstance(files, str) else files)
-    parts = _read(paths, limit_bytes)
-    corpus = _bytes(parts) if tokenizer is None else _tokens(parts, paths, tokenizer, limit_bytes is not None)
-    unit, held = "bytes" if tokenizer is None else "tokens", round(len(corpus) * test_fraction)
+    named = Columns(columns)
+    parts = _read(paths, limit_bytes, named)
+    named.check_seen()
+    made_of = dict[str, Any]()
+    if tokenizer is None:
+        corpus, unit = _bytes(parts), "bytes"
+    else:
+        words = Tokenizer(tokenizer)
+        corpus, unit, made_of = _tokens(parts, words, limit_bytes is not None), "tokens", {"tokenizer": words.digest}
+    held = round(len(corpus) * test_fraction)
     return DataSplits(
         train=_windows("training", corpus[: len(corpus) - held], context, unit),
         test=_windows("test", corpus[len(corpus) - held :], context, unit) if test_fraction else None,
-        names=("input_ids",),
-    )
+        names=("input_ids",), made_of=made_of,
+    )  # fmt: skip
 
 
 def _windows(name: str, part: Tensor, context: int, unit: str) -> Windows:
@@ -104,47 +118,66 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
     return sorted(found)
 
 
-def _read(paths: Sequence[Path], limit_bytes: int | None) -> list[bytes]:
-    """What the files hold, the last of them cut where so many bytes are read, with one between two."""
-    parts: list[bytes] = []
-    size = 0
-    for path in paths:
+class Part(NamedTuple):
+    """A text, in UTF-8 where it is to be tokenized, and where it stands."""
+
+    where: str
+    content: bytes
+
+
+def _texts_of(path: Path, columns: Columns) -> Iterator[Part]:
+    """The text of a file, or those of its records."""
+    if path.suffix.lower() not in KINDS:
         try:
-            content = path.read_bytes()
+            yield Part(str(path), path.read_bytes())
         except OSError as error:
             raise InputError(f"text: cannot read {path}: {error.strerror}") from error
-        parts.append(content if limit_bytes is None else content[: limit_bytes - size])
-        size += len(content) + 1
+        return
+    for where, value in records_of(path):
+        found = columns.of(value, ("text",)).get("text") if isinstance(value, dict) else None
+        if not isinstance(found, str):
+            why = value if isinstance(value, UnusableError) else f"it has no text; found {shown(value)}"
+            raise InputError(f"text: {where}: {why}")
+        yield Part(where, found.encode())
+
+
+def _read(paths: Sequence[Path], limit_bytes: int | None, columns: Columns) -> list[Part]:
+    """The texts of the files, the last of them cut where so many bytes are read, with one between two."""
+    parts: list[Part] = []
+    size = 0
+    for part in (part for path in paths for part in _texts_of(path, columns)):
+        parts.append(part if limit_bytes is None else part._replace(content=part.content[: limit_bytes - size]))
+        size += len(part.content) + 1
         if limit_bytes is not None and size > limit_bytes:
             break
-    if not any(parts):
+    if not any(part.content for part in parts):
         raise InputError(f"text: the {len(paths)} files are empty, the first is {paths[0]}")
     return parts
 
 
-def _bytes(parts: Sequence[bytes]) -> Tensor:
-    """The files one after the other, a line feed between two, as uint8 [bytes]."""
-    return torch.frombuffer(bytearray(b"\n".join(parts)), dtype=torch.uint8)
+def _bytes(parts: Sequence[Part]) -> Tensor:
+    """The texts one after the other, a line feed between two, as uint8 [bytes]."""
+    return torch.frombuffer(bytearray(b"\n".join(part.content for part in parts)), dtype=torch.uint8)
 
 
-def _tokens(parts: Sequence[bytes], paths: Sequence[Path], name: str, cut_off: bool) -> Tensor:
-    """The files one after the other, the end of a text between two, as int32 [tokens]."""
-    tokenizer, found = Tokenizer(name), list[Tensor]()
+def _tokens(parts: Sequence[Part], tokenizer: Tokenizer, cut_off: bool) -> Tensor:
+    """The texts one after the other, the end of a text between two, as int32 [tokens]."""
+    found = list[Tensor]()
     end = torch.tensor([tokenizer.required_end()], dtype=torch.int32)
     with Activity("tokenizing text", len(parts), shown=own_rank() == 0, inner=True) as activity:
         for first in range(0, len(parts), TOGETHER):
             group = range(first, min(first + TOGETHER, len(parts)))
-            texts = [_decoded(parts[i], paths[i], cut_off and i == len(parts) - 1) for i in group]
+            texts = [_decoded(parts[i], cut_off and i == len(parts) - 1) for i in group]
             for numbers in tokenizer.plain(texts):
                 found += [torch.tensor(numbers, dtype=torch.int32), end]
                 activity.advance()
     return torch.cat(found[:-1])
 
 
-def _decoded(content: bytes, path: Path, cut_off: bool) -> str:
+def _decoded(part: Part, cut_off: bool) -> str:
     try:
-        return content.decode("utf-8-sig")
+        return part.content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if cut_off and error.end == len(content) and error.reason == "unexpected end of data":
-            return content[: error.start].decode("utf-8-sig")
-        raise InputError(f"text: {path} is not UTF-8 at byte {error.start}, which a tokenizer needs") from None
+        if cut_off and error.end == len(part.content) and error.reason == "unexpected end of data":
+            return part.content[: error.start].decode("utf-8-sig")
+        raise InputError(f"text: {part.where} is not UTF-8 at byte {error.start}, which a tokenizer needs") from None

@@ -6,13 +6,15 @@ last, and as targets its tokens but for the first, IGNORED where a token is not 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from hetpipe.language.packing import pack
 
 IGNORED = -100
 PARTS = (1, 2 / 3, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)  # of the longest sample: halvings, and thirds between them
@@ -107,28 +109,3 @@ class Packed(Dataset[Any]):
             parts.append((torch.full((left,), self.pad), torch.full((left,), IGNORED)))
         positions = torch.cat([torch.arange(len(tokens)) for tokens, _ in parts])
         return (torch.cat([tokens for tokens, _ in parts]), positions), torch.cat([targets for _, targets in parts])
-
-
-def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """The numbers of the samples in each row, by best fit decreasing (Johnson et al. 1974): the longest first, each into the
-    fullest row that has room for it, in O(n log n + n · capacities)."""
-    rows, open_rows, rooms = list[list[int]](), dict[int, list[int]](), list[int]()  # rooms: sorted, each with open rows
-    for number in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
-        length = lengths[number]
-        assert 0 < length <= capacity
-        at = bisect_left(rooms, length)
-        if at < len(rooms):
-            room = rooms[at]
-            row = open_rows[room].pop()
-            if not open_rows[room]:
-                del open_rows[room], rooms[at]
-        else:
-            room, row = capacity, len(rows)
-            rows.append([])
-        rows[row].append(number)
-        if left := room - length:
-            if left not in open_rows:
-                open_rows[left] = []
-                insort(rooms, left)
-            open_rows[left].append(row)
-    return rows

@@ -1,0 +1,45 @@
+"""What is wrong with a command, as far as it is known before anything is imported, downloaded or read: told at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hetpipe.files.messages import InputError, shown
+from hetpipe.finetune.asked import Asked
+from hetpipe.finetune.draft import SOURCE, ModelFacts, check_base, draft, filled
+from hetpipe.finetune.emulated import parse_emulated
+from hetpipe.finetune.kinds import Found, kind_of
+from hetpipe.hf.hub import NAME, folder_of
+from hetpipe.language.writing.template import NONE, read_template
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+
+
+class Looked(NamedTuple):
+    """What the data are; the cluster, if it is said, and its file's content, where cards are emulated."""
+
+    found: Found
+    cluster: Cluster | None
+    emulated: dict[str, Any] | None
+
+
+def look(asked: Asked) -> Looked:
+    """InputError where the data, the model or another file is not there, a record is of no kind that is known, or an option is
+    wrong."""
+    check_base(asked.base)
+    emulated = parse_emulated(asked.emulate) if asked.emulate else None
+    cluster = Cluster.parse(emulated, "--emulate") if emulated is not None else None
+    if asked.cluster is not None:
+        cluster = Cluster.load(asked.cluster)
+    found = kind_of(asked.data, asked.named_columns)
+    if asked.template not in (None, NONE):
+        read_template(asked.template)
+    Job.parse(filled(draft(asked, found, cluster, cards=False), ModelFacts(), None), SOURCE)
+    if not os.path.isdir(folder_of(asked.model)[0]):
+        raise InputError(f"there is no folder {shown(asked.model)}, and it is no name of a model on Hugging Face (owner/name)")
+    words = asked.tokenizer
+    if words is not None and not NAME.fullmatch(words) and not os.path.isdir(os.path.expanduser(words)):
+        raise InputError(f"there is no folder {shown(words)} with a tokenizer (from {Path.cwd()})")
+    return Looked(found, cluster, emulated)

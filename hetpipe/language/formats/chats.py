@@ -1,0 +1,97 @@
+"""Records of turns: OpenAI's `messages`, ShareGPT's `conversations`, and a prompt and its completion that are lists of turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hetpipe.files.messages import shown
+from hetpipe.language.formats.columns import Columns
+from hetpipe.language.formats.turns import Turn, from_json, read_mark, read_tools, read_turns
+from hetpipe.language.records.record import UnusableError
+
+MESSAGES = ("messages", "conversations", "conversation", "dialogue", "dialog")
+SYSTEM = ("system", "system_prompt")
+OF_ALL = ("loss_mask", "weight", "loss_weight")  # marks of a record
+OPTIONS = "chat_template_kwargs"
+OURS = ("add_generation_prompt", "chat_template", "continue_final_message", "messages", "tokenize", "tools")
+
+
+class Chat(NamedTuple):
+    """Turns, the tools that there are, and options of the template; `unused`: keys of the record that nothing reads."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    options: Mapping[str, Any] = {}
+    unused: tuple[str, ...] = ()
+
+
+def chat_of(left: dict[str, Any], key: str, columns: Columns) -> Chat:
+    """Of a record whose turns stand under this key. UnusableError says what is wrong."""
+    return with_rest(read_turns(left.pop(key), columns, key), left)
+
+
+def pair_of_turns(left: dict[str, Any], columns: Columns) -> Chat:
+    """Of a record whose prompt, or completion, is a list of turns; of the completion, the answers are learned."""
+    parts = list[list[Turn]]()
+    for key, role in (("prompt", "user"), ("completion", "assistant")):
+        value = left.pop(key, None)
+        if isinstance(value, str) and not value.lstrip().startswith("[{"):
+            value = [{"role": role, "content": value}]
+        parts.append(read_turns(value, columns, key))
+    prompt, completion = parts
+    return with_rest([_only_if(turn, learned=False) for turn in prompt] + completion, left)
+
+
+def _only_if(turn: Turn, *, learned: bool) -> Turn:
+    """The same turn; an answer is learned only if it is, and if this says so."""
+    return turn._replace(learned=turn.learned and learned) if turn.is_answer else turn
+
+
+def with_rest(turns: list[Turn], left: dict[str, Any]) -> Chat:
+    """These turns with what else a record says of them: `system`, `tools`, `chat_template_kwargs`, and marks of the whole."""
+    system = next((left.pop(key) for key in SYSTEM if left.get(key) not in (None, "")), None)
+    if system is not None:
+        turns = _with_system(turns, system)
+    tools, options = read_tools(left.pop("tools", None)), _options(left.pop(OPTIONS, None))
+    turns = _marked(turns, left)
+    unused = tuple(sorted(key.strip() for key, value in left.items() if value not in (None, "", [], {})))
+    return Chat(tuple(turns), tuple(tools), options, unused)
+
+
+def _with_system(turns: list[Turn], system: object) -> list[Turn]:
+    if not isinstance(system, str):
+        raise UnusableError(f"system must be a text, found {shown(system)}")
+    own = turns[0].content if turns[0].role == "system" else None
+    if own is not None and own.strip() != system.strip():
+        raise UnusableError(f"it has system: {shown(system)}, and a first turn of the system: {shown(own)}; leave one out")
+    return turns if own is not None else [Turn("system", system), *turns]
+
+
+def _options(given: object) -> Mapping[str, Any]:
+    found = from_json(given, OPTIONS) if isinstance(given, str) else given or {}
+    if not isinstance(found, dict):
+        raise UnusableError(f"{OPTIONS} must be a mapping, found {shown(given)}")
+    if own := next((key for key in OURS if key in found), None):
+        raise UnusableError(f"{OPTIONS} has {own!r}, which is not a record's to say: leave it out")
+    return found
+
+
+def _marked(turns: list[Turn], left: dict[str, Any]) -> list[Turn]:
+    """With the marks of the record: of all of its answers, or, of a list, of each turn."""
+    key = next((key for key in OF_ALL if left.get(key) is not None), None)
+    if key is None:
+        return turns
+    marks = left.pop(key)
+    if not isinstance(marks, list):
+        learned = read_mark({key: marks}, "the record")
+        return [_only_if(turn, learned=learned is not False) for turn in turns]
+    if len(marks) != len(turns):
+        raise UnusableError(f"{key} has {len(marks)} marks, and there are {len(turns)} turns: give one for each, or one for all")
+    found = []
+    for number, (turn, mark) in enumerate(zip(turns, marks, strict=True), 1):
+        learned = read_mark({key: mark}, f"turn {number}")
+        if learned and not turn.is_answer:
+            raise UnusableError(f"{key} says that turn {number}, of the role {turn.role}, is learned: only answers are")
+        found.append(_only_if(turn, learned=bool(learned)))
+    return found

@@ -1,0 +1,30 @@
+"""Records that say which of two answers is the better one, or that one is bad: they are no examples to learn as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hetpipe.files.messages import shown
+from hetpipe.language.records.record import UnusableError
+
+PAIRED = re.compile(r"(.*_)?(chosen|rejected)(_(response|messages?|answer|completion|output))?")
+JUDGED = ("label", "kto_tag")
+
+
+def refuse_preferences(record: Mapping[str, Any]) -> None:
+    """UnusableError by the name of what they are."""
+    paired = sorted(key for key in record if PAIRED.fullmatch(key))
+    if paired:
+        better = next((key for key in paired if "chosen" in key), None)
+        advice = f"; to learn the better answers as examples: columns: {{completion: {better}}}, or {{messages: {better}}}"
+        raise UnusableError(f"it has {shown(paired)}: these are preference data (as for DPO), which cannot be trained on yet"
+                            f"{advice if better else ''}")  # fmt: skip
+    judged = next((key for key in JUDGED if isinstance(record.get(key), bool)), None)
+    if judged is not None:
+        raise UnusableError(f"it has {judged}: {str(record[judged]).lower()}: these are preference data (as for KTO), which "
+                            "cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this key "
+                            "out")  # fmt: skip
+    if isinstance(record.get("completions"), list) and "labels" in record:
+        raise UnusableError("it has completions and labels: these are data of a reward model, which cannot be trained on yet")

@@ -1,0 +1,107 @@
+"""Where records come from: files, patterns of their names, folders, or a data set of the hub."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.language.records.files import KINDS, plain, records_of
+from hetpipe.language.records.record import TEXT_EXTRA, Record
+
+HUB = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+HELD_OUT = re.compile(r"(?:^|[^a-z])(test|valid|validation|val|dev|eval|evaluation|heldout)(?:[^a-z]|$)", re.IGNORECASE)
+
+
+class Source(NamedTuple):
+    """Where records come from: files, patterns such as `data/*.jsonl`, folders, or the name of a data set of the hub, of which
+    `split` and `subset` are read; only the first `limit`, if that is said."""
+
+    names: tuple[str, ...]
+    split: str = "train"
+    subset: str | None = None
+    limit: int | None = None
+
+    @classmethod
+    def of(cls, file: str | Sequence[str], **options: Any) -> Source:
+        """InputError where no file is named."""
+        names = (file,) if isinstance(file, str) else tuple(file) if isinstance(file, list | tuple) else ()
+        if not names or not all(isinstance(name, str) for name in names):
+            raise InputError(f"file must be a file, a folder, a data set of the hub, or a list of files, found {shown(file)}")
+        return cls(names, **options)
+
+    def __str__(self) -> str:
+        return cut(self.names[0], 100) + (f" and {len(self.names) - 1} more" if len(self.names) > 1 else "")
+
+    def places(self) -> list[Path | str]:
+        """The files in the order in which they are read, and names of the hub. InputError where there is no such file, where a
+        file is named twice, or where a folder has files to train on beside others to test on."""
+        found = list[Path | str]()
+        for name in self.names:
+            path = Path(os.path.expanduser(name))
+            if os.path.isdir(path):
+                found += _within(path)
+            elif os.path.lexists(path):
+                found.append(path)
+            elif glob.has_magic(name):
+                found += _matching(name)
+            elif HUB.fullmatch(name) and not name.endswith(KINDS):
+                found.append(name)
+            else:
+                raise InputError(f"there is no file or folder {cut(name, 200)!r} (from {Path.cwd()})")
+        if (double := next((place for place, count in Counter(found).items() if count > 1), None)) is not None:
+            raise InputError(f"{cut(str(double), 200)} is named twice: its records would count twice")
+        return found
+
+    def records(self) -> Iterator[Record]:
+        """All records, in the order of the files' names in a folder. InputError where there are none."""
+        return islice(self._all(), self.limit)
+
+    def _all(self) -> Iterator[Record]:
+        for place in self.places():
+            yield from records_of(place) if isinstance(place, Path) else _hub(place, self.split, self.subset)
+
+
+def _within(folder: Path) -> list[Path]:
+    found = sorted(file for file in folder.iterdir() if file.suffix.lower() in KINDS and file.is_file())
+    if not found:
+        there = sorted(file.name for file in folder.iterdir())
+        raise InputError(f"the folder {folder} holds no file that ends in {', '.join(KINDS)}; found: {shown(there)}")
+    others = [file.name for file in found if HELD_OUT.search(file.stem)]
+    if others and len(others) < len(found):
+        raise InputError(
+            f"the folder {folder} holds {shown(others)} beside {len(found) - len(others)} others, and all would be trained on: "
+            "name the files to train on (several, or a pattern such as 'data/train*.jsonl')"
+        )
+    return found
+
+
+def _matching(pattern: str) -> list[Path]:
+    found = sorted(Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(match))
+    if not found:
+        raise InputError(f"no file matches {cut(pattern, 200)!r} (from {Path.cwd()})")
+    return found
+
+
+def _hub(name: str, split: str, subset: str | None) -> Iterator[Record]:
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(
+            f"there is no file or folder {name!r} (from {Path.cwd()}); for a data set of this name of the hub, {TEXT_EXTRA}"
+        ) from None
+    try:
+        rows = datasets.load_dataset(name, subset, split=split)
+    except Exception as error:  # whatever it says of a name, a split, a network
+        raise InputError(
+            f"there is no file or folder {name!r} (from {Path.cwd()}), and as a data set of the hub, split {split!r}, it cannot "
+            f"be had: {cut(' '.join(str(error).split()))}"
+        ) from error
+    for number, row in enumerate(rows, 1):
+        yield Record(f"{name}, split {split}, record {number}", plain(row))
