@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetpipe.building.datasets import DataSplits
-    from hetpipe.checkpoints.own_checkpoint import load_checkpoint, save_checkpoint
+    from hetpipe.checkpoints.own.checkpoint import load_checkpoint, save_checkpoint
     from hetpipe.checkpoints.trained import load_weights
     from hetpipe.files.messages import InputError
     from hetpipe.layers.adapters.adapt import adapt
@@ -85,12 +85,12 @@ _HOMES = {
     "auto": "hetpipe.training.autowrap",
     "fused_accuracy": "hetpipe.layers.losses.fused",
     "fused_cross_entropy": "hetpipe.layers.losses.fused",
-    "load_checkpoint": "hetpipe.checkpoints.own_checkpoint",
+    "load_checkpoint": "hetpipe.checkpoints.own.checkpoint",
     "load_weights": "hetpipe.checkpoints.trained",
     "make_front": "hetpipe.planning.pareto",
     "make_plan": "hetpipe.planning.planner",
     "profile_model": "hetpipe.measuring.profiler",
-    "save_checkpoint": "hetpipe.checkpoints.own_checkpoint",
+    "save_checkpoint": "hetpipe.checkpoints.own.checkpoint",
     "simulate": "hetpipe.predict.simulator",
     "wrap": "hetpipe.training.own_loop",
 }

@@ -76,7 +76,7 @@ def test_one_device_goes_on_exactly_with_every_optimizer(tmp_path: Path, name: s
     checkpoint.load(saved, again, other, ALONE)
     count = len(model_state(whole) | optimizer_state(whole, optimizer))
     state = checkpoint.read_state(saved).model_dump(mode="json", exclude={"files", "digest"})
-    assert state == {**WHOLE, "step": 3, "tensors": count, "job": None}
+    assert state == {**WHOLE, "step": 3, "tensors": count, "job": None, "data": None}
     steps(again, other, 3, first=3)
     assert all(
         torch.equal(a, b)
@@ -342,7 +342,7 @@ def test_messages_of_a_run_that_cannot_go_on(tmp_path: Path) -> None:
     assert f"checkpoint {saved} was saved with the optimizer AdamW, the job has SGD" in message(
         "train.optimizer.name=SGD")  # fmt: skip
     assert "was saved with the scheduler CosineAnnealingLR, the job has None" in message("train.scheduler=")
-    assert "the checkpoint was saved over 50 samples, the data now has 60" in message("data.args.samples=60")
+    assert "is of other data: there were 50 samples to train on, and there are 60. Set back" in message("data.args.samples=60")
     assert "checkpoint.resume is false, but" in message("checkpoint.resume=false")
     own = runs.file.read_text()
     narrow = {"name": "mlp", "args": {"layers": 4, "width": 8, "inputs": 8, "outputs": 4}}

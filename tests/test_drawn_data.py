@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from hetpipe.building.content import same_content
 from hetpipe.building.data import fetch
-from hetpipe.building.same_data import check_same_data
 from hetpipe.files.messages import InputError
 from hetpipe.layers.untouched.randomness import Generators
 from hetpipe.processes.ranks.report import RankFailure
@@ -119,20 +119,20 @@ class Both:
 
 def read_by_both(data: Any, other: Any = None) -> Both:
     both = Both(other)
-    check_same_data(data, 0, cast(World, both))
+    same_content(data, {}, cast(World, both))
     return both
 
 
 def test_ranks_that_read_other_data_are_told(capfd: pytest.CaptureFixture[str]) -> None:
     """Two replicas of one stage each have no two ends: files in another order, or fewer of them, were trained in silence."""
     data = [(torch.rand(3, 2), torch.tensor(number)) for number in range(9)]
-    size, marks = read_by_both(data).own
-    rounded = [[number * (1 + 1e-6) for number in row] for row in marks]
-    assert (size, read_by_both(data, (9, rounded)).own[1]) == (9, marks)
-    with pytest.raises(InputError, match="^the ranks read other data: sample 3 of list is another on rank 1 on host b than"):
+    own = read_by_both(data).own
+    rounded = [(inputs * (1 + 1e-6), target) for inputs, target in data]
+    assert read_by_both(data, read_by_both(rounded).own).own == own
+    with pytest.raises(InputError, match="^the ranks read other data: sample 3 is another on rank 1 on host b, beside rank 0"):
         read_by_both(data, read_by_both([*data[:2], data[3], data[2], *data[4:]]).own)
-    with pytest.raises(InputError, match="^the ranks read other data: rank 0 has 9 training samples, and rank 1 on host b has"):
-        read_by_both(data, (8, marks))
+    with pytest.raises(InputError, match="^the ranks read other data: there were 9 samples to train on, and there are 8 on"):
+        read_by_both(data, read_by_both(data[:8]).own)
     assert capfd.readouterr().err == ""
 
 
@@ -145,6 +145,6 @@ def test_a_sample_that_is_another_each_time_is_told(capfd: pytest.CaptureFixture
         def __getitem__(self, index: Any) -> Any:
             return torch.rand(2, generator=self.generator), super().__getitem__(index)
 
-    assert read_by_both(Own(range(5)), (5, None)).own == (5, None)
+    assert read_by_both(Own(range(5))).own.looked_at is None
     told = capfd.readouterr().err
-    assert told.startswith("note: sample 0 of Own is another each time it is read, though under one seed: it draws from ")
+    assert told.startswith("note: samples of Own are others each time they are read, though under one seed: it draws from ")

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hetpipe.building.build import build_data, build_model
+from hetpipe.building.content import same_content
 from hetpipe.building.data import EpochSampler, Ragged, fetch, size_for
 from hetpipe.building.feed import Batch, Feed, Reading
-from hetpipe.building.same_data import check_same_data
 from hetpipe.files.messages import InputError
 from hetpipe.language.conversations import chat
 from hetpipe.language.samples import Padded, Sequences, default_sizes
@@ -114,7 +114,7 @@ def test_data_of_ones_own_of_different_lengths(tmp_path: Path) -> None:
     (shorter,) = build_model(single, data.train, data.names).shorter
     assert shorter.inputs.tolist() == [[4] * 4, [3, 3, 3, 0], [2, 2, 0, 0], [1, 0, 0, 0]]  # type: ignore[union-attr]
     assert shorter.share == pytest.approx(4 / 6)
-    check_same_data(data.train, 0, alone())
+    same_content(data.train, {}, alone())
     assert fetch(data.train, torch.tensor([0, 1]), size=4)[0].tolist() == [[1, 0, 0, 0], [2, 2, 0, 0]]
 
 

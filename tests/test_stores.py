@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hetpipe
+from hetpipe.building.content import Content
 from hetpipe.building.data import EpochSampler
 from hetpipe.building.feed import Feed, Reading
 from hetpipe.checkpoints import checkpoint
@@ -104,7 +105,7 @@ def test_a_jobs_run_takes_the_store_that_it_is_given(capsys: pytest.CaptureFixtu
     section = CheckpointSection(folder="nowhere")
     feeds = [Feed([], EpochSampler(50, 12, seed=0), lambda _: None, Reading(convert=lambda x: x)) for _ in range(3)]
     runs = [
-        Saved(job=job, section=section, store=store,
+        Saved(job=job, section=section, store=store, content=Content(samples=50),
               run=RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=feed)) for feed in feeds
     ]  # fmt: skip
     assert runs[0].restore(7) is None

@@ -183,7 +183,7 @@ def fetch(dataset: MapDataset, indices: Tensor, *place: int | str, size: int | N
     """
     numbers: list[int] = indices.tolist()
     wanted = numbers or [int(dataset.lengths.argmin()) if isinstance(dataset, Ragged) else 0]
-    samples = _read(dataset, wanted, place)
+    samples = read_samples(dataset, wanted, place)
     for number, sample in zip(wanted, samples, strict=False):
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise InputError(
@@ -221,8 +221,9 @@ def _padded(dataset: Ragged, samples: Sequence[Any], size: int) -> tuple[Any, An
     return inputs, targets
 
 
-def _read(dataset: MapDataset, numbers: Sequence[int], place: tuple[int | str, ...]) -> list[Any]:
-    """Each sample under a seed of its own; where nothing is drawn, all but the first at once."""
+def read_samples(dataset: MapDataset, numbers: Sequence[int], place: tuple[int | str, ...]) -> list[Any]:
+    """The samples of these numbers, as they are, each under a seed of its own, of `place` and its number; where nothing is drawn,
+    all but the first at once. InputError where one cannot be read."""
 
     def read(part: Sequence[int], *seed: int | str) -> tuple[list[Any], bool]:
         with drawing(*seed):

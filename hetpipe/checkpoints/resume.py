@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hetpipe.building.build import optimizer_factory
+from hetpipe.building.content import Content
 from hetpipe.building.data import SamplerState
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
@@ -35,6 +36,9 @@ FREE = {  # by their section: a run may change them unsaid
     "train": ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite"),
     "data": ("workers",),
 }
+ANEW = "begin anew: name another checkpoint.folder"
+FROM_ADAPTER = "there, adapter: {weights: FOLDER} begins with the adapter that this run has exported"
+OLDER = "note: the checkpoint is of a version that did not say what was in the data: whether they are the same is not looked at"
 CYCLED = ("lr", "momentum", "betas", "max_lr")  # of an optimizer: what a schedule holds in a state of its own
 
 
@@ -78,6 +82,12 @@ def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint:
     if "train.seed" in told:
         told["train.seed"] += " (the order of the samples stays that of the old one)"
     return f"note: the job has changed since {checkpoint} was saved, and goes on as it is now:\n{listed(list(told.values()))}"
+
+
+def refuse_other_data(saved: Content | None, own: Content | None, checkpoint: Path | Stored, advice: str) -> None:
+    """InputError where a run would go on over other data, as far as both are known."""
+    if saved is not None and own is not None and (told := own.other(saved)):
+        raise InputError(f"checkpoint {checkpoint} is of other data: {told}. Set back what has changed to go on, or {advice}")
 
 
 def _binds(key: str, scheduled: bool) -> bool:
@@ -127,11 +137,12 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The checkpoints of a job's run, which are kept in `store` (None: in the job's folder)."""
+    """The checkpoints of a job's run over these data, which are kept in `store` (None: in the job's folder)."""
 
     job: Job
     section: CheckpointSection
     run: RunState
+    content: Content
     store: Store | None = None
 
     @property
@@ -181,7 +192,9 @@ class Saved:
                     "same one, or name another checkpoint.folder to start anew"
                 )
         state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), newest.source)
-        return compare(state.job, self._identity(), newest)
+        refuse_other_data(state.data, self.content, newest, ANEW if self.job.adapter is None else f"{ANEW}; {FROM_ADAPTER}")
+        notes = [OLDER] if state.data is None else []
+        return "\n".join(filter(None, [*notes, compare(state.job, self._identity(), newest)])) or None
 
     def _identity(self) -> dict[str, Any]:
         return identity(self.job) | pinned(self.run.engine.layers) | self._base
@@ -200,6 +213,7 @@ class Saved:
             return None
         extra = {
             "loss": loss if math.isfinite(loss) else None,
+            "data": self.content.model_dump(mode="json"),
             "job": self._identity(),
             **self.run.plain(),
         }

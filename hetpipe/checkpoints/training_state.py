@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from hetpipe.building.content import Content
 from hetpipe.checkpoints.digests import Digest, Written, digest_of
 from hetpipe.checkpoints.schedule import Scheduled, state_differences
 from hetpipe.checkpoints.stores.store import Stored
@@ -110,9 +111,10 @@ SamplerPosition = EpochPosition  # a union by `kind` as soon as data may come in
 
 class TrainerState(SavedState):
     """Of a job's run: its place in the data, optimizer and schedule. `loss` is that of the last step; `job` is what the run
-    depended on (see `resume`)."""
+    depended on (see `resume`), `data` what was in its data."""
 
     loss: Number | None = None
+    data: Content | None = None
     sampler: SamplerPosition
     optimizer: Name
     scheduler: Name | None
@@ -124,8 +126,11 @@ class TrainerState(SavedState):
 class LoopState(SavedState):
     """Of one's own loop: `steps` are those that its engine had begun; `schedules` are given where those of the stages differ, as
     with a learning rate for each layer, or where one stage has no parameters of a group; `base` is a digest of the model that
-    adapters were added to, `adapter` says as which."""
+    adapters were added to, `adapter` says as which; `data` is what was in the data, if the loop has given them; `loop` is what
+    else the run depended on, as far as the engine and the optimizer know it."""
 
+    data: Content | None = None
+    loop: dict[str, Any] | None = None
     steps: Count | None = None
     base: Name | None = None
     adapter: dict[str, Any] | None = None

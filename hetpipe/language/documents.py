@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hetpipe.building.content import digest_of_tensors
 from hetpipe.building.datasets import DataSplits, Sample, Samples, require_count
 from hetpipe.files.messages import InputError, shown
 from hetpipe.language.formats.columns import Columns
@@ -33,6 +34,10 @@ class Windows(Samples):
 
     def __len__(self) -> int:
         return max(0, (len(self.text) - 1) // self.context)
+
+    def digests(self) -> tuple[str, None]:
+        """Of the text, and of how it is cut."""
+        return digest_of_tensors([self.text, torch.tensor([self.context])]), None
 
     def gather(self, indices: Tensor) -> Sample:
         positions = indices[:, None] * self.context + torch.arange(self.context + 1)  # [b, context + 1]

@@ -6,6 +6,7 @@ last, and as targets its tokens but for the first, IGNORED where a token is not 
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hetpipe.building.content import digest_of_tensors
 from hetpipe.language.packing import pack
 
 IGNORED = -100
@@ -43,6 +45,19 @@ class Sequences:
         end, length = int(self.ends[index]), int(self.lengths[index])
         own = slice(end - length, end)
         return self.tokens[own].long(), self.targets[own].long()
+
+    def digests(self) -> tuple[str, str]:
+        """Of all samples in their order, and in any (see `hetpipe.building.content.Digested`)."""
+        every, whole = list[bytes](), hashlib.blake2b(self.lengths.numpy().data, digest_size=16)
+        tokens, targets = (part.contiguous().numpy().data for part in (self.tokens, self.targets))
+        begin = 0
+        for end in self.ends.tolist():
+            own = hashlib.blake2b(tokens[begin:end], digest_size=16)
+            own.update(targets[begin:end])
+            every.append(own.digest())
+            begin = end
+        whole.update(b"".join(every))
+        return whole.hexdigest(), hashlib.blake2b(b"".join(sorted(every)), digest_size=16).hexdigest()
 
     def select(self, chosen: Tensor) -> Sequences:
         """Those that are chosen: bool [samples]."""
@@ -76,6 +91,10 @@ class Padded(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.sequences[index]
 
+    def digests(self) -> tuple[str, str]:
+        """Of the samples, whatever they are padded to."""
+        return self.sequences.digests()
+
     def padded(self, samples: Sequence[tuple[Tensor, Tensor]], size: int) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor]:
         """Tokens (and mask) and targets, int64 [b, size]."""
         tokens, targets = torch.full((len(samples), size), self.pad), torch.full((len(samples), size), IGNORED)
@@ -95,6 +114,12 @@ class Packed(Dataset[Any]):
         rows = pack(sequences.lengths.tolist(), length)
         self.samples = torch.tensor([number for row in rows for number in row], dtype=torch.int64)  # row by row
         self.ends = torch.tensor([len(row) for row in rows], dtype=torch.int64).cumsum(0)
+
+    def digests(self) -> tuple[str, str]:
+        """Of the samples in their rows, and of the samples."""
+        whole, unordered = self.sequences.digests()
+        rows = digest_of_tensors([self.samples, self.ends, torch.tensor([self.length])])
+        return hashlib.sha256(f"{whole} {rows}".encode()).hexdigest()[:32], unordered
 
     def __len__(self) -> int:
         return len(self.ends)

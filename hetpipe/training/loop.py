@@ -62,7 +62,9 @@ class Loop:
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
         self.result = TrainResult(plan=engine.plan, steps_differ=isinstance(session.data.train, Ragged))
         self.metrics = Metrics(engine, self.result, job.log)
-        self.saved = Saved(job=job, section=job.checkpoint, run=self.state) if job.checkpoint is not None else None
+        self.saved = None
+        if job.checkpoint is not None:
+            self.saved = Saved(job=job, section=job.checkpoint, run=self.state, content=session.content)
 
     def run(self, predicted: Timeline | None = None) -> TrainResult:
         """All steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it did."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from hetpipe.building.build import build_data, build_model, check_training
+from hetpipe.building.content import FEW, MANY, Content, same_content
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
-from hetpipe.building.same_data import check_same_data
 from hetpipe.checkpoints.resume import flat
 from hetpipe.checkpoints.revision import check_same_revision
 from hetpipe.files.formats import Document
@@ -71,10 +71,11 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Setting):
-    """A running job on this rank, before planning: everything that does not depend on the plan."""
+    """A running job on this rank, before planning: everything that does not depend on the plan. `content`: of its data."""
 
     job: Job
     data: DataSplits
+    content: Content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +146,10 @@ def open_session(job: Job) -> Session:
         activity.say("waiting for the other ranks")
         with showing_others(activity):
             check_same_revision(model.layers, world)
-            check_same_data(data.train, job.train.seed, world)
+            content = same_content(data.train, data.made_of, world, most=MANY if job.checkpoint is not None else FEW)
     return Session(
-        job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed,
-        held=job.train.dtype,
+        job=job, world=world, cluster=cluster, model=model, data=data, content=content, found=job.cluster is None,
+        seed=job.train.seed, held=job.train.dtype,
     )  # fmt: skip
 
 

@@ -12,32 +12,37 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from hetpipe.building.content import Content
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import adapter_keys, base_of, check_adapted
+from hetpipe.checkpoints.own.facts import content_in, loop_facts, note_of_change
+from hetpipe.checkpoints.resume import refuse_other_data
 from hetpipe.checkpoints.schedule import plain, scheduled, unfit
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import store_at
 from hetpipe.checkpoints.stores.store import Store, Stored
 from hetpipe.checkpoints.training_state import LoopState, SavedState, read_saved, take_over
 from hetpipe.files.messages import InputError, listed
+from hetpipe.processes.progress import warn
 from hetpipe.runtime.plan_engine import PlanEngine
 
 
 @overload
 def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str], step: int,
-                    scheduler: LRScheduler | None = None, *, keep: int = 3) -> Path: ...  # fmt: skip
+                    scheduler: LRScheduler | None = None, *, keep: int = 3, data: object = None) -> Path: ...  # fmt: skip
 
 
 @overload
 def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: Store, step: int,
-                    scheduler: LRScheduler | None = None, *, keep: int = 3) -> Stored: ...  # fmt: skip
+                    scheduler: LRScheduler | None = None, *, keep: int = 3, data: object = None) -> Stored: ...  # fmt: skip
 
 
 def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str] | Store, step: int,
-                    scheduler: LRScheduler | None = None, *, keep: int = 3) -> Path | Stored:  # fmt: skip
+                    scheduler: LRScheduler | None = None, *, keep: int = 3, data: object = None) -> Path | Stored:  # fmt: skip
     """Save the model, the optimizer, the scheduler if there is one, `engine.steps` and the loss scale where one is in use, as
-    they are after `step`, complete or not at all, and keep the newest `keep` there: in a folder, or in another store. Every rank
-    of the engine calls it. InputError if there is no room, if the hosts do not share this folder, or if the scheduler's
+    they are after `step`, complete or not at all, and keep the newest `keep` there: in a folder, or in another store. With
+    `data`, the loop's data set, a digest of what is in it is saved, too, which `load_checkpoint` compares. Every rank of the
+    engine calls it. InputError if there is no room, if the hosts do not share this folder, or if the scheduler's
     `state_dict` holds more than plain values; CheckpointError if it cannot be written; ReplicaMismatchError if replicas of a
     layer hold different parameters."""
     world = engine.world.patiently()
@@ -50,7 +55,10 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
             called = [_called(s.get("scheduler")) for s in (of_first, other)]
             raise InputError(f"save_checkpoint was given {called[0]} on rank {first}, and {called[1]} on rank {rank}")
     base = {"base": found, "adapter": adapter_keys(engine.layers)} if (found := base_of(engine.layers)) is not None else {}
+    content = world.together(lambda: content_in(data))
     extra = base | {"steps": engine.steps, "loss_scale": engine.loss_scale.state_dict(), **of_first}
+    extra |= {"loop": world.first(loop_facts(engine, optimizer))}
+    extra |= {"data": content.model_dump(mode="json")} if content is not None else {}
     if any(other != of_first for _, other in every):
         stages = {layers: {key: own[key] for key in ("scheduler_state", "scheduled")} for layers, own in every}
         extra["schedules"] = [{"layers": layers, **own} for layers, own in stages.items()]
@@ -75,11 +83,12 @@ def _saved_schedule(scheduler: LRScheduler | None, optimizer: torch.optim.Optimi
 
 
 def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str] | Store,
-                    scheduler: LRScheduler | None = None) -> int:  # fmt: skip
+                    scheduler: LRScheduler | None = None, *, data: object = None) -> int:  # fmt: skip
     """Take over the newest checkpoint of the folder, or of another store, whatever the plan under which it was saved, and return
     its step; 0 where there is none. The scheduler, and with it the learning rate, `engine.steps` and the loss scale go on from
-    it, too. Every rank of the engine calls it. InputError, before anything is changed, if the checkpoint is damaged, of another
-    model, or of another kind of optimizer or scheduler."""
+    it, too. What else has changed in the loop is noted: arguments of the optimizer, the loss, the batch. Every rank of the engine
+    calls it. InputError, before anything is changed, if the checkpoint is damaged, of another model, of another kind of optimizer
+    or scheduler, or of other `data`, where both calls were given the loop's data set."""
     world = engine.world.patiently()
     newest = checkpoint.newest(store_at(folder), world)
     if newest is None:
@@ -87,6 +96,12 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     newest.check_seen(world)
     state = world.together(lambda: read_saved(newest))
     world.together(lambda: check_adapted(state, list(engine.layers), newest))
+    content, facts = world.together(lambda: content_in(data)), loop_facts(engine, optimizer)
+    if isinstance(state, LoopState):
+        world.together(lambda: refuse_other_data(state.data, content, newest, "name another folder to start anew"))
+        note = world.together(lambda: note_of_change(state.loop, facts, newest))
+        if world.is_main:
+            _tell(note, state, content)
     own = world.together(lambda: _own_schedule(newest, state, scheduler, optimizer, _layers(engine)))
     checkpoint.load(newest, engine.stage, optimizer, world, whole=engine.layers, keeps=state_keys(_like(optimizer)),
                     advice="name another folder to start anew")  # fmt: skip
@@ -97,6 +112,13 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
         engine.loss_scale.load_state_dict(state.loss_scale.model_dump())
     engine.steps = state.steps if isinstance(state, LoopState) and state.steps is not None else state.step
     return state.step
+
+
+def _tell(note: str | None, state: LoopState, content: Content | None) -> None:
+    if note is not None:
+        warn(note)
+    if state.data is not None and content is None:
+        warn("note: the checkpoint says what was in the data: give load_checkpoint data=, too, to have them compared")
 
 
 def _own_schedule(

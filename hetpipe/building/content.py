@@ -1,0 +1,161 @@
+"""What the data of a run are, in a few numbers: how many samples, and what is in them. By it ranks see whether they read the
+same, and a run that goes on from a checkpoint whether its data are those of before."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hetpipe.building.data import MapDataset, read_samples
+from hetpipe.files.formats import Count, Number, Strict
+from hetpipe.files.messages import InputError
+from hetpipe.processes.progress import warn
+from hetpipe.processes.world import World
+
+FEW, MANY = 4, 32  # samples that are looked at, of data that cannot be looked at as a whole
+ROUNDED = 1e-5  # by which what another processor has computed may differ, of the sum of all numbers
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+@runtime_checkable
+class Digested(Protocol):
+    """A data set that is in memory, and cheap to look at as a whole."""
+
+    def digests(self) -> tuple[str, str | None]:
+        """Of all samples in their order, and of all in any order (None: where they have none but this), 32 hexadecimal digits
+        each."""
+        ...
+
+
+class Looked(Strict):
+    """A sample: a digest of its whole numbers, types and shapes, and, for each of its tensors of floating-point numbers, their
+    sum, in which each counts otherwise, and that of what they are without their signs."""
+
+    number: Count
+    digest: Digest
+    sums: tuple[tuple[Number, Number], ...] = ()
+
+    def is_alike(self, other: Looked) -> bool:
+        """Whether both are of one sample, but for rounding."""
+        pairs = zip(self.sums, other.sums, strict=False)
+        return (self.number, self.digest, len(self.sums)) == (other.number, other.digest, len(other.sums)) and all(
+            abs(a - b) <= ROUNDED * max(size, like) for (a, size), (b, like) in pairs
+        )
+
+
+class Content(Strict):
+    """Of the samples to train on: how many, a digest of all in their order and one of all in any order, where these are at hand,
+    or some that were looked at (None: each is another whenever it is read); and what they were made of: digests of a tokenizer
+    and of a template of chats, and the tokens that end what is learned."""
+
+    samples: Count
+    whole: Digest | None = None
+    unordered: Digest | None = None
+    looked_at: tuple[Looked, ...] | None = None
+    tokenizer: Digest | None = None
+    template: Digest | None = None
+    ends: tuple[Count, ...] = ()
+
+    def other(self, than: Content) -> str:
+        """What of the data is another than it was; nothing where all is the same, as far as both say it."""
+        told = [f"the {what} is another" for what, name in (("tokenizer", "tokenizer"), ("template of chats", "template"))
+                if None not in (was := (getattr(than, name), getattr(self, name))) and was[0] != was[1]]  # fmt: skip
+        if self.samples != than.samples:
+            told.append(f"there were {than.samples} samples to train on, and there are {self.samples}")
+        elif None not in (self.whole, than.whole) and self.whole != than.whole:
+            alike = self.unordered is not None and self.unordered == than.unordered
+            told.append("the samples are in another order" if alike else "samples are others")
+        elif (number := self._other_sample(than)) is not None:
+            told.append(f"sample {number} is another")
+        return ", and ".join(told)
+
+    def _other_sample(self, than: Content) -> int | None:
+        pairs = zip(self.looked_at or (), than.looked_at or (), strict=False)
+        return next((own.number for own, was in pairs if own.number == was.number and not own.is_alike(was)), None)
+
+
+def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = FEW) -> Content:
+    """Of a data set of which at most so many samples are looked at, where it is not looked at as a whole."""
+    size, source = len(data), getattr(data, "samples", data)  # type: ignore[arg-type]
+    made: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in made_of.items()}
+    if isinstance(source, Digested):
+        whole, unordered = source.digests()
+        return Content(samples=size, whole=whole, unordered=unordered, looked_at=(), **made)
+    numbers = sorted({round(i * (size - 1) / (most - 1)) for i in range(most)})
+    once, again = (tuple(_looked(data, numbers)) for _ in range(2))
+    same = all(one.is_alike(other) for one, other in zip(once, again, strict=True))
+    return Content(samples=size, looked_at=once if same else None, **made)
+
+
+def same_content(data: MapDataset, made_of: Mapping[str, Any], world: World, *, most: int = FEW) -> Content:
+    """The same on all ranks: InputError on every rank if they read other data. A note if samples are others each time they are
+    read, though under one seed. Collective."""
+    own = content_of(data, made_of, most=most)
+    if own.looked_at is None and world.is_main:
+        warn(
+            f"note: samples of {type(data).__name__} are others each time they are read, though under one seed: it draws "
+            "from a generator, a counter or a clock of its own. Another plan, and a run that goes on from a checkpoint, read "
+            "other samples than this run; what torch's, NumPy's and Python's own generators give is the same in all of them"
+        )
+    every = world.gather(own)
+    for rank, other in zip(world.ranks, every, strict=True):
+        where = f"rank {rank} on host {world.hosts[rank]}" if world.hosts else f"rank {rank}"
+        if told := other.other(every[0]):
+            raise InputError(
+                f"the ranks read other data: {told} on {where}, beside rank {world.ranks[0]}; give all hosts the same files, and "
+                "read them in one order (sorted(os.listdir(…)))"
+            )
+    return own
+
+
+def _looked(data: MapDataset, numbers: Sequence[int]) -> Iterator[Looked]:
+    for number, sample in zip(numbers, read_samples(data, numbers, ("content",)), strict=True):
+        own, sums = hashlib.sha256(), list[tuple[float, float]]()
+        for value in _leaves(sample):
+            _note(value, own, sums)
+        yield Looked(number=number, digest=own.hexdigest()[:32], sums=tuple(sums))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """All that is no list, tuple or mapping in a sample."""
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield str(key)
+            yield from _leaves(value[key])
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def _note(value: Any, own: Any, sums: list[tuple[float, float]]) -> None:
+    try:
+        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        own.update(f"{type(value).__name__} {value!s:.1000}".encode())
+        return
+    own.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    flat = torch.view_as_real(tensor.resolve_conj()).reshape(-1) if tensor.is_complex() else tensor.reshape(-1)
+    if not flat.is_floating_point():
+        own.update(flat.contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        return
+    wide = flat.double()
+    own.update(wide.isfinite().numpy().tobytes())
+    wide = wide.nan_to_num(0.0, 0.0, 0.0)
+    weights = torch.linspace(1, 2, len(wide), dtype=torch.float64)
+    sums.append((float(wide @ weights), float(wide.abs() @ weights)))
+
+
+def digest_of_tensors(tensors: Iterable[Tensor]) -> str:
+    """Of types, shapes and all numbers, in memory."""
+    own = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        own.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        own.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return own.hexdigest()

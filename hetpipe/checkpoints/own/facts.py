@@ -1,0 +1,83 @@
+"""What a loop of one's own depends on, as far as its engine and its optimizer know it: the loop goes on from a checkpoint with
+what has changed since said."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hetpipe.building.content import Content, content_of
+from hetpipe.building.datasets import DataSplits
+from hetpipe.files.messages import InputError, listed, shown
+from hetpipe.layers.transforms import uncompiled
+from hetpipe.runtime.plan_engine import PlanEngine
+
+MANY = 32  # samples that are looked at, of data that are not looked at as a whole
+OPTIMIZER = "optimizer"
+
+
+def loop_facts(engine: PlanEngine, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """In plain values, the same on every rank and under every plan: the optimizer and its arguments, the loss, the batch, the
+    seed, what trains, and how the model's modules describe themselves (dropout, say)."""
+    loss, layers = engine.loss, [uncompiled(layer) for layer in engine.layers]
+    found: dict[str, Any] = {OPTIMIZER: type(optimizer).__name__}
+    found |= {f"{OPTIMIZER}.{key}": _plain(value) for key, value in optimizer.defaults.items()}
+    found |= {"loss": _name(loss.function), "loss_weight": _name(loss.weight), "ignore_index": loss.ignore_index}
+    found |= {"global_batch": engine.plan.global_batch, "seed": engine.seed}
+    found["precision"] = sorted(set((engine.plan.precision or {}).values()))
+    named = ((f"{number}.{name}", p) for number, layer in enumerate(layers) for name, p in layer.named_parameters())
+    found["what trains (a digest)"] = _digest(name for name, p in named if p.requires_grad)
+    return found | {"the model's modules (a digest)": _digest(map(_described, layers))}
+
+
+def note_of_change(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: object) -> str | None:
+    """What is to be said of a loop that has changed since; None: nothing, or nothing is known. InputError where the optimizer
+    is of another class."""
+    if saved is None:
+        return None
+    changed = [key for key in own if key in saved and saved[key] != own[key]]
+    told = {key: f"{key} was {shown(saved[key])}, is {shown(own[key])}" for key in changed}
+    if OPTIMIZER in told:
+        raise InputError(f"checkpoint {checkpoint} was saved with another optimizer: {told[OPTIMIZER]}; take the same one, or name "
+                         "another folder to start anew")  # fmt: skip
+    if not told:
+        return None
+    return f"note: the loop has changed since {checkpoint} was saved, and goes on as it is now:\n{listed(list(told.values()))}"
+
+
+def content_in(data: object) -> Content | None:
+    """Of the data that a loop gives: a data set, or DataSplits. InputError where it is none."""
+    if data is None:
+        return None
+    train: Any = data.train if isinstance(data, DataSplits) else data
+    if not (hasattr(train, "__len__") and hasattr(train, "__getitem__")) or len(train) == 0:
+        raise InputError(f"data is a {type(data).__name__}: give a map-style data set that has samples, or DataSplits")
+    return content_of(train, data.made_of if isinstance(data, DataSplits) else {}, most=MANY)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, int | float | str | None) else _name(value)
+
+
+def _name(value: Any) -> str:
+    while isinstance(value, partial):
+        value = value.func
+    return value if isinstance(value, str) else str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _described(layer: nn.Module) -> str:
+    return re.sub(r"0x[0-9a-f]+", "", repr(layer))
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
