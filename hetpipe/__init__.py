@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from hetpipe.spec.options import PlanOptions
     from hetpipe.spec.plan import Plan
     from hetpipe.spec.profile import Profile
-    from hetpipe.training.autowrap import UnusedRank, auto
     from hetpipe.training.observers.observer import Observer
-    from hetpipe.training.own_loop import wrap
+    from hetpipe.training.own.auto import UnusedRank, auto
+    from hetpipe.training.own.loop import wrap
     from hetpipe.training.trainer import Trainer
 
 __all__ = [
@@ -80,9 +80,9 @@ _HOMES = {
     "PlanOptions": "hetpipe.spec.options",
     "Profile": "hetpipe.spec.profile",
     "Trainer": "hetpipe.training.trainer",
-    "UnusedRank": "hetpipe.training.autowrap",
+    "UnusedRank": "hetpipe.training.own.auto",
     "adapt": "hetpipe.layers.adapters.adapt",
-    "auto": "hetpipe.training.autowrap",
+    "auto": "hetpipe.training.own.auto",
     "fused_accuracy": "hetpipe.layers.losses.fused",
     "fused_cross_entropy": "hetpipe.layers.losses.fused",
     "load_checkpoint": "hetpipe.checkpoints.own.checkpoint",
@@ -92,7 +92,7 @@ _HOMES = {
     "profile_model": "hetpipe.measuring.profiler",
     "save_checkpoint": "hetpipe.checkpoints.own.checkpoint",
     "simulate": "hetpipe.predict.simulator",
-    "wrap": "hetpipe.training.own_loop",
+    "wrap": "hetpipe.training.own.loop",
 }
 
 

@@ -26,7 +26,7 @@ from hetpipe.finetune.draft import (
 )
 from hetpipe.finetune.emulated import parse_emulated
 from hetpipe.finetune.facts import model_facts
-from hetpipe.finetune.folder import exported, install, refuse_another, write_cluster, write_job
+from hetpipe.finetune.folder import write_cluster, write_job
 from hetpipe.finetune.job import Made, make_job
 from hetpipe.finetune.kinds import Found, kind_of
 from hetpipe.finetune.looked import look
@@ -76,12 +76,14 @@ def test_every_default_stands_in_the_job() -> None:
     }  # fmt: skip
     assert job["checkpoint"] == {"folder": "finetuned/checkpoints"}
     assert job["log"] == {"folder": "finetuned/run"}
+    assert job["export"] == {"folder": "finetuned/adapter"}
     assert "cluster" not in job
 
 
 def test_without_adapters_all_parameters_train_at_a_smaller_rate() -> None:
     job = drafted(lora="none")
     assert "adapter" not in job
+    assert job["export"] == {"folder": "finetuned/model"}
     assert job["train"]["optimizer"]["lr"] == 1e-5
     assert drafted(lora="none", rate=3e-5)["train"]["optimizer"]["lr"] == 3e-5
 
@@ -273,38 +275,7 @@ def test_what_is_missing_is_told_before_ranks_start(
 
 
 def made_of(job: dict[str, Any]) -> Made:
-    return Made(job, Job.parse(job, "it"), None, "")
-
-
-def test_a_folder_of_another_job_is_refused_and_of_other_devices_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def made(**options: Any) -> Made:
-        return made_of(filled(drafted(**options), ModelFacts(), facts(5, 6)))
-
-    first = made()
-    write_job("finetuned", first, "it")
-    refuse_another("finetuned", made(rate=1e-3).job)  # nothing is trained yet
-    (tmp_path / "finetuned" / "checkpoints" / "step-00000002").mkdir(parents=True)
-    monkeypatch.setattr("hetpipe.finetune.folder.list_checkpoints", lambda _: [Path("step-00000002")])
-    refuse_another("finetuned", first.job)
-    refuse_another("finetuned", made(emulate=(CARDS,)).job)
-    assert "train.optimizer.lr was 0.0002, is 0.001" in refusal(refuse_another, out="finetuned", job=made(rate=1e-3).job)
-    assert "adapter.r was 16, is 4" in refusal(refuse_another, out="finetuned", job=made(lora="r=4").job)
-
-
-def test_an_export_without_its_run_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    job = made_of(filled(drafted(), ModelFacts(), facts(5))).job
-    target = exported("finetuned", job)
-    (tmp_path / target).mkdir(parents=True)
-    assert "finetuned/adapter is there already" in refusal(refuse_another, out="finetuned", job=job)
-    written = tmp_path / "new"
-    written.mkdir()
-    (written / "file").write_text("whole")
-    install(written, target)
-    assert (target / "file").read_text() == "whole"
-    assert exported("o", made_of(filled(drafted(lora="none"), ModelFacts(), facts(5))).job) == Path("o/model")
+    return Made(job, Job.parse(job, "it"), None, "", None, 1, open_schedule=True)
 
 
 def test_what_else_could_be_is_simulated_or_does_not_fit() -> None:

@@ -17,7 +17,7 @@ from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, cross_entropy, mse
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.spec.plan import Plan
-from hetpipe.training.own_loop import _nodes_of
+from hetpipe.training.own.loop import _nodes_of
 from tests.support.nets import batch, build
 from tests.support.programs import alone, own_loop
 from tests.support.ranks import cluster_of, make_plan

@@ -161,7 +161,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_a_run_goes_on_with_is_said(changes: dict[str, Any], said: str | None) -> None:
-    heard = compare(changed(), changed(**changes), Path("saved/step-00000002"))
+    heard = compare(changed(), changed(**changes), Path("saved/step-00000002"), step=2)
     start_of_it = "note: the job has changed since saved/step-00000002 was saved, and goes on as it is now:\n"
     assert heard == (None if said is None else start_of_it + said)
 
@@ -179,24 +179,25 @@ def test_what_a_run_goes_on_with_is_said(changes: dict[str, Any], said: str | No
 )
 def test_what_a_run_cannot_go_on_with_is_refused_with_both_values(changes: dict[str, Any], refused: str) -> None:
     with pytest.raises(InputError) as caught:
-        compare(changed(), changed(**changes), Path("saved/step-00000002"))
+        compare(changed(), changed(**changes), Path("saved/step-00000002"), step=2)
+    begin = "" if "dtype" in refused else "; to go on with another schedule, let it begin here: train.scheduler.from_step=2"
     assert str(caught.value) == (
-        "checkpoint saved/step-00000002 is of another job; set these back, or name another checkpoint.folder to start anew:\n"
-        f"  {refused}"
+        "checkpoint saved/step-00000002 is of another job; set these back, or name another checkpoint.folder to start "
+        f"anew{begin}:\n  {refused}"
     )
 
 
 def test_without_a_schedule_the_rate_may_change_and_a_schedule_cannot_come_in_the_midst() -> None:
     plain = {"train__scheduler": None}
-    heard = compare(changed(**plain), changed(**plain, train__optimizer__lr=0.2), Path("saved"))
+    heard = compare(changed(**plain), changed(**plain, train__optimizer__lr=0.2), Path("saved"), step=2)
     assert str(heard).endswith("  train.optimizer.lr was 0.1, is 0.2")
     with pytest.raises(InputError, match="train.scheduler.name was None, is 'StepLR'"):
-        compare(changed(**plain), changed(), Path("saved"))
-    assert compare(None, changed(), Path("saved")) is None  # by a version that did not say
+        compare(changed(**plain), changed(), Path("saved"), step=2)
+    assert compare(None, changed(), Path("saved"), step=2) is None  # by a version that did not say
     older = {key: value for key, value in changed().items() if "precision" not in key and "loss_scale" not in key}
     assert len(older) < len(changed())
-    assert compare(older, changed(), Path("saved")) is None  # by one that did not have these keys
-    heard = compare(older, changed(train__precision="bf16"), Path("saved"))
+    assert compare(older, changed(), Path("saved"), step=2) is None  # by one that did not have these keys
+    heard = compare(older, changed(train__precision="bf16"), Path("saved"), step=2)
     assert str(heard).endswith("  train.precision was None, is 'bf16'")
 
 
@@ -220,6 +221,17 @@ def test_a_changed_rate_is_the_one_that_trains(tmp_path: Path, capfd: pytest.Cap
     with pytest.raises(RankFailure, match="train.optimizer.lr was 0.01, is 0.002") as caught:
         run("train.steps=4", "train.optimizer.lr=0.002")
     assert caught.value.exit_code == 2
+    with pytest.raises(RankFailure, match="from_step is 1, at which this schedule takes the place of another, and the newest"):
+        run("train.steps=4", "train.scheduler.from_step=1")
+    scheduler = ("train.scheduler.from_step=2", "train.scheduler.warmup_steps=0", "train.scheduler.T_max=2")
+    anew = ("train.optimizer.lr=0.002", *scheduler)
+    (tmp_path / "log" / "metrics.jsonl").unlink()
+    run("train.steps=3", *anew)
+    capfd.readouterr()
+    run("train.steps=5", *anew)
+    assert [line["learning_rate"] for line in folder.lines("log/metrics.jsonl")] == pytest.approx([0.001, 0.0, 0.001])
+    told = capfd.readouterr().err
+    assert "the schedule CosineAnnealingLR ends at step 4 of 5, behind which the learning rate rises again" in told
 
 
 # ---- folders ----

@@ -141,13 +141,14 @@ def check_training(job: Job) -> None:
     """There is such a partitioner, and optimizer and schedule take their arguments: known before anything is measured."""
     registry.check_partitioner(job.plan.partitioner)
     section, optimizer = job.train.scheduler, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))])
-    build_scheduler(section, optimizer, job.train.steps)
+    steps = job.train.steps - section.from_step if section is not None and job.train.steps is not None else None
+    build_scheduler(section, optimizer, steps)
     cluster = job.read_cluster()
     emulated = [kind for kind in cluster.device_types.values() if kind.emulate is not None] if cluster is not None else []
     device = torch_device(emulated[0] if emulated else None, torch.cuda.current_device() if torch.cuda.is_available() else 0)
     _try_optimizer(job.train.optimizer, torch_type(job.train.dtype), device)
     if section is not None:
-        _try_schedule(section, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))]), job.train.steps)
+        _try_schedule(section, optimizer_factory(job.train.optimizer)([nn.Parameter(torch.zeros(1))]), steps)
 
 
 def _try_optimizer(section: TorchNamed, dtype: torch.dtype, device: torch.device) -> None:
@@ -292,7 +293,7 @@ def build_scheduler(
     section: SchedulerSection | None, optimizer: torch.optim.Optimizer, steps: int | None = None
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """The learning-rate schedule. LinearLR with `warmup_steps` w rises from 1/w of the rate over w steps; any other schedule
-    begins after such a warm-up. InputError if one that ends (OneCycleLR) ends before a training of so many `steps`."""
+    begins after such a warm-up. InputError if one that ends (OneCycleLR) ends before so many `steps` from its beginning on."""
     if section is None:
         return None
     schedulers = torch.optim.lr_scheduler

@@ -67,7 +67,9 @@ class Content(Strict):
                 if None not in (was := (getattr(than, name), getattr(self, name))) and was[0] != was[1]]  # fmt: skip
         if self.samples != than.samples:
             told.append(f"there were {than.samples} samples to train on, and there are {self.samples}")
-        elif None not in (self.whole, than.whole) and self.whole != than.whole:
+        elif (self.whole is None) != (than.whole is None) and None not in (self.looked_at, than.looked_at):
+            told.append("samples are of another kind")
+        elif self.whole != than.whole:
             alike = self.unordered is not None and self.unordered == than.unordered
             told.append("the samples are in another order" if alike else "samples are others")
         elif (number := self._other_sample(than)) is not None:
@@ -81,7 +83,7 @@ class Content(Strict):
 
 def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = FEW) -> Content:
     """Of a data set of which at most so many samples are looked at, where it is not looked at as a whole."""
-    size, source = len(data), getattr(data, "samples", data)  # type: ignore[arg-type]
+    size, source = len(data), data if isinstance(data, Digested) else getattr(data, "samples", data)  # type: ignore[arg-type]
     made: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in made_of.items()}
     if isinstance(source, Digested):
         whole, unordered = source.digests()

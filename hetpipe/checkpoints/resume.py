@@ -4,7 +4,8 @@ not at all."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from hetpipe.checkpoints.training_state import TrainerState, take_over
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
+from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import CheckpointSection, Job, TrainSection
 
@@ -58,15 +60,19 @@ def flat(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 UNSAID = dict(flat(TrainSection(global_batch=1, steps=1).model_dump(mode="json"), "train"))  # by a version without a key
+UNSAID["train.scheduler.from_step"] = 0
 
 
-def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path | Stored) -> str | None:
-    """What is to be said of a job that has changed since (None: nothing); InputError where the run cannot go on so."""
+def compare(
+    saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path | Stored, *, step: int, anew: bool = False
+) -> str | None:  # fmt: skip
+    """What is to be said of a job that has changed since this step (None: nothing); InputError where the run cannot go on so.
+    `anew`: its schedule begins here."""
     if saved is None:
         return None  # by a version that did not say
     changed = [key for key in dict.fromkeys((*saved, *own)) if saved.get(key, UNSAID.get(key)) != own.get(key)]
     scheduled = any(key.startswith("train.scheduler.") for key in own)
-    refused = [key for key in changed if _binds(key, scheduled)]
+    refused = [key for key in changed if not (anew and _is_of_schedule(key, scheduled)) and _binds(key, scheduled)]
     told = {key: f"{key} was {shown(saved.get(key))}, is {shown(own.get(key))}" for key in changed}
     if is_another(saved, own):
         refused, told[REVISION] = [*refused, REVISION], to_set_back(saved, own)
@@ -74,8 +80,8 @@ def compare(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint:
         told[BASE] += f": {other_base(saved)}"
     if refused:
         raise InputError(
-            f"checkpoint {checkpoint} is of another job; set these back, or name another checkpoint.folder to start anew:\n"
-            + listed([told[key] for key in refused])
+            f"checkpoint {checkpoint} is of another job; set these back, or name another checkpoint.folder to start anew"
+            f"{_of_schedule(refused, scheduled, step)}:\n{listed([told[key] for key in refused])}"
         )
     if not changed:
         return None
@@ -90,15 +96,54 @@ def refuse_other_data(saved: Content | None, own: Content | None, checkpoint: Pa
         raise InputError(f"checkpoint {checkpoint} is of other data: {told}. Set back what has changed to go on, or {advice}")
 
 
+def check_data(job: Job, content: Content, world: World) -> None:
+    """InputError on every rank where the newest checkpoint in the job's folder is of other data; a note where it does not say of
+    which."""
+
+    def check() -> None:
+        found = checkpoint.list_checkpoints(job.checkpoint.folder) if job.checkpoint is not None else []
+        if found:
+            state = checkpoint.read_state(found[-1])
+            refuse_other_data(state.data, content, found[-1], ANEW if job.adapter is None else f"{ANEW}; {FROM_ADAPTER}")
+            if state.data is None:
+                warn(OLDER)
+
+    with _not_from_it():
+        world.on_main(check)
+
+
+@contextmanager
+def _not_from_it() -> Iterator[None]:
+    """Where a checkpoint is refused, the refusal says what the run could go on from."""
+    try:
+        yield
+    except InputError:
+        resumes_from("")
+        raise
+
+
 def _binds(key: str, scheduled: bool) -> bool:
     """Whether the state that was saved belongs to the old value."""
     section, _, name = key.rpartition(".")
     return (
-        key in (BASE, "train.dtype", "train.frozen_dtype", "train.optimizer.name", "train.scheduler")
+        key in (BASE, "train.dtype", "train.frozen_dtype", "train.optimizer.name")
         or (section == "adapter" and name != "dropout")
-        or section == "train.scheduler"
-        or (scheduled and section.startswith("train.optimizer") and name in CYCLED)
+        or _is_of_schedule(key, scheduled)
     )
+
+
+def _is_of_schedule(key: str, scheduled: bool) -> bool:
+    """Whether the state of a schedule belongs to it: `scheduled`, whether the run has one."""
+    section, _, name = key.rpartition(".")
+    own = key == "train.scheduler" or section == "train.scheduler"
+    return own or (scheduled and section.startswith("train.optimizer") and name in CYCLED)
+
+
+def _of_schedule(refused: Sequence[str], scheduled: bool, step: int) -> str:
+    """How a run goes on under another schedule, where nothing else is in its way."""
+    if not all(_is_of_schedule(key, scheduled) for key in refused):
+        return ""
+    return f"; to go on with another schedule, let it begin here: train.scheduler.from_step={step}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +168,14 @@ class RunState:
             "loss_scale": self.engine.loss_scale.state_dict(),
         }
 
-    def take_over(self, state: TrainerState, source: str) -> None:
-        """Go on from this, of a run of the same kind; `source`: for messages. InputError if the data are others."""
+    def take_over(self, state: TrainerState, source: str, *, scheduled: bool = True) -> None:
+        """Go on from this, of a run of the same kind; `source`: for messages; `scheduled`: also where its schedule stands.
+        InputError if the data are others."""
         try:
             self.feed.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
         except ValueError as error:
             raise InputError(f"{source}: {error}") from error
-        if self.scheduler is not None:
+        if self.scheduler is not None and scheduled:
             take_over(self.scheduler, self.optimizer, state)
         if state.loss_scale is not None:
             self.engine.loss_scale.load_state_dict(state.loss_scale.model_dump())
@@ -152,17 +198,15 @@ class Saved:
     def restore(self, total: int) -> TrainerState | None:
         """Take over the newest checkpoint of the job's folder for a run of `total` steps; None where there is none. InputError on
         every rank where the run cannot go on from it, or the ranks do not share that folder."""
-        try:
+        with _not_from_it():
             return self._restore(total)
-        except InputError:  # it says what the run could go on from
-            resumes_from("")
-            raise
 
     def _restore(self, total: int) -> TrainerState | None:
         world = self.run.engine.world
         self._store.check_shared(world.patiently(), "checkpoint.folder")
         newest = checkpoint.newest(self._store, world)
         if newest is None:
+            self._begins_anew(None, None)
             return None
         if not self.section.resume:
             raise InputError(
@@ -174,7 +218,7 @@ class Saved:
         factory = optimizer_factory(self.job.train.optimizer)
         engine = self.run.engine
         checkpoint.load(newest, engine.stage, self.run.optimizer, world, whole=engine.layers, keeps=state_keys(factory))
-        self.run.take_over(state, f"checkpoint {newest}")
+        self.run.take_over(state, f"checkpoint {newest}", scheduled=not self._begins_anew(newest, state))
         resumes_from(f"step {state.step}, {newest}")
         if world.is_main:
             say(resumed(newest, state.step, total))
@@ -184,17 +228,29 @@ class Saved:
 
     def _compared(self, newest: Stored, state: TrainerState) -> str | None:
         """What is to be said of a job that has changed; InputError where the run cannot go on so."""
-        own = self.run.plain()
+        own, anew = self.run.plain(), self._begins_anew(newest, state)
         for what, saved in (("optimizer", state.optimizer), ("scheduler", state.scheduler)):
-            if saved != own[what]:
+            if saved != own[what] and not (anew and what == "scheduler"):
                 raise InputError(
                     f"checkpoint {newest} was saved with the {what} {saved}, the job has {own[what]}: go on with the "
                     "same one, or name another checkpoint.folder to start anew"
                 )
-        state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), newest.source)
-        refuse_other_data(state.data, self.content, newest, ANEW if self.job.adapter is None else f"{ANEW}; {FROM_ADAPTER}")
-        notes = [OLDER] if state.data is None else []
-        return "\n".join(filter(None, [*notes, compare(state.job, self._identity(), newest)])) or None
+        if not anew:
+            state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), newest.source)
+        return compare(state.job, self._identity(), newest, step=state.step, anew=anew)
+
+    def _begins_anew(self, newest: Stored | None, state: TrainerState | None) -> bool:
+        """Whether the schedule begins at this checkpoint. InputError where it should have begun at another one."""
+        section = self.job.train.scheduler
+        begin = section.from_step if section is not None else 0
+        if begin == 0 or (state is not None and (state.job or {}).get("train.scheduler.from_step", 0) == begin):
+            return False
+        if state is None or state.step != begin:
+            found = f"the newest checkpoint, {newest}, is of step {state.step}" if state is not None else "there is no checkpoint"
+            raise InputError(f"train.scheduler.from_step is {begin}, at which this schedule takes the place of another, and "
+                             f"{found}: "
+                             "leave it out, or write the step of that checkpoint")  # fmt: skip
+        return True
 
     def _identity(self) -> dict[str, Any]:
         return identity(self.job) | pinned(self.run.engine.layers) | self._base

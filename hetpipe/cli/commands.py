@@ -336,6 +336,8 @@ def train(
         _print_json(result.summary())
         return
     out.print(train_table(result))
+    if result.exported is not None:
+        out.print(f"the weights are in {result.exported}", soft_wrap=True)
     if job.log is not None:
         there = [name for name in LOG_FILES if (Path(job.log.folder) / name).is_file()]
         out.print(f"in {job.log.folder}: {', '.join(there)}", soft_wrap=True)

@@ -39,7 +39,7 @@ from hetpipe.runtime.base import Engine
 from hetpipe.spec.job import ProfileSection, TorchNamed
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan
-from hetpipe.training.own_loop import wrap
+from hetpipe.training.own.loop import wrap
 from hetpipe.training.session import Request, Setting, meet, prepare
 
 LossTokens = Callable[[Any, Any], Tensor]

@@ -23,6 +23,7 @@ class Asked:
     data: tuple[str, ...]
     out: str = "finetuned"
     lora: str = "r=16"
+    adapter: str | None = None
     base: str | None = None
     length: int | None = None
     global_batch: int | None = None

@@ -24,6 +24,7 @@ WARMUP = 0.03  # of the steps
 CLIP = 1.0
 LENGTH_KEY = {"chat": "length", "instructions": "length", "text": "context"}
 CHECKPOINTS, LOG, CLUSTER_FILE, JOB_FILE = "checkpoints", "run", "cluster.yaml", "job.yaml"  # in the folder of a run
+ADAPTER, MODEL = "adapter", "model"  # there, too: what is exported
 
 
 def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
         job["cluster"] = asked.cluster or f"{asked.out}/{CLUSTER_FILE}"
     job["train"] = train
     job |= {"checkpoint": {"folder": f"{asked.out}/{CHECKPOINTS}"}, "log": {"folder": f"{asked.out}/{LOG}"}}
+    job["export"] = {"folder": f"{asked.out}/{ADAPTER if lora else MODEL}"}
     found_job = apply_settings(job, asked.settings)
     if not all(isinstance(found_job.get(section), dict) for section in ("model", "data", "loss", "train")):
         Job.parse(found_job, SOURCE)  # says what is wrong
@@ -159,9 +161,18 @@ def filled(found: Mapping[str, Any], model: ModelFacts, data: DataFacts | None) 
     rows = data.rows(args[length] if args.get("pack") else None) if data is not None else None
     if ("train", "global_batch") in left:
         train["global_batch"] = min(BATCH, rows or BATCH)
-    if ("train", "scheduler") in left and rows is not None:
+    begin = _begin_alone(train.get("scheduler"))
+    if begin is not None:
+        train["scheduler"] = {**schedule(steps_of(train, rows) - begin), "from_step": begin} if rows is not None else None
+    elif ("train", "scheduler") in left and rows is not None:
         train["scheduler"] = schedule(steps_of(train, rows))
     return content
+
+
+def _begin_alone(scheduler: object) -> int | None:
+    """At which step a schedule begins of which nothing else is said."""
+    begin = scheduler.get("from_step") if isinstance(scheduler, Mapping) and set(scheduler) == {"from_step"} else None
+    return begin if isinstance(begin, int) else None
 
 
 def steps_of(train: Mapping[str, Any], rows: int) -> int:

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from hetpipe.building.build import build_data
+from hetpipe.building.content import Content, content_of
+from hetpipe.building.datasets import DataSplits
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.draft import DataFacts, ModelFacts
 from hetpipe.hf.replay.build import configured
 from hetpipe.hf.replay.tiny import tiny
 from hetpipe.language.apart import refuse_mixing
-from hetpipe.language.samples import IGNORED, Padded
-from hetpipe.spec.job import Job
+from hetpipe.language.samples import IGNORED, Packed, Padded
 
 
 def model_facts(model: Mapping[str, Any]) -> ModelFacts:
@@ -36,9 +36,8 @@ def model_facts(model: Mapping[str, Any]) -> ModelFacts:
     return ModelFacts(most if isinstance(most, int) and most > 0 else None, apart)
 
 
-def data_facts(job: Job) -> DataFacts:
-    """Of a job's data, read as they are, one sample in a row. InputError where they cannot be used."""
-    splits = build_data(job)
+def data_facts(splits: DataSplits) -> DataFacts:
+    """Of data that were read as they are, one sample in a row."""
     train: Any = splits.train
     test: Any = splits.test
     held = len(test) if test is not None else 0
@@ -50,6 +49,14 @@ def data_facts(job: Job) -> DataFacts:
     own = train.sequences
     learned = int((own.targets != IGNORED).sum())
     return DataFacts(len(train), held, len(own.tokens), learned, longest, own.lengths.tolist())
+
+
+def data_content(splits: DataSplits, args: Mapping[str, Any]) -> Content:
+    """What is in these data, in rows if the arguments of a job's data say so."""
+    train: Any = splits.train
+    if isinstance(train, Padded) and args.get("pack"):
+        train = Packed(train.sequences, args["length"], train.pad)
+    return content_of(train, splits.made_of)
 
 
 def cards_here() -> bool:

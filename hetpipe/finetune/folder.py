@@ -1,53 +1,101 @@
-"""The folder of a run: the job and the cluster file in it, what it exports, and what another run has left there."""
+"""The folder of a run: the job and the cluster file in it, and what a command does where another has left a run there."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-from hetpipe.checkpoints.checkpoint import list_checkpoints
-from hetpipe.checkpoints.resume import flat
+from hetpipe.checkpoints.base import KEY as BASE
+from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
+from hetpipe.checkpoints.resume import UNSAID, identity
+from hetpipe.checkpoints.revision import KEY as REVISION
+from hetpipe.checkpoints.training_state import TrainerState
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.files.parsing import yaml_text
 from hetpipe.files.writing import check_folder, check_output, write_text
-from hetpipe.finetune.draft import CLUSTER_FILE, JOB_FILE
+from hetpipe.finetune.asked import Asked
+from hetpipe.finetune.draft import ADAPTER, CLUSTER_FILE, JOB_FILE, MODEL, SOURCE, schedule
 from hetpipe.finetune.emulated import cluster_text
 from hetpipe.finetune.job import Made
+from hetpipe.processes.progress import say
 from hetpipe.spec.job import Job
 
-ADAPTER, MODEL = "adapter", "model"  # what is exported: adapters, or a whole model
-SECTIONS = ("model", "adapter", "data", "loss", "train")  # what makes a run; other devices may go on with it
-DEVICES = ("train.precision",)  # of these what hangs on the devices
+DEVICES = ("train.precision",)  # of what makes a run what hangs on the devices, which may be others
+OF_SCHEDULE = "train.scheduler."
+RATE = "train.optimizer.lr"
 
 
-def exported(out: str, job: Job) -> Path:
-    """Where the trained weights go."""
-    return Path(out) / (ADAPTER if job.adapter is not None else MODEL)
-
-
-def refuse_another(out: str, job: Job) -> None:
-    """InputError if files cannot be written into the folder, or the run in it is that of another job. Makes nothing."""
-    if Path(out).exists() and not Path(out).is_dir():
+def continued(asked: Asked, made: Made) -> Made:
+    """The job as it goes on with the run that is in its folder, if there is one: of more steps, those that are left have a
+    schedule of their own. InputError if files cannot be written there, or if the run there is another one; it says what to do
+    instead. Makes nothing."""
+    out, job = Path(asked.out), made.job
+    if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: name a folder with -o")
     check_folder(out)
     job.check_folders()
-    file = Path(out) / JOB_FILE
-    there = bool(job.checkpoint is not None and list_checkpoints(job.checkpoint.folder))
-    if there and file.exists():
-        before, now = (dict(_identity(each)) for each in (Job.read(file), job))
-        changed = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key) and key not in DEVICES]
-        if changed:
-            faults = [f"{key} was {shown(before.get(key))}, is {shown(now.get(key))}" for key in changed]
-            raise InputError(f"{out} holds a run of another job: give -o another folder, or go on with that one (hetpipe train "
-                             f"{file}):\n{listed(faults)}")  # fmt: skip
-    target = exported(out, job)
-    if target.exists() and not there:
-        raise InputError(f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder")
+    found = list_checkpoints(job.checkpoint.folder) if job.checkpoint is not None else []
+    if not found:
+        target = Path(job.export.folder) if job.export is not None else None
+        if target is not None and target.exists():
+            raise InputError(f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder")
+        return made
+    state = read_state(found[-1])
+    if (told := made.content.other(state.data)) if made.content is not None and state.data is not None else "":
+        raise InputError(f"{out} holds a run over other data: {told}. {_instead(asked, job, 'on these data')}")
+    return _with_schedule(asked, made, state)
 
 
-def _identity(job: Job) -> list[tuple[str, Any]]:
-    return flat({name: job.model_dump(mode="json")[name] or {} for name in SECTIONS}, "")
+def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
+    """With the schedule that the run had; or, where the command gives it more steps, with another one from here on."""
+    if state.step > made.steps:
+        raise InputError(f"{asked.out} holds a run that has {state.step} steps done, and this command is for {made.steps}. "
+                         f"{_instead(asked, made.job, 'anew')}")  # fmt: skip
+    keys = dict(made.keys)
+    if made.open_schedule:
+        keys["train"] = {**keys["train"], "scheduler": _saved_schedule(state)}
+        section = Job.parse(keys, SOURCE).train.scheduler
+        if section is None or section.end_step != made.steps:
+            keys["train"]["scheduler"] = {**schedule(made.steps - state.step), "from_step": state.step}
+    job = Job.parse(keys, SOURCE)
+    begins = job.train.scheduler is not None and job.train.scheduler.from_step == state.step > 0
+    if changed := _changed(state.job or {}, identity(job), begins=begins):
+        raise InputError(f"{asked.out} holds a run of another job. {_instead(asked, job, 'as this command says')}"
+                         f"{_rate(changed, state, made.steps)}:\n{listed(changed)}")  # fmt: skip
+    if begins and made.open_schedule:
+        say(f"the run in {asked.out} goes on from step {state.step} to step {made.steps}, with a schedule of its own for these: "
+            f"a warm-up, and a cosine down to nothing (train.scheduler.from_step: {state.step})")  # fmt: skip
+    return made._replace(keys=keys, job=job)
+
+
+def _saved_schedule(state: TrainerState) -> dict[str, Any] | None:
+    """The section of the schedule that a run had."""
+    found = {key.removeprefix(OF_SCHEDULE): value for key, value in (state.job or {}).items() if key.startswith(OF_SCHEDULE)}
+    return {key: value for key, value in found.items() if (key, value) != ("from_step", 0)} or None
+
+
+def _changed(saved: dict[str, Any], own: dict[str, Any], *, begins: bool) -> list[str]:
+    """What of the job is another than it was; `begins`: its schedule, and with it the rate, begins here."""
+    found = []
+    for key in dict.fromkeys((*saved, *own)):
+        was, now = saved.get(key, UNSAID.get(key)), own.get(key, UNSAID.get(key))
+        free = key in (*DEVICES, BASE, REVISION) or (begins and key.startswith((OF_SCHEDULE, RATE)))
+        if was != now and not free:
+            found.append(f"{key} was {shown(was)}, is {shown(now)}")
+    return found
+
+
+def _rate(changed: list[str], state: TrainerState, steps: int) -> str:
+    """How the run goes on at another rate."""
+    if state.step >= steps or not all(line.startswith((RATE, OF_SCHEDULE)) for line in changed):
+        return ""
+    return f"; to go on in this run from step {state.step}: --set train.scheduler.from_step={state.step}"
+
+
+def _instead(asked: Asked, job: Job, what: str) -> str:
+    """The ways to train something else."""
+    learned = f"--adapter {asked.out}/{ADAPTER}" if job.adapter is not None else f"the model {asked.out}/{MODEL}"
+    return f"To train {what}: -o another folder; beginning with what that run has learned: {learned}, and -o another folder"
 
 
 def write_cluster(out: str, made: Made) -> None:
@@ -63,17 +111,10 @@ def write_job(out: str, made: Made, command: str, also: Path | None = None) -> P
     """The job, in the folder, and where else it is wanted."""
     text = (
         f"# By: {command}\n# To change it and go on without that command, from the same folder: hetpipe train {out}/{JOB_FILE}\n"
-        f"{yaml_text(made.content)}"
+        f"{yaml_text(made.keys)}"
     )
     for file in (Path(out) / JOB_FILE, also):
         if file is not None:
             check_output(file)
             write_text(file, text)
     return Path(out) / JOB_FILE
-
-
-def install(written: Path, target: Path) -> None:
-    """Let a folder that is written whole become the target: nobody sees a part of it."""
-    if target.exists():
-        shutil.rmtree(target)
-    written.rename(target)

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hetpipe.building.build import build_data
+from hetpipe.building.content import Content
 from hetpipe.files.messages import counted
 from hetpipe.finetune.asked import Asked
-from hetpipe.finetune.draft import SOURCE, DataFacts, ModelFacts, draft, filled
-from hetpipe.finetune.facts import cards_here, data_facts, model_facts
+from hetpipe.finetune.draft import (
+    LENGTH_KEY,
+    SOURCE,
+    DataFacts,
+    ModelFacts,
+    draft,
+    filled,
+    open_keys,
+    steps_of,
+)
+from hetpipe.finetune.facts import cards_here, data_content, data_facts, model_facts
 from hetpipe.finetune.kinds import COUNTED
 from hetpipe.finetune.looked import Looked
 from hetpipe.processes.environment import place
@@ -17,12 +28,16 @@ from hetpipe.spec.job import Job
 
 
 class Made(NamedTuple):
-    """A job, as it stands in its file and read; the cluster file's content, where cards are emulated; the data in words."""
+    """A job, its `keys` as they stand in its file, and read; the cluster file's content, where cards are emulated; the data in
+    words, and what is in them; how many steps that are, and whether the schedule was left open."""
 
-    content: dict[str, Any]
+    keys: dict[str, Any]
     job: Job
     cluster: dict[str, Any] | None
     data: str
+    content: Content | None
+    steps: int
+    open_schedule: bool
 
 
 def make_job(asked: Asked, looked: Looked) -> Made:
@@ -33,10 +48,16 @@ def make_job(asked: Asked, looked: Looked) -> Made:
         activity.say("looking at the model")
         facts = model_facts(found["model"])
         activity.say("reading the data")
-        read = data_facts(Job.parse(unpacked(found, facts), SOURCE))
-    content = filled(found, facts, read)
-    job = Job.parse(content, SOURCE)
-    return Made(content, job, looked.emulated, data_text(job, read))
+        splits = build_data(Job.parse(unpacked(found, facts), SOURCE))
+    read = data_facts(splits)
+    keys = filled(found, facts, read)
+    job = Job.parse(keys, SOURCE)
+    args = job.data.args
+    rows = read.rows(args[LENGTH_KEY[looked.found.kind]] if args.get("pack") else None)
+    return Made(
+        keys, job, looked.emulated, data_text(job, read), data_content(splits, args), steps_of(job.train.model_dump(), rows),
+        ("train", "scheduler") in open_keys(found),
+    )  # fmt: skip
 
 
 def unpacked(found: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpipe.building.build import build_layers
-from hetpipe.checkpoints.checkpoint import list_checkpoints
-from hetpipe.checkpoints.revision import at_revision
-from hetpipe.checkpoints.trained import find_checkpoint
-from hetpipe.checkpoints.training_state import said_of
-from hetpipe.finetune.folder import exported, install
 from hetpipe.finetune.statement import Statement, make_statement
-from hetpipe.hf.export import export_weights
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
@@ -66,21 +58,4 @@ def finetune_rank(wanted: Wanted, job: Job, plan: Plan | None = None, profile: P
         return Finetuned(statement=statement) if is_main else None
     if result is None:
         return None
-    return Finetuned(statement=statement, result=result, folder=_export(wanted.out, job, result))
-
-
-def _export(out: str, job: Job, result: TrainResult) -> Path | None:
-    """The newest checkpoint's weights, in the folder of the run; those that are of it already stay as they are."""
-    target = exported(out, job)
-    if job.checkpoint is None or not list_checkpoints(job.checkpoint.folder):
-        return None
-    newest = max(part.stat().st_mtime for part in list_checkpoints(job.checkpoint.folder)[-1].iterdir())
-    if target.exists() and not result.losses and target.stat().st_mtime >= newest:
-        return target
-    found, written = find_checkpoint(job.checkpoint.folder), target.with_name(f".{target.name}")
-    with Activity(f"writing {target}"):
-        if written.exists():
-            shutil.rmtree(written)  # what a run that was killed had begun
-        export_weights(build_layers(at_revision(job, said_of(found))), found, written)
-        install(written, target)
-    return target
+    return Finetuned(statement=statement, result=result, folder=result.exported)

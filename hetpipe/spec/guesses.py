@@ -106,7 +106,7 @@ JOB: Guesses = _TRAINING | _all(
     ("training trainer", "the section is called 'train'"), ("dataset datasets train_data", "the section is called 'data'"),
     ("checkpoints saving", _SAVE), ("logging logger", _LOG), ("wandb tensorboard mlflow report_to", _TRACKERS),
     ("lora peft adapters", _ADAPTERS), ("strategy accelerator distributed parallelism", _PLANNED),
-    ("evaluation eval validation", _EVALUATE),
+    ("evaluation eval validation", _EVALUATE), ("exporting export_dir save_model", "write 'export: {folder: adapter}'"),
 )  # fmt: skip
 LOG: Guesses = _all(
     ("wandb tensorboard mlflow to report_to project", _TRACKERS),
@@ -119,6 +119,10 @@ CHECKPOINT: Guesses = _all(
     ("dir path output_dir", _SAVE),
     ("limit save_total_limit max_to_keep keep_last", _SAVE),
     ("resume_from", _RESUME),
+)
+EXPORT: Guesses = _all(
+    ("dir path output_dir", "write 'export: {folder: adapter}'"),
+    ("merge_adapter merged", "write 'export: {folder: model, merge: true}'"),
 )
 MODEL: Guesses = _all(
     ("lora adapter adapters peft", _ADAPTERS),

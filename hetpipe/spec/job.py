@@ -33,6 +33,7 @@ from hetpipe.spec.options import PlanOptions, PlanRules, PrecisionChoice, precis
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.adapter import AdapterSection
+from hetpipe.spec.sections.export import ExportSection
 from hetpipe.spec.sections.numbers import ArithmeticSection, LossScaleSection
 
 
@@ -167,9 +168,18 @@ class TorchNamed(Strict):
 
 
 class SchedulerSection(TorchNamed):
-    """A class of torch.optim.lr_scheduler; `warmup_steps` puts a linear warm-up before it (for LinearLR: is it)."""
+    """A class of torch.optim.lr_scheduler; `warmup_steps` puts a linear warm-up before it (for LinearLR: is it). `from_step`:
+    a run that resumes from the checkpoint of this step begins this schedule there, in the place of the one that it had."""
 
     warmup_steps: Count = 0
+    from_step: Count = 0
+
+    @property
+    def end_step(self) -> int | None:
+        """After which step of the run it has come to its end, behind which its rate is 0, or rises again; None where it has
+        none."""
+        length = self.arguments.get({"CosineAnnealingLR": "T_max", "PolynomialLR": "total_iters"}.get(self.name, ""))
+        return self.from_step + self.warmup_steps + length if isinstance(length, int) else None
 
 
 class TrainSection(Strict):
@@ -278,6 +288,16 @@ class Job(Document):
     train: TrainSection
     checkpoint: CheckpointSection | None = None
     log: LogSection | None = None
+    export: ExportSection | None = None
+
+    @model_validator(mode="after")
+    def _exports_what_is_saved(self) -> Self:
+        if self.export is not None and self.checkpoint is None:
+            raise ValueError("export writes the weights of the newest checkpoint: write 'checkpoint: {folder: "
+                             "checkpoints/NAME}', too")
+        if self.export is not None and self.export.merge and self.adapter is None:
+            raise ValueError("export.merge adds adapters to the model, and there is no section 'adapter': leave it out")
+        return self
 
     @model_validator(mode="after")
     def _base_is_computed(self) -> Self:
@@ -339,6 +359,8 @@ class Job(Document):
         """InputError if the log or the checkpoints could not be written."""
         if self.checkpoint is not None:
             check_folder(self.checkpoint.folder)
+        if self.export is not None:
+            check_folder(self.export.folder)
         if self.log is not None:
             check_folder(self.log.folder)
             for name in LOG_FILES:

@@ -56,7 +56,10 @@ class Loop:
         sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
         self.feed = Feed(session.data.train, sampler, self._own, self.reading)
         self.total = job.train.steps or job.train.epochs * sampler.batches_per_epoch  # type: ignore[operator]
-        scheduler = build_scheduler(job.train.scheduler, optimizer, self.total)
+        begin = job.train.scheduler.from_step if job.train.scheduler is not None else 0
+        scheduler = build_scheduler(job.train.scheduler, optimizer, self.total - begin)
+        if engine.world.is_main:
+            _note_end_of_schedule(job, self.total)
         self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
         engine.sync.sent_as = torch.bfloat16 if job.train.gradient_sums == "bfloat16" else None
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
@@ -198,3 +201,14 @@ class Loop:
             return self.done
         self.result.loss_before = state.loss
         return state.step
+
+
+def _note_end_of_schedule(job: Job, total: int) -> None:
+    section = job.train.scheduler
+    if section is not None and section.end_step is not None and section.end_step < total:
+        behind = "rises again" if section.name == "CosineAnnealingLR" else "is that of its end"
+        warn(
+            f"note: the schedule {section.name} ends at step {section.end_step} of {total}, behind which the learning rate "
+            f"{behind}: "
+            "give it the length of the run"
+        )

@@ -33,7 +33,7 @@ WARMUP_STEPS = 2
 class TrainResult:
     """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01
     where an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of
-    the run that was resumed; `steps_differ`: whether they have samples of other lengths."""
+    the run that was resumed; `steps_differ`: whether they have samples of other lengths; `exported`: where its weights are."""
 
     plan: Plan | None
     losses: list[float] = field(default_factory=list)
@@ -49,6 +49,7 @@ class TrainResult:
     overrun_fraction: float = 0.0
     peak_bytes: dict[str, int] = field(default_factory=dict)
     steps_differ: bool = False
+    exported: Path | None = None
 
     @property
     def usual_step_seconds(self) -> float:
@@ -84,6 +85,8 @@ class TrainResult:
         if self.evaluation is not None:
             found |= {"test_loss": number(self.evaluation.loss), "test_accuracy": self.evaluation.metric,
                       "test_samples": self.evaluated_samples}  # fmt: skip
+        if self.exported is not None:
+            found["exported"] = str(self.exported)
         if self.measured is not None:
             found["peak_bytes"] = self.peak_bytes
             found["utilisation"] = {d: 1 - b for d, b in self.measured.bubble_fraction().items()}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.checkpoints.resume import check_data
 from hetpipe.files.folders import check_room
 from hetpipe.layers.model import unsplit_note
 from hetpipe.predict.footprint import with_footprint
@@ -16,6 +17,7 @@ from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.spec.job import SUMMARY_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.training.exported import export_run
 from hetpipe.training.legs import leg
 from hetpipe.training.loop import Loop
 from hetpipe.training.runlog import TrainResult, claim, write_folder, write_report
@@ -44,6 +46,7 @@ class Trainer:
     def _run(
         self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None
     ) -> TrainResult | None:  # fmt: skip
+        check_data(self.job, session.content, session.world)
         if session.world.is_main:
             _note_model(session)
         plan, profile = prepare(session, Request.by(self.job), plan, profile)
@@ -66,6 +69,7 @@ class Trainer:
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
             write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
             write_report(folder, plan, profile, session.cluster, result.measured)
+        result.exported = export_run(self.job, trained=bool(result.losses))
         return result
 
 

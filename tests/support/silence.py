@@ -25,7 +25,7 @@ from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
-from hetpipe.training.own_loop import check_same_model
+from hetpipe.training.own.loop import check_same_model
 from tests.support.nets import WIDTH, batch, build
 from tests.support.ranks import make_plan
 from tests.support.transparency import open_engine, share

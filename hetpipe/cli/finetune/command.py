@@ -118,7 +118,7 @@ def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made
         from hetpipe.training.start import train_everywhere
     made = make_job(asked, looked)
     registry.check_names(made.job)
-    folder.refuse_another(asked.out, made.job)
+    made = folder.continued(asked, made)
     folder.write_cluster(asked.out, made)
     made.job.check_files()
     if place().rank == 0:

@@ -1,4 +1,5 @@
 """Sections of a job that are files of their own. Read in this order:
 
-adapter (what is added to a model that stays as it is), numbers (the scale of a loss, and the arithmetic of cards).
+adapter (what is added to a model that stays as it is), numbers (the scale of a loss, and the arithmetic of cards), export (where
+trained weights go).
 """

@@ -19,7 +19,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection, TorchNamed
 from hetpipe.spec.options import PlanOptions
-from hetpipe.training.own_loop import OwnPrecision, check_same_model
+from hetpipe.training.own.loop import OwnPrecision, check_same_model
 from hetpipe.training.session import Request, Setting, join, meet, prepare
 
 

@@ -1,0 +1,211 @@
+"""A second `hetpipe finetune` in a folder (hetpipe/finetune/folder.py), and a job whose schedule begins anew: it goes on, or
+says what has changed and what to do instead. (What checkpoints say of data: test_content.py.)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetpipe.building.build import build_scheduler
+from hetpipe.building.content import Content
+from hetpipe.checkpoints.resume import compare, identity
+from hetpipe.checkpoints.training_state import FORMAT, TrainerState
+from hetpipe.files.messages import InputError
+from hetpipe.finetune.asked import Asked
+from hetpipe.finetune.draft import DataFacts, ModelFacts, draft, filled, open_keys, schedule, steps_of
+from hetpipe.finetune.folder import continued
+from hetpipe.finetune.job import Made
+from hetpipe.finetune.kinds import Found
+from hetpipe.spec.job import Job, SchedulerSection
+from hetpipe.training.exported import install
+from tests.support.finetuning import CARDS
+
+DATA = Content(samples=40, whole="a" * 32, unordered="b" * 32, tokenizer="c" * 32, template="d" * 32)
+
+
+def asked(**options: Any) -> Asked:
+    return Asked(**{"model": "tiny", "data": ("chats.jsonl",), "global_batch": 4, **options})
+
+
+def made(content: Content = DATA, samples: int = 40, **options: Any) -> Made:
+    """Of a command over samples of ten steps an epoch."""
+    own = draft(asked(**options), Found("chat", {"file": "chats.jsonl"}), None, cards=False)
+    keys = filled(own, ModelFacts(), DataFacts(samples, 0, 9 * samples, 9 * samples, 9, [9] * samples))
+    job = Job.parse(keys, "it")
+    steps = steps_of(job.train.model_dump(), samples)
+    return Made(keys, job, None, "", content, steps, ("train", "scheduler") in open_keys(own))
+
+
+class Left:
+    """What a run has left in its folder."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state: TrainerState | None = None
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("hetpipe.finetune.folder.list_checkpoints", lambda _: [Path("step")] if self.state else [])
+        monkeypatch.setattr("hetpipe.finetune.folder.read_state", lambda _: self.state)
+
+    def after(self, step: int, own: Made) -> None:
+        """A checkpoint of this step."""
+        section = own.job.train.scheduler
+        self.state = TrainerState.parse(
+            {"format": FORMAT, "step": step, "optimizer": "AdamW", "scheduler": section.name if section else None,
+             "scheduler_state": {} if section else None, "job": {**identity(own.job), "model.base": "x"},
+             "data": own.content.model_dump(mode="json") if own.content else None, "scheduled": [{"lr": 0.1}],
+             "sampler": {"samples": 40, "seed": 0, "shuffle": True, "epoch": 0, "position": 0}}, "it")  # fmt: skip
+
+    def goes_on(self, own: Made | None = None, **options: Any) -> Made:
+        return continued(asked(**options), own or made(**options))
+
+    def refuses(self, own: Made | None = None, **options: Any) -> str:
+        with pytest.raises(InputError) as caught:
+            self.goes_on(own, **options)
+        return str(caught.value)
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Left:
+    return Left(tmp_path, monkeypatch)
+
+
+def test_the_same_command_goes_on_with_its_schedule(left: Left) -> None:
+    for step in (4, 10):
+        left.after(step, made())
+        assert left.goes_on() == made()
+    assert left.goes_on(emulate=(CARDS,)).job.cluster == "finetuned/cluster.yaml", "other devices are not another run"
+
+
+def test_more_epochs_go_on_with_a_schedule_of_their_own(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+    """The old one has come to its end: its cosine would rise again."""
+    left.after(10, made())
+    more = left.goes_on(epochs=2)
+    assert more.keys["train"]["scheduler"] == {**schedule(10), "from_step": 10}
+    assert more.job.train.scheduler is not None
+    assert more.job.train.scheduler.end_step == 20
+    assert "goes on from step 10 to step 20, with a schedule of its own for these" in capsys.readouterr().err
+    left.after(13, more)
+    assert left.goes_on(epochs=2) == more, "interrupted, it goes on with this one"
+    third = left.goes_on(epochs=3)
+    assert third.keys["train"]["scheduler"] == {**schedule(17), "from_step": 13}
+    faster = left.goes_on(epochs=3, rate=1e-3)
+    assert faster.job.train.optimizer.arguments["lr"] == 1e-3
+
+
+def test_fewer_epochs_than_are_done_are_refused(left: Left) -> None:
+    left.after(15, made(epochs=2))
+    said = left.refuses()
+    assert said.startswith("finetuned holds a run that has 15 steps done, and this command is for 10. To train anew: -o anoth")
+
+
+def test_another_rate_is_another_run_or_begins_at_a_step_that_is_said(left: Left) -> None:
+    left.after(4, made())
+    said = left.refuses(rate=1e-3)
+    assert said.startswith(
+        "finetuned holds a run of another job. To train as this command says: -o another folder; beginning with what that run "
+        "has learned: --adapter finetuned/adapter, and -o another folder; to go on in this run from step 4: --set "
+        "train.scheduler.from_step=4:\n"
+    )
+    assert "train.optimizer.lr was 0.0002, is 0.001" in said
+    begun = left.goes_on(rate=1e-3, settings=("train.scheduler.from_step=4",))
+    assert begun.keys["train"]["scheduler"] == {**schedule(6), "from_step": 4}
+    left.after(10, made())
+    assert "from_step" not in left.refuses(rate=1e-3), "nothing is left to train"
+
+
+@pytest.mark.parametrize(("options", "what"), [
+    ({"lora": "r=4"}, "adapter.r was 16, is 4"), ({"lora": "none"}, "adapter.kind was 'lora', is None"),
+    ({"length": 5}, "data.args.length was 9, is 5"), ({"global_batch": 8}, "train.global_batch was 4, is 8"),
+    ({"turns": "last"}, "data.args.turns was None, is 'last'"),
+    ({"tokenizer": "other"}, "data.args.tokenizer was 'tiny', is 'other'"),
+    ({"settings": ("train.scheduler=",)}, "train.scheduler.name was 'CosineAnnealingLR', is None"),
+    ({"settings": ("train.clip_norm=2",)}, "train.clip_norm was 1.0, is 2.0"),
+    ({"model": "other"}, "model.args.weights was 'tiny', is 'other'"),
+])  # fmt: skip
+def test_another_job_is_told_by_its_keys(left: Left, options: dict[str, Any], what: str) -> None:
+    left.after(4, made())
+    said = left.refuses(made(**options), **options)
+    assert said.startswith("finetuned holds a run of another job. To train as this command says: -o another folder; beginning")
+    assert what in said
+
+
+@pytest.mark.parametrize(("content", "what"), [
+    (DATA.model_copy(update={"whole": "0" * 32, "unordered": "0" * 32}), "samples are others"),
+    (DATA.model_copy(update={"whole": "0" * 32}), "the samples are in another order"),
+    (DATA.model_copy(update={"samples": 39}), "there were 40 samples to train on, and there are 39"),
+    (DATA.model_copy(update={"tokenizer": "0" * 32}), "the tokenizer is another"),
+    (DATA.model_copy(update={"template": "0" * 32}), "the template of chats is another"),
+])  # fmt: skip
+def test_other_data_are_another_run(left: Left, content: Content, what: str) -> None:
+    """Mended chats gave the old adapter, and exit code 0."""
+    for step in (4, 10):
+        left.after(step, made())
+        assert left.refuses(made(content)) == (
+            f"finetuned holds a run over other data: {what}. To train on these data: -o another folder; beginning with what that "
+            "run has learned: --adapter finetuned/adapter, and -o another folder"
+        )
+    left.after(4, made(lora="none"))
+    assert "the model finetuned/model, and -o another folder" in left.refuses(made(content, lora="none"), lora="none")
+
+
+def test_a_folder_that_cannot_be_one(left: Left) -> None:
+    Path("finetuned/adapter").mkdir(parents=True)
+    assert "finetuned/adapter is there already, and no checkpoint of the run that wrote it" in left.refuses()
+    Path("file").write_text("")
+    assert "file is a file: name a folder with -o" in left.refuses(made(out="file"), out="file")
+
+
+def test_what_is_exported_takes_the_place_of_what_was(tmp_path: Path) -> None:
+    written, target = tmp_path / "new", tmp_path / "adapter"
+    for content in ("whole", "newer"):
+        written.mkdir()
+        (written / "file").write_text(content)
+        install(written, target)
+        assert (target / "file").read_text() == content
+    assert not written.exists()
+
+
+# ---- jobs ----
+
+SCHEDULED: dict[str, Any] = {
+    "format": "hetpipe.job/1", "model": {"name": "mlp"}, "data": {"name": "text"},
+    "train": {"global_batch": 4, "steps": 20, "optimizer": {"name": "AdamW", "lr": 0.1},
+              "scheduler": {"name": "CosineAnnealingLR", "T_max": 10}},
+}  # fmt: skip
+
+
+def changed(**train: Any) -> dict[str, Any]:
+    return identity(Job.parse({**SCHEDULED, "train": {**SCHEDULED["train"], **train}}, "it"))
+
+
+def test_another_schedule_goes_on_where_it_is_said_to_begin() -> None:
+    saved, longer = changed(), {"name": "CosineAnnealingLR", "T_max": 12}
+    with pytest.raises(InputError) as caught:
+        compare(saved, changed(scheduler=longer), Path("checkpoints/step-00000008"), step=8)
+    assert "to go on with another schedule, let it begin here: train.scheduler.from_step=8:\n" in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        compare(saved, changed(scheduler=longer, dtype="float64"), Path("step-00000008"), step=8)
+    assert "from_step" not in str(caught.value)
+    own = changed(scheduler={**longer, "from_step": 8}, optimizer={"name": "AdamW", "lr": 0.2})
+    note = compare(saved, own, Path("step-00000008"), step=8, anew=True)
+    assert note is not None
+    assert "train.optimizer.lr was 0.1, is 0.2" in note
+    older = {key: value for key, value in saved.items() if key != "train.scheduler.from_step"}
+    assert compare(older, saved, Path("step-00000008"), step=8) is None, "a version that knew no such key"
+
+
+def test_where_a_schedule_ends() -> None:
+    def end(**keys: Any) -> int | None:
+        return SchedulerSection(**keys).end_step
+
+    assert end(name="CosineAnnealingLR", T_max=10, warmup_steps=3, from_step=7) == 20
+    assert end(name="PolynomialLR", total_iters=9) == 9
+    assert end(name="StepLR", step_size=3) is end(name="LinearLR", warmup_steps=3) is None
+
+
+def test_a_schedule_that_begins_anew_may_end_with_the_run() -> None:
+    section = SchedulerSection.model_validate({"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 10, "from_step": 10})
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    assert build_scheduler(section, optimizer, 20 - section.from_step) is not None
