@@ -120,6 +120,16 @@ def test_steps_in_the_place_of_epochs() -> None:
     assert steps_of({"epochs": 3, "global_batch": 8}, 17) == 9
 
 
+def test_rows_are_not_packed_where_samples_would_move_each_others_positions() -> None:
+    model = ModelFacts(4096, apart=True, switch=40)
+    for lengths, packed in (((30, 40), True), ((41, 90), True), ((40, 41), False), ((3, 500, 41), False)):
+        assert filled(drafted(), model, facts(*lengths))["data"]["args"]["pack"] is packed
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    phi3 = {"type": "phi3", "original_max_position_embeddings": 100, "max_position_embeddings": 1000, "pad_token_id": 0,
+            "rope_parameters": longrope}  # fmt: skip
+    assert model_facts({"name": "causal_lm", "args": phi3}) == ModelFacts(1000, apart=True, switch=100)
+
+
 def test_samples_are_no_longer_than_the_model_has_positions_for() -> None:
     long = facts(5000)
     assert filled(drafted(), ModelFacts(512), long)["data"]["args"] | {"length": 512, "pack": False} == (

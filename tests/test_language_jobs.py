@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -16,12 +17,13 @@ from hetpipe.building.lengths import few_sizes, shorter_batches, size_shares
 from hetpipe.layers.model import row_shapes
 from hetpipe.spec.job import Job
 from hetpipe.spec.profile import Profile
-from tests.support.chats import WORDS, chat_of, lines, tokenizer
+from hetpipe.training.session import open_session
+from tests.support.chats import WORDS, chat_of, lines, refusal, tokenizer
 from tests.support.jobs import Folder
 from tests.support.jobs import train as train_section
 from tests.support.runs import assert_same, reference, trained
 
-QWEN = {"name": "causal_lm", "args": {
+QWEN: dict[str, Any] = {"name": "causal_lm", "args": {
     "type": "qwen3", "vocab_size": 512, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "head_dim": 8,
     "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}}  # fmt: skip
 PLAN = [{"cuts": [2, 2, 1], "sizes": [2, 1, 2]}, {"cuts": [5], "sizes": [2]}]
@@ -71,3 +73,20 @@ def test_three_sizes_stand_for_all() -> None:
     assert found == pytest.approx({4: 0.5, 8: 0.25 + 0.125 * 2 / 3, 32: 0.125 + 0.125 / 3})
     assert few_sizes({8: 1.0}, 32) == {8: 1.0, 32: 0.0}
     assert few_sizes({32: 1.0}, 32) == {32: 1.0}
+
+
+def test_rows_of_samples_that_move_each_others_positions_are_refused(tmp_path: Path) -> None:
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    args: dict[str, Any] = {**QWEN["args"], "type": "phi3", "pad_token_id": 0, "rope_parameters": longrope,
+            "original_max_position_embeddings": 24, "max_position_embeddings": 96}  # fmt: skip
+    del args["head_dim"]
+    content = yaml.safe_load(job(Folder(tmp_path), pack=True).read_text()) | {"model": {"name": "causal_lm", "args": args}}
+    content = {key: content[key] for key in ("format", "model", "data", "loss", "train")}
+
+    def opened(**changes: Any) -> None:
+        args = {**content["data"]["args"], **changes}
+        open_session(Job.parse({**content, "data": {"name": "chat", "args": args}}, "the job"))
+
+    assert "as soon as one of them has more than 24 tokens (its positions are of the type longrope)" in refusal(opened)
+    opened(pack=False)
+    opened(length=24, too_long="drop")

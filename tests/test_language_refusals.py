@@ -10,8 +10,8 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from hetpipe.hf.replay.tiny import tiny
-from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
+from hetpipe.hf.replay.tiny import limits_of, tiny
+from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.language.conversations import chat, instructions
 from tests.support.chats import chat_of, lines, refusal, tokenizer
 
@@ -69,6 +69,60 @@ def test_a_model_that_does_not_tell_samples_in_a_row_apart_is_refused(kind: str,
         return
     said = refusal(refuse_mixing, model_class=model_class, config=small)
     assert f"a model of type '{kind}' does not tell such apart: with small layers, logits differ by " in said
+
+
+def configuration(kind: str, **values: Any) -> Any:
+    made: Any = transformers.CONFIG_MAPPING[kind]
+    return made(**values)
+
+
+def longrope(kind: str, positions: int = 4096) -> Any:
+    factors = {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
+    return configuration(
+        kind, original_max_position_embeddings=positions, max_position_embeddings=131072,
+        rope_scaling={"type": "longrope", **factors},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "limit"), [
+    (longrope("phi3"), 4096),
+    (longrope("phi3", 512), 512),
+    (configuration("llama", max_position_embeddings=2048, rope_scaling={"rope_type": "dynamic", "factor": 2.0}), 2048),
+    (configuration("qwen2", max_position_embeddings=300, rope_scaling={"rope_type": "dynamic", "factor": 4.0}), 300),
+    (configuration("gemma3_text", rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "longrope", "rope_theta": 1e6, "factor": 8.0, "short_factor": [1.0], "long_factor": [2.0],
+                           "original_max_position_embeddings": 1000}}), 1000),
+])  # fmt: skip
+def test_rows_with_samples_on_either_side_of_what_positions_hang_on_are_refused(config: Any, limit: int) -> None:
+    """All positions of a micro-batch are others where one sample in it is longer."""
+    refuse_switch(config, (3, limit))
+    refuse_switch(config, (limit + 1, 4 * limit))
+    for reach in ((3, limit + 1), (limit, limit + 1), (1, 100 * limit)):
+        said = refusal(refuse_switch, config=config, reach=reach)
+        assert f"as soon as one of them has more than {limit} tokens" in said
+        assert f"Take data with pack: false, or a length of {limit} at most" in said
+
+
+def test_samples_are_tried_on_either_side_of_what_a_configuration_names() -> None:
+    """Of a type that nobody has told of, too."""
+    config, model_class = longrope("phi3"), transformers.Phi3ForCausalLM
+    small = tiny(model_class, config)
+    refuse_mixing(model_class, small, limits_of(config, small, (3, 4096)))
+    limits = limits_of(config, small, (3, 5000))
+    assert {limit.value for limit in limits} == {4096}
+    said = refusal(refuse_mixing, model_class=model_class, config=small, limits=limits)
+    assert "does not tell such apart, of which some have more than 4096 tokens (" in said
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "qwen3"])
+def test_samples_are_tried_on_either_side_of_a_window(kind: str) -> None:
+    config = configuration(kind, sliding_window=128)
+    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    small = tiny(model_class, config)
+    limits = limits_of(config, small, (10, 300))
+    assert all(limit.key == "sliding_window" for limit in limits)
+    refuse_mixing(model_class, small, limits)
 
 
 @pytest.mark.parametrize(("kind", "causal"), [("qwen3", True), ("mamba", True), ("bert", False)])

@@ -13,7 +13,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.finetune.draft import DataFacts, ModelFacts
 from hetpipe.hf.replay.build import configured
 from hetpipe.hf.replay.tiny import tiny
-from hetpipe.language.apart import refuse_mixing
+from hetpipe.language.apart import refuse_mixing, switch_of
 from hetpipe.language.samples import IGNORED, Packed, Padded
 
 
@@ -33,7 +33,8 @@ def model_facts(model: Mapping[str, Any]) -> ModelFacts:
         apart = True
     except InputError:  # that it does not, or that no small one runs: of which the run itself says more
         apart = False
-    return ModelFacts(most if isinstance(most, int) and most > 0 else None, apart)
+    limit = switch_of(found.config)
+    return ModelFacts(most if isinstance(most, int) and most > 0 else None, apart, limit.value if limit is not None else None)
 
 
 def data_facts(splits: DataSplits) -> DataFacts:

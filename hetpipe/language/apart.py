@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,19 +19,57 @@ LENGTHS = (5, 7)  # of two samples in a row
 ROUNDING = 1e-4  # by which sums in another order may differ, of the largest
 
 
-def refuse_mixing(model_class: Any, config: Any) -> None:
+class Limit(NamedTuple):
+    """A number of tokens of which a model's configuration says something: `value`, and in the small one `small`."""
+
+    key: str
+    value: int
+    small: int
+
+
+def refuse_mixing(model_class: Any, config: Any, limits: Sequence[Limit] = ()) -> None:
     """InputError if a small causal language model of transformers, of this configuration, gives other logits for two samples in a
-    row, whose positions begin anew, than for each by itself."""
+    row, whose positions begin anew, than for each by itself: for short samples, and for one on either side of each limit."""
     with _small(model_class, config) as (model, words):
-        tokens = [torch.randint(words // 2, words, (1, length)) for length in LENGTHS]
-        places = [torch.arange(length)[None] for length in LENGTHS]
-        alone = [model(input_ids=own, position_ids=at, use_cache=False).logits for own, at in zip(tokens, places, strict=True)]
-        row = model(input_ids=torch.cat(tokens, 1), position_ids=torch.cat(places, 1), use_cache=False).logits
-    if not (difference := _difference(row, torch.cat(alone, 1))) < ROUNDING:
+        for limit in (None, *limits):
+            lengths = LENGTHS if limit is None else (LENGTHS[0], limit.small + LENGTHS[1])
+            tokens = [torch.randint(words // 2, words, (1, length)) for length in lengths]
+            places = [torch.arange(length)[None] for length in lengths]
+            alone = [model(input_ids=own, position_ids=at, use_cache=False).logits
+                     for own, at in zip(tokens, places, strict=True)]  # fmt: skip
+            row = model(input_ids=torch.cat(tokens, 1), position_ids=torch.cat(places, 1), use_cache=False).logits
+            if not (difference := _difference(row, torch.cat(alone, 1))) < ROUNDING:
+                both = f", of which some have more than {limit.value} tokens ({limit.key}) and others have not" if limit else ""
+                raise InputError(
+                    f"the data gives positions, which begin anew where samples are packed into a row, and a model of type "
+                    f"{config.model_type!r} does not tell such apart{both}: with small layers, logits differ by "
+                    f"{difference:.1e} of the largest from those of single samples. Take data with pack: false"
+                )
+
+
+def switch_of(config: Any) -> Limit | None:
+    """Of how many tokens the longest sample beside one may be, for its positions to stay what they are: rotary positions of the
+    types longrope and dynamic are of other frequencies for a micro-batch in which a sample is longer. None where there is no
+    such number."""
+    own = config.get_text_config()
+    parts = getattr(own, "rope_parameters", None) or {}
+    for given in (parts, *(part for part in parts.values() if isinstance(part, dict))):
+        kind = given.get("rope_type")
+        most = given.get("original_max_position_embeddings") if kind == "longrope" else own.max_position_embeddings
+        if kind in ("longrope", "dynamic") and isinstance(most, int):
+            return Limit(f"its positions are of the type {kind}", most, most)
+    return None
+
+
+def refuse_switch(config: Any, reach: tuple[int, int]) -> None:
+    """InputError if samples in rows have from so few to so many tokens, and `switch_of` the model lies between."""
+    limit = switch_of(config)
+    if limit is not None and reach[0] <= limit.value < reach[1]:
         raise InputError(
-            f"the data gives positions, which begin anew where samples are packed into a row, and a model of type "
-            f"{config.model_type!r} does not tell such apart: with small layers, logits differ by {difference:.1e} of the "
-            "largest from those of single samples. Take data with pack: false"
+            f"the data packs samples of {reach[0]} to {reach[1]} tokens into rows, and in a model of type {config.model_type!r} "
+            f"the positions of all samples of a micro-batch change as soon as one of them has more than {limit.value} tokens "
+            f"({limit.key}): what a sample gives would depend on those beside it. Take data with pack: false, or a length of "
+            f"{limit.value} at most"
         )
 
 

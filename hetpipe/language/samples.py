@@ -115,6 +115,11 @@ class Packed(Dataset[Any]):
         self.samples = torch.tensor([number for row in rows for number in row], dtype=torch.int64)  # row by row
         self.ends = torch.tensor([len(row) for row in rows], dtype=torch.int64).cumsum(0)
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """From how few to how many tokens a sample has."""
+        return int(self.sequences.lengths.min()), self.positions
+
     def digests(self) -> tuple[str, str]:
         """Of the samples in their rows, and of the samples."""
         whole, unordered = self.sequences.digests()

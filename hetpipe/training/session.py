@@ -20,9 +20,9 @@ from hetpipe.checkpoints.resume import flat
 from hetpipe.checkpoints.revision import check_same_revision
 from hetpipe.files.formats import Document
 from hetpipe.files.messages import InputError
-from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
+from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
-from hetpipe.layers.model import Model, named_layers
+from hetpipe.layers.model import Model, Tensors, as_tuple, named_layers
 from hetpipe.layers.numbers import frozen_low, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
@@ -156,20 +156,31 @@ def open_session(job: Job) -> Session:
 def _refuse_unseen(model: Model, data: DataSplits) -> None:
     """InputError if a model of transformers would see samples beside one in its row, or padding behind it, or if it does not know
     the words that there are."""
-    names = data.names or ("attention_mask",)
-    packed, padded = "position_ids" in names, isinstance(data.train, Ragged) and "attention_mask" not in names
     whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
     if whole is None:
         return
-    refuse_strange(whole.config, data.train.samples if isinstance(data.train, WithLabels) else data.train)
-    if not (packed or padded):
-        return
-    from hetpipe.hf.replay.tiny import tiny  # which imports transformers
+    splits = [each.samples if isinstance(each, WithLabels) else each for each in (data.train, data.test) if each is not None]
+    names = data.names or ("attention_mask",)
+    for split in splits:
+        refuse_strange(whole.config, split)
+    if "position_ids" in names:
+        for split in splits:
+            _refuse_mixed(whole, split, model.inputs)
+    elif isinstance(data.train, Ragged) and "attention_mask" not in names:
+        from hetpipe.hf.replay.tiny import tiny  # which imports transformers
 
-    if packed:
-        refuse_mixing(type(whole), tiny(type(whole), whole.config))
-    else:
         refuse_looking_ahead(type(whole), tiny(type(whole), whole.config))
+
+
+def _refuse_mixed(whole: Any, split: Any, inputs: Tensors) -> None:
+    """InputError if a model of transformers would see samples beside one in its row. Data that do not say how long their samples
+    are may have any in rows of this length."""
+    from hetpipe.hf.replay.tiny import limits_of, tiny
+
+    reach = getattr(split, "reach", (1, as_tuple(inputs)[0].shape[-1]))
+    refuse_switch(whole.config, reach)
+    small = tiny(type(whole), whole.config)
+    refuse_mixing(type(whole), small, limits_of(whole.config, small, reach))
 
 
 def prepare(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hetpipe.files.messages import InputError, one_line
+from hetpipe.language.apart import Limit
 
 LAYERS, MOST_LAYERS, WORDS, TOKENS = 3, 8, 64, 12  # of the small model; more than three layers where these are of several sorts
 MOST_PARAMETERS = 30_000_000  # of a model that is still small enough to be tried
@@ -56,6 +57,21 @@ def tiny(model_class: Any, config: Any) -> Any:
             failure = failure or error
     assert failure is not None
     raise InputError(f"transformers runs no small model of this configuration: {one_line(failure)}") from failure
+
+
+def limits_of(config: Any, small: Any, reach: tuple[int, int]) -> list[Limit]:
+    """The windows and numbers of positions of a configuration than which some samples are longer and others are not, of samples
+    of from so few to so many tokens; with what they are in its small one."""
+    values, own = (dict(_of_tokens(each.to_dict())) for each in (config, small))
+    return [Limit(key, value, own[key]) for key, value in values.items() if key in own and reach[0] <= value < reach[1]]
+
+
+def _of_tokens(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, int]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _of_tokens(value, f"{path}{key}.")
+        elif _role(key) in ("positions", "window") and _is_size(value) and not key.endswith("layers"):
+            yield f"{path}{key}", value
 
 
 def _run(model_class: Any, config: Any) -> None:
