@@ -117,9 +117,7 @@ def test_another_rate_is_another_run_or_begins_at_a_step_that_is_said(left: Left
 
 @pytest.mark.parametrize(("options", "what"), [
     ({"lora": "r=4"}, "adapter.r was 16, is 4"), ({"lora": "none"}, "adapter.kind was 'lora', is None"),
-    ({"length": 5}, "data.args.length was 9, is 5"), ({"global_batch": 8}, "train.global_batch was 4, is 8"),
-    ({"turns": "last"}, "data.args.turns was None, is 'last'"),
-    ({"tokenizer": "other"}, "data.args.tokenizer was 'tiny', is 'other'"),
+    ({"global_batch": 8}, "train.global_batch was 4, is 8"),
     ({"settings": ("train.scheduler=",)}, "train.scheduler.name was 'CosineAnnealingLR', is None"),
     ({"settings": ("train.clip_norm=2",)}, "train.clip_norm was 1.0, is 2.0"),
     ({"model": "other"}, "model.args.weights was 'tiny', is 'other'"),
@@ -129,6 +127,22 @@ def test_another_job_is_told_by_its_keys(left: Left, options: dict[str, Any], wh
     said = left.refuses(made(**options), **options)
     assert said.startswith("finetuned holds a run of another job. To train as this command says: -o another folder; beginning")
     assert what in said
+
+
+@pytest.mark.parametrize(("options", "what"), [
+    ({"length": 5}, "data.args.length was 9, is 5"), ({"turns": "last"}, "data.args.turns was None, is 'last'"),
+    ({"tokenizer": "other"}, "data.args.tokenizer was 'tiny', is 'other'"),
+])  # fmt: skip
+def test_the_same_samples_may_be_read_otherwise(
+    left: Left, options: dict[str, Any], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left.after(4, made())
+    assert left.goes_on(made(**options), **options) == made(**options)
+    said = capsys.readouterr().err
+    assert "note: the samples are those that the run in finetuned had, though they are read otherwise" in said
+    assert what in said
+    unknown = made(**options)._replace(content=None)
+    assert what in left.refuses(unknown, **options)
 
 
 @pytest.mark.parametrize(("content", "what"), [

@@ -17,7 +17,7 @@ from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import ADAPTER, CLUSTER_FILE, JOB_FILE, MODEL, SOURCE, schedule
 from hetpipe.finetune.emulated import cluster_text
 from hetpipe.finetune.job import Made
-from hetpipe.processes.progress import say
+from hetpipe.processes.progress import say, warn
 from hetpipe.spec.job import Job
 
 DEVICES = ("train.precision",)  # of what makes a run what hangs on the devices, which may be others
@@ -59,7 +59,11 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
             keys["train"]["scheduler"] = {**schedule(made.steps - state.step), "from_step": state.step}
     job = Job.parse(keys, SOURCE)
     begins = job.train.scheduler is not None and job.train.scheduler.from_step == state.step > 0
-    if changed := _changed(state.job or {}, identity(job), begins=begins):
+    changed = _changed(state.job or {}, identity(job), begins=begins)
+    if made.content is not None and state.data is not None and (read := [line for line in changed if line.startswith("data.")]):
+        changed = [line for line in changed if line not in read]
+        warn(f"note: the samples are those that the run in {asked.out} had, though they are read otherwise:\n{listed(read)}")
+    if changed:
         raise InputError(f"{asked.out} holds a run of another job. {_instead(asked, job, 'as this command says')}"
                          f"{_rate(changed, state, made.steps)}:\n{listed(changed)}")  # fmt: skip
     if begins and made.open_schedule:

@@ -117,8 +117,10 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
 def _tell(note: str | None, state: LoopState, content: Content | None) -> None:
     if note is not None:
         warn(note)
-    if state.data is not None and content is None:
-        warn("note: the checkpoint says what was in the data: give load_checkpoint data=, too, to have them compared")
+    if content is None or state.data is None:
+        asked = {"save_checkpoint": state.data, "load_checkpoint": content}
+        silent = " and ".join(name for name, known in asked.items() if known is None)
+        warn(f"note: whether the data are those of before is not looked at: give {silent} data=, the loop's data set")
 
 
 def _own_schedule(

@@ -71,9 +71,19 @@ def _plain(value: Any) -> Any:
 
 
 def _name(value: Any) -> str:
-    while isinstance(value, partial):
-        value = value.func
-    return value if isinstance(value, str) else str(getattr(value, "__qualname__", type(value).__qualname__))
+    """Of a function or an object, with the plain values that it was given."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, partial):
+        return f"{_name(value.func)}({_given(value.keywords)})"
+    if (name := getattr(value, "__qualname__", None)) is not None:
+        return str(name)
+    own = vars(value) if hasattr(value, "__dict__") else {}
+    return f"{type(value).__qualname__}({_given({key: own[key] for key in own if key != 'training' and key[0] != '_'})})"
+
+
+def _given(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={shown(value)}" for key, value in values.items() if isinstance(value, int | float | str | None))
 
 
 def _described(layer: nn.Module) -> str:
