@@ -14,6 +14,7 @@ from hetpipe.spec import guesses
 Base = Literal["as-is", "bf16", "fp16", "nf4", "int8"]
 TrainedToo = Literal["embed", "head", "norms"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"  # of a folder of peft
 
 
 class AdapterSection(Strict):
