@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import adapter_keys, base_of, check_adapted
+from hetpipe.checkpoints.base import adapter_keys, adapter_names, base_of, check_adapted
 from hetpipe.checkpoints.schedule import plain, scheduled, unfit
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import store_at
@@ -49,7 +49,8 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
         if other.get("scheduler") != of_first.get("scheduler"):
             called = [_called(s.get("scheduler")) for s in (of_first, other)]
             raise InputError(f"save_checkpoint was given {called[0]} on rank {first}, and {called[1]} on rank {rank}")
-    base = {"base": found, "adapter": adapter_keys(engine.layers)} if (found := base_of(engine.layers)) is not None else {}
+    base = {"base": found, "adapter": adapter_keys(engine.layers), "adapter_names": adapter_names(engine.layers)} if (
+        found := base_of(engine.layers)) is not None else {}
     extra = base | {"steps": engine.steps, "loss_scale": engine.loss_scale.state_dict(), **of_first}
     if any(other != of_first for _, other in every):
         stages = {layers: {key: own[key] for key in ("scheduler_state", "scheduled")} for layers, own in every}

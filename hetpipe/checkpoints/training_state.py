@@ -124,11 +124,13 @@ class TrainerState(SavedState):
 class LoopState(SavedState):
     """Of one's own loop: `steps` are those that its engine had begun; `schedules` are given where those of the stages differ, as
     with a learning rate for each layer, or where one stage has no parameters of a group; `base` is a digest of the model that
-    adapters were added to, `adapter` says as which."""
+    adapters were added to, `adapter` says as which, and `adapter_names` what their tensors are called outside (see `InLibrary`).
+    """
 
     steps: Count | None = None
     base: Name | None = None
     adapter: dict[str, Any] | None = None
+    adapter_names: dict[str, str] | None = None
     schedules: tuple[StageSchedule, ...] | None = None
 
     def of(self, layers: Sequence[str], source: str) -> SavedState:

@@ -17,6 +17,7 @@ from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
 from hetpipe.building.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange
 from hetpipe.building.same_data import check_same_data
+from hetpipe.checkpoints.base import check_begun, going_on
 from hetpipe.checkpoints.resume import flat
 from hetpipe.checkpoints.revision import check_same_revision
 from hetpipe.files.formats import Document
@@ -71,7 +72,8 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Setting):
-    """A running job on this rank, before planning: everything that does not depend on the plan."""
+    """A running job on this rank, before planning: everything that does not depend on the plan. `job` has adapters that began in
+    a folder as a checkpoint has them by now."""
 
     job: Job
     data: DataSplits
@@ -136,6 +138,7 @@ def open_session(job: Job) -> Session:
     """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
     world, cluster = meet(job.read_cluster(), job.plan.backend, told_by(job))
     check_training(job)
+    job = going_on(job, world)
     with Activity("starting", shown=world.is_main) as activity:
         activity.say(f"building the data {job.data.label!r}")
         data = build_data(job)
@@ -145,6 +148,7 @@ def open_session(job: Job) -> Session:
         activity.say("waiting for the other ranks")
         with showing_others(activity):
             check_same_revision(model.layers, world)
+            check_begun(job, world)
             check_same_data(data.train, job.train.seed, world)
     return Session(
         job=job, world=world, cluster=cluster, model=model, data=data, found=job.cluster is None, seed=job.train.seed,
