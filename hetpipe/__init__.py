@@ -3,7 +3,7 @@
 Measure (`profile_model`), plan (`make_plan`; `make_front` over a catalogue), predict (`simulate`), train (`Trainer`,
 or `wrap` for one's own loop, with `save_checkpoint` and `load_checkpoint`; `auto` measures, plans and wraps;
 `adapt` adds matrices of low rank; `fused_cross_entropy` is the loss of large vocabularies), and use what was trained
-(`load_weights`).
+(`load_weights`, `export_weights`).
 Each name is imported when it is first used, so that planning and simulating need no torch.
 """
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from hetpipe.checkpoints.own.checkpoint import load_checkpoint, save_checkpoint
     from hetpipe.checkpoints.trained import load_weights
     from hetpipe.files.messages import InputError
+    from hetpipe.hf.export import export_weights
     from hetpipe.layers.adapters.adapt import adapt
+    from hetpipe.layers.adapters.names import library_names
     from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
     from hetpipe.measuring.profiler import profile_model
     from hetpipe.planning.pareto import make_front
@@ -48,8 +50,10 @@ __all__ = [
     "__version__",
     "adapt",
     "auto",
+    "export_weights",
     "fused_accuracy",
     "fused_cross_entropy",
+    "library_names",
     "load_checkpoint",
     "load_weights",
     "make_front",
@@ -83,8 +87,10 @@ _HOMES = {
     "UnusedRank": "hetpipe.training.own.auto",
     "adapt": "hetpipe.layers.adapters.adapt",
     "auto": "hetpipe.training.own.auto",
+    "export_weights": "hetpipe.hf.export",
     "fused_accuracy": "hetpipe.layers.losses.fused",
     "fused_cross_entropy": "hetpipe.layers.losses.fused",
+    "library_names": "hetpipe.layers.adapters.names",
     "load_checkpoint": "hetpipe.checkpoints.own.checkpoint",
     "load_weights": "hetpipe.checkpoints.trained",
     "make_front": "hetpipe.planning.pareto",

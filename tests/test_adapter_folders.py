@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +20,15 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import adapter_keys, base_of, pinned_base
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.files.messages import InputError
+from hetpipe.finetune.facts import model_facts
 from hetpipe.hf.export import export_weights
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.layers.weights import empty_names, materialise, state_of
+from hetpipe.models import bert, causal_lm, gpt2, llama, t5
 from hetpipe.processes.world import alone
 from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere, train_rank
+from hetpipe.whatif.models import find_model
 from tests.support.adapted import KINDS, SIZES, logits, tokens, trained_a_little
 from tests.support.jobs import Folder, train
 from tests.test_causal_lm import tiny
@@ -205,3 +209,28 @@ def test_a_base_in_half_needs_a_precision(base: Path, tmp_path: Path) -> None:
     assert kinds == {(torch.bfloat16, False), (torch.float32, True)}
 
 
+def test_a_base_that_holds_adapters_is_refused_wherever_it_is_read(base: Path, tmp_path: Path) -> None:
+    """transformers would add them, and a chain would be without."""
+    both, alone_there = Path(shutil.copytree(base, tmp_path / "both")), tmp_path / "alone"
+    alone_there.mkdir()
+    for folder in (both, alone_there):
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/model"}))
+    write = "write 'adapter: {{weights: {}}}', with model.args.weights the base that they name, 'owner/model'"
+    beside = f"{both} holds adapters beside the model (adapter_config.json): transformers would add them, and a model read here"
+    told = {
+        both: [beside, write.format(both), "merge them first (peft's merge_and_unload); for the model alone, take adapter_"],
+        alone_there: [f"{alone_there} holds adapters (adapter_config.json), and no model", write.format(alone_there)],
+    }
+    readers: list[Any] = [
+        causal_lm.build, gpt2.build, bert.build, llama.build, t5.build, lambda weights: find_model(weights),
+        lambda weights: model_facts({"name": "causal_lm", "args": {"weights": weights}}),
+    ]  # fmt: skip
+    for folder, lines in told.items():
+        for reader in readers:
+            with pytest.raises(InputError) as caught:
+                reader(weights=str(folder))
+            assert [line for line in lines if line not in str(caught.value)] == []
+    (both / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match=f"weights: {both}}}', with model.args.weights the base, which they do not name"):
+        WeightFolder(both)
+    assert find_model(str(both / "config.json")).name == str(both / "config.json"), "a file by its name is just that"

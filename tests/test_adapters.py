@@ -109,6 +109,31 @@ def test_what_cannot_be_adapted_is_told(options: dict[str, Any], reason: str) ->
         adapt(qwen3(), **options)
 
 
+@pytest.mark.parametrize(("targets", "where"), [
+    (["q_proj"], "0 1 2"), (["layer1.q_proj"], "1"), (["layer1.self_attn.q_proj", "layer2.layer.self_attn.q_proj"], "1 2"),
+    (["model.layers.2.self_attn.q_proj"], "2"), (["layers.0.self_attn.q_proj"], "0"), (["self_attn.q_proj"], "0 1 2"),
+])  # fmt: skip
+def test_modules_are_named_as_in_the_chain_or_as_in_transformers(targets: list[str], where: str) -> None:
+    found = [name.partition(".lora_")[0] for name in state_of(adapt(qwen3(), seed=1, targets=targets))]
+    assert found[::2] == found[1::2] == [f"layer{number}.layer.self_attn.q_proj" for number in where.split()]
+
+
+def test_a_name_is_first_that_of_one_module() -> None:
+    """And then the end of names: `0` is the chain's first layer, where it can be adapted, and `1` is in others."""
+    inner = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+    layers = adapt(nn.Sequential(nn.Linear(4, 4), *inner, nn.Linear(4, 4)), seed=1, r=2, targets=["0", "1"])
+    assert {name.partition(".lora_")[0] for name in state_of(layers)} == {"0", "1.1", "2.1"}
+
+
+def test_a_name_of_no_module_shows_how_modules_are_named() -> None:
+    with pytest.raises(InputError) as caught:
+        adapt(qwen3(), targets=["model.layers.9.self_attn.q_proj", "v_proj"])
+    assert str(caught.value).endswith("  names are as in 'layer1.layer.self_attn.o_proj', or in the library's model "
+                                      "'model.layers.1.self_attn.o_proj', or the ends of such")  # fmt: skip
+    with pytest.raises(InputError, match="names are as in '0', or the ends of such"):
+        adapt(nn.Sequential(nn.Linear(4, 4)), targets=["fc"])
+
+
 def test_a_model_without_linear_layers_is_told() -> None:
     with pytest.raises(InputError, match="the model has no linear layer before its last layer"):
         adapt(nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
@@ -185,6 +210,23 @@ def test_a_module_at_two_places_stays_one_beside_few_bits() -> None:
     assert layers[0].first is layers[0].second
     assert layers[0].get_parameter("first.weight") is matrix
     assert layers(x).shape == (2, 2)
+
+
+def test_compiled_layers_keep_their_names_and_their_base_elsewhere() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.fc(x)
+            return out
+
+    compiled: list[Any] = [torch.compile(module, backend="eager") for module in (Block(), nn.Linear(4, 4))]
+    layers = adapt(nn.Sequential(compiled[0], nn.Linear(4, 2)), seed=1, r=2)
+    assert list(state_of(layers)) == ["0.fc.lora_A.default.weight", "0.fc.lora_B.default.weight"]
+    with pytest.raises(InputError, match=r"layer '0' is compiled, and another \(Linear\) takes the place of the Linear in it"):
+        adapt(nn.Sequential(compiled[1], nn.Linear(4, 2)), seed=1, r=2)
 
 
 def test_dora_of_a_layer_that_is_a_linear_layer() -> None:

@@ -172,7 +172,7 @@ def test_values_come_from_a_folder_by_transformers_own_conversions(kind: str, tm
     for layer in layers:
         assert isinstance(layer, HFLayer)
         for own, tensor in tensors_of(layer).items():
-            assert torch.equal(tensor, theirs[layer.hf_names[own]]), own
+            assert torch.equal(tensor, theirs[layer.library_names[own]]), own
     tokens = torch.randint(WORDS, (2, 7))
     with one_thread(torch.device("cpu")), torch.no_grad():
         assert torch.equal(layers.eval()(tokens), reference.eval()(tokens, use_cache=False).logits)
@@ -261,7 +261,7 @@ def test_experts_are_traced_and_computed_in_each_type(dtype: torch.dtype) -> Non
     with torch.no_grad():
         for layer in layers:
             for own, value in tensors_of(layer).items():
-                theirs[layer.hf_names[own]].copy_(value)
+                theirs[layer.library_names[own]].copy_(value)
         found, wanted = layers.eval()(tokens), reference.eval()(tokens, use_cache=False).logits
     assert float((found - wanted).abs().max()) < (1e-5 if dtype == torch.float32 else 1e-12)
 

@@ -54,7 +54,7 @@ def test_values_are_those_of_from_pretrained(kind: str, dtype: str, tmp_path: Pa
     for layer in layers:
         assert isinstance(layer, HFLayer)
         for own, value in tensors_of(layer).items():
-            wanted = theirs[layer.hf_names[own]]
+            wanted = theirs[layer.library_names[own]]
             assert value.dtype == wanted.dtype, own
             assert torch.equal(value, wanted), own
     if kind != "deepseek_v3" or dtype == "float32":  # grouped products are for lower types with rows of whole 16 bytes only
@@ -75,7 +75,7 @@ def test_what_does_not_train_is_held_in_bfloat16_as_it_was(tmp_path: Path, monke
         for own, value in tensors_of(layer).items():
             frozen = isinstance(value, nn.Parameter) and not value.requires_grad and value.ndim > 1
             kinds.add((value.dtype, frozen))
-            assert torch.equal(value, (low if frozen else full)[layer.hf_names[own]]), own
+            assert torch.equal(value, (low if frozen else full)[layer.library_names[own]]), own
     assert kinds == {(torch.bfloat16, True), (torch.float32, False)}
 
 

@@ -69,7 +69,7 @@ def test_it_is_a_model_of_jobs_with_the_bits_of_transformers(tmp_path: Path) -> 
         for layer in layers:
             assert isinstance(layer, HFLayer)
             for name, parameter in layer.named_parameters():
-                gradient = reference.get_parameter(layer.hf_names[name]).grad
+                gradient = reference.get_parameter(layer.library_names[name]).grad
                 assert gradient is not None
                 assert parameter.grad is not None
                 assert torch.equal(parameter.grad, gradient), name
@@ -86,7 +86,7 @@ def test_its_trained_weights_go_back_to_a_folder(tmp_path: Path) -> None:
     for layer in layers:
         assert isinstance(layer, HFLayer)
         for name, parameter in layer.named_parameters():
-            assert torch.equal(parameter, found.get_parameter(layer.hf_names[name]))
+            assert torch.equal(parameter, found.get_parameter(layer.library_names[name]))
 
 
 def test_what_if_knows_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

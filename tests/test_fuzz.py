@@ -23,12 +23,15 @@ from torch import nn
 
 from hetpipe.building.build import build_data, build_layers, build_model, check_training
 from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.base import adapter_keys, base_of
 from hetpipe.checkpoints.schedule import plain
 from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.fastspeed import Params
 from hetpipe.fastspeed.module import load_optimizer, put_weights, read_checkpoint
 from hetpipe.files.messages import clipped, exit_code
+from hetpipe.hf.export import export_weights
+from hetpipe.layers.adapters.adapt import adapt
 from hetpipe.layers.weights import materialise
 from hetpipe.planning.front import Front
 from hetpipe.spec.cluster import Link
@@ -351,6 +354,17 @@ def test_a_folder_of_transformers(tmp_path: Path, model: str, part: str) -> None
 
     fuzz = fuzz_bytes if part == "model.safetensors" else fuzz_document
     fuzz(Place(tmp_path), folder / part, build)
+
+
+@pytest.mark.parametrize("part", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_folder_of_peft(tmp_path: Path, part: str) -> None:
+    layers = adapt(net(), seed=1, r=2, train_also=["head"])
+    extra = {"base": base_of(layers), "adapter": adapter_keys(layers)}
+    saved = checkpoint.save(tmp_path / "saved", 1, layers, torch.optim.SGD(layers.parameters()), extra, ALONE, keep=1)
+    folder = tmp_path / "folder" / "adapter"
+    export_weights(layers, saved, folder)
+    fuzz = fuzz_bytes if part == "adapter_model.safetensors" else fuzz_document
+    fuzz(Place(folder), folder / part, lambda: adapt(net(), weights=str(folder)))
 
 
 @pytest.mark.parametrize("part", ["layer_times", "layer_sizes", "intra_node_bandwidths", "multizone_bandwidths_het"])

@@ -135,6 +135,7 @@ def test_only_what_is_read_is_downloaded_and_one_process_shows_it(monkeypatch: p
          "pytorch_model.bin", "original/consolidated.00.pth", "consolidated.safetensors", "onnx/model.onnx",
          "generation_config.json"],
         allow_patterns=first["allow_patterns"])  # fmt: skip
+    assert "adapter_config.json" in first["allow_patterns"], "by which a base with adapters is known"
     assert [*chosen] == ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
                          "generation_config.json"]  # fmt: skip
     assert {*second["allow_patterns"]} == {*first["allow_patterns"], "*.py"}
@@ -169,6 +170,15 @@ def test_a_run_keeps_its_revision(two: Path, tmp_path: Path) -> None:
     ended = hetpipe(*more, "--set", f"model.args.weights={NAME}@{SECOND}", folder=tmp_path)
     assert ended.code == 0, ended.err
     assert f"model.args.weights was {NAME!r}, is '{NAME}@{SECOND}'" in ended.err
+
+
+def test_a_repository_of_adapters_is_no_base(cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": NAME}))
+    put(cache, "tiny/adapter", FIRST, folder)
+    with pytest.raises(InputError, match=rf"tiny/adapter holds adapters .*, and no model.*the base that they name, '{NAME}'"):
+        causal_lm.build(weights="tiny/adapter")
 
 
 def test_ranks_with_other_revisions_are_named(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:

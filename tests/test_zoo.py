@@ -51,7 +51,7 @@ def hf_names(layers: nn.Sequential) -> dict[str, str]:
     found = dict[str, str]()
     for child, layer in layers.named_children():
         assert isinstance(layer, HFLayer)
-        found |= {f"{child}.{own}": hf for own, hf in layer.hf_names.items()}
+        found |= {f"{child}.{own}": layer.origin.first_names[hf] for own, hf in layer.library_names.items()}
     return found
 
 

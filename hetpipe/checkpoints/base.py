@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.stores.pieces import note_tensor
+from hetpipe.checkpoints.training_state import said_of
+from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError, listed, shown
+from hetpipe.layers.adapters.folder import AdapterFolder
+from hetpipe.layers.adapters.names import joined, trained_in
 from hetpipe.layers.transforms import adapter_of, kept_elsewhere, lineage_of, tensors_of, uncompiled
+from hetpipe.processes.progress import warn
+from hetpipe.processes.world import World
+from hetpipe.spec.job import Job
+from hetpipe.spec.sections.adapter import AdapterSection
 
-KEY = "model.base"  # of what a run depends on
+KEY, SECTION = "model.base", "adapter."  # of what a run depends on
 
 
 def base_of(layers: Iterable[nn.Module]) -> str | None:
@@ -38,18 +49,87 @@ def _is_adapted(layer: nn.Module) -> bool:
 
 
 def pinned_base(layers: Iterable[nn.Module]) -> dict[str, Any]:
-    """It, as one of the keys of what a run depends on."""
-    found = base_of(layers)
-    return {KEY: found} if found is not None else {}
+    """It, as one of the keys of what a run depends on. Of adapters that began in a folder the others are what they are, in the
+    place of the folder's name."""
+    found, adapter = base_of(layers), adapter_of(layers)
+    begun = adapter.model_dump(mode="json") | {"weights": None} if adapter is not None and adapter.weights is not None else {}
+    return ({KEY: found} if found is not None else {}) | {f"{SECTION}{key}": value for key, value in begun.items()}
 
 
 def adapter_keys(layers: Iterable[nn.Module]) -> dict[str, Any] | None:
     """As which adapters were added, by the keys of a job's section; None without any. (Dropout may change.)"""
     found = adapter_of(layers)
-    return found.model_dump(mode="json", exclude={"dropout"}) if found is not None else None
+    return found.model_dump(mode="json", exclude={"dropout", "weights"}) if found is not None else None
 
 
-def check_adapted(state: object, layers: Sequence[nn.Module], checkpoint: object) -> None:
+def adapter_names(layers: nn.Sequential) -> dict[str, str] | None:
+    """What adapters, and what trains with them, are called by the library that the layers are of, by their names in a checkpoint;
+    None where a layer does not say it."""
+    try:
+        found = trained_in(layers)
+    except InputError:  # said when somebody writes them for that library
+        return None
+    return {name: joined(path, kind) for name, (path, kind) in found.adapters.items()} | found.whole
+
+
+def adapter_said(state: object) -> dict[str, Any]:
+    """As which adapters a checkpoint says that it was saved, by the keys of a job's section; nothing of one without. `state`: its
+    plain part."""
+    job: Mapping[str, Any] = getattr(state, "job", None) or {}
+    keys = {name.removeprefix(SECTION): value for name, value in job.items() if name.startswith(SECTION)}
+    return dict(getattr(state, "adapter", None) or keys)
+
+
+def with_saved_adapter(job: Job, saved: Mapping[str, Any]) -> Job:
+    """A job whose adapters begin in a folder, once its run has begun: with what they are by a checkpoint (`saved`: what its run
+    depended on) in the place of the folder. What the job says beside that stays."""
+    section = job.adapter
+    keys = {name.removeprefix(SECTION): value for name, value in saved.items() if name.startswith(SECTION)}
+    if section is None or section.weights is None or not keys:
+        return job
+    own = keys | section.said | {"weights": None, "base": section.base}
+    found = validated(AdapterSection, own, "the job's section adapter and its checkpoint", "description of adapters")
+    return job.model_copy(update={"adapter": found})
+
+
+def going_on(job: Job, world: World) -> Job:
+    """The job, or, where its adapters begin in a folder and there is a checkpoint, `with_saved_adapter` of that. Collective."""
+    if job.adapter is None or job.adapter.weights is None or job.checkpoint is None:
+        return job
+    newest = checkpoint.newest(FolderStore(job.checkpoint.folder), world)
+    if newest is None:
+        return job
+    said = list[Mapping[str, Any]]()
+    world.on_main(lambda: said.append(said_of(newest)))
+    own = with_saved_adapter(job, world.first(said)[0])
+    if own is not job and world.is_main:
+        warn(f"note: adapter.weights ({job.adapter.weights}) is not read: the run goes on from {newest}")
+    return own
+
+
+def check_begun(job: Job, world: World) -> None:
+    """InputError on every rank if they begin with different adapters; a note where the folder names another base. Collective."""
+    if job.adapter is None or job.adapter.weights is None:
+        return
+    folder = AdapterFolder(job.adapter.weights)
+    every = world.gather(folder.digest())
+    for rank, other in zip(world.ranks, every, strict=True):
+        if other != every[0]:
+            raise InputError(f"adapter.weights: the files in {folder} are others on rank {rank} ({other}) than on rank "
+                             f"{world.ranks[0]} ({every[0]}): give all hosts the same folder")  # fmt: skip
+    theirs, own = folder.config.get("base_model_name_or_path"), job.model.args.get("weights")
+    if world.is_main and theirs and own is not None and not _is_one_base(str(theirs), str(own)):
+        warn(f"note: the adapters in {folder} were trained beside {shown(theirs)} (base_model_name_or_path), and go on beside "
+             f"{shown(own)} (model.args.weights)")  # fmt: skip
+
+
+def _is_one_base(theirs: str, own: str) -> bool:
+    """Whether two names are of one folder, or one model on Hugging Face."""
+    names, paths = [name.partition("@")[0] for name in (theirs, own)], [os.path.expanduser(name) for name in (theirs, own)]
+    return names[0] == names[1] or (all(map(os.path.exists, paths)) and os.path.samefile(*paths))
+
+
+def check_adapted(state: object, layers: Sequence[nn.Module], source: object) -> None:
     """InputError where adapters would go on beside another model than that with which they were trained, or otherwise. `state`:
     the plain part of a checkpoint."""
     job: Mapping[str, Any] = getattr(state, "job", None) or {}
@@ -57,15 +137,14 @@ def check_adapted(state: object, layers: Sequence[nn.Module], checkpoint: object
     if saved != own:
         told = [f"adapters of the model {base}" if base is not None else "no adapters" for base in (saved, own)]
         raise InputError(
-            f"checkpoint {checkpoint} was saved with {told[0]}, and now there are {told[1]} (digests of names, shapes and a few "
+            f"checkpoint {source} was saved with {told[0]}, and now there are {told[1]} (digests of names, shapes and a few "
             "numbers of all tensors): build the model as it was, or name another folder to start anew"
         )
-    keys = {name.removeprefix("adapter."): value for name, value in job.items() if name.startswith("adapter.")}
-    before, now = getattr(state, "adapter", None) or keys, adapter_keys(layers) or {}
+    before, now = adapter_said(state), adapter_keys(layers) or {}
     others = [f"adapter.{key} was {shown(before.get(key))}, is {shown(value)}"
               for key, value in now.items() if before.get(key) != value]  # fmt: skip
     if others:
-        raise InputError(f"checkpoint {checkpoint} is of other adapters; set these back:\n{listed(others)}")
+        raise InputError(f"checkpoint {source} is of other adapters; set these back:\n{listed(others)}")
 
 
 def other_base(saved: Mapping[str, Any]) -> str:

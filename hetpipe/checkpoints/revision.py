@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from hetpipe.checkpoints.base import with_saved_adapter
 from hetpipe.files.messages import InputError
 from hetpipe.layers.transforms import uncompiled
 from hetpipe.processes.world import World
@@ -28,7 +29,8 @@ def pinned(layers: Iterable[nn.Module]) -> dict[str, Any]:
 
 
 def at_revision(job: Job, saved: Mapping[str, Any]) -> Job:
-    """The job with the revision of the model that a checkpoint says."""
+    """The job with the revision of the model, and the adapters, that a checkpoint says."""
+    job = with_saved_adapter(job, saved)
     name = job.model.args.get("weights")
     if KEY not in saved or name is None or name != str(saved.get(WEIGHTS)).partition("@")[0]:
         return job

@@ -126,14 +126,16 @@ class TrainerState(SavedState):
 class LoopState(SavedState):
     """Of one's own loop: `steps` are those that its engine had begun; `schedules` are given where those of the stages differ, as
     with a learning rate for each layer, or where one stage has no parameters of a group; `base` is a digest of the model that
-    adapters were added to, `adapter` says as which; `data` is what was in the data, if the loop has given them; `loop` is what
-    else the run depended on, as far as the engine and the optimizer know it."""
+    adapters were added to, `adapter` says as which, and `adapter_names` what their tensors are called outside (see `InLibrary`);
+    `data` is what was in the data, if the loop has given them; `loop` is what else the run depended on, as far as the engine and
+    the optimizer know it."""
 
     data: Content | None = None
     loop: dict[str, Any] | None = None
     steps: Count | None = None
     base: Name | None = None
     adapter: dict[str, Any] | None = None
+    adapter_names: dict[str, str] | None = None
     schedules: tuple[StageSchedule, ...] | None = None
 
     def of(self, layers: Sequence[str], source: str) -> SavedState:

@@ -31,8 +31,8 @@ def export_weights_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write the weights of a checkpoint as safetensors files: a model of transformers (causal_lm, gpt2, bert, llama, t5) as a
-    folder for `from_pretrained`; its adapters as a folder for peft, or, with --merge, the model to which they are added; any
-    other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
+    folder for `from_pretrained`; adapters, of any model, as a folder for peft, or, with --merge, the model of transformers to
+    which they are added; any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.revision import at_revision
     from hetpipe.checkpoints.trained import find_checkpoint

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hetpipe.files.hub import NAME
 from hetpipe.files.messages import InputError, shown
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import SOURCE, ModelFacts, check_base, draft, filled
 from hetpipe.finetune.emulated import parse_emulated
 from hetpipe.finetune.kinds import Found, kind_of
-from hetpipe.hf.hub import NAME, folder_of
+from hetpipe.hf.hub import folder_of
 from hetpipe.language.writing.template import NONE, read_template
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job

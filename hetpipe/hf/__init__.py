@@ -1,5 +1,5 @@
 """What is known of Hugging Face's transformers: their folders and configurations, and their models as chains of layers.
-The first three files need no torch. Read in this order:
+The first four need no torch. Read in this order:
 
 sizes (of a config.json), family (what differs from one model to another),
 families/ (one description a file: a new one is a model of its name, and has its sizes in `hetpipe what-if`), hub (the folder of a

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.stored import StoredTensors
+from hetpipe.layers.adapters.names import library_names
 from hetpipe.layers.transforms import tensors_of, uncompiled_name
 
 if TYPE_CHECKING:
@@ -35,12 +36,12 @@ _FREE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "archi
 
 
 class HFLayer(nn.Module):
-    """A layer made of modules of transformers. `label`: its name in the chain; `hf_names`: own tensor name → its name in the
-    model of transformers; `stored_names`: the part of it that `save_pretrained` stores."""
+    """A layer made of modules of transformers. `label`: its name in the chain; `library_names`: see `InLibrary`; `stored_names`:
+    own tensor name → the name under which `save_pretrained` stores it, if it does."""
 
     origin: Origin
     label: str
-    hf_names: dict[str, str]
+    library_names: dict[str, str]
     stored_names: dict[str, str]
 
     @property
@@ -55,7 +56,7 @@ class HFLayer(nn.Module):
 
     def buffer_type(self, name: str, held: torch.dtype) -> torch.dtype:
         """As `from_pretrained(dtype=held)` has it: rotary frequencies, say, in float32 whatever the parameters are."""
-        return self.origin.buffer_types(held).get(self.hf_names.get(_without_wrappers(name), ""), held)
+        return self.origin.buffer_types(held).get(self.library_names.get(_without_wrappers(name), ""), held)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HFLayer:
         """What `to`, `float`, `half`, … do: where they change the parameters' type, buffers are of what it says above."""
@@ -70,7 +71,7 @@ class HFLayer(nn.Module):
 
     def values(self, names: Collection[str]) -> dict[str, Tensor]:
         """These tensors, read from the folder, or drawn. InputError for those that the model of transformers does not have."""
-        wanted = {own: self.hf_names.get(_without_wrappers(own), "") for own in names}
+        wanted = {own: self.library_names.get(_without_wrappers(own), "") for own in names}
         strange = [own for own, hf in wanted.items() if not hf]
         if strange:
             raise InputError(
@@ -94,7 +95,10 @@ def _without_wrappers(name: str) -> str:
 class Origin:
     """The model of transformers whose modules the layers hold (its tensors on the meta device), and where values come from. Once
     the layers are assembled it is a copy, which stays as it was when they are changed.
-    `new`: beginnings of names that may be missing in the folder, because fine-tuning adds them."""
+    `new`: beginnings of names that may be missing in the folder, because fine-tuning adds them. `first_names`: each name of a
+    tensor, of which it may have several → the one by which it is stored."""
+
+    first_names: dict[str, str]
 
     def __init__(
         self, model: PreTrainedModel, folder: WeightFolder | None, new: tuple[str, ...] = ()
@@ -117,13 +121,13 @@ class Origin:
         for name, tensor in tensors_of(self.model).items():
             names.setdefault(id(tensor), []).append(name)
         stored, ties = set(self.model.state_dict()), set(self.model.all_tied_weights_keys)
+        self.first_names = {name: next((other for other in same if other not in ties), same[0])
+                            for same in names.values() for name in same}  # fmt: skip
         for label, layer in children.items():
-            layer.origin, layer.label = self, label
-            layer.hf_names = {
-                own: next((name for name in names[id(tensor)] if name not in ties), names[id(tensor)][0])
-                for own, tensor in tensors_of(layer).items()
-            }
-            layer.stored_names = {own: name for own, name in layer.hf_names.items() if name in stored}
+            layer.origin, layer.label, layer.library_names = self, label, library_names(layer, self.model)
+            assert layer.library_names.keys() == tensors_of(layer).keys()
+            first = {own: self.first_names[name] for own, name in layer.library_names.items()}
+            layer.stored_names = {own: name for own, name in first.items() if name in stored}
         layers = nn.Sequential(OrderedDict(children))
         assert {id(p) for p in self.model.parameters()} <= {id(p) for p in layers.parameters()}
         self.model = copy.deepcopy(self.model)  # as it is, whatever is put into the layers' modules (adapters)
@@ -154,8 +158,9 @@ class Origin:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def values(self, wanted: Mapping[str, str]) -> dict[str, Tensor]:
-        """Own name → tensor, for own name → name in the model of transformers."""
+        """Own name → tensor, for own name → name in the model of transformers. One that is tied is that of its first name."""
         found, drawn = dict[str, Tensor](), dict[str, str]()
+        wanted = {own: self.first_names[name] for own, name in wanted.items()}
         buffers = {name for name, _ in self.model.named_buffers()} - set(self.model.state_dict())
         for own, name in wanted.items():
             if self.stored is not None and name in self.stored and name not in buffers:

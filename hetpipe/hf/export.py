@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,20 +15,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpipe.checkpoints.base import check_adapted
+from hetpipe.checkpoints.base import adapter_said, check_adapted
 from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
-from hetpipe.checkpoints.stores.folder import stored_at
-from hetpipe.checkpoints.stores.store import Stored
-from hetpipe.checkpoints.training_state import read_saved
+from hetpipe.checkpoints.stores.store import Store, Stored
+from hetpipe.checkpoints.trained import find_checkpoint
+from hetpipe.checkpoints.training_state import LoopState, TrainerState, read_saved
+from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
 from hetpipe.hf.adapters.merged import check_mergeable, merged_layers
-from hetpipe.hf.adapters.peft_folder import write_adapters
+from hetpipe.hf.adapters.peft_folder import Base, write_adapters, write_named
 from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.folder import INDEX, WEIGHTS, WeightFolder
 from hetpipe.hf.hub import COMPANIONS
 from hetpipe.hf.stored import as_stored
+from hetpipe.layers.adapters.names import Trained, split_kind
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import adapter_of, lineage_of, tensors_of, uncompiled, written_names
 from hetpipe.spec.sections.adapter import AdapterSection
@@ -45,38 +48,42 @@ def check_new_folder(folder: str | Path) -> None:
 
 
 def export_weights(
-    layers: nn.Sequential | None, checkpoint: Path | Stored, folder: str | Path, *, merge: bool = False
-) -> Path:
-    """Write a checkpoint's weights into a new folder: safetensors files of about 1 GiB, and, where all `layers` are of
-    transformers, what `from_pretrained` wants beside them; else tensors have the names that they have in the model. `layers` says
-    what belongs where, and may be on the meta device (None: all that the checkpoint has of the model). No more than one file's
-    tensors are in memory at a time. Of a model of transformers with adapters these alone are written, as peft does; with `merge`
-    the whole model, to whose matrices they are added, each in the number type that it was read in. InputError if the checkpoint
-    is damaged, or of another model."""
+    model: nn.Sequential | None, checkpoint: str | os.PathLike[str] | Store | Stored, folder: str | Path, *, merge: bool = False
+) -> Path:  # fmt: skip
+    """Write a checkpoint's weights into a new folder, in safetensors files of about 1 GiB; no more than one file's tensors are in
+    memory at a time.
+
+    Args:
+        model: says what belongs where, and may be on the meta device: the chain as it was built for training. None: all that the
+            checkpoint has of it.
+        checkpoint: one, or a folder of them, or another store, of which the newest is taken.
+        folder: of a model of transformers, for `from_pretrained`; of others under the names that tensors have in the model. Of a
+            model with adapters these alone, for peft: for the library's model, where layers say its names (`library_names`), else
+            for the nn.Sequential itself.
+        merge: of a model of transformers with adapters, write the whole, with these added to its matrices, each in the number
+            type that it was read in.
+
+    Raises:
+        InputError: the checkpoint is damaged, or of another model, or peft would not load what is written.
+    """
     check_new_folder(folder)
-    saved = stored_at(checkpoint)
-    available = tensors_in(saved, read_whole(saved).tensors)
-    section = adapter_of(layers) if layers is not None else None
+    saved = checkpoint if isinstance(checkpoint, Stored) else find_checkpoint(checkpoint)
+    state = read_whole(saved)
+    available = tensors_in(saved, state.tensors)
+    section = adapter_of(model) if model is not None else None
     if merge and section is None:
         raise InputError("there are no adapters to merge: name the job with its section 'adapter', or leave --merge out")
-    adapted = layers is not None and section is not None and isinstance(_written(layers[0]), HFLayer)
-    if merge and not adapted:
-        raise InputError("only the adapters of models of transformers are merged: load the checkpoint (hetpipe.load_weights), "
-                         "and add them in a program of your own")  # fmt: skip
-    if layers is not None and section is not None and adapted:
-        return _export_adapted(layers, section, saved, available, folder, merge=merge)
-    if layers is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in layers):
-        return _export_folder(layers, saved, available, folder)
-    if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
-        raise InputError(f"checkpoint {checkpoint} is not of the job's model:\n{listed(faults)}")
+    if model is None and adapter_said(state):
+        return _export_named(state, saved, folder)
+    if model is not None and section is not None:
+        return _export_adapted(model, section, saved, available, folder, merge=merge)
+    if model is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in model):
+        return _export_folder(model, saved, available, folder)
+    if model is not None and (faults := model_faults(available, model_state(model), surplus=True)):
+        raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
     _write_shards(list(_plain_shards(available)), saved, target)
     return target
-
-
-def _written(layer: nn.Module) -> nn.Module:
-    found = lineage_of(layer)
-    return uncompiled(layer) if found is None else found.written
 
 
 def _export_adapted(
@@ -87,21 +94,36 @@ def _export_adapted(
     if faults := model_faults(available, model_state(layers), surplus=True):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     check_adapted(read_saved(saved), list(layers), saved)
-    source = _written(layers[0])
-    assert isinstance(source, HFLayer)
-    origin = source.origin
 
     def read(name: str) -> Tensor:
         return saved.read_one(f"{MODEL}{name}")
 
     if not merge:
-        return write_adapters(layers, section, origin, read, folder)
+        return write_adapters(layers, section, read, folder)
+    source = lineage.written if (lineage := lineage_of(layers[0])) is not None else layers[0]
+    if not isinstance(source, HFLayer):
+        raise InputError("only the adapters of models of transformers are merged: load the checkpoint (hetpipe.load_weights), "
+                         "and add them in a program of your own")  # fmt: skip
     check_mergeable(layers)
-    target = make_folder(folder)
+    origin, target = source.origin, make_folder(folder)
     dtype = _write_files(_filled(merged_layers(layers, read)), target, lambda tensors: as_stored(origin.model, tensors))
     origin.write_config(target, dtype)
     _copy_beside(origin, target)
     return target
+
+
+def _export_named(state: TrainerState | LoopState, saved: Stored, folder: str | Path) -> Path:
+    """Adapters, by what a checkpoint says of them."""
+    names = state.adapter_names if isinstance(state, LoopState) else None
+    if names is None:
+        raise InputError(f"checkpoint {saved} does not say what its adapters are called outside of the model that was trained: "
+                         "name the job (hetpipe export-weights JOB.yaml), or give the model to hetpipe.export_weights"
+                         )  # fmt: skip
+    section = validated(AdapterSection, adapter_said(state), str(saved), "description of adapters")
+    parts = {name: split_kind(outside) for name, outside in names.items()}
+    trained = Trained({name: part for name, part in parts.items() if part[1]},
+                      {name: names[name] for name, part in parts.items() if not part[1]})  # fmt: skip
+    return write_named(trained, section, lambda name: saved.read_one(f"{MODEL}{name}"), folder, Base())
 
 
 def _filled(parts: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
@@ -182,7 +204,7 @@ def _stored_tensors(name: str, layer: HFLayer) -> dict[str, Tensor]:
     """The layer's tensors; InputError where one of those that belong in a folder has another name, or others have joined them."""
     written = written_names(layer)
     found = {written(own): tensor for own, tensor in tensors_of(layer).items()}
-    strange = [own for own in found if own not in layer.hf_names]
+    strange = [own for own in found if own not in layer.library_names]
     if strange:
         raise InputError(f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "
                          "place: add adapters with a job's section 'adapter', or merge them and save with save_pretrained; "

@@ -9,7 +9,7 @@ from typing import Any
 from hetpipe.checkpoints.stores.pieces import TensorFiles, names_in
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError, cut, shown
-from hetpipe.hf.hub import folder_of
+from hetpipe.hf.hub import folder_of, refuse_adapters
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -24,11 +24,12 @@ def plain_mapping(file: Path) -> dict[str, Any]:
 
 class WeightFolder(TensorFiles):
     """A folder that `save_pretrained` wrote, or a model by its name on Hugging Face (see `folder_of`); `config` is what its
-    config.json holds, `revision` the hash of its commit there, `named` what was asked for."""
+    config.json holds, `revision` the hash of its commit there, `named` what was asked for. InputError where it holds adapters."""
 
     def __init__(self, folder: str | Path, *, code: bool = False) -> None:
         self.named = str(folder).partition("@")[0]
         self.path, self.revision = folder_of(folder, code=code)
+        refuse_adapters(self.path, str(folder))
         file = self.path / "config.json"
         if not os.path.isfile(file):
             more = "" if self.revision or os.path.isdir(self.path) else ", and no name of a model on Hugging Face (owner/name)"

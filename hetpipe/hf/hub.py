@@ -1,15 +1,16 @@
-"""Models by their names on Hugging Face: a folder in huggingface_hub's cache, and which revision it is of."""
+"""Models by their names on Hugging Face: what of them is read; and what is said of a folder that holds adapters, too."""
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
+from hetpipe.files.formats import read_mapping
+from hetpipe.files.hub import cached_folder
 from hetpipe.files.messages import InputError, cut, shown
 from hetpipe.processes.environment import place
+from hetpipe.spec.sections.adapter import CONFIG_FILE
 
-NAME = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w.][\w./-]*))?")
 # What a folder may hold beside config and weights, and what its trained successor needs too: all that transformers' tokenizers
 # write (their `vocab_files_names`, and the templates of chats).
 COMPANIONS = (
@@ -17,53 +18,35 @@ COMPANIONS = (
     "*vocab.json", "merges.txt", "*.model", "*.spm", "*.tokenizer", "bpe.codes", "dict.txt", "normalizer.json", "emoji.json",
     "word_shape.json", "word_pronunciation.json", "byte_maps.json", "generation_config.json",
 )  # fmt: skip
-_READ = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, "additional_chat_templates/*")
+_READ = ("config.json", CONFIG_FILE, "model*.safetensors", "model.safetensors.index.json", *COMPANIONS,
+         "additional_chat_templates/*")  # fmt: skip
 
 
 def folder_of(weights: str | Path, *, code: bool = False) -> tuple[Path, str | None]:
-    """The folder that `weights` names, and the hash of its commit: a folder that is there (which has none), or a model on Hugging
-    Face, `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@main`, which is downloaded into huggingface_hub's cache where it is not there yet
-    (never under HF_HUB_OFFLINE=1). `code`: with its files in Python. Each process may ask: huggingface_hub locks each file, so
-    that one process of a host downloads it and the others wait. InputError where there is no such model or revision, or it may
-    not be read."""
-    path = Path(os.path.expanduser(weights))
-    named = NAME.fullmatch(str(weights))
-    if named is None or os.path.lexists(path):
-        return path, None
+    """The folder that `weights` names, and the hash of its commit (see `cached_folder`). `code`: with its files in Python."""
+    return cached_folder(weights, [*_READ, *(["*.py"] if code else [])], quiet=place().local_rank > 0)
+
+
+def refuse_adapters(folder: Path, named: str) -> None:
+    """InputError if a folder that was named as a base holds adapters: transformers would add them to the model, or there is none.
+    """
+    if not os.path.isfile(folder / CONFIG_FILE):
+        return
+    named, more = cut(named, 200), ""
+    what = f"holds adapters ({CONFIG_FILE}), and no model"
+    if os.path.isfile(folder / "config.json"):
+        what = f"holds adapters beside the model ({CONFIG_FILE}): transformers would add them, and a model read here is without"
+        more = (f". To train what both make, merge them first (peft's merge_and_unload); for the model alone, take {CONFIG_FILE} "
+                "out of the folder")  # fmt: skip
+    raise InputError(f"{named} {what}. To go on from them write 'adapter: {{weights: {named}}}', with model.args.weights the base"
+                     f"{_base_in(folder / CONFIG_FILE)}{more}")  # fmt: skip
+
+
+def _base_in(file: Path) -> str:
+    """Which one that is, as far as the file says it."""
     try:
-        import huggingface_hub
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-    except ImportError:
-        return path, None
-    patterns = [*_READ, *(["*.py"] if code else [])]
-    if place().local_rank > 0:
-        disable_progress_bars()  # another process of this host shows them
-    try:
-        found = huggingface_hub.snapshot_download(named["name"], revision=named["revision"], allow_patterns=patterns)
-    except Exception as error:  # whatever huggingface_hub, its cache and the network say
-        raise InputError(f"{cut(str(weights), 200)} is no folder here, and {_told(error, named['name'], named['revision'])}"
-                         ) from error  # fmt: skip
-    return Path(found), Path(found).name
-
-
-def _told(error: Exception, name: str, revision: str | None) -> str:
-    """Why there is none on Hugging Face."""
-    from huggingface_hub import constants, errors
-
-    which = f"revision {shown(revision)} of it" if revision is not None else "it"
-    if isinstance(error, errors.GatedRepoError):
-        return f"{name} on Hugging Face is gated: ask for access on its page there, and log in (hf auth login)"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"Hugging Face has no model of this name, or a private one: then log in (hf auth login), or set HF_TOKEN ({name})"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} on Hugging Face has no revision {shown(revision)}: name a branch, a tag or a commit's hash"
-    if isinstance(error, errors.HFValidationError):
-        return f"it is no name that a model on Hugging Face can have: {_line(error)}"
-    if constants.HF_HUB_OFFLINE:
-        return (f"{which} is not (or not whole) in huggingface_hub's cache {constants.HF_HUB_CACHE}; HF_HUB_OFFLINE is set, so "
-                f"that nothing is downloaded: hf download {name} where there is a network")  # fmt: skip
-    return f"{which} could not be had from Hugging Face: {_line(error.__cause__ or error)}"
-
-
-def _line(error: BaseException) -> str:
-    return cut(" ".join(str(error).split()) or type(error).__name__, 300)
+        config = read_mapping(file)
+    except InputError:
+        return ""
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    return f" that they name, {shown(base)}" if isinstance(base, str) and base else ", which they do not name"

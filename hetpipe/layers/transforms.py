@@ -75,7 +75,12 @@ def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Se
     found, of_layer = nn.Sequential(), dict[nn.Module, nn.Module]()
     for name, layer in named_layers(layers):
         if layer not in of_layer:
-            of_layer[layer] = reduce(lambda made, transform: _apply(transform, name, made), transforms, layer)
+            plain = uncompiled(layer)
+            made = reduce(lambda made, transform: _apply(transform, name, made), transforms, plain)
+            if made is not plain and plain is not layer:
+                raise InputError(f"layer {name!r} is compiled, and another ({type(made).__name__}) takes the place of the "
+                                 f"{type(plain).__name__} in it: compile it afterwards, or a module that holds it")  # fmt: skip
+            of_layer[layer] = layer if made is plain else made
         found.add_module(name, of_layer[layer])
     return found
 

@@ -137,6 +137,8 @@ ADAPTER: Guesses = _all(
     ("lora_dropout", "it is called dropout: 'adapter: {dropout: 0.05}'"),
     ("target_modules target_module lora_target lora_target_modules modules",
      "it is called targets: 'adapter: {targets: all-linear}', or 'adapter: {targets: [q_proj, v_proj]}'"),
+    ("adapter_name_or_path adapter_path peft_model_id pretrained path folder checkpoint resume_from",
+     "write 'adapter: {weights: path/to/folder}', a folder of peft whose adapters go on"),
     ("modules_to_save trainable", "write 'adapter: {train_also: [embed, head, norms]}'"),
     ("use_rslora rslora", "it is called rank_stabilized: 'adapter: {rank_stabilized: true}'"),
     ("dora", "it is called use_dora: 'adapter: {use_dora: true}'"),

@@ -16,6 +16,7 @@ from hetpipe.building.content import FEW, MANY, Content, same_content
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
+from hetpipe.checkpoints.base import check_begun, going_on
 from hetpipe.checkpoints.resume import flat
 from hetpipe.checkpoints.revision import check_same_revision
 from hetpipe.files.formats import Document
@@ -71,7 +72,8 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Setting):
-    """A running job on this rank, before planning: everything that does not depend on the plan. `content`: of its data."""
+    """A running job on this rank, before planning: everything that does not depend on the plan. `content`: of its data; `job` has
+    adapters that began in a folder as a checkpoint has them by now."""
 
     job: Job
     data: DataSplits
@@ -137,6 +139,7 @@ def open_session(job: Job) -> Session:
     """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
     world, cluster = meet(job.read_cluster(), job.plan.backend, told_by(job))
     check_training(job)
+    job = going_on(job, world)
     with Activity("starting", shown=world.is_main) as activity:
         activity.say(f"building the data {job.data.label!r}")
         data = build_data(job)
@@ -146,6 +149,7 @@ def open_session(job: Job) -> Session:
         activity.say("waiting for the other ranks")
         with showing_others(activity):
             check_same_revision(model.layers, world)
+            check_begun(job, world)
             content = same_content(data.train, data.made_of, world, most=MANY if job.checkpoint is not None else FEW)
     return Session(
         job=job, world=world, cluster=cluster, model=model, data=data, content=content, found=job.cluster is None,

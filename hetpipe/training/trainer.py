@@ -46,11 +46,12 @@ class Trainer:
     def _run(
         self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None
     ) -> TrainResult | None:  # fmt: skip
-        check_data(self.job, session.content, session.world)
+        job = session.job
+        check_data(job, session.content, session.world)
         if session.world.is_main:
             _note_model(session)
-        plan, profile = prepare(session, Request.by(self.job), plan, profile)
-        if (section := self.job.checkpoint) is not None:
+        plan, profile = prepare(session, Request.by(job), plan, profile)
+        if (section := job.checkpoint) is not None:
             needed = checkpoint_bytes(profile)
             session.world.on_main(lambda: check_room(section.folder, needed, "a checkpoint of this model"))
         if planned is not None and not planned(session, plan, profile):
@@ -61,15 +62,15 @@ class Trainer:
                 predicted, is_main = None, engine.world.is_main
                 if is_main:
                     predicted = with_footprint(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
-                found = Loop(self.job, session, engine).run(predicted)
+                found = Loop(job, session, engine).run(predicted)
                 result = found if is_main else None
         if result is None:
             return None
-        folder = Path(self.job.log.folder) if self.job.log is not None else None
+        folder = Path(job.log.folder) if job.log is not None else None
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
             write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
             write_report(folder, plan, profile, session.cluster, result.measured)
-        result.exported = export_run(self.job, trained=bool(result.losses))
+        result.exported = export_run(job, trained=bool(result.losses))
         return result
 
 

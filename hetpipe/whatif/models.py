@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from hetpipe.files.formats import Document, Name, Strict
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.hf.families import family, known_kinds
+from hetpipe.hf.hub import refuse_adapters
 from hetpipe.hf.sizes import (
     Config,
     Kind,
@@ -100,11 +101,15 @@ def find_model(name: str) -> NamedModel:
         return named_model(config, name, found.source)._replace(modules=found.modules)
     path = Path(name)
     try:
+        if path.is_dir():
+            refuse_adapters(path, name)
+            return config_model(path / "config.json", name)
         if path.exists():
-            return config_model(path / "config.json" if path.is_dir() else path, name)
+            return config_model(path, name)
     except OSError as error:
         raise InputError(f"cannot read {shown(name)}: {error.strerror}") from None
     if "/" in name and (cached := cached_config(name)) is not None:
+        refuse_adapters(cached.parent, name)
         return config_model(cached, name)
     if "/" not in name and (defaults := default_config(name)) is not None:
         return named_model(defaults, name, str(defaults.path))

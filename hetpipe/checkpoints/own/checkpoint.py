@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hetpipe.building.content import Content
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import adapter_keys, base_of, check_adapted
+from hetpipe.checkpoints.base import adapter_keys, adapter_names, base_of, check_adapted
 from hetpipe.checkpoints.own.facts import content_in, loop_facts, note_of_change
 from hetpipe.checkpoints.resume import refuse_other_data
 from hetpipe.checkpoints.schedule import plain, scheduled, unfit
@@ -54,7 +54,8 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
         if other.get("scheduler") != of_first.get("scheduler"):
             called = [_called(s.get("scheduler")) for s in (of_first, other)]
             raise InputError(f"save_checkpoint was given {called[0]} on rank {first}, and {called[1]} on rank {rank}")
-    base = {"base": found, "adapter": adapter_keys(engine.layers)} if (found := base_of(engine.layers)) is not None else {}
+    base = {"base": found, "adapter": adapter_keys(engine.layers), "adapter_names": adapter_names(engine.layers)} if (
+        found := base_of(engine.layers)) is not None else {}
     content = world.together(lambda: content_in(data))
     extra = base | {"steps": engine.steps, "loss_scale": engine.loss_scale.state_dict(), **of_first}
     extra |= {"loop": world.first(loop_facts(engine, optimizer))}

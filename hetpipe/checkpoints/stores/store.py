@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BufferedIOBase
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
+@runtime_checkable
 class Stored(Protocol):
     """The place of a checkpoint in its store, with one in it or not. Its `str` is what messages call it."""
 

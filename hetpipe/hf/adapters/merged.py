@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, one_line
-from hetpipe.hf.adapters.names import adapted_of, names_of_one
 from hetpipe.hf.chain import HFLayer
+from hetpipe.layers.adapters.names import joined, trained_in, without_base
 from hetpipe.layers.adapters.quantised import QuantisedLinear
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled, written_names
@@ -47,14 +47,20 @@ def check_mergeable(layers: nn.Sequential) -> None:
     """InputError where an adapter is of a matrix that other modules share: two different matrices are no longer one."""
     source = next(lineage.written for _, layer in named_layers(layers) if (lineage := lineage_of(layer)) is not None)
     assert isinstance(source, HFLayer)
-    alike = names_of_one(source.origin.model)
-    for found in adapted_of(layers).values():
-        for path, _ in found.adapters.values():
-            shared = [name for name in alike.get(f"{path}.weight", []) if name != f"{path}.weight"]
-            if shared:
-                raise InputError(f"the adapter of {path!r} cannot be merged: its matrix is that of "
-                                 f"{shared[0].rpartition('.')[0]!r}, too, to which nothing may be added; export the adapters "
-                                 "without --merge")  # fmt: skip
+    alike = _names_of_one(source.origin.model)
+    for path, _ in trained_in(layers).adapters.values():
+        shared = [name for name in alike.get(f"{path}.weight", []) if name != f"{path}.weight"]
+        if shared:
+            raise InputError(f"the adapter of {path!r} cannot be merged: its matrix is that of {shared[0].rpartition('.')[0]!r}, "
+                             "too, to which nothing may be added; export the adapters without --merge")  # fmt: skip
+
+
+def _names_of_one(model: nn.Module) -> dict[str, list[str]]:
+    """The name of each parameter → all names of it."""
+    names = dict[int, list[str]]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {name: same for same in names.values() for name in same}
 
 
 def _merged(name: str, layer: nn.Module) -> dict[str, Tensor]:
@@ -71,12 +77,12 @@ def _merged(name: str, layer: nn.Module) -> dict[str, Tensor]:
                 module.merge(safe_merge=True)
             except ValueError as error:
                 raise InputError(f"layer {name!r}: the adapter of {path!r} cannot be merged: {one_line(error)}") from error
-            found[_of(path, "weight")] = plain.weight.detach().clone()
+            found[joined(path, "weight")] = plain.weight.detach().clone()
             module.merged_adapters.clear()
             plain.weight.data.copy_(before)
             module.base_layer = base
         elif isinstance(module, QuantisedLinear):
-            found.setdefault(_of(_without_base(path), "weight"), module.weight)
+            found.setdefault(joined(without_base(path), "weight"), module.weight)
     for own, tensor in tensors_of(layer).items():
         found.setdefault(written(own), tensor.detach())
     return found
@@ -87,11 +93,3 @@ def _plain(few: QuantisedLinear) -> nn.Linear:
     linear.weight = nn.Parameter(few.weight, requires_grad=False)
     linear.bias = few.bias
     return linear
-
-
-def _without_base(path: str) -> str:
-    return path.removesuffix(".base_layer").removesuffix("base_layer")
-
-
-def _of(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -5,78 +5,128 @@ from __future__ import annotations
 import copy
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.files.writing import make_folder
-from hetpipe.hf.adapters.names import Adapted, adapted_of, names_of_one
-from hetpipe.hf.chain import Origin
-from hetpipe.layers.adapters.low_rank import ADAPTER, load_peft
-from hetpipe.spec.sections.adapter import AdapterSection
+from hetpipe.hf.adapters.bare import bare_chain
+from hetpipe.hf.adapters.patterns import modules_to_save, target_modules
+from hetpipe.hf.chain import HFLayer
+from hetpipe.layers.adapters.folder import PREFIX
+from hetpipe.layers.adapters.low_rank import load_peft
+from hetpipe.layers.adapters.names import (
+    ADAPTER,
+    Trained,
+    names_of,
+    split_kind,
+    trained_in,
+    uncompiled_layers,
+)
+from hetpipe.layers.adapters.targets import is_turned
+from hetpipe.layers.transforms import lineage_of
+from hetpipe.spec.sections.adapter import WEIGHTS_FILE, AdapterSection
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-FILE = "adapter_model.safetensors"
-PREFIX = "base_model.model."  # of all names there
+
+class Base(NamedTuple):
+    """The model that adapters were trained beside, as far as it is known: without adapters and values; else names of its modules
+    (`known`); what it is called, and what peft wraps it as. `otherwise`: what to do where peft would not load them."""
+
+    model: nn.Module | None = None
+    known: Collection[str] | None = None
+    name: str | None = None
+    revision: str | None = None
+    task: str | None = None
+    otherwise: str = ""
 
 
-def write_adapters(
-    layers: nn.Sequential, section: AdapterSection, origin: Origin, read: Callable[[str], Tensor], folder: str | Path
-) -> Path:
-    """Write the adapters of a chain of layers of transformers into a new folder; `read` gives a tensor, by its name in it."""
+def write_adapters(layers: nn.Sequential, section: AdapterSection, read: Callable[[str], Tensor], folder: str | Path) -> Path:
+    """Write the adapters of a chain into a new folder: for the model of the library that its layers are of, or for the chain as
+    it was without them. `read` gives a tensor, by its name in the chain. InputError, and no folder, where peft would not load
+    them."""
+    return write_named(trained_in(layers), section, read, folder, _base_of(layers))
+
+
+def write_named(
+    trained: Trained, section: AdapterSection, read: Callable[[str], Tensor], folder: str | Path, base: Base
+) -> Path:  # fmt: skip
+    """Write what trained, by the names that it has outside."""
     load_peft()
-    found = adapted_of(layers)
-    tensors = {f"{PREFIX}{path}.{kind}": name for each in found.values() for name, (path, kind) in each.adapters.items()}
-    alike = names_of_one(origin.model)
-    tensors |= {f"{PREFIX}{same}": name for each in found.values() for name, own in each.own.items() for same in alike[own]}
-    config = _config(section, origin, found)
-    target = make_folder(folder)
-    save_file({key: read(name).contiguous() for key, name in sorted(tensors.items())}, target / FILE, metadata={"format": "pt"})
+    tensors = {f"{PREFIX}{path}.{kind}": name for name, (path, kind) in trained.adapters.items()}
+    tensors |= {f"{PREFIX}{outside}": name for name, outside in trained.whole.items()}
+    config, target = _config(section, trained, base), make_folder(folder)
+    values = {key: read(name).contiguous() for key, name in sorted(tensors.items())}
+    save_file(values, target / WEIGHTS_FILE, metadata={"format": "pt"})
     config.save_pretrained(str(target))
-    _check_loads({key for key in tensors if ".lora_" in key}, origin, target)
+    if base.model is not None:
+        _check_loads(tensors, base.model, target, base.otherwise)
     return target
 
 
-def _check_loads(keys: Collection[str], origin: Origin, folder: Path) -> None:
-    """InputError, and no folder, if peft finds other adapters in it: of mixtures of experts, say, it takes the names of dense
-    layers for those of experts. Nothing is computed: the model has no values."""
+def _base_of(layers: nn.Sequential) -> Base:
+    every = uncompiled_layers(layers)
+    first = next((lineage.written for _, layer in every if (lineage := lineage_of(layer)) is not None), None)
+    if not isinstance(first, HFLayer):
+        names = [name for label, layer in every for name in (names_of(label, layer) or {}).values()]
+        if names:
+            return Base(known={name[:at] for name in names for at, letter in enumerate(name) if letter == "."})
+        return Base(bare_chain(layers), otherwise="load the checkpoint where they are used (hetpipe.load_weights)")
+    model, folder = first.origin.model, first.origin.folder
+    return Base(copy.deepcopy(model), name=str(folder.named) if folder is not None else None,
+                revision=folder.revision if folder is not None else None, task=_task(type(model).__name__),
+                otherwise="write the whole model, with --merge")  # fmt: skip
+
+
+def _check_loads(keys: Collection[str], model: nn.Module, folder: Path, otherwise: str) -> None:
+    """InputError, and no folder, if peft finds something else in it: of mixtures of experts, say, it takes the names of dense
+    layers for those of experts. Nothing is computed. The model, which has no values, is peft's afterwards."""
     from peft import PeftModel
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            empty = copy.deepcopy(origin.model)
-            loaded = PeftModel.from_pretrained(empty, str(folder), torch_device="cpu", low_cpu_mem_usage=True)
-        found = {name.replace(f".{ADAPTER}", "") for name, _ in loaded.named_parameters() if ".lora_" in name}
-        told = f"it finds {len(found)} tensors of adapters, and {len(keys)} were trained" if found != {*keys} else ""
+            loaded = PeftModel.from_pretrained(model, str(folder), torch_device="cpu", low_cpu_mem_usage=True)
+        there = [*loaded.state_dict()]
+        found = {key for name in there if (key := _in_file(name)) is not None}
+        found |= {*keys} & {*there}  # what it loads into the model itself
+        told = f"it finds {len(found)} tensors, and {len(keys)} were trained" if found != {*keys} else ""
     except Exception as error:  # whatever peft says
         told = one_line(error)
     if told:
         shutil.rmtree(folder)
-        raise InputError(f"peft would not load these adapters as they were trained ({told}): write the whole model, with --merge")
+        raise InputError(f"peft would not load these adapters as they were trained ({told}): {otherwise}")
 
 
-def _config(section: AdapterSection, origin: Origin, found: Mapping[str, Adapted]) -> PeftConfig:
+def _in_file(name: str) -> str | None:
+    """What a tensor of a model with adapters is called in the file; None where it is none of theirs."""
+    path, kind = split_kind(name)
+    if kind:
+        return f"{path}.{kind}"
+    whole = f".modules_to_save.{ADAPTER}."
+    return name.replace(whole, ".") if whole in name else None
+
+
+def _config(section: AdapterSection, trained: Trained, base: Base) -> PeftConfig:
     from peft import LoraConfig
 
-    paths = {path for each in found.values() for path, _ in each.adapters.values()}
-    whole = {own.rpartition(".")[0] for each in found.values() for own in each.own.values()}
-    model = origin.model
-    turned = any(type(model.get_submodule(path)).__name__ == "Conv1D" for path in paths)
-    folder = origin.folder
+    adapted = {path for path, _ in trained.adapters.values()}
+    whole = {outside.rpartition(".")[0] for outside in trained.whole.values()}
+    modules = dict(base.model.named_modules(remove_duplicate=False)) if base.model is not None else {}
+    known, short = (modules.keys(), True) if base.model is not None else (base.known, False)
     return LoraConfig(
         r=section.r, lora_alpha=section.alpha, lora_dropout=section.dropout,  # type: ignore[arg-type]  # peft takes any number
-        use_rslora=section.rank_stabilized, use_dora=section.use_dora, fan_in_fan_out=turned,
-        target_modules=_short(paths, model), modules_to_save=_short(_with_ties(whole, model), model) or None,
-        inference_mode=True, task_type=_task(type(model).__name__),
-        base_model_name_or_path=str(folder.named) if folder is not None else None,
-        revision=folder.revision if folder is not None else None,
+        use_rslora=section.rank_stabilized, use_dora=section.use_dora,
+        fan_in_fan_out=any(is_turned(modules[path]) for path in adapted if path in modules),
+        target_modules=target_modules(adapted, known, short=short),
+        modules_to_save=modules_to_save(whole, known, adapted, short=short),
+        inference_mode=True, task_type=base.task, base_model_name_or_path=base.name, revision=base.revision,
     )  # fmt: skip
 
 
@@ -85,17 +135,3 @@ def _task(name: str) -> str | None:
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return "CAUSAL_LM"
     return "SEQ_2_SEQ_LM" if name.endswith("ForConditionalGeneration") else None
-
-
-def _with_ties(whole: Collection[str], model: nn.Module) -> set[str]:
-    """Modules that are saved as a whole: with those that share a parameter of them."""
-    shared = {id(p) for path in whole for p in model.get_submodule(path).parameters()}
-    return {path for path, module in model.named_modules() if any(id(p) in shared for p in module.parameters(recurse=False))}
-
-
-def _short(paths: Collection[str], model: nn.Module) -> list[str]:
-    """These modules as peft names them: by the ends of their paths (q_proj) where no other module has such an end, or in full."""
-    ends = {path.rpartition(".")[2] for path in paths}
-    others = {path for path, _ in model.named_modules() if path.rpartition(".")[2] in ends} - {*paths}
-    return sorted(paths if others else ends)
-

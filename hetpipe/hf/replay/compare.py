@@ -65,7 +65,7 @@ def _filled(layers: nn.Sequential, reference: nn.Module) -> nn.Sequential:
     theirs = tensors_of(reference)
     for layer in layers:
         assert isinstance(layer, HFLayer)
-        for own, name in layer.hf_names.items():
+        for own, name in layer.library_names.items():
             path, _, last = own.rpartition(".")
             module, value = layer.get_submodule(path), theirs[name].detach().clone()
             if (old := module._parameters.get(last)) is not None:
@@ -89,7 +89,7 @@ def _difference(reference: Any, layers: nn.Sequential, given: Mapping[str, Tenso
         assert isinstance(layer, HFLayer)
         for name, parameter in layer.named_parameters():
             if parameter.grad is not None:
-                key = layer.hf_names[name]
+                key = layer.origin.first_names[layer.library_names[name]]
                 own[key] = own[key] + parameter.grad if key in own else parameter.grad
     strange = own.keys() - theirs.keys()
     lacking = {id(reference.get_parameter(name)) for name in theirs} - {id(reference.get_parameter(name)) for name in own}

@@ -1,5 +1,5 @@
 """LoRA as a transform of a chain's layers. peft adds the modules (Mangrulkar et al. 2022); their values come from a seed and
-their names, so that every rank has the same, whatever it holds, and also on the meta device."""
+their names, or from a folder, so that every rank has the same, whatever it holds, and also on the meta device."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, one_line
+from hetpipe.layers.adapters.given import Given, given_by
+from hetpipe.layers.adapters.names import ADAPTER, joined, split_kind, uncompiled_layers, without_base
 from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear, load_bits
-from hetpipe.layers.adapters.targets import linear_modules, places_of, targets_of, trained_too
-from hetpipe.layers.model import named_layers
+from hetpipe.layers.adapters.targets import is_turned, linear_modules, places_of, targets_of, trained_too
 from hetpipe.layers.transforms import Changed, Made, tensors_of
 from hetpipe.spec.sections.adapter import AdapterSection
 
-ADAPTER = "default"  # peft's name of an adapter that is the only one
 _HELD = "layer"  # under which peft is given a layer: what it replaces must be in another module
 
 
 class LowRank:
-    """A frozen layer with adapters, and its matrices in few bits where the section says so. `seed`: of what they are at first:
-    A as peft draws it (He et al. 2015, uniform), B zero, so that nothing changes before the first step."""
+    """A frozen layer with adapters, and its matrices in few bits where the section says so. They are at first what the folder
+    `section.weights` holds; without one, of `seed`: A as peft draws it (He et al. 2015, uniform), B zero, so that nothing changes
+    before the first step. `section` is then as which adapters they were added, whoever said it."""
 
     def __init__(self, section: AdapterSection, layers: nn.Sequential, seed: int) -> None:
         load_peft()
+        self._given = given_by(section, layers) if section.weights is not None else None
+        section = self._given.section if self._given is not None else section
         self.section, self.seed = section, seed
         self._targets = targets_of(section, layers)
         self._few = dict[nn.Module, tuple[str, ...]]()
@@ -39,14 +42,14 @@ class LowRank:
             self._few = {layer: tuple(name for name in names if len(places[layer.get_submodule(name)]) == 1)
                          for layer, names in linear_modules(layers).items()}  # fmt: skip
             self._check_few()
-        self._trained = {id(p) for _, module in trained_too(section.train_also, layers) for p in module.parameters(recurse=False)}
+        self._trained = {id(p) for module in trained_too(section.train_also, layers) for p in module.parameters(recurse=False)}
         self._check_targets(layers)
 
     def _check_targets(self, layers: nn.Sequential) -> None:
         """InputError where a target also trains in full, or is held otherwise than it can be adapted."""
-        for label, layer in named_layers(layers):
+        for label, layer in uncompiled_layers(layers):
             for path in self._targets.get(layer, ()):
-                module, name = layer.get_submodule(path), _joined(label, path)
+                module, name = layer.get_submodule(path), joined(label, path)
                 if any(id(p) in self._trained for p in module.parameters(recurse=False)):
                     raise InputError(f"{name!r} is in adapter.targets, and trains as a whole by adapter.train_also (or shares a "
                                      "parameter with what does): leave it out of one of the two")  # fmt: skip
@@ -62,23 +65,25 @@ class LowRank:
     @property
     def identity(self) -> str:
         """What it does."""
-        return f"adapter {self.section.model_dump()}"
+        return f"adapter {self.section.model_dump(exclude={'weights'})}"
 
     def apply(self, name: str, layer: nn.Module) -> Changed:
         """The layer with its adapters."""
         written = set(tensors_of(layer))
         trained = [p for p in layer.parameters() if id(p) in self._trained]
+        given = self._given.adapters if self._given is not None else {}
+        parts = {path: given.get(layer.get_submodule(path), {}) for path in self._targets.get(layer, ())}
         holder, made = nn.ModuleDict({_HELD: layer}), list[Made]()
         for path in self._few.get(layer, ()):
             linear = layer.get_submodule(path) if path else layer
             if type(linear) is nn.Linear:
                 if linear._forward_hooks or linear._forward_pre_hooks:
-                    raise InputError(f"{_joined(name, path)!r} has hooks, which would be lost with base {self.section.base}: "
+                    raise InputError(f"{joined(name, path)!r} has hooks, which would be lost with base {self.section.base}: "
                                      "remove them, or write base: as-is")  # fmt: skip
-                holder.set_submodule(_joined(_HELD, path), LINEAR[self.section.quantised](linear))  # type: ignore[index]
+                holder.set_submodule(joined(_HELD, path), LINEAR[self.section.quantised](linear))  # type: ignore[index]
         for parameter in layer.parameters():
             parameter.requires_grad_(False)
-        targets = [_joined(_HELD, path) for path in self._targets.get(layer, ())]
+        targets = [joined(_HELD, path) for path in self._targets.get(layer, ())]
         if targets:
             self._inject(name, holder, targets)
         for parameter in trained:
@@ -87,7 +92,7 @@ class LowRank:
         renamed = _renamed(found, written)
         for path, module in found.named_modules():
             made += self._of_few(path, module)
-        made += self._of_adapters(name, found)
+        made += [*self._of_adapters(name, found, parts), *self._of_whole(found)]
         self._give_now(found, made)
         return Changed(found, renamed, made, adapter=self.section)
 
@@ -95,7 +100,7 @@ class LowRank:
         from peft import LoraConfig, inject_adapter_in_model
 
         section = self.section
-        turned = any(type(holder.get_submodule(path)).__name__ == "Conv1D" for path in targets)
+        turned = any(is_turned(holder.get_submodule(path)) for path in targets)
         config = LoraConfig(
             r=section.r, lora_alpha=section.alpha,  # type: ignore[arg-type]  # peft takes any number
             lora_dropout=section.dropout, use_rslora=section.rank_stabilized,
@@ -110,35 +115,48 @@ class LowRank:
     def _of_few(self, path: str, module: nn.Module) -> Iterator[Made]:
         """The parts of a matrix, of this as it was written."""
         if isinstance(module, QuantisedLinear):
-            written = _joined(_without_base(path), "weight")
+            written = joined(without_base(path), "weight")
 
             def make(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-                return {_joined(path, part): value for part, value in module.quantise(given[written]).items()}
+                return {joined(path, part): value for part, value in module.quantise(given[written]).items()}
 
-            yield Made(tuple(_joined(path, part) for part in module.PARTS), (written,), make)
+            yield Made(tuple(joined(path, part) for part in module.PARTS), (written,), make)
 
-    def _of_adapters(self, layer_name: str, layer: nn.Module) -> Iterator[Made]:
+    def _of_adapters(self, layer_name: str, layer: nn.Module, parts: Mapping[str, Mapping[str, str]]) -> Iterator[Made]:
+        """`parts`: of each module, what its adapter's parts are called in the folder, if there is one."""
         for own, parameter in layer.named_parameters():
-            kind = next((part for part in own.split(".") if part.startswith("lora_")), None)
-            if kind is None:
+            path, kind = split_kind(own)
+            if not kind:
                 continue
-            if kind == "lora_magnitude_vector":
-                path = own.split(f"{kind}.")[0].rstrip(".")
-                written = _joined(_without_base(path), "weight")
+            if self._given is not None:
+                yield Made((own,), (), partial(_from_folder, self._given, parts[path][kind], own, tuple(parameter.shape)))
+            elif kind == "lora_magnitude_vector":
+                written = joined(without_base(path), "weight")
                 yield Made((own,), (written,), partial(_lengths, layer.get_submodule(path), own, written))
             else:
                 seed = self.seed ^ zlib.crc32(f"{layer_name}.{own}".encode())
-                yield Made((own,), (), partial(_first, own, kind, tuple(parameter.shape), seed))
+                yield Made((own,), (), partial(_first, own, kind.partition(".")[0], tuple(parameter.shape), seed))
+
+    def _of_whole(self, layer: nn.Module) -> Iterator[Made]:
+        """What trains as a whole, and has values in the folder."""
+        for own, tensor in tensors_of(layer).items():
+            if self._given is not None and id(tensor) in self._given.whole:
+                key = self._given.whole[id(tensor)]
+                yield Made((own,), (), partial(_from_folder, self._given, key, own, tuple(tensor.shape)))
 
     @staticmethod
     def _give_now(layer: nn.Module, made: list[Made]) -> None:
-        """What peft drew of adapters that are not on the meta device becomes what every rank draws."""
+        """What peft drew of adapters that are not on the meta device becomes what every rank draws, or reads."""
         tensors = tensors_of(layer)
         with torch.no_grad():
             for each in made:
                 if not each.of and not tensors[each.names[0]].is_meta:
                     for own, value in each.make({}).items():
                         tensors[own].copy_(value)
+
+
+def _from_folder(given: Given, key: str, own: str, shape: tuple[int, ...], _given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {own: given.read(key, shape)}
 
 
 def _first(own: str, kind: str, shape: tuple[int, ...], seed: int, _given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,23 +179,14 @@ def _lengths(module: Any, own: str, written: str, given: Mapping[str, Tensor]) -
     else:
         weight = weight.to(base.weight.dtype)
         weight = weight.float() if weight.element_size() < 4 else weight
-    turned = type(base).__name__ == "Conv1D"
+    turned = is_turned(base)
     return {own: torch.linalg.vector_norm(weight.T if turned else weight, dim=1)}
 
 
 def _renamed(layer: nn.Module, written: set[str]) -> dict[str, str]:
     """What tensors were called → what they are called now, where that is another."""
-    now = {_without_base(own): own for own in tensors_of(layer)}
+    now = {without_base(own): own for own in tensors_of(layer)}
     return {own: now[own] for own in written if own in now and now[own] != own}
-
-
-def _without_base(name: str) -> str:
-    """A name as it was before peft wrapped the module."""
-    return ".".join(part for part in name.split(".") if part != "base_layer")
-
-
-def _joined(*parts: str) -> str:
-    return ".".join(part for part in parts if part)
 
 
 def load_peft() -> None:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal
 
 from torch import nn
 
-from hetpipe.files.messages import InputError, listed, nearest, shown
-from hetpipe.layers.model import named_layers
+from hetpipe.files.messages import InputError, listed, natural_key, nearest, shown
+from hetpipe.layers.adapters.names import Place, modules_in, uncompiled_layers
+from hetpipe.layers.transforms import uncompiled_name
 from hetpipe.spec.sections.adapter import ALL_LINEAR, AdapterSection, TrainedToo
 
 Names = Mapping[nn.Module, tuple[str, ...]]  # layer of the chain → names of modules in it ("" is the layer itself)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module multiplies by a matrix and does no more: torch's, or the one of GPT-2, whose matrix is turned around."""
-    return getattr(type(module), "forward", None) is nn.Linear.forward or type(module).__name__ == "Conv1D"
+    """Whether a module multiplies by a matrix and does no more: torch's, or the one of GPT-2."""
+    return getattr(type(module), "forward", None) is nn.Linear.forward or is_turned(module)
+
+
+def is_turned(module: nn.Module) -> bool:
+    """Whether a module multiplies by a matrix [in, out], as the one of GPT-2 does."""
+    return type(module).__name__ == "Conv1D"
 
 
 def linear_modules(layers: nn.Sequential) -> dict[nn.Module, tuple[str, ...]]:
     """Of each layer of the chain but the last, which is the output, its linear modules by name."""
-    named = named_layers(layers)
+    named = uncompiled_layers(layers)
     last = named[-1][1] if len(named) > 1 else None
     return {layer: tuple(name for name, module in layer.named_modules() if is_linear(module))
             for _, layer in named if layer is not last}  # fmt: skip
@@ -31,24 +38,65 @@ def targets_of(section: AdapterSection, layers: nn.Sequential) -> dict[nn.Module
     if section.targets == ALL_LINEAR:
         found = linear_modules(layers)
     else:
-        found = {layer: tuple(name for name, module in layer.named_modules() if adaptable(module)
-                              and any(_is_called(f"{label}.{name}".rstrip("."), target) for target in section.targets))
-                 for label, layer in named_layers(layers)}  # fmt: skip
-        _check_each_found(section.targets, layers)
+        chosen = _chosen(section.targets, layers)
+        found = {layer: tuple(name for name, module in layer.named_modules() if module in chosen)
+                 for _, layer in uncompiled_layers(layers)}  # fmt: skip
     _check_apart(found, layers)
     if not any(found.values()):
         raise InputError("adapter: the model has no linear layer before its last layer: name what gets adapters in 'targets'")
     return found
 
 
+def _chosen(targets: Sequence[str], layers: nn.Sequential) -> set[nn.Module]:
+    """The modules that these names mean. InputError where one means none."""
+    every, chosen, faults = list(modules_in(layers)), set[nn.Module](), list[str]()
+    able = [place for place in every if adaptable(place.module)]
+    for target in targets:
+        called = meant_by(target, every)
+        chosen |= {place.module for place in called if adaptable(place.module)}
+        if not called:
+            known = sorted({place.own.rpartition(".")[2] for place in able})
+            faults.append(f"{shown(target)} is no module of the model{nearest(target, known)}")
+        elif not any(adaptable(place.module) for place in called):
+            kind = type(called[0].module).__name__
+            faults.append(f"{shown(target)} is a {kind}: adapters are added to linear layers and embeddings")
+    if faults and able:
+        first = able[len(able) // 2]
+        outside = f", or in the library's model {first.outside!r}" if first.outside not in (None, first.own) else ""
+        faults.append(f"names are as in {first.own!r}{outside}, or the ends of such")
+    if faults:
+        raise InputError(f"adapter.targets:\n{listed(faults)}")
+    return chosen
+
+
+def meant_by(target: str, places: Sequence[Place]) -> list[Place]:
+    """The modules that a name means: the one that can be adapted whose name in the chain, or outside, it is; else those whose
+    names end with it, or whose name in the layer of this name does (`layer3.q_proj`)."""
+    label, _, rest = target.partition(".")
+    return [place for place in places if target in (place.own, place.outside) and adaptable(place.module)] or [
+        place for place in places
+        if any(name is not None and name.endswith(f".{target}") for name in (place.own, place.outside))
+        or (place.label == label and rest and f".{uncompiled_name(place.path)}".endswith(f".{rest}"))
+    ]  # fmt: skip
+
+
+def described(modules: Collection[nn.Module], layers: nn.Sequential) -> Literal["all-linear"] | tuple[str, ...]:
+    """`targets` that mean these modules: in as few words as do."""
+    if {layer.get_submodule(name) for layer, names in linear_modules(layers).items() for name in names} == {*modules}:
+        return ALL_LINEAR
+    every = list(modules_in(layers))
+    names = {place.module: place.own for place in reversed(every) if place.module in modules}
+    ends = sorted({name.rpartition(".")[2] for name in names.values()})
+    meant = {place.module for end in ends for place in meant_by(end, every) if adaptable(place.module)}
+    return tuple(ends) if meant == {*modules} else tuple(sorted(names.values(), key=natural_key))
+
+
 def places_of(layers: nn.Sequential) -> dict[nn.Module, list[str]]:
     """Under which names each module stands; those of a layer that stands several times are counted once."""
-    places, seen = dict[nn.Module, list[str]](), set[nn.Module]()
-    for label, layer in named_layers(layers):
-        if layer not in seen:
-            for name, module in layer.named_modules(remove_duplicate=False):
-                places.setdefault(module, []).append(f"{label}.{name}".rstrip("."))
-        seen.add(layer)
+    places, first = dict[nn.Module, list[str]](), dict[nn.Module, str]()
+    for place in modules_in(layers):
+        if first.setdefault(place.layer, place.label) == place.label:
+            places.setdefault(place.module, []).append(place.own)
     return places
 
 
@@ -75,36 +123,23 @@ def adaptable(module: nn.Module) -> bool:
     return is_linear(module) or isinstance(module, nn.Embedding)
 
 
-def _is_called(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
+def whole_modules(kind: TrainedToo, layers: nn.Sequential) -> list[nn.Module]:
+    """The modules that are meant where embeddings, the head or norms train as a whole."""
+    every = uncompiled_layers(layers)
+    last = every[-1][1]
+    return [module for _, layer in every for module in layer.modules()
+            if (kind == "embed" and isinstance(module, nn.Embedding))
+            or (kind == "head" and layer is last and is_linear(module))
+            or (kind == "norms" and _is_norm(module))]  # fmt: skip
 
 
-def _check_each_found(targets: Sequence[str], layers: nn.Sequential) -> None:
-    every = [(f"{label}.{name}".rstrip("."), module) for label, layer in named_layers(layers)
-             for name, module in layer.named_modules()]  # fmt: skip
-    faults = []
-    for target in targets:
-        called = [module for name, module in every if _is_called(name, target)]
-        if not called:
-            known = sorted({name.rpartition(".")[2] for name, module in every if adaptable(module)})
-            faults.append(f"{shown(target)} is no module of the model{nearest(target, known)}")
-        elif not any(map(adaptable, called)):
-            faults.append(f"{shown(target)} is a {type(called[0]).__name__}: adapters are added to linear layers and embeddings")
-    if faults:
-        raise InputError(f"adapter.targets:\n{listed(faults)}")
-
-
-def trained_too(names: Sequence[TrainedToo], layers: nn.Sequential) -> Iterator[tuple[TrainedToo, nn.Module]]:
-    """Modules whose own parameters train beside adapters. InputError where there is none of a name."""
-    last = named_layers(layers)[-1][1]
-    for name in names:
-        found = [module for label, layer in named_layers(layers) for module in layer.modules()
-                 if (name == "embed" and isinstance(module, nn.Embedding))
-                 or (name == "head" and layer is last and is_linear(module))
-                 or (name == "norms" and _is_norm(module))]  # fmt: skip
+def trained_too(kinds: Sequence[TrainedToo], layers: nn.Sequential) -> Iterator[nn.Module]:
+    """Modules whose own parameters train beside adapters. InputError where there is none of a kind."""
+    for kind in kinds:
+        found = whole_modules(kind, layers)
         if not found:
-            raise InputError(f"adapter.train_also has {shown(name)}, and the model has none")
-        yield from ((name, module) for module in found)
+            raise InputError(f"adapter.train_also has {shown(kind)}, and the model has none")
+        yield from found
 
 
 def _is_norm(module: nn.Module) -> bool:

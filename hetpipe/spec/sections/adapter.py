@@ -3,7 +3,7 @@ own matrices may be held in fewer bits (QLoRA; Dettmers et al. 2023)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from hetpipe.spec import guesses
 Base = Literal["as-is", "bf16", "fp16", "nf4", "int8"]
 TrainedToo = Literal["embed", "head", "norms"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"  # of a folder of peft
 
 
 class AdapterSection(Strict):
@@ -22,10 +23,14 @@ class AdapterSection(Strict):
 
     `targets`: which linear layers get A and B: all but the last layer's, or those whose names are, or end with, one
     of these. `train_also`: what of the model trains beside them. `base`: how its own matrices are held: as they are, in bf16 or
-    fp16 (all that do not train), or those of linear layers in 4 bits (nf4) or 8 (int8)."""
+    fp16 (all that do not train), or those of linear layers in 4 bits (nf4) or 8 (int8).
+
+    `weights`: a folder of peft, or its name on Hugging Face, whose adapters go on. It then says all keys but `base`: one that
+    stands beside it must say the same, and `dropout` may say another."""
 
     guesses = guesses.ADAPTER
     kind: Literal["lora"] = "lora"
+    weights: Name | None = None
     r: Positive = 16
     alpha: Annotated[Number, Field(gt=0)] = 32
     dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
@@ -52,6 +57,11 @@ class AdapterSection(Strict):
             if double is not None:
                 raise ValueError(f"{key} has {shown(double)} twice")
         return self
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The keys that stand beside `weights` and are of what it holds, each with its value."""
+        return {key: getattr(self, key) for key in sorted(self.model_fields_set - {"kind", "weights", "base"})}
 
     @property
     def quantised(self) -> Literal["nf4", "int8"] | None:
