@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hetpipe.checkpoints.own.checkpoint import load_checkpoint, save_checkpoint
     from hetpipe.checkpoints.trained import load_weights
     from hetpipe.files.messages import InputError
-    from hetpipe.hf.export import export_weights
+    from hetpipe.hf.exports.export import export_weights
     from hetpipe.layers.adapters.adapt import adapt
     from hetpipe.layers.adapters.names import library_names
     from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
@@ -87,7 +87,7 @@ _HOMES = {
     "UnusedRank": "hetpipe.training.own.auto",
     "adapt": "hetpipe.layers.adapters.adapt",
     "auto": "hetpipe.training.own.auto",
-    "export_weights": "hetpipe.hf.export",
+    "export_weights": "hetpipe.hf.exports.export",
     "fused_accuracy": "hetpipe.layers.losses.fused",
     "fused_cross_entropy": "hetpipe.layers.losses.fused",
     "library_names": "hetpipe.layers.adapters.names",

@@ -21,7 +21,7 @@ from hetpipe.checkpoints.base import adapter_keys, base_of, pinned_base
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.facts import model_facts
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.layers.weights import empty_names, materialise, state_of
 from hetpipe.models import bert, causal_lm, gpt2, llama, t5
@@ -116,7 +116,7 @@ def test_merged_it_is_a_model_of_transformers(
     kind: str, dtype: torch.dtype, shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the number type of the base; what few bits held is as it was trained with, and is merged in float32."""
-    monkeypatch.setattr("hetpipe.hf.export.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("hetpipe.hf.exports.export.SHARD_BYTES", shard_bytes)
     base = folder_of(tmp_path / "base", dtype)
     job, saved, layers = saved_alone(tmp_path, base, {"r": 4, **KINDS[kind]}, "float64")
     empty = build_layers(job)
@@ -215,7 +215,7 @@ def test_a_base_that_holds_adapters_is_refused_wherever_it_is_read(base: Path, t
     alone_there.mkdir()
     for folder in (both, alone_there):
         (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/model"}))
-    write = "write 'adapter: {{weights: {}}}', with model.args.weights the base that they name, 'owner/model'"
+    write = "write 'adapter: {{weights: {0}}}' (hetpipe finetune: --adapter {0}), with model.args.weights the base that they name"
     beside = f"{both} holds adapters beside the model (adapter_config.json): transformers would add them, and a model read here"
     told = {
         both: [beside, write.format(both), "merge them first (peft's merge_and_unload); for the model alone, take adapter_"],
@@ -231,6 +231,6 @@ def test_a_base_that_holds_adapters_is_refused_wherever_it_is_read(base: Path, t
                 reader(weights=str(folder))
             assert [line for line in lines if line not in str(caught.value)] == []
     (both / "adapter_config.json").write_text("{}")
-    with pytest.raises(InputError, match=f"weights: {both}}}', with model.args.weights the base, which they do not name"):
+    with pytest.raises(InputError, match="with model.args.weights the base, which they do not name"):
         WeightFolder(both)
     assert find_model(str(both / "config.json")).name == str(both / "config.json"), "a file by its name is just that"

@@ -22,7 +22,7 @@ from hetpipe.checkpoints.stores.folder import stored_at
 from hetpipe.checkpoints.training_state import said_of
 from hetpipe.cli import generate
 from hetpipe.files.messages import InputError
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.weights import materialise, state_of
 from hetpipe.models import causal_lm
 from hetpipe.processes.world import alone

@@ -11,7 +11,7 @@ import torch
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.weights import materialise
@@ -41,7 +41,7 @@ def test_names_are_those_of_save_pretrained(
     kind: str, shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mixtral's files hold each expert for itself, and the model's layers all in one tensor; a tied head is not written."""
-    monkeypatch.setattr("hetpipe.hf.export.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("hetpipe.hf.exports.export.SHARD_BYTES", shard_bytes)
     reference, saved = saved_model(tmp_path, kind)
     generation = {"do_sample": True, "temperature": 0.5}
     (tmp_path / "source" / "generation_config.json").write_text(json.dumps(generation))
@@ -70,8 +70,8 @@ def test_no_more_than_a_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
         seen.append(set(tensors))
         return tensors
 
-    monkeypatch.setattr("hetpipe.hf.export.as_stored", as_stored)
-    monkeypatch.setattr("hetpipe.hf.export.SHARD_BYTES", 1)
+    monkeypatch.setattr("hetpipe.hf.exports.export.as_stored", as_stored)
+    monkeypatch.setattr("hetpipe.hf.exports.export.SHARD_BYTES", 1)
     export_weights(registry.model("causal_lm")(weights=str(tmp_path / "source")), saved, tmp_path / "out")
     assert len(seen) == 5
     assert all(name.startswith("model.layers.1.") for name in seen[2])

@@ -13,7 +13,7 @@ import torch
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.weights import materialise
 from hetpipe.models import causal_lm

@@ -15,7 +15,7 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.hf import families
 from hetpipe.hf.chain import HFLayer
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry

@@ -96,6 +96,19 @@ def test_ranks_are_forked_from_a_process_that_has_imported_what_adapters_need() 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
+def test_adapters_that_go_on_say_all_but_how_the_model_is_held(tmp_path: Path) -> None:
+    job = drafted(adapter="owner/adapter", precision="bf16")
+    assert job["adapter"] == {"weights": "owner/adapter", "base": "bf16"}
+    assert job["train"]["optimizer"]["lr"] == 2e-4
+    assert job["export"] == {"folder": "finetuned/adapter"}
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (own,) = {drafted(adapter=str(tmp_path))["data"]["args"]["tokenizer"]}
+    assert own == str(tmp_path), "which its chats were written with"
+    assert drafted(adapter=str(tmp_path), tokenizer="words")["data"]["args"]["tokenizer"] == "words"
+    (said,) = {drafted(adapter="here", settings=("adapter.dropout=0.1",))["adapter"]["dropout"]}
+    assert said == 0.1
+
+
 def test_options_and_settings_are_kept() -> None:
     job = drafted(length=64, global_batch=8, epochs=3, tokenizer="words", out="here", precision="bf16", emulate=(CARDS,),
                   settings=("adapter.targets=[q_proj]", "data.args.pack=false", "train.scheduler=", "train.seed=7"))  # fmt: skip
@@ -194,6 +207,7 @@ def test_adapters_that_cannot_be(text: str, wrong: str) -> None:
 def test_options_that_do_not_go_together() -> None:
     assert "leave one of the two out" in refusal(asked, cluster="c.yaml", emulate=(CARDS,))
     assert "with --lora none all of it trains" in refusal(asked, lora="none", base="nf4")
+    assert "says what the adapters are, and so does --lora r=4" in refusal(asked, lora="r=4", adapter="finetuned/adapter")
     assert "did you mean 'nf4'?" in refusal(lambda: look(asked(base="nf5")))
     for rate in (float("nan"), float("inf"), -1.0):
         assert f"--lr {rate}: write a number of at least 0, such as 2e-4" in refusal(asked, rate=rate)

@@ -22,7 +22,7 @@ from hetpipe.building.build import build_data, build_layers, build_loss, build_m
 from hetpipe.building.data import fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.files.messages import InputError
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.losses import chunked
 from hetpipe.layers.losses.chunked import losses_of_logits, token_losses

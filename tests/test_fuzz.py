@@ -30,7 +30,7 @@ from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.fastspeed import Params
 from hetpipe.fastspeed.module import load_optimizer, put_weights, read_checkpoint
 from hetpipe.files.messages import clipped, exit_code
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.adapters.adapt import adapt
 from hetpipe.layers.weights import materialise
 from hetpipe.planning.front import Front

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import pinned_base
 from hetpipe.checkpoints.resume import identity
+from hetpipe.language.tokenizer import Tokenizer
+from hetpipe.language.writing.template import Template
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
 from hetpipe.processes.world import alone
@@ -28,13 +31,13 @@ import transformers  # isort: skip  # offline, as tests.support.zoo sets it
 PROMPT = [3, 5, 9]
 
 
-def saved(folder: Path, name: str, args: dict[str, Any], **more: Any) -> Path:
+def saved(folder: Path, name: str, args: dict[str, Any], state: Any = None, **more: Any) -> Path:
     """A checkpoint as a job's run leaves one."""
     layers = registry.model(name)(**args)
     materialise(layers)
     job = {"model.name": name, **{f"model.args.{key}": value for key, value in args.items()}, **more}
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
-    return checkpoint.save(folder, 1, layers, optimizer, {**STATE, "job": job}, alone(), keep=1)
+    return checkpoint.save(folder, 1, layers, optimizer, {**STATE, "job": job, **(state or {})}, alone(), keep=1)
 
 
 def text(ids: list[int]) -> str:
@@ -84,6 +87,75 @@ def test_it_writes_what_transformers_does(where: str, trained: tuple[Path, Path]
     assert (ended.code, ended.out) == (0, f"{text(out)}\n"), ended.err
     found = json.loads(run("generate", tmp_path / where, text(PROMPT), "--tokens", 6, "--json").out)
     assert found == {"checkpoint": str(folder / "step-00000001"), "prompt": text(PROMPT), "text": text(out), "tokens": 6}
+
+
+def likeliest(folder: Path, count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
+    """Token by token."""
+    model: Any = transformers.Qwen3ForCausalLM.from_pretrained(folder)
+    words = torch.tensor([prompt])
+    with torch.no_grad():
+        for _ in range(count):
+            words = torch.cat([words, model(words).logits[:, -1:].argmax(-1)], 1)
+    return words[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("settings", [
+    {"repetition_penalty": 20.0}, {"no_repeat_ngram_size": 1}, {"num_beams": 4, "length_penalty": 3.0},
+    {"suppress_tokens": [*range(100)]}, {"do_sample": True, "temperature": 5.0, "top_k": 3}, {"encoder_no_repeat_ngram_size": 1},
+    {"sequence_bias": [[[7], 100.0]]}, {"forced_eos_token_id": 9}, {"min_new_tokens": 6, "eos_token_id": 4},
+    {"exponential_decay_length_penalty": [1, 9.0], "eos_token_id": 4}, {"guidance_scale": 3.0},
+], ids=str)  # fmt: skip
+def test_the_likeliest_is_written_whatever_the_model_says_of_how_to_draw(
+    settings: dict[str, Any], trained: tuple[Path, Path], run: Command
+) -> None:
+    source, folder = trained
+    (source / "generation_config.json").write_text(json.dumps(settings))
+    wanted = likeliest(source, 6)
+    ended = run("generate", folder, text(PROMPT), "--tokens", 6)
+    assert (ended.code, ended.out) == (0, f"{text(wanted)}\n"), ended.err
+
+
+@pytest.mark.parametrize("known", [None, 1, [2, 9]])
+def test_it_ends_where_answers_end_that_were_learned(known: Any, tmp_path: Path, run: Command) -> None:
+    source = tokenizer(qwen(tmp_path / "source"))
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": known}))
+    wanted = likeliest(source, 6)
+    end = next(i for i in range(1, 6) if wanted[i] not in wanted[:i])
+    digest = Tokenizer(str(source)).digest
+    saved(tmp_path / "saved", "causal_lm", {"weights": str(source)},
+          state={"data": {"samples": 3, "tokenizer": digest, "ends": [wanted[end]]}})  # fmt: skip
+    found = json.loads(run("generate", tmp_path / "saved", text(PROMPT), "--tokens", 6, "--json").out)
+    assert (found["text"], found["tokens"]) == (text(wanted[:end]), end + 1)
+
+
+def test_a_prompt_that_is_written_otherwise_than_in_training_is_told(tmp_path: Path, run: Command) -> None:
+    source = tokenizer(qwen(tmp_path / "source"))
+    digests = {"samples": 3, "tokenizer": Tokenizer(str(source)).digest}
+    digests["template"] = Template(Tokenizer(str(source))).digest
+    saved(tmp_path / "chats", "causal_lm", {"weights": str(source)}, state={"data": digests})
+    saved(tmp_path / "texts", "causal_lm", {"weights": str(source)}, state={"data": {**digests, "template": None}})
+    told = {(name, more): run("generate", tmp_path / name, "w3", "--tokens", 1, *more).err
+            for name in ("chats", "texts") for more in ((), ("--chat",))}  # fmt: skip
+    assert "note: the run was trained on chats; --chat writes the prompt as one" in told["chats", ()]
+    said = "note: the run was trained without a template of chats, and --chat writes the prompt by one"
+    assert said in told["texts", ("--chat",)]
+    assert "note" not in told["chats", ("--chat",)] + told["texts", ()]
+
+
+def test_a_template_is_told_whether_to_think(tmp_path: Path, run: Command) -> None:
+    source = tokenizer(qwen(tmp_path / "source"))
+    (source / "chat_template.jinja").write_text(
+        "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %} w7 w8{% endif %}"
+    )
+    saved(tmp_path / "saved", "causal_lm", {"weights": str(source)})
+    plain, without = (f"{text(written)}\n" for written in (likeliest(source, 4), likeliest(source, 4, (*PROMPT, 7, 8))))
+    assert plain != without
+    asked = ("generate", tmp_path / "saved", text(PROMPT), "--tokens", 4, "--chat")
+    assert [run(*asked, *more).out for more in ((), ("--thinking", "on"), ("--thinking", "off"))] == [plain, plain, without]
+    saved(tmp_path / "off", "causal_lm", {"weights": str(source)}, **{"data.args.thinking": "off"})
+    asked = ("generate", tmp_path / "off", text(PROMPT), "--tokens", 4, "--chat")
+    assert [run(*asked, *more).out for more in ((), ("--thinking", "on"))] == [without, plain]
+    assert "give --chat, too" in refusal(run, tmp_path / "saved", "w3", "--thinking", "off")
 
 
 def test_a_chat_and_what_is_drawn(trained: tuple[Path, Path], run: Command) -> None:

@@ -18,8 +18,7 @@ from hetpipe.checkpoints.stores.pieces import TensorFiles
 from hetpipe.cli.weights import export_weights_command
 from hetpipe.files.messages import InputError
 from hetpipe.hf.build import Layer
-from hetpipe.hf.export import copy_companions
-from hetpipe.hf.folder import WeightFolder
+from hetpipe.hf.exports.beside import copy_matching
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import empty_names, materialise
 from hetpipe.models import bert, gpt2, t5
@@ -185,9 +184,7 @@ def test_all_files_of_a_tokenizer_are_handed_on(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "pytorch_model.bin", "training_args.bin"):
         (tmp_path / "source" / name).write_text("{}")
     (tmp_path / "target").mkdir()
-    folder = WeightFolder.__new__(WeightFolder)
-    folder.path = tmp_path / "source"
-    copy_companions(folder, tmp_path / "target")
+    copy_matching(tmp_path / "source", tmp_path / "target")
     found = {path.relative_to(tmp_path / "target").as_posix() for path in (tmp_path / "target").rglob("*") if path.is_file()}
     wanted = {path.relative_to(tmp_path / "source").as_posix() for path in written if path.is_file()}
     assert {"chat_template.jinja", "additional_chat_templates/tools.jinja", "tokenizer.json", "tokenizer_config.json"} <= wanted

@@ -164,6 +164,17 @@ def test_other_data_are_another_run(left: Left, content: Content, what: str) -> 
     assert "the model finetuned/model, and -o another folder" in left.refuses(made(content, lora="none"), lora="none")
 
 
+def test_a_run_that_began_with_an_adapter_goes_on_with_its_own(left: Left) -> None:
+    """The folder with the adapter may be gone by then."""
+    begun = made(adapter="finetuned/adapter", out="second")
+    left.after(4, begun)
+    assert left.state is not None
+    assert left.state.job is not None
+    left.state.job.update({"adapter.weights": None, "adapter.r": 8, "adapter.alpha": 4.0})
+    assert left.goes_on(begun, adapter="finetuned/adapter", out="second") == begun
+    assert "adapter.r was 8, is 16" in left.refuses(made(out="second"), out="second")
+
+
 def test_a_folder_that_cannot_be_one(left: Left) -> None:
     Path("finetuned/adapter").mkdir(parents=True)
     assert "finetuned/adapter is there already, and no checkpoint of the run that wrote it" in left.refuses()

@@ -21,7 +21,7 @@ from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.files.messages import InputError
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.model import mse
 from hetpipe.processes import whereabouts
 from hetpipe.processes.world import World, alone

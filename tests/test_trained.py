@@ -80,7 +80,7 @@ def test_weights_of_ones_own_model_are_exported_with_a_job_and_without(
     again.load_state_dict(load_file(tmp_path / "a" / "model.safetensors"))
     assert same(again.state_dict(), model)
 
-    monkeypatch.setattr("hetpipe.hf.export.SHARD_BYTES", 512)
+    monkeypatch.setattr("hetpipe.hf.exports.export.SHARD_BYTES", 512)
     ended = run("export-weights", "--checkpoint", tmp_path / "saved", "-o", tmp_path / "b", "--json")
     assert json.loads(ended.out) == {"checkpoint": f"{tmp_path}/saved/step-00000002", "folder": f"{tmp_path}/b"}
     index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())

@@ -19,7 +19,7 @@ from bench.reference import ReferenceEngine
 from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.hf.chain import HFLayer
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Model
 from hetpipe.layers.transforms import tensors_of
@@ -205,7 +205,7 @@ def test_back_to_a_folder_that_transformers_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     row = trained[name]
-    monkeypatch.setattr("hetpipe.hf.export.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("hetpipe.hf.exports.export.SHARD_BYTES", shard_bytes)
     layers = ZOO[name].build(weights=str(row["folder"]))
     export_weights(layers, Path(row["ranks"][0]["checkpoint"]), tmp_path / "out")
     assert all(

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from hetpipe.cli.weights import of_job
 from hetpipe.files.messages import InputError, cut, shown
-from hetpipe.processes.progress import Activity
+from hetpipe.language.writing.template import SWITCHES, Thinking
+from hetpipe.processes.progress import Activity, warn
 from hetpipe.spec.job import Job
 
 TRUST = "trust_remote_code"
@@ -30,9 +31,14 @@ def generate(
     ],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the model goes on from.")],
     tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="At most so many are written.")] = 40,
-    temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="0: always the likeliest.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=100.0, help="0: always the likeliest token, whatever the model's settings say.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn, above temperature 0.")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="The prompt is a message: use the tokenizer's template of chats.")] = False,
+    thinking: Annotated[
+        Thinking | None, typer.Option(help="With --chat: whether the answer begins with a thought; as the job says by default.")
+    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(help="A folder or a name on Hugging Face; that of the job's data, or of its weights, by default."),
@@ -51,17 +57,42 @@ def generate(
     job = Job.read(run) if not run.is_dir() else None
     found = find_checkpoint(of_job(job, run) if job is not None else run)
     said = said_of(found) or (_keys(job) if job is not None else {})
+    if thinking is None:
+        thinking = said.get("data.args.thinking")
+    elif not chat:
+        raise InputError(f"--thinking {thinking} is what a template of chats is told: give --chat, too")
     _check_trust(said, job, found, trusted=trust_remote_code)
+    _note_writing(found, chat=chat)
+    switch = dict.fromkeys(SWITCHES, thinking == "on") if thinking is not None else {}
+    asked = Asked(prompt, tokenizer, tokens, temperature, seed, switch if chat else None)
     with Activity("reading the checkpoint"):
-        text, count = _written(
-            build_layers(_job_of(said, found)), found, prompt, tokenizer or said.get("data.args.tokenizer"), tokens=tokens,
-            temperature=temperature, seed=seed, chat=chat,
-        )  # fmt: skip
+        text, count = _written(build_layers(_job_of(said, found)), found, asked)
     if as_json:
         shape = {"checkpoint": str(found), "prompt": prompt, "text": text, "tokens": count}
         sys.stdout.write(json.dumps(shape, indent=1) + "\n")
     else:
         sys.stdout.write(f"{text}\n")
+
+
+class Asked(NamedTuple):
+    """What is to be written; `chat`: what the template of chats is given, if the prompt is a message."""
+
+    prompt: str
+    tokenizer: str | None
+    tokens: int
+    temperature: float
+    seed: int
+    chat: Mapping[str, Any] | None
+
+
+def _note_writing(found: Stored, *, chat: bool) -> None:
+    """What should be known of a prompt that is written otherwise than in training."""
+    from hetpipe.checkpoints.training_state import read_saved
+
+    data = read_saved(found).data
+    if data is not None and data.tokenizer is not None and chat is not (data.template is not None):
+        warn("note: the run was trained without a template of chats, and --chat writes the prompt by one" if chat
+             else "note: the run was trained on chats; --chat writes the prompt as one")  # fmt: skip
 
 
 def _check_trust(said: Mapping[str, Any], job: Job | None, found: Stored, *, trusted: bool) -> None:
@@ -113,15 +144,12 @@ def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
     return Job.parse({"format": "hetpipe.job/1", **job, "data": {"name": "text"}, "train": train}, str(found))
 
 
-def _written(
-    layers: nn.Sequential, found: Stored, prompt: str, tokenizer: str | None, *, tokens: int, temperature: float, seed: int,
-    chat: bool,
-) -> tuple[str, int]:  # fmt: skip
+def _written(layers: nn.Sequential, found: Stored, asked: Asked) -> tuple[str, int]:
     """What the model adds, and how many tokens that is."""
     import torch
 
     from hetpipe.hf.chain import HFLayer
-    from hetpipe.hf.export import export_weights
+    from hetpipe.hf.exports.export import export_weights
     from hetpipe.layers.transforms import adapter_of, uncompiled
 
     first = uncompiled(layers[0])
@@ -132,24 +160,34 @@ def _written(
         )
     with TemporaryDirectory(prefix="hetpipe-") as place:
         folder = export_weights(layers, found, Path(place, "model"), merge=adapter_of(layers) is not None)
-        words = _tokenizer(tokenizer, folder)
-        ids = _ids(words, prompt, chat)
-        _check_ids(ids, tokens, model.config.get_text_config())
+        words = _tokenizer(asked.tokenizer, folder)
+        ids = _ids(words, asked)
+        _check_ids(ids, asked.tokens, model.config.get_text_config())
         model = type(model).from_pretrained(folder, dtype="auto").eval()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(seed)
+    torch.manual_seed(asked.seed)
     given = torch.tensor([ids], device=device)
-    drawn = {"do_sample": True, "temperature": temperature} if temperature else {
-        "do_sample": False, "temperature": None, "top_p": None, "top_k": None,
-    }  # fmt: skip
+    model.generation_config = _drawing(model.generation_config, asked, words.pad_token_id)
     try:
-        out = model.to(device).generate(
-            given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, pad_token_id=words.pad_token_id, **drawn
-        )
+        out = model.to(device).generate(given, attention_mask=torch.ones_like(given))
     except Exception as error:  # whatever transformers says of a model that it cannot let write
         raise InputError(f"a {type(model).__name__} cannot write with these settings: {_line(error)}") from error
-    new = out[0, len(ids) :].tolist()
-    return str(words.decode(new, skip_special_tokens=True)), len(new)
+    new, ends = out[0, len(ids) :].tolist(), model.generation_config.eos_token_id
+    told = new[:-1] if new and new[-1] in (ends if isinstance(ends, list) else [ends]) else new
+    return str(words.decode(told, skip_special_tokens=True)), len(new)
+
+
+def _drawing(its: Any, asked: Asked, pad: int | None) -> Any:
+    """The model's own settings for what is drawn; at temperature 0 of these only what ends a text, so that nothing but the
+    likeliest token is written."""
+    import transformers
+
+    if asked.temperature:
+        its.update(do_sample=True, temperature=asked.temperature, max_new_tokens=asked.tokens, max_length=None)
+        its.pad_token_id = pad if pad is not None else its.pad_token_id
+        return its
+    kept = {key: getattr(its, key) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
+    return transformers.GenerationConfig(do_sample=False, num_beams=1, max_new_tokens=asked.tokens, pad_token_id=pad, **kept)
 
 
 def _tokenizer(name: str | None, folder: Path) -> Any:
@@ -171,15 +209,15 @@ def _tokenizer(name: str | None, folder: Path) -> Any:
         raise InputError(f"the tokenizer {where} cannot be read: {_line(error)}") from error
 
 
-def _ids(words: Any, prompt: str, chat: bool) -> list[int]:
-    if not chat:
-        found: list[int] = words(prompt)["input_ids"]
-        return found
+def _ids(words: Any, asked: Asked) -> list[int]:
+    if asked.chat is None:
+        found: list[int] = words(asked.prompt)["input_ids"]
+        return found[:-1] if len(found) > 1 and found[-1] == words.eos_token_id else found  # some end every text
     if not words.chat_template:
         raise InputError("this tokenizer has no template of chats: leave --chat out")
     try:
-        message = [{"role": "user", "content": prompt}]
-        found = words.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+        message = [{"role": "user", "content": asked.prompt}]
+        found = words.apply_chat_template(message, add_generation_prompt=True, return_dict=True, **asked.chat)["input_ids"]
     except Exception as error:  # whatever the template says
         raise InputError(f"the tokenizer's template of chats does not take the prompt: {_line(error)}") from error
     return found

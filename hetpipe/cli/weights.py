@@ -37,7 +37,7 @@ def export_weights_command(
     from hetpipe.checkpoints.revision import at_revision
     from hetpipe.checkpoints.trained import find_checkpoint
     from hetpipe.checkpoints.training_state import said_of
-    from hetpipe.hf.export import check_new_folder, export_weights
+    from hetpipe.hf.exports.export import check_new_folder, export_weights
 
     check_new_folder(output)
     job = Job.read(job_file, settings or ()) if job_file is not None else None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hetpipe.files.formats import read_yaml
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.spec.sections.adapter import AdapterSection
 
-NONE = "none"  # of --lora: all parameters train
+NONE, DEFAULT = "none", "r=16"  # of --lora; none: all parameters train
 IN_LORA = ("r", "alpha", "dropout", "rank_stabilized", "use_dora")
+TOKENIZER = "tokenizer.json"  # of a folder that holds one
 SETTINGS = "--set adapter."  # what else an adapter has is said by it
 
 
@@ -22,7 +25,7 @@ class Asked:
     model: str
     data: tuple[str, ...]
     out: str = "finetuned"
-    lora: str = "r=16"
+    lora: str | None = None
     adapter: str | None = None
     base: str | None = None
     length: int | None = None
@@ -43,17 +46,29 @@ class Asked:
         if self.cluster is not None and self.emulate:
             raise InputError(f"--cluster {self.cluster} and --emulate {self.emulate[0]} both say what the devices are: leave one "
                              "of the two out")  # fmt: skip
-        if not self.lora_keys and self.base is not None:
+        if self.adapter is not None and self.lora is not None:
+            raise InputError(f"--adapter {self.adapter} says what the adapters are, and so does --lora {self.lora}: leave one of "
+                             f"the two out (another dropout: {SETTINGS}dropout=0.05)")  # fmt: skip
+        if self.adapter_keys is None and self.base is not None:
             raise InputError(f"--base {self.base} is of a model that stays as it is, and with --lora {NONE} all of it trains: "
                              "leave one of the two out")  # fmt: skip
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate >= 0):
             raise InputError(f"--lr {self.rate}: write a number of at least 0, such as 2e-4")
 
     @property
-    def lora_keys(self) -> dict[str, Any]:
-        """Keys of the section `adapter`, r and alpha among them; none where all parameters train."""
-        return parse_lora(self.lora)
+    def adapter_keys(self) -> dict[str, Any] | None:
+        """Of the section `adapter`; None where all parameters train."""
+        if self.adapter is not None:
+            return {"weights": self.adapter}
+        lora = parse_lora(self.lora if self.lora is not None else DEFAULT)
+        return {"kind": "lora", **lora, "targets": "all-linear"} if lora else None
 
+    @property
+    def words(self) -> str:
+        """The folder of the tokenizer, or its name: that of the adapters that go on, where their folder has one."""
+        if self.tokenizer is None and self.adapter is not None and os.path.isfile(Path(self.adapter, TOKENIZER)):
+            return self.adapter
+        return self.tokenizer or self.model.partition("@")[0]
 
     @property
     def of_records(self) -> dict[str, Any]:

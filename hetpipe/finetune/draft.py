@@ -30,8 +30,8 @@ ADAPTER, MODEL = "adapter", "model"  # there, too: what is exported
 def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -> dict[str, Any]:
     """The job but for what hangs on the model and the data. `cluster`: None where the devices are those that are here; `cards`:
     whether these, or those that a cluster file does not emulate, are GPUs. Settings of the command are in it."""
-    lora, precision = asked.lora_keys, precision_of(asked.precision, cluster, cards=cards)
-    data: dict[str, Any] = {**found.files, "tokenizer": asked.tokenizer or asked.model.partition("@")[0]}
+    adapter, precision = asked.adapter_keys, precision_of(asked.precision, cluster, cards=cards)
+    data: dict[str, Any] = {**found.files, "tokenizer": asked.words}
     if found.kind == "text" and asked.of_records:
         option = next(iter(asked.of_records))
         raise InputError(f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers; the data "
@@ -41,23 +41,22 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
         data["columns"] = asked.named_columns
     if asked.length is not None:
         data[LENGTH_KEY[found.kind]] = asked.length
-    rate = asked.rate if asked.rate is not None else RATES["lora" if lora else "full"]
+    rate = asked.rate if asked.rate is not None else RATES["lora" if adapter else "full"]
     train: dict[str, Any] = {"epochs": asked.epochs or 1, "optimizer": {"name": "AdamW", "lr": rate}, "clip_norm": CLIP}
     if asked.global_batch is not None:
         train["global_batch"] = asked.global_batch
     if precision is not None:
         train["precision"] = precision
     job: dict[str, Any] = {"format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": asked.model}}}
-    if lora:
-        base = asked.base or base_of(precision, cluster)
-        job["adapter"] = {"kind": "lora", **lora, "targets": "all-linear", "base": base}
+    if adapter is not None:
+        job["adapter"] = {**adapter, "base": asked.base or base_of(precision, cluster)}
     job["data"] = {"name": found.kind, "args": data}
     job["loss"] = {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
     if asked.cluster is not None or asked.emulate:
         job["cluster"] = asked.cluster or f"{asked.out}/{CLUSTER_FILE}"
     job["train"] = train
     job |= {"checkpoint": {"folder": f"{asked.out}/{CHECKPOINTS}"}, "log": {"folder": f"{asked.out}/{LOG}"}}
-    job["export"] = {"folder": f"{asked.out}/{ADAPTER if lora else MODEL}"}
+    job["export"] = {"folder": f"{asked.out}/{ADAPTER if adapter is not None else MODEL}"}
     found_job = apply_settings(job, asked.settings)
     if not all(isinstance(found_job.get(section), dict) for section in ("model", "data", "loss", "train")):
         Job.parse(found_job, SOURCE)  # says what is wrong

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.checkpoints.base import KEY as BASE
+from hetpipe.checkpoints.base import with_saved_adapter
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
 from hetpipe.checkpoints.resume import UNSAID, identity
 from hetpipe.checkpoints.revision import KEY as REVISION
@@ -59,7 +60,7 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
             keys["train"]["scheduler"] = {**schedule(made.steps - state.step), "from_step": state.step}
     job = Job.parse(keys, SOURCE)
     begins = job.train.scheduler is not None and job.train.scheduler.from_step == state.step > 0
-    changed = _changed(state.job or {}, identity(job), begins=begins)
+    changed = _changed(state.job or {}, identity(with_saved_adapter(job, state.job or {})), begins=begins)
     if made.content is not None and state.data is not None and (read := [line for line in changed if line.startswith("data.")]):
         changed = [line for line in changed if line not in read]
         warn(f"note: the samples are those that the run in {asked.out} had, though they are read otherwise:\n{listed(read)}")

@@ -6,16 +6,18 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetpipe.files.hub import NAME
+from hetpipe.files.hub import NAME, cached_folder
 from hetpipe.files.messages import InputError, shown
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import SOURCE, ModelFacts, check_base, draft, filled
 from hetpipe.finetune.emulated import parse_emulated
 from hetpipe.finetune.kinds import Found, kind_of
-from hetpipe.hf.hub import folder_of
+from hetpipe.hf.hub import folder_of, refuse_adapters
 from hetpipe.language.writing.template import NONE, read_template
+from hetpipe.processes.environment import place
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
+from hetpipe.spec.sections.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 
 class Looked(NamedTuple):
@@ -38,9 +40,20 @@ def look(asked: Asked) -> Looked:
     if asked.template not in (None, NONE):
         read_template(asked.template)
     Job.parse(filled(draft(asked, found, cluster, cards=False), ModelFacts(), None), SOURCE)
-    if not os.path.isdir(folder_of(asked.model)[0]):
+    model = folder_of(asked.model)[0]
+    if not os.path.isdir(model):
         raise InputError(f"there is no folder {shown(asked.model)}, and it is no name of a model on Hugging Face (owner/name)")
+    refuse_adapters(model, asked.model)
+    if asked.adapter is not None:
+        _check_adapter(asked.adapter)
     words = asked.tokenizer
     if words is not None and not NAME.fullmatch(words) and not os.path.isdir(os.path.expanduser(words)):
         raise InputError(f"there is no folder {shown(words)} with a tokenizer (from {Path.cwd()})")
     return Looked(found, cluster, emulated)
+
+
+def _check_adapter(named: str) -> None:
+    folder, _ = cached_folder(named, (CONFIG_FILE, WEIGHTS_FILE), quiet=place().local_rank > 0)
+    if not os.path.isfile(folder / CONFIG_FILE):
+        what = f"it holds no {CONFIG_FILE}" if folder.exists() else "there is no such folder"
+        raise InputError(f"--adapter {shown(named)}: {what} (from {Path.cwd()}): name a folder of peft, as finetuned/adapter")

@@ -38,8 +38,8 @@ def refuse_adapters(folder: Path, named: str) -> None:
         what = f"holds adapters beside the model ({CONFIG_FILE}): transformers would add them, and a model read here is without"
         more = (f". To train what both make, merge them first (peft's merge_and_unload); for the model alone, take {CONFIG_FILE} "
                 "out of the folder")  # fmt: skip
-    raise InputError(f"{named} {what}. To go on from them write 'adapter: {{weights: {named}}}', with model.args.weights the base"
-                     f"{_base_in(folder / CONFIG_FILE)}{more}")  # fmt: skip
+    raise InputError(f"{named} {what}. To go on from them write 'adapter: {{weights: {named}}}' (hetpipe finetune: --adapter "
+                     f"{named}), with model.args.weights the base{_base_in(folder / CONFIG_FILE)}{more}")  # fmt: skip
 
 
 def _base_in(file: Path) -> str:

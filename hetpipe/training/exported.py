@@ -10,7 +10,7 @@ from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.checkpoints.revision import at_revision
 from hetpipe.checkpoints.trained import find_checkpoint
 from hetpipe.checkpoints.training_state import said_of
-from hetpipe.hf.export import export_weights
+from hetpipe.hf.exports.export import export_weights
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.job import Job
 

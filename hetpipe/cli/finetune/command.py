@@ -32,8 +32,10 @@ Texts = list[str]
 DATA = ("Chats, or questions with their answers (.jsonl, .json, .csv, .parquet, several or a pattern of such, a folder, a data "
         "set of the hub), or plain text (.txt, .md, records with a text, a folder of such).")  # fmt: skip
 OUTPUT = "The folder of the run: job, checkpoints, log, adapter. A second run there goes on from the newest checkpoint."
-LORA = ("Adapters beside all linear layers: r=16, or r=16,alpha=32,dropout=0.05 (alpha is 2 r by default); none: all parameters "
-        "train.")  # fmt: skip
+LORA = ("Adapters beside all linear layers: r=16, the default, or r=16,alpha=32,dropout=0.05 (alpha is 2 r by default); none: "
+        "all parameters train.")  # fmt: skip
+ADAPTER = ("Adapters that go on, in the place of new ones: a folder of peft, such as that of an earlier run, or its name on "
+           "Hugging Face.")  # fmt: skip
 BASE = ("How what does not train is held: as-is, bf16, fp16, nf4 or int8. By default in half precision where all devices compute "
         "in it, else as it is.")  # fmt: skip
 LENGTH = ("The most tokens of a sample, or of a row of packed samples. By default 2048, or as many as the model has positions "
@@ -59,7 +61,8 @@ def finetune(
     model: Annotated[str, typer.Argument(help="A folder of save_pretrained with a tokenizer, or a name on Hugging Face.")],
     data: Annotated[Texts, typer.Argument(help=DATA)],
     output: Annotated[str, typer.Option("-o", "--output", help=OUTPUT)] = "finetuned",
-    lora: Annotated[str, typer.Option(help=LORA)] = "r=16",
+    lora: Annotated[str | None, typer.Option(help=LORA)] = None,
+    adapter: Annotated[str | None, typer.Option(help=ADAPTER)] = None,
     base: Annotated[str | None, typer.Option(help=BASE)] = None,
     length: Annotated[int | None, typer.Option(min=1, help=LENGTH)] = None,
     global_batch: Annotated[int | None, typer.Option("--global-batch", min=1, max=MOST_BATCH, help=BATCH)] = None,
@@ -85,9 +88,9 @@ def finetune(
     writes an adapter for peft. Asks nothing. Starts its own ranks on one machine; works unchanged under torchrun on many."""
     check_environment()
     asked = Asked(
-        model=model, data=tuple(data), out=output, lora=lora, base=base, length=length, global_batch=global_batch, epochs=epochs,
-        rate=rate, precision=precision, tokenizer=tokenizer, turns=turns, template=template, thinking=thinking,
-        columns=columns, cluster=cluster, emulate=tuple(emulate or ()),
+        model=model, data=tuple(data), out=output, lora=lora, adapter=adapter, base=base, length=length,
+        global_batch=global_batch, epochs=epochs, rate=rate, precision=precision, tokenizer=tokenizer, turns=turns,
+        template=template, thinking=thinking, columns=columns, cluster=cluster, emulate=tuple(emulate or ()),
         settings=tuple(settings or ()),
     )  # fmt: skip
     is_main = place().rank == 0
@@ -104,7 +107,7 @@ def finetune(
 
 def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made, Finetuned | None]:
     looked = look(asked)
-    start_server(["hetpipe.models.causal_lm", *(["hetpipe.layers.adapters.ahead"] if asked.lora_keys else [])])
+    start_server(["hetpipe.models.causal_lm", *(["hetpipe.layers.adapters.ahead"] if asked.adapter_keys else [])])
     with importing(), Activity("starting: importing torch and transformers", shown=place().local_rank == 0):
         try:
             import transformers  # noqa: F401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.table import Table
 
@@ -11,6 +12,7 @@ from hetpipe.files.screen import Screen
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.finetune.program import Finetuned
 from hetpipe.finetune.statement import Held, Instead, Statement
+from hetpipe.hf.exports.beside import GENERATION, TOKENIZER_CONFIG
 from hetpipe.processes.progress import duration
 from hetpipe.show.words import percent
 from hetpipe.spec.job import Job
@@ -84,15 +86,24 @@ def numbered(count: int) -> str:
 
 def how_to_load(found: Finetuned, job: Job) -> str:
     """Lines of Python."""
-    load = "AutoModelForCausalLM.from_pretrained"
+    load, there = "AutoModelForCausalLM.from_pretrained", found.folder if found.folder is not None else Path()
+    lines, taken = list[str](), ["AutoModelForCausalLM"]
     if job.adapter is None:
-        return f'from transformers import AutoModelForCausalLM\nmodel = {load}("{found.folder}")'
-    base = str(job.model.args.get("weights"))
-    name, _, revision = base.partition("@")
-    at = f', revision="{revision}"' if revision else ""
-    few = job.adapter.quantised
-    note = f"# trained over a base in {few}; to get just that: hetpipe export-weights JOB.yaml -o FOLDER --merge\n" if few else ""
-    return note + (
-        f"from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n"
-        f'model = PeftModel.from_pretrained({load}("{name}"{at}), "{found.folder}")'
-    )
+        lines = [f'model = {load}("{there}")']
+    else:
+        name, _, revision = str(job.model.args.get("weights")).partition("@")
+        at = f', revision="{revision}"' if revision else ""
+        lines = [f'model = PeftModel.from_pretrained({load}("{name}"{at}), "{there}")']
+        if (there / GENERATION).is_file():
+            taken.append("GenerationConfig")
+            lines.append(f'model.generation_config = GenerationConfig.from_pretrained("{there}")  # ends where answers do')
+    if (there / TOKENIZER_CONFIG).is_file():
+        taken.append("AutoTokenizer")
+        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{there}")')
+    imports = [f"from transformers import {', '.join(sorted(taken))}"]
+    if job.adapter is not None:
+        imports.insert(0, "from peft import PeftModel")
+        if few := job.adapter.quantised:
+            exact = "hetpipe export-weights JOB.yaml -o FOLDER --merge"
+            imports.insert(0, f"# trained over a base in {few}; to get just that: {exact}")
+    return "\n".join([*imports, *lines])

@@ -40,8 +40,13 @@ class Template:
         except ValueError as error:
             raise InputError(f"the tokenizer {tokenizer.name} has no template of chats: name a file with one (template: FILE, or "
                              f"--template FILE); it says: {cut(str(error), 150)}") from error  # fmt: skip
-        every = own if own is not None else repr(tokenizer.its.chat_template)
-        self.digest = hashlib.sha256(every.encode()).hexdigest()[:32]
+        every = own if own is not None else tokenizer.its.chat_template
+        self.digest = self.digest_of(every if isinstance(every, str) else repr(every))
+
+    @staticmethod
+    def digest_of(text: str) -> str:
+        """Of a template."""
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def text(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """For a chat with these tools: some tokenizers have one of its own for such."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from hetpipe.files.writing import check_folder, make_folder, write_text
 from hetpipe.hf.adapters.merged import check_mergeable, merged_layers
 from hetpipe.hf.adapters.peft_folder import Base, write_adapters, write_named
 from hetpipe.hf.chain import HFLayer, Origin
-from hetpipe.hf.folder import INDEX, WEIGHTS, WeightFolder
-from hetpipe.hf.hub import COMPANIONS
+from hetpipe.hf.exports.beside import write_beside
+from hetpipe.hf.folder import INDEX, WEIGHTS
 from hetpipe.hf.stored import as_stored
 from hetpipe.layers.adapters.names import Trained, split_kind
 from hetpipe.layers.model import named_layers
@@ -74,12 +73,29 @@ def export_weights(
     if merge and section is None:
         raise InputError("there are no adapters to merge: name the job with its section 'adapter', or leave --merge out")
     if model is None and adapter_said(state):
-        return _export_named(state, saved, folder)
-    if model is not None and section is not None:
-        return _export_adapted(model, section, saved, available, folder, merge=merge)
-    if model is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in model):
-        return _export_folder(model, saved, available, folder)
-    if model is not None and (faults := model_faults(available, model_state(model), surplus=True)):
+        target = _export_named(state, saved, folder)
+    elif model is not None and section is not None:
+        target = _export_adapted(model, section, saved, available, folder, merge=merge)
+    elif model is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in model):
+        target = _export_folder(model, saved, available, folder)
+    else:
+        target = _export_plain(model, saved, available, folder)
+    write_beside(target, _origin_of(model), state, whole=section is None or merge)
+    return target
+
+
+def _origin_of(layers: nn.Sequential | None) -> Origin | None:
+    """Of transformers; None of other layers."""
+    first = layers[0] if layers is not None else None
+    written = lineage.written if first is not None and (lineage := lineage_of(first)) is not None else first
+    found = uncompiled(written) if written is not None else None
+    return found.origin if isinstance(found, HFLayer) else None
+
+
+def _export_plain(
+    layers: nn.Sequential | None, saved: Stored, available: Mapping[str, Any], folder: str | Path
+) -> Path:  # fmt: skip
+    if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
     _write_shards(list(_plain_shards(available)), saved, target)
@@ -100,15 +116,14 @@ def _export_adapted(
 
     if not merge:
         return write_adapters(layers, section, read, folder)
-    source = lineage.written if (lineage := lineage_of(layers[0])) is not None else layers[0]
-    if not isinstance(source, HFLayer):
+    origin = _origin_of(layers)
+    if origin is None:
         raise InputError("only the adapters of models of transformers are merged: load the checkpoint (hetpipe.load_weights), "
                          "and add them in a program of your own")  # fmt: skip
     check_mergeable(layers)
-    origin, target = source.origin, make_folder(folder)
+    target = make_folder(folder)
     dtype = _write_files(_filled(merged_layers(layers, read)), target, lambda tensors: as_stored(origin.model, tensors))
     origin.write_config(target, dtype)
-    _copy_beside(origin, target)
     return target
 
 
@@ -147,23 +162,7 @@ def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str,
                          "model are not in it): it was saved from another model")  # fmt: skip
     origin, target = _own(layers[0]).origin, make_folder(folder)
     origin.write_config(target, _write_shards(shards, saved, target, lambda tensors: as_stored(origin.model, tensors)))
-    _copy_beside(origin, target)
     return target
-
-
-def _copy_beside(origin: Origin, target: Path) -> None:
-    if origin.folder is not None:
-        code = ("*.py",) if getattr(origin.model.config, "auto_map", None) else ()
-        copy_companions(origin.folder, target, (*COMPANIONS, *code))
-
-
-def copy_companions(source: WeightFolder, target: Path, patterns: Sequence[str] = COMPANIONS) -> None:
-    """What lies beside the weights and is not changed by training: the tokenizer, above all."""
-    for path in sorted({p for pattern in patterns for p in source.path.glob(pattern)}):
-        if path.is_dir():
-            shutil.copytree(path, target / path.name)
-        else:
-            shutil.copy2(path, target / path.name)
 
 
 def _write_shards(shards: Iterable[Mapping[str, str]], saved: Stored, target: Path, stored: Convert = dict) -> torch.dtype:
