@@ -17,7 +17,8 @@ from hetpipe.measuring.layer_run import LayerRun
 from hetpipe.measuring.profiler import measure_device, profile_model
 from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profile import LengthFactor, Measurement
+from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
 from hetpipe.training.table import train_table
 from tests.support.nets import LENGTH, batch, build

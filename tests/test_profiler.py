@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -13,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.device import Emulation, MemoryMeter, static_storages
-from hetpipe.layers.model import LOSSES, Loss, Model, as_tuple, evaluating
-from hetpipe.layers.recipe import make_stage
-from hetpipe.layers.stage import Stage
+from hetpipe.layers.device import Emulation
+from hetpipe.layers.model import LOSSES, Loss, Model, evaluating
 from hetpipe.measuring.measure import measurers, profile_cluster
 from hetpipe.measuring.precision.layer_bytes import layer_profiles, saved_bytes
 from hetpipe.measuring.profiler import check_sizes, default_type_name, measure_device, profile_model
@@ -27,7 +24,6 @@ from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.profile import Measurement, Profile
 from tests.support.ranks import _rank_program, run_ranks
 from tests.support.user_parts import tied
-from tests.support.zoo import ZOO, batch
 
 CPU = torch.device("cpu")
 
@@ -90,32 +86,6 @@ def test_a_storage_counts_once_and_parameters_never() -> None:
     assert found[0] == 8 * 4  # its input, not its weight
     assert found[1] == 8 * 4  # the Linear's output, once
     assert found[2] == 8 * 4 + 8 * 4  # its input (the sum, a new storage), and what mse keeps beside the target
-
-
-@pytest.mark.parametrize("name", ["qwen3", "llama", "ours"])
-def test_what_a_stage_of_any_layers_saves_is_what_was_measured_of_them(name: str) -> None:
-    """Beside its inputs and targets, which lie in buffers: the first layer as the first, the others as those behind others. (A
-    decoder gives tables of positions from layer to layer; an activation that works in place gets a copy of what enters.)"""
-    if name == "ours":
-        made = model(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 8), TwiceSaved(), nn.LayerNorm(8), nn.Linear(8, 2))
-    else:
-        inputs, targets, _ = batch(name)
-        layers = ZOO[name].build(**ZOO[name].without_dropout())
-        made = Model(name=name, layers=layers, inputs=inputs, targets=targets, loss=ZOO[name].loss())
-    kept, (sample, wanted) = saved_bytes(made, CPU), made.sample(1)
-    whole, rows = list(make_stage(made.layers, 0, len(made.layers))), [as_tuple(sample)]
-    for layer in whole:
-        given = [t.detach().clone().requires_grad_(t.requires_grad) for t in rows[-1]]
-        rows.append(as_tuple(Stage(layer)(*given)))
-    for lo, hi in itertools.combinations(range(len(made.layers) + 1), 2):
-        given = [t.detach().clone().requires_grad_(t.requires_grad) for t in rows[lo]]
-        stage, buffers = Stage(*whole[lo:hi]), [*given, *as_tuple(wanted)]
-        meter = MemoryMeter(exclude=static_storages(stage) | {t.untyped_storage().data_ptr() for t in buffers})
-        with meter.hooks():
-            output = stage(*given)
-            loss = made.loss.share(output, wanted, 1.0) if hi == len(made.layers) else None
-        assert meter.used == kept.first[lo] + sum(kept.per_sample[lo + 1 : hi]), (lo, hi)
-        del output, loss
 
 
 def test_half_precision_has_half_the_bytes() -> None:

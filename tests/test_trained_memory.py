@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
+from hetpipe.files.units import human_bytes
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
+from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
+from hetpipe.training.table import memory_table
 from tests.support.chats import chat_of, lines, tokenizer
 from tests.support.jobs import MLP, POINTS, Folder, train
 from tests.support.runs import alone, reference, trained
@@ -61,6 +66,16 @@ def test_adapters_take_the_memory_that_is_predicted_of_rows_of_any_kind(tmp_path
     assert not {name: off for name, off in found.items() if not -0.02 < off < 0.001}, found
 
 
+def test_measured_stands_beside_predicted_memory_in_one_unit() -> None:
+    at_once = Timeline(spans=(), step_seconds=1.0, pipeline_seconds=1.0, sync_seconds=0.0, optimizer_seconds=0.0,
+                       peak_bytes={"n0/0": 1020 * 2**10})  # fmt: skip
+    found = TrainResult(plan=None, predicted=at_once, peak_bytes={"n0/0": 1044 * 2**10, "n0/1": 2048})
+    said = io.StringIO()
+    Console(file=said, width=100).print(memory_table(found))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.getvalue().splitlines() if "│ n0/" in line]
+    assert rows == [["n0/0", "1.02 MiB", "1.00 MiB", "+2.4%"], ["n0/1", "2.00 KiB", "", ""]]
+
+
 def test_stages_of_adapters_take_the_memory_that_is_predicted_and_no_more_in_an_evaluation(tmp_path: Path) -> None:
     """The head holds little beside what it receives: in the evaluation two micro-batches more are on their way, in the buffers of
     training. Tables of positions are in each stage once."""
@@ -77,6 +92,11 @@ def test_peak_bytes_of_emulated_devices_and_their_summary(tmp_path: Path) -> Non
     assert found.predicted is not None
     for device, peak in found.peak_bytes.items():
         assert peak == pytest.approx(found.predicted.peak_bytes[device], rel=0.05), device
+    assert found.summary()["predicted_peak_bytes"] == found.predicted.peak_bytes
+    page = (tmp_path / "log" / "report.html").read_text("utf-8")
+    for device, off in beside(found).items():
+        size, said = human_bytes(found.peak_bytes[device]), human_bytes(found.predicted.peak_bytes[device])
+        assert f" of {device}</th><td>{size}</td><td>{said}</td><td>{100 * off:+.1f} %</td>" in page
     assert (
         found.summary()["measured_step_seconds"] >= 2.0 * 6 * 4 * 2e-4
     )  # n1/0: 6 layers, 4 samples, forward and backward

@@ -15,7 +15,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
 from hetpipe.spec.cluster import DeviceType
 from hetpipe.spec.options import DEFAULT_RESERVE
-from hetpipe.spec.profile import LengthFactor, Measurement, length_factor
+from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
 
 
 def usable_bytes(gpu: torch.device) -> int:

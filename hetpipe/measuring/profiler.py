@@ -47,7 +47,8 @@ from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
 from hetpipe.spec.number_types import NumberTypes, Precision
 from hetpipe.spec.overhead import DeviceOverhead
-from hetpipe.spec.profile import LengthFactor, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profiles.lengths import LengthFactor
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]

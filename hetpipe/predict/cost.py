@@ -245,11 +245,11 @@ class Costs:
         autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
         saved bytes; under offload nothing of it but what two layers saved that run one after the other), and where
         device types compute in unlike precisions also the input as cast. The first stage holds the inputs of all `samples` of the
-        step, and the last one their targets. Another than the first has receive buffers for the inputs in flight and one more,
-        and another than the last for the gradient in use and the next (`runtime.stages.executor`); so autograd saves nothing of
-        what enters. Layers that need no backward save nothing; a stage of them only runs forward, recomputed or not, and has room
-        for FORWARD_ONLY outputs, and for one input more. On top, what the cluster file's `runtime_overhead` says of the
-        framework."""
+        step, and the last one their targets. A later stage has receive buffers for the inputs in flight and one more, and an
+        earlier one for the gradient in use and the next (`runtime.stages.executor`). What enters a stage is thus there, whether
+        autograd saves it or not. Layers that need no backward save nothing; a stage of them only runs forward, recomputed or not,
+        and has room for FORWARD_ONLY outputs, and for one input more. On top, what the cluster file's `runtime_overhead` says of
+        the framework."""
         _, _, cast, saved, plain, first = self._layer_bytes(device_type, degree)
         runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
         more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies

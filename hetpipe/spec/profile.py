@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.overhead import DeviceOverhead
+from hetpipe.spec.profiles.lengths import LengthFactor
+from hetpipe.spec.profiles.tie import Tie
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
@@ -76,14 +78,6 @@ class LayerProfile(Strict):
         if self.tied_trained_bytes is not None:
             return self.tied_trained_bytes
         return self.tied_parameter_bytes if self.trained_bytes is None or self.trained_bytes >= self.tied_parameter_bytes else 0
-
-
-class Tie(NamedTuple):
-    """A group of layers that share a parameter, and the bytes of it that train."""
-
-    name: str
-    layers: tuple[int, ...]
-    trained_bytes: int
 
 
 class Measurement(Strict):
@@ -166,18 +160,6 @@ class OptimizerProfile(Strict):
     """How many bytes of optimizer state a parameter byte that trains brings (AdamW 2, SGD with momentum 1, SGD 0)."""
 
     state_bytes_per_parameter_byte: Factor
-
-
-class LengthFactor(Strict):
-    """How many times as long as in the mean a step takes whose samples have so many numbers in their inputs (tokens, pixels)."""
-
-    numbers: Annotated[int, Field(strict=True, ge=0)]
-    factor: Factor
-
-
-def length_factor(lengths: Sequence[LengthFactor], numbers: int) -> float:
-    """Of a step whose samples have so many numbers, linear between what was measured; 1 where steps are alike."""
-    return float(np.interp(numbers, [x.numbers for x in lengths], [x.factor for x in lengths])) if lengths else 1.0
 
 
 class Profile(Document):

@@ -30,7 +30,7 @@ from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.spec.job import Job
-from hetpipe.spec.profile import LengthFactor
+from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
 from hetpipe.training.observers.records import CheckpointRecord, EvaluationRecord, RunRecord

@@ -12,7 +12,7 @@ from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.processes import progress
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import LogSection
-from hetpipe.spec.profile import LengthFactor
+from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
 

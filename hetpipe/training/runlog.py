@@ -23,7 +23,8 @@ from hetpipe.show.trace import save_trace
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
 from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import LengthFactor, Profile, length_factor
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
 from hetpipe.study.make import make_study
 
 WARMUP_STEPS = 2
